@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the README's tables from the code and from the committed results: ``python -m bench.readme [--check]``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpucast import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
+RESULTS = ROOT / "bench" / "results"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.readme", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the README is out of date")
+    check = parser.parse_args().check
+    old = README.read_text(encoding="utf-8")
+    new = rendered(old)
+    if check:
+        return int(new != old)
+    README.write_text(new, encoding="utf-8")
+    return 0
+
+
+def rendered(text: str) -> str:
+    """The README with every table written anew."""
+    for name, table in (("dtypes", dtype_table()), ("speed", speed_table())):
+        pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)"
+        text, count = re.subn(pattern, lambda match, body=table: match[1] + body + match[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"bench.readme: README.md has {count} places for the {name} table; expected one")
+    return text
+
+
+def dtype_table() -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        cli.main(["dtypes", "--markdown"])
+    return output.getvalue().rstrip() + "\n"
+
+
+def speed_table() -> str:
+    """Ratios by family of source and destination from the newest host result."""
+    path = max(RESULTS.glob("host-*.json"))
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    host, machine = figures["host"], figures["machine"]
+    lines = [
+        f"`python -m bench --host`, {host['elements']:,} elements, fastest of {host['repeats']} interleaved runs on one "
+        f"core of {machine['processor']}, {machine['date']}, NumPy {machine['numpy']}, "
+        f"ml_dtypes {machine['ml_dtypes']} ([all pairs](bench/results/{path.name})).",
+        "Speed-up over `x.astype(dst)`: median (slowest to fastest pair); above 1 is quicker than astype.",
+        "",
+        "| From | To | Pairs | In range | 1 % specials |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in host["rows"]:
+        if row["astype"]:
+            group = groups.setdefault((kind_of(row["src"]), kind_of(row["dst"])), {})
+            group.setdefault(row["kind"], []).append(row["cast"] / row["astype"])
+    for (src, dst), kinds in groups.items():
+        cells = [spread(values) for values in kinds.values()]
+        lines.append(f"| {src} | {dst} | {len(next(iter(kinds.values())))} | {' | '.join(cells)} |")
+    lines += ["", strings_line(host["strings"])]
+    return "\n".join(lines) + "\n"
+
+
+def kind_of(name: str) -> str:
+    if "INT" in name or name == "BOOL":
+        return "integers"
+    return "wide floats" if name in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16") else "narrow floats"
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def strings_line(rows: Any) -> str:
+    return "Strings, M elements/s: " + ", ".join(f"{name} {rate / 1e6:.1f}" for name, rate in rows) + "."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

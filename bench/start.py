@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a fresh clone to a result: ``python3 bench/start.py demo`` or ``python3 bench/start.py test [pytest options]``.
+
+Needs nothing but Python 3.10 with venv and pip. It makes `.venv` in the checkout (or uses the one that is there),
+installs gpucast into it with what the job needs, and runs the job with it. CUDA packages are installed only on a
+machine with an NVIDIA driver, for the CUDA major that the driver runs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+JOBS = {
+    "demo": ("demo", [str(ROOT / "examples" / "digits.py")]),
+    "test": ("test", ["-m", "pytest", "-n", "auto", "--rootdir", str(ROOT), str(ROOT / "tests")]),
+}
+
+
+def main(argv: list[str]) -> int:
+    if sys.version_info < (3, 10):  # noqa: UP036 (the one file that an older Python gets to see)
+        print(f"gpucast needs Python 3.10 or newer; this is {sys.version.split()[0]}", file=sys.stderr)
+        return 2
+    if not argv or argv[0] not in JOBS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    extra, command = JOBS[argv[0]]
+    python = environment(ROOT / ".venv")
+    extras = ",".join([extra, *cuda_extra()])
+    print(f"installing gpucast[{extras}] into .venv ...", flush=True)
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--editable",
+        f"{ROOT}[{extras}]",
+    ]
+    if subprocess.run(install, check=False).returncode:
+        print("the installation failed; see above", file=sys.stderr)
+        return 1
+    return subprocess.run([python, *command, *argv[1:]], check=False).returncode
+
+
+def environment(folder: Path) -> str:
+    """The Python of a virtual environment, which is made if it is not there or broken."""
+    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if (
+        not python.exists()
+        or subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode
+    ):
+        venv.create(folder, clear=True, with_pip=True)
+    return str(python)
+
+
+def cuda_extra() -> list[str]:
+    """The extra with the CUDA packages for this machine's driver; none without a driver."""
+    spec = importlib.util.spec_from_file_location("gpucast_driver", ROOT / "gpucast" / "driver.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    driver = module.find()
+    if driver is None or driver.cuda < (12, 0):
+        return []
+    return ["cuda13" if driver.cuda >= (13, 0) else "cuda12"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write docs/conformance.md: gpucast beside ml_dtypes, the onnx reference evaluator and onnxruntime.
+
+``python docs/conformance.py`` writes the page. ``--check`` fails where the page says something else than what comes out
+now; versions and the rows marked with a dagger may differ. Needs the packages onnx and onnxruntime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+from sidebyside import cases
+from sidebyside.classify import NUMERIC, VARIES, Comparison, Difference, compare
+from sidebyside.systems import SYSTEMS, GpucastOperators, Setting, System
+
+from gpucast.dtypes import DType
+
+PAGE = Path(__file__).with_suffix(".md")
+#: Begins the lines that name versions.
+MEASURED = "Measured with "
+
+INTRO = f"""\
+# Where gpucast and other systems differ
+
+`python docs/conformance.py` writes this page. It casts the same input with gpucast and with each of the systems below:
+every code of every type of 16 bits or fewer, and hard values of the wider ones (powers of two, midpoints of every
+narrower type and their neighbours, limits, NaNs), to every type, with every value of every attribute that means
+something for it. What is not listed is equal, bit for bit.
+
+- Narrow floating types are shown as `code` and value.
+- "Differing" counts the differing results, of all results for the types and attributes of the row.
+-{VARIES} marks results that ONNX leaves undefined, or whose bits depend on the processor: what is shown was measured on
+  x86-64, and may come out otherwise elsewhere, or in an array of another length. gpucast gives the same everywhere.
+"""
+
+
+def table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)] + [""]
+
+
+def names(rows: Iterable[DType], most: int = 9) -> str:
+    """Types in the order of the table; of more than `most` their number and the first three."""
+    texts = [row.name for row in sorted(rows, key=NUMERIC.index)]
+    return ", ".join(texts) if len(texts) <= most else f"{len(texts)} types: {', '.join(texts[:3])}, ..."
+
+
+# ---- the section of a system ----
+
+
+def system_section(found: Comparison) -> Iterator[str]:
+    system = found.system
+    fixed = [difference for difference in found.differences if not difference.kind.endswith(VARIES)]
+    yield f"## {system.title}"
+    yield ""
+    yield f"{MEASURED}{system.version}."
+    yield ""
+    yield f"It does {found.pairs} of the {len(NUMERIC) ** 2} pairs of numeric types. Of {found.tried:,} results"
+    yield f"{sum(difference.cases for difference in fixed):,} differ, not counting the rows with{VARIES}."
+    if not system.has_attributes:
+        yield "It has no attributes; what comes nearest was compared: saturate=0 to float8, and saturate=0 with"
+        yield "round_mode=nearest to FLOAT8E8M0."
+    yield ""
+    attributes = ["Attributes"] if system.has_attributes else []
+    yield from table(
+        ["What", "From", "To", *attributes, "Example", "gpucast", system.title.split()[-1], "Differing"],
+        [cells(difference, system) for difference in sorted(found.differences, key=order)],
+    )
+    if found.refused:
+        yield "Pairs that it refuses:"
+        yield ""
+        yield from refused(found)
+        yield ""
+
+
+def order(difference: Difference) -> tuple[bool, int, str]:
+    return difference.kind.endswith(VARIES), min(map(NUMERIC.index, difference.destinations)), difference.kind
+
+
+def cells(difference: Difference, system: System) -> list[str]:
+    assert difference.example is not None
+    src, dst, _, x, ours, theirs = difference.example
+    return [
+        difference.kind,
+        names(difference.sources),
+        names(difference.destinations),
+        *([settings(difference, system)] if system.has_attributes else []),
+        f"{src.name} {cases.show(x, src)} to {dst.name}",
+        cases.show(ours, dst),
+        cases.show(theirs, dst),
+        f"{difference.cases:,} of {difference.tried:,}",
+    ]
+
+
+def settings(difference: Difference, system: System) -> str:
+    """The attributes for which a row holds; "any" where it holds for all that were tried, or none matters."""
+    casts = ((src, dst) for src in difference.sources for dst in difference.destinations)
+    tried = {setting for src, dst in casts for setting in system.settings(src, dst)}
+    if len(tried) == 1 or set(difference.settings) >= tried:
+        return "any"
+    if difference.destinations[0].family == "e8m0":
+        modes = [setting.round_mode for setting in difference.settings]
+        return f"saturate={difference.settings[0].saturate:d}, " + ("any mode" if len(modes) == 3 else ", ".join(modes))
+    return ", ".join("saturate=1" if setting == Setting() else str(setting) for setting in difference.settings)
+
+
+def refused(found: Comparison) -> Iterator[str]:
+    """The types that it does not have at all, then what else it refuses."""
+    absent = [row for row in NUMERIC if len(found.refused.get(row, ())) == len(NUMERIC)]
+    if absent:
+        yield f"- from or to {names(absent)}"
+    sources: dict[str, list[DType]] = {}
+    for src, destinations in found.refused.items():
+        rest = [dst for dst in destinations if dst not in absent]
+        if src not in absent and rest:
+            sources.setdefault(names(rest, len(NUMERIC)), []).append(src)
+    for destinations_text, rows in sources.items():
+        yield f"- {names(rows, len(NUMERIC))} to {destinations_text}"
+
+
+def node_section(system: System) -> Iterator[str]:
+    name = system.title.split()[-1]
+    yield "Nodes out of the ordinary; the column gpucast is what its operators give in the onnx reference evaluator:"
+    yield ""
+    ours = GpucastOperators()
+    nodes = [(node, cases.node_result(ours, node), cases.node_result(system, node)) for node in cases.NODES]
+    yield from table(
+        ["Node", "Example", "gpucast", name],
+        [[node.what, f"FLOAT `{node.value}` to {node.dst}", one, other] for node, one, other in nodes if one != other],
+    )
+    yield "Text:"
+    yield ""
+    rows = []
+    for src, value, dst in cases.TEXTS:
+        one = cases.cast_result(cases.ROWS[src], value, cases.ROWS[dst], {})
+        other = cases.system_result(system, cases.ROWS[src], value, cases.ROWS[dst])
+        if one != other:
+            rows.append([f"{src} to {dst}", f"`{value!r}`" if src == "STRING" else f"`{value}`", one, other])
+    yield from table(["Cast", "Input", "gpucast", name], rows)
+
+
+# ---- ONNX's pages ----
+
+
+def onnx_section() -> Iterator[str]:
+    yield "## ONNX's own pages"
+    yield ""
+    yield "gpucast follows the operator text of the requested opset, then the shipped node tests, then its own rules."
+    yield "The technical pages on the narrow types (onnx.ai, Technical Details) say otherwise in these places:"
+    yield ""
+    rows = []
+    for page, value, dst, says, why in cases.PAGES:
+        ours = cases.cast_result(cases.ROWS["FLOAT"], value, cases.ROWS[dst], {})
+        rows.append([page, f"FLOAT {shown('FLOAT', value)} to {dst}", says, ours, why])
+    yield from table(["Page", "Example", "The page", "gpucast", "Why"], rows)
+    yield "The operator text leaves these undefined or open:"
+    yield ""
+    rows = []
+    for what, rule, src, value, dst, keywords in cases.OPEN:
+        ours = cases.cast_result(cases.ROWS[src], value, cases.ROWS[dst], keywords)
+        rows.append([what, rule, f"{src} {shown(src, value)} to {dst}", ours])
+    yield from table(["What", "gpucast", "Example", "Result"], rows)
+
+
+def shown(src: str, value: object) -> str:
+    return cases.show(cases.array(cases.ROWS[src], value), cases.ROWS[src])
+
+
+# ---- the page ----
+
+
+def sections(systems: Iterable[str]) -> Iterator[str]:
+    yield "\n".join(onnx_section())
+    for name in systems:
+        system = SYSTEMS[name]()
+        lines = [*system_section(compare(system))]
+        if system.has_attributes:
+            lines += node_section(system)
+        yield "\n".join(lines)
+
+
+def lasting(section: str) -> list[str]:
+    """The lines of a section that must not change."""
+    varying = re.compile(rf"{MEASURED}|\| [^|]*{VARIES.strip()} \|")
+    return [line for line in section.strip().splitlines() if not varying.match(line)]
+
+
+def check(made: Iterable[str]) -> int:
+    """Print what the page should say; 1 if that is anything."""
+    there = {text.splitlines()[0]: text for text in PAGE.read_text(encoding="utf-8").split("\n## ")}
+    found: list[str] = []
+    for section in made:
+        title = section.splitlines()[0].removeprefix("## ")
+        before, after = lasting("## " + there.get(title, "")), lasting(section)
+        found += difflib.unified_diff(before, after, f"{PAGE.name}: {title}", "now", lineterm="", n=0)
+    print("\n".join([*found, f"{PAGE.name} is {'out of date: run docs/conformance.py' if found else 'up to date'}"]))
+    return int(bool(found))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Write docs/conformance.md, or check it.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="check the sections of these systems only")
+    options = parser.parse_args(arguments)
+    if options.systems and not options.check:
+        parser.error("--systems goes with --check; the page always has all systems")
+    # The other systems warn about what is compared here.
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        if options.check:
+            return check(sections(options.systems or SYSTEMS))
+        PAGE.write_text("\n".join([INTRO, *sections(SYSTEMS)]).rstrip() + "\n", encoding="utf-8")
+    print(f"wrote {PAGE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A progress bar on long work: where tqdm is installed and a person is watching."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object]]:
+    """A function that takes the bytes done since its last call. The bar is drawn on stderr, after one second."""
+    bar_class = _tqdm() if wanted and sys.stderr.isatty() else None
+    if bar_class is None:
+        yield lambda done: None
+        return
+    with bar_class(total=total, unit="B", unit_scale=True, delay=1, leave=False, file=sys.stderr) as bar:
+        yield bar.update
+
+
+def _tqdm() -> Any:
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return None
+    return tqdm

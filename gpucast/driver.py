@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the NVIDIA driver says about itself. Reads only: no context is made and no CuPy is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+#: CUdevice_attribute: the two halves of the compute capability.
+_MAJOR, _MINOR = 75, 76
+
+
+@dataclass(frozen=True)
+class Driver:
+    """`cuda` is the newest CUDA version that the driver runs, such as (12, 4); `devices` are lines of text."""
+
+    cuda: tuple[int, int]
+    devices: tuple[str, ...]
+    #: Why there are no devices; empty when there are.
+    problem: str = ""
+
+
+def find() -> Driver | None:
+    """The driver of this machine, or None when there is none."""
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return None
+    return describe(library)
+
+
+def describe(library: Any) -> Driver:
+    """Ask a loaded driver library (CUDA driver API)."""
+    version = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    cuda = (version.value // 1000, version.value % 1000 // 10)
+    code = library.cuInit(0)
+    count = ctypes.c_int()
+    if code == 0:
+        code = library.cuDeviceGetCount(ctypes.byref(count))
+    if code:
+        return Driver(cuda, (), f"the driver finds no usable device (CUDA error {code})")
+    devices = tuple(_device(library, i) for i in range(count.value))
+    return Driver(cuda, devices, "" if devices else "the driver finds no device")
+
+
+def _device(library: Any, index: int) -> str:
+    handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    name = ctypes.create_string_buffer(256)
+    library.cuDeviceGet(ctypes.byref(handle), index)
+    library.cuDeviceGetName(name, len(name), handle)
+    library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle)
+    library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
+    return f"cuda:{index} {name.value.decode(errors='replace')} (sm_{major.value}{minor.value})"

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from gpucast.files.tensor import FileError
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A new file that takes the place of `path` when the block ends well.
+
+    Until then it is a temporary file in the same folder; after any error, a full disk and Ctrl-C included, it is
+    removed, and what was at `path` is as before. An OSError names `path`.
+    """
+    # A link keeps pointing where it does: the file behind it is replaced.
+    target = os.path.realpath(path)
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise FileError(f"{path}: is no regular file, and only such can be written")
+    folder, name = os.path.split(target)
+    with _naming(path):
+        handle, temporary = tempfile.mkstemp(prefix=f".{name[:50]}.", suffix=".tmp", dir=folder)
+        try:
+            with _closing(open(handle, "wb", buffering=1 << 20)) as file:
+                yield file
+                file.flush()
+                if hasattr(os, "fchmod"):
+                    os.fchmod(handle, _mode(target))
+                os.fsync(handle)
+            os.replace(temporary, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    _sync_folder(folder)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors of the system speak of the temporary file, or of none: let them speak of the file that was asked for."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), path) from error
+
+
+@contextlib.contextmanager
+def _closing(file: BinaryIO) -> Iterator[BinaryIO]:
+    try:
+        yield file
+    except BaseException:
+        # Closing flushes, which fails again on a full disk.
+        with contextlib.suppress(OSError):
+            file.close()
+        raise
+    file.close()
+
+
+def _mode(target: str) -> int:
+    """The permissions of the old file, or those that a plain ``open`` would give."""
+    try:
+        return stat.S_IMODE(os.stat(target).st_mode)
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        return 0o666 & ~umask
+
+
+def _sync_folder(folder: str) -> None:
+    """Make the new name last through a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

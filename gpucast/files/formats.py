@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening and creating tensor files; the suffix of the name chooses the format."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpucast.dtypes import dtype
+from gpucast.files import npy, npz, onnx_pb, safetensors
+from gpucast.files.atomic import replacing
+from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
+from gpucast.packed import PackedArray
+
+_MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
+SUFFIXES = tuple(_MODULES)
+
+
+class TensorFile:
+    """A file open for reading: its `tensors`, whose elements are read when asked for, and its `metadata`.
+
+    A context manager; FileError when the file is malformed, OSError when it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        module = _module(path)
+        self.path = path
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise FileError(f"{path}: is no regular file")
+        self._file: BinaryIO = open(path, "rb")
+        try:
+            self.tensors: list[Tensor]
+            self.metadata: dict[str, str]
+            self.tensors, self.metadata = module.read(self._file, path)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+@contextlib.contextmanager
+def create(path: str, plan: Sequence[Spec], metadata: Mapping[str, str] | None = None) -> Iterator[Writer]:
+    """A writer for the tensors of the plan; when the block ends well, the file replaces whatever was at `path`."""
+    module = _module(path)
+    with replacing(path) as file:
+        writer: Writer = module.Writer(file, path, plan, metadata or {})
+        try:
+            yield writer
+            writer.finish()
+        except BaseException:
+            writer.abort()
+            raise
+
+
+def kept(tensor: Tensor, path: str) -> Spec:
+    """The plan for a tensor that goes unconverted into the file at `path`: its bytes untouched where formats agree."""
+    if isinstance(tensor, StoredTensor) and tensor.family == _module(path).Writer.family:
+        return Spec(tensor.name, tensor.row, tensor.shape, tensor)
+    if tensor.row is None:
+        raise FileError(f"{path}: cannot take over tensor {tensor.name!r} of type {tensor.kind} from another format")
+    return Spec(tensor.name, tensor.row, tensor.shape)
+
+
+def load(path: str) -> dict[str, Array]:
+    """All tensors of a file by name: ml_dtypes arrays (one element per byte) for the types that NumPy lacks."""
+    with TensorFile(path) as file:
+        return {tensor.name: tensor.read() for tensor in file.tensors}
+
+
+def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+    """Write arrays (NumPy, ml_dtypes, PackedArray) by name."""
+    loaded = {checked_name(name, path): _loaded(name, x) for name, x in tensors.items()}
+    plan = [kept(tensor, path) for tensor in loaded.values()]
+    with create(path, plan, metadata) as writer:
+        for spec in plan:
+            writer.write(spec, loaded[spec.name].chunks())
+
+
+def _loaded(name: str, x: Any) -> LoadedTensor:
+    array = x.get() if isinstance(x, PackedArray) else np.asarray(x)
+    row = dtype(array.dtype, who=f"save: tensor {name!r}: ")
+    native = array if row.family == "string" else np.ascontiguousarray(array, dtype=row.numpy).reshape(array.shape)
+    return LoadedTensor(name, row, array.shape, row.name, array.nbytes, native)
+
+
+def _module(path: str) -> Any:
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in _MODULES:
+        raise FileError(f"{path}: unknown format {suffix!r}; expected one of {', '.join(SUFFIXES)}")
+    return _MODULES[suffix]

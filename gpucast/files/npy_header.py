@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Headers of the .npy format (numpy.lib.format, versions 1.0 to 3.0), the types that NumPy lacks included.
+
+NumPy saves ml_dtypes arrays without their type: as void ('<V1', '<V2'), and float8_e5m2 as '<f1', which it then
+refuses to load. Here such a tensor is saved as a structured array of one field whose name is the type:
+[('float8_e5m2', '|u1')]. Its shape stays; ``numpy.load(path).view(ml_dtypes.float8_e5m2)`` gives the values in plain
+NumPy, and ``numpy.load(path)['float8_e5m2']`` the codes.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpucast.dtypes import DTYPES, DType, dtype
+from gpucast.files.tensor import FileError, checked_lengths
+
+#: As NumPy's own limit; the text is parsed as a Python literal.
+_LONGEST = 10_000
+_BYTE_ORDERS = "<>=|"
+
+
+@dataclass(frozen=True)
+class Header:
+    """`element` is the dtype of one stored element; `row` is None for types that Cast does not take."""
+
+    row: DType | None
+    element: np.dtype[Any]
+    shape: tuple[int, ...]
+    fortran: bool
+    kind: str
+    raw: bytes
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.element.itemsize
+
+
+def is_builtin(row: DType) -> bool:
+    """Whether NumPy itself has the type."""
+    return row.numpy.isbuiltin == 1
+
+
+def write(row: DType, shape: tuple[int, ...], width: int = 0) -> bytes:
+    """The header of a tensor of whole-byte elements; `width` is that of the widest text for STRING."""
+    descr: object
+    if row.family == "string":
+        descr = f"<U{max(1, width)}"
+    elif is_builtin(row):
+        descr = row.numpy.newbyteorder("<").str
+    else:
+        descr = [(row.numpy_name, row.code_numpy.newbyteorder("<").str)]
+    buffer = io.BytesIO()
+    fields: dict[str, Any] = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(buffer, fields)
+    return buffer.getvalue()
+
+
+def read(stream: BinaryIO, path: str, name: str) -> Header:
+    """Read up to the first byte of data. FileError for anything that is no header."""
+
+    def take(count: int) -> bytes:
+        data = stream.read(count)
+        if len(data) < count:
+            raise FileError(f"{path}: tensor {name!r}: the .npy header is truncated")
+        return data
+
+    start = take(8)
+    if start[:6] != b"\x93NUMPY":
+        raise FileError(f"{path}: tensor {name!r}: not in .npy format (it begins with {start[:6]!r})")
+    version = (start[6], start[7])
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        raise FileError(f"{path}: tensor {name!r}: .npy version {version[0]}.{version[1]} is unknown")
+    field = take(2 if version == (1, 0) else 4)
+    length = int.from_bytes(field, "little")
+    if length > _LONGEST:
+        raise FileError(f"{path}: tensor {name!r}: the .npy header claims {length} bytes; expected at most {_LONGEST}")
+    text = take(length)
+    descr, fortran, shape = _fields(text, "utf-8" if version == (3, 0) else "latin-1", path, name)
+    row, element = _type(descr, path, name)
+    lengths = checked_lengths(shape, path, name)
+    if element.itemsize == 0 and 0 not in lengths:
+        raise FileError(f"{path}: tensor {name!r}: elements of {descr!r} take no bytes")
+    return Header(row, element, lengths, fortran, str(descr), start + field + text)
+
+
+def _fields(text: bytes, encoding: str, path: str, name: str) -> tuple[object, bool, object]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fields = ast.literal_eval(text.decode(encoding).strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict) or set(fields) != {"descr", "fortran_order", "shape"}:
+        raise FileError(f"{path}: tensor {name!r}: the .npy header is no dictionary of descr, fortran_order and shape")
+    if not isinstance(fields["fortran_order"], bool) or not isinstance(fields["shape"], tuple):
+        raise FileError(f"{path}: tensor {name!r}: fortran_order or shape in the .npy header is malformed")
+    return fields["descr"], fields["fortran_order"], fields["shape"]
+
+
+def _type(descr: Any, path: str, name: str) -> tuple[DType | None, np.dtype[Any]]:
+    """The row, if Cast takes the type, and the dtype of a stored element."""
+    if isinstance(descr, str) and descr.lstrip(_BYTE_ORDERS) == "f1":
+        # What NumPy writes for float8_e5m2, the only type of ml_dtypes whose kind is 'f'.
+        return dtype("FLOAT8E5M2"), np.dtype(np.uint8)
+    named = _named(descr)
+    if named is not None:
+        return named
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            element = np.lib.format.descr_to_dtype(descr)
+    except Exception:
+        # NumPy's parser of descriptions raises errors of many types.
+        raise FileError(f"{path}: tensor {name!r}: the .npy header has the unknown type {descr!r}") from None
+    if element.hasobject:
+        raise FileError(
+            f"{path}: tensor {name!r} holds pickled Python objects, which gpucast never loads; save text as NumPy's <U"
+        )
+    try:
+        return dtype(element), element
+    except TypeError:
+        return None, element
+
+
+def _named(descr: object) -> tuple[DType, np.dtype[Any]] | None:
+    """The type that the only field of a structured dtype names."""
+    if not (isinstance(descr, list) and len(descr) == 1 and isinstance(descr[0], tuple) and len(descr[0]) == 2):
+        return None
+    for row in DTYPES:
+        if row.family != "string" and not row.packed and not is_builtin(row):
+            code = row.code_numpy.newbyteorder("<")
+            if descr[0] == (row.numpy_name, code.str):
+                return row, code
+    return None

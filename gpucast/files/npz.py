@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The .npz format: a ZIP archive of .npy files, read and written member by member.
+
+Types below one byte are stored as U8 raw_data, as `numpy.load` can show them. The member ``__gpucast__`` (a text of
+JSON) then names their types and shapes: {"weights": {"dtype": "INT4", "shape": [3, 5]}}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpucast.dtypes import dtype
+from gpucast.files import npy, npy_header, raw_data
+from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
+
+_METADATA = "__gpucast__"
+#: The compressions that NumPy writes, and how many bytes one byte of each can stand for.
+_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
+#: Longer metadata is refused before it is read.
+_LONGEST = 100_000_000
+
+
+def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
+    with _damage(path):
+        archive = zipfile.ZipFile(file)
+        infos = archive.infolist()
+    held = os.fstat(file.fileno()).st_size
+    tensors: dict[str, StoredTensor] = {}
+    for info in infos:
+        tensor = _member(archive, info, held, path)
+        if tensor.name in tensors:
+            raise FileError(f"{path}: has two tensors of the name {tensor.name!r}")
+        tensors[tensor.name] = tensor
+    types = tensors.pop(_METADATA, None)
+    for name, entry in _metadata(types, path).items():
+        stored = tensors.get(name)
+        if stored is None or stored.kind != "|u1" or stored.fortran:
+            raise FileError(f"{path}: {_METADATA} describes {name!r}, which is no U8 tensor of the file")
+        found = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
+        tensors[name] = replace(stored, row=found.row, shape=found.shape, element=None, family="raw_data")
+    return list(tensors.values()), {}
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, held: int, path: str) -> StoredTensor:
+    if not info.filename.endswith(".npy"):
+        raise FileError(f"{path}: the member {info.filename!r} is no .npy file")
+    name = checked_name(info.filename.removesuffix(".npy"), path)
+    ratio = _RATIOS.get(info.compress_type)
+    if ratio is None:
+        raise FileError(f"{path}: tensor {name!r} is compressed in a way that NumPy does not use")
+    if info.file_size > ratio * info.compress_size or info.compress_size > held:
+        raise FileError(f"{path}: tensor {name!r} claims {info.file_size} bytes, more than the file can hold")
+    with _damage(path), archive.open(info) as stream:
+        header = npy_header.read(stream, path, name)  # type: ignore[arg-type]
+        start = stream.tell()
+    check_bytes(path, name, header.nbytes, info.file_size - start)
+
+    def data() -> Any:
+        with _damage(path):
+            member = archive.open(info)
+            member.read(start)
+        return _Member(member, path)
+
+    return npy.tensor(header, data, path, name)
+
+
+class _Member:
+    """A stream of a member's bytes, whose errors are FileErrors."""
+
+    def __init__(self, stream: Any, path: str) -> None:
+        self._stream, self._path = stream, path
+
+    def read(self, count: int = -1) -> bytes:
+        with _damage(self._path):
+            data: bytes = self._stream.read(count)
+            return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+@contextlib.contextmanager
+def _damage(path: str) -> Iterator[None]:
+    """zipfile and the decompressors raise errors of many types for a damaged archive."""
+    try:
+        yield
+    except FileError:
+        raise
+    except Exception as error:
+        raise FileError(f"{path}: the .npz archive cannot be read: {error}") from None
+
+
+def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any]]:
+    if tensor is None:
+        return {}
+    wrong = FileError(f"{path}: the member {_METADATA!r} is not the text that gpucast writes")
+    if tensor.row is not dtype("STRING") or tensor.shape != () or tensor.nbytes > _LONGEST:
+        raise wrong
+    try:
+        types = json.loads(str(tensor.read()[()]))
+    except (ValueError, RecursionError):
+        raise wrong from None
+    if not isinstance(types, dict) or not all(isinstance(entry, dict) for entry in types.values()):
+        raise wrong
+    return types
+
+
+class Writer:
+    family = "npy"
+
+    def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
+        for spec in plan:
+            if spec.name == _METADATA:
+                raise FileError(f"{path}: the name {_METADATA!r} is reserved in .npz files")
+        self._archive = zipfile.ZipFile(file, "w")
+        self._path = path
+        self._types: dict[str, dict[str, Any]] = {}
+
+    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+        row = spec.row
+        assert row is not None
+        with self._open(spec.name) as member:
+            if not row.packed:
+                return npy.write(member, spec, chunks, self._path)
+            member.write(npy_header.write(dtype("UINT8"), (row.nbytes(spec.size),)))
+            self._types[spec.name] = {"dtype": row.name, "shape": spec.shape}
+            return raw_data.write(member, row, chunks)
+
+    def copy(self, spec: Spec) -> int:
+        with self._open(spec.name) as member:
+            return npy.copy(member, spec)
+
+    def finish(self) -> None:
+        if self._types:
+            text = np.array([json.dumps(self._types)])
+            with self._open(_METADATA) as member:
+                npy.write(member, Spec(_METADATA, dtype("STRING"), ()), [text], self._path)
+        self._archive.close()
+
+    def abort(self) -> None:
+        # Otherwise the archive would be completed when it is garbage-collected, into a file that is closed by then.
+        with contextlib.suppress(OSError, ValueError):
+            self._archive.close()
+
+    def _open(self, name: str) -> Any:
+        # A fixed date: equal tensors give equal files.
+        info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+        info.external_attr = 0o600 << 16
+        return self._archive.open(info, "w", force_zip64=True)

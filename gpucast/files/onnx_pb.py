@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX TensorProto files (.pb): one tensor, of any of the 26 types. Needs the onnx package."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from gpucast.dtypes import DType, dtype
+from gpucast.files import npy, raw_data
+from gpucast.files.tensor import (
+    Array,
+    FileError,
+    LoadedTensor,
+    Spec,
+    Tensor,
+    check_bytes,
+    checked_lengths,
+    checked_name,
+)
+from gpucast.packed import pack_codes, unpack_codes
+
+#: Protocol buffers end at 2 GiB; the rest is for name and shape.
+_LARGEST = (1 << 31) - (1 << 16)
+#: Where TensorProto keeps elements that are not in raw_data, and as what; every other type is in int32_data.
+_FIELDS = {
+    "FLOAT": ("float_data", "float32"),
+    "DOUBLE": ("double_data", "float64"),
+    "INT64": ("int64_data", "int64"),
+    "UINT32": ("uint64_data", "uint64"),
+    "UINT64": ("uint64_data", "uint64"),
+}
+
+
+def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
+    onnx = _onnx(path)
+    size = os.fstat(file.fileno()).st_size
+    if size >= 1 << 31:
+        raise FileError(f"{path}: has {size} bytes; a .pb file holds less than 2 GiB")
+    proto = onnx.TensorProto()
+    try:
+        proto.ParseFromString(file.read())
+    except Exception as error:
+        # The error's type depends on how protobuf was built.
+        raise FileError(f"{path}: is no ONNX TensorProto: {error}") from None
+    if not proto.data_type:
+        raise FileError(f"{path}: is no ONNX TensorProto: it names no data type")
+    name = checked_name(proto.name, path) or os.path.splitext(os.path.basename(path))[0]
+    if proto.data_location == onnx.TensorProto.EXTERNAL or proto.external_data:
+        raise FileError(f"{path}: tensor {name!r} keeps its data in another file; external data is not supported")
+    if proto.HasField("segment"):
+        raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
+    shape = checked_lengths(list(proto.dims), path, name)
+    try:
+        row = dtype(proto.data_type)
+    except TypeError:
+        number = proto.data_type
+        known = number in onnx.TensorProto.DataType.values()
+        kind = onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
+        raise FileError(f"{path}: tensor {name!r} has type {kind}, which Cast does not take") from None
+    array = _elements(proto, row, shape, path, name)
+    nbytes = row.nbytes(array.size) if row.bits else sum(map(len, proto.string_data))
+    return [LoadedTensor(name, row, shape, row.name, nbytes, array)], {}
+
+
+def _onnx(path: str) -> Any:
+    try:
+        import onnx
+    except ImportError:
+        raise FileError(f"{path}: .pb files need the onnx package: pip install onnx (or gpucast[onnx])") from None
+    return onnx
+
+
+def _elements(proto: Any, row: DType, shape: tuple[int, ...], path: str, name: str) -> Array:
+    size = math.prod(shape)
+    if row.family == "string":
+        texts = _texts(proto, path, name)
+        _check_count(path, name, size, len(texts))
+        array = np.empty(size, dtype=object)
+        array[:] = texts
+        return array.reshape(shape)
+    if proto.HasField("raw_data"):
+        raw = np.frombuffer(bytearray(proto.raw_data), dtype=np.uint8)
+    else:
+        raw = _typed(proto, row, size, path, name)
+    check_bytes(path, name, row.nbytes(size), raw.size)
+    if row.packed:
+        return np.asarray(unpack_codes(raw, row.bits, size)).view(row.numpy).reshape(shape)
+    if row.family == "bool":
+        return np.asarray(raw != 0).reshape(shape)
+    codes = raw.view(row.code_numpy.newbyteorder("<")).astype(row.code_numpy, copy=False)
+    elements: Array = codes.view(row.numpy).reshape(shape)
+    return elements
+
+
+def _typed(proto: Any, row: DType, size: int, path: str, name: str) -> Array:
+    """The typed fields as raw_data. Types of 16 bits or fewer lie in int32_data as codes."""
+    field, element = _FIELDS.get(row.name, ("int32_data", "int32"))
+    values = np.array(getattr(proto, field), dtype=element)
+    if row.bits in (2, 4):
+        # One packed byte to each int32.
+        return values.astype(np.uint8)
+    _check_count(path, name, size, values.size)
+    if row.bits == 6:
+        return np.asarray(pack_codes(values.astype(np.uint8), 6))
+    if row.family == "bool":
+        return np.asarray(values != 0).view(np.uint8)
+    if row.bits <= 32 and field != "float_data":
+        values = values.astype(f"<u{row.bits // 8}")
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).view(np.uint8)
+
+
+def _texts(proto: Any, path: str, name: str) -> list[str]:
+    try:
+        return [text.decode("utf-8") for text in proto.string_data]
+    except UnicodeDecodeError:
+        raise FileError(f"{path}: tensor {name!r} has text that is not UTF-8") from None
+
+
+def _check_count(path: str, name: str, claimed: int, held: int) -> None:
+    if claimed != held:
+        raise FileError(f"{path}: tensor {name!r} claims {claimed} elements, the file holds {held}")
+
+
+class Writer:
+    family = "pb"
+
+    def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
+        self._onnx = _onnx(path)
+        if len(plan) != 1:
+            raise FileError(f"{path}: .pb holds one tensor, but there are {len(plan)}; write .npz or .safetensors")
+        row = plan[0].row
+        if row is not None and row.nbytes(plan[0].size) > _LARGEST:
+            raise FileError(f"{path}: .pb holds less than 2 GiB; write .safetensors")
+        self._file, self._path = file, path
+
+    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+        row = spec.row
+        assert row is not None
+        proto = self._onnx.TensorProto(dims=spec.shape, data_type=row.number, name=spec.name)
+        if row.family == "string":
+            nbytes = self._add_texts(proto, spec, chunks)
+        else:
+            data = io.BytesIO()
+            nbytes = (raw_data.write if row.packed else npy.write_codes)(data, row, chunks)
+            proto.raw_data = data.getvalue()
+        self._file.write(proto.SerializeToString())
+        return nbytes
+
+    def _add_texts(self, proto: Any, spec: Spec, chunks: Iterable[Array]) -> int:
+        try:
+            texts = [text.encode("utf-8") for text in npy.texts(chunks, spec.name, self._path)]
+        except UnicodeEncodeError as error:
+            raise FileError(
+                f"{self._path}: tensor {spec.name!r}: {error.object!r} cannot be written as UTF-8"
+            ) from None
+        nbytes = sum(map(len, texts))
+        if nbytes + 8 * len(texts) > _LARGEST:
+            raise FileError(f"{self._path}: .pb holds less than 2 GiB; write .npz")
+        proto.string_data.extend(texts)
+        return nbytes
+
+    def copy(self, spec: Spec) -> int:
+        raise NotImplementedError("no tensor has the family 'pb'")
+
+    def finish(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types that a format lacks, kept as a U8 tensor of ONNX raw_data with dtype and shape beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from gpucast.dtypes import DType, dtype
+from gpucast.files.tensor import Array, FileError, checked_lengths
+from gpucast.packed import pack_codes
+
+
+@dataclass(frozen=True)
+class Described:
+    """What the bytes of a U8 tensor stand for."""
+
+    row: DType
+    shape: tuple[int, ...]
+
+
+def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> Described:
+    """The dtype and shape that a file gives for `nbytes` of raw_data, checked."""
+    try:
+        row = dtype(kind) if isinstance(kind, str) else None
+    except TypeError:
+        row = None
+    if row is None or not row.packed:
+        raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits")
+    lengths = checked_lengths(shape, path, name)
+    needed = row.nbytes(math.prod(lengths))
+    if needed != nbytes:
+        raise FileError(
+            f"{path}: tensor {name!r}: {row.name} of shape {lengths} takes {needed} bytes, the file holds {nbytes}"
+        )
+    return Described(row, lengths)
+
+
+def write(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
+    """Pack unpacked elements; the bytes written."""
+    total = 0
+    for chunk in chunks:
+        packed = pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits)
+        file.write(packed.data)
+        total += packed.nbytes
+    return total

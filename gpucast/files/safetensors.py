@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The .safetensors format, read and written without the safetensors package (which gives NumPy no float8 and float4).
+
+Layout: the length of the header (8 bytes, little-endian), the header (JSON, padded with blanks), the tensors' bytes
+without gaps. Types that the format lacks are stored as U8 raw_data, and ``__metadata__`` names them:
+"gpucast.dtype.weights": "INT4", "gpucast.shape.weights": "[3, 5]".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO
+
+from gpucast.dtypes import DType, dtype
+from gpucast.files import npy, raw_data
+from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, checked_lengths, checked_name
+
+_METADATA = "__metadata__"
+_DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
+#: The limit of the safetensors package.
+_LONGEST = 100_000_000
+#: Bits of the types that Cast does not take.
+_OTHER_BITS = {"C64": 64}
+
+
+def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
+    header, start = _header(file, path)
+    held = os.fstat(file.fileno()).st_size - start
+    metadata = _metadata(header.pop(_METADATA, None), path)
+    tensors: dict[str, StoredTensor] = {}
+    ends = []
+    for name, entry in header.items():
+        tensor, begin, end = _tensor(file, start, checked_name(name, path), entry, path)
+        tensors[name] = tensor
+        ends.append((begin, end, name))
+    position = 0
+    for begin, end, name in sorted(ends):
+        if begin != position:
+            raise FileError(f"{path}: tensor {name!r} begins at byte {begin} of the data; expected {position}")
+        position = end
+    if position != held:
+        raise FileError(f"{path}: the header claims {position} bytes of data, the file holds {held}")
+    for name, entry in _described(metadata, path).items():
+        # Another program may have dropped the tensor and kept the metadata.
+        if name in tensors:
+            tensors[name] = _raw_data(tensors[name], entry, path)
+    kept = {key: text for key, text in metadata.items() if not key.startswith((_DTYPE, _SHAPE))}
+    return list(tensors.values()), kept
+
+
+def _header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int]:
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8:
+        raise FileError(f"{path}: has {size} bytes; a .safetensors file begins with 8 bytes of header length")
+    if length > min(size - 8, _LONGEST):
+        limit = f"the file holds {size - 8}" if length > size - 8 else f"expected at most {_LONGEST}"
+        raise FileError(f"{path}: the .safetensors header claims {length} bytes; {limit}")
+    text = file.read(length)
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique) if text[:1] == b"{" else None
+    except _Duplicate as duplicate:
+        raise FileError(f"{path}: the .safetensors header has {duplicate.args[0]!r} twice") from None
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict):
+        raise FileError(f"{path}: the .safetensors header is no JSON object")
+    return header, 8 + length
+
+
+class _Duplicate(Exception):
+    pass
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise _Duplicate(name)
+        found[name] = value
+    return found
+
+
+def _metadata(found: object, path: str) -> dict[str, str]:
+    if found is None:
+        return {}
+    if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
+        return found
+    raise FileError(f"{path}: {_METADATA} is no JSON object of texts")
+
+
+def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tuple[StoredTensor, int, int]:
+    fields = entry if isinstance(entry, dict) else {}
+    code, shape, offsets = fields.get("dtype"), fields.get("shape"), _offsets(fields.get("data_offsets"))
+    if not isinstance(code, str) or not isinstance(shape, list) or offsets is None:
+        raise FileError(f"{path}: tensor {name!r} needs dtype (text), shape (list) and data_offsets ([begin, end])")
+    lengths = checked_lengths(shape, path, name)
+    begin, end = offsets
+    row = _row(code)
+    bits = _OTHER_BITS.get(code) if row is None else row.bits
+    claimed = None if bits is None else math.prod(lengths) * bits
+    if claimed is not None and claimed != (end - begin) * 8:
+        raise FileError(
+            f"{path}: tensor {name!r}: {code} of shape {lengths} takes {claimed} bits, but has {end - begin} bytes"
+        )
+
+    def data() -> BinaryIO:
+        file.seek(start + begin)
+        return file
+
+    element = None if row is None or row.packed else row.code_numpy.newbyteorder("<")
+    return StoredTensor(name, row, lengths, code, end - begin, path, "safetensors", data, element), begin, end
+
+
+def _offsets(found: object) -> tuple[int, int] | None:
+    if isinstance(found, list) and len(found) == 2 and all(type(offset) is int for offset in found):
+        begin, end = found
+        if 0 <= begin <= end:
+            return begin, end
+    return None
+
+
+def _row(code: str) -> DType | None:
+    try:
+        return dtype.from_safetensors(code)
+    except TypeError:
+        return None
+
+
+def _described(metadata: Mapping[str, str], path: str) -> dict[str, tuple[str, str | None]]:
+    return {
+        key.removeprefix(_DTYPE): (text, metadata.get(_SHAPE + key.removeprefix(_DTYPE)))
+        for key, text in metadata.items()
+        if key.startswith(_DTYPE)
+    }
+
+
+def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) -> StoredTensor:
+    kind, shape = entry
+    if tensor.kind != "U8":
+        raise FileError(f"{path}: {_METADATA} calls tensor {tensor.name!r} raw_data of {kind}, but it is {tensor.kind}")
+    try:
+        lengths = json.loads(shape or "")
+    except (ValueError, RecursionError):
+        lengths = shape
+    found = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
+    return replace(tensor, row=found.row, shape=found.shape, element=None, family="raw_data")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in the data, and how the header tells it."""
+
+    code: str
+    shape: tuple[int, ...]
+    bits: int
+    nbytes: int
+
+
+class Writer:
+    family = "safetensors"
+
+    def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
+        self._file = file
+        texts = dict(metadata)
+        places = {}
+        for spec in plan:
+            if spec.name == _METADATA:
+                raise FileError(f"{path}: the name {_METADATA!r} is reserved in .safetensors files")
+            places[spec.name] = place = _place(spec, path)
+            if spec.row is not None and spec.row.packed and place.code == "U8":
+                texts[_DTYPE + spec.name] = spec.row.name
+                texts[_SHAPE + spec.name] = json.dumps(spec.shape)
+        header: dict[str, Any] = {_METADATA: texts} if texts else {}
+        self._offsets: dict[str, int] = {}
+        position = 0
+        # Wide elements first, so that every tensor is aligned to its elements.
+        for name, place in sorted(places.items(), key=lambda item: -item[1].bits):
+            header[name] = {
+                "dtype": place.code,
+                "shape": place.shape,
+                "data_offsets": [position, position + place.nbytes],
+            }
+            self._offsets[name] = position
+            position += place.nbytes
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        text += b" " * (-len(text) % 8)
+        if len(text) > _LONGEST:
+            raise FileError(
+                f"{path}: a .safetensors header has at most {_LONGEST} bytes; this one would have {len(text)}"
+            )
+        file.write(len(text).to_bytes(8, "little") + text)
+        self._start = 8 + len(text)
+
+    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+        assert spec.row is not None
+        self._file.seek(self._start + self._offsets[spec.name])
+        store = raw_data.write if spec.row.packed else npy.write_codes
+        return store(self._file, spec.row, chunks)
+
+    def copy(self, spec: Spec) -> int:
+        assert spec.source is not None
+        self._file.seek(self._start + self._offsets[spec.name])
+        for block in spec.source.blocks():
+            self._file.write(block)
+        return spec.source.nbytes
+
+    def finish(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+def _place(spec: Spec, path: str) -> _Place:
+    row = spec.row
+    if spec.source is not None:
+        bits = _OTHER_BITS.get(spec.source.kind, 8) if row is None else row.bits
+        return _Place(spec.source.kind, spec.shape, bits, spec.source.nbytes)
+    assert row is not None
+    if row.family == "string":
+        raise FileError(f"{path}: .safetensors cannot hold STRING (tensor {spec.name!r}); write .npz")
+    nbytes = row.nbytes(spec.size)
+    # The safetensors package writes no float6; its float4 needs whole bytes.
+    if row.packed and (row.safetensors is None or row.bits == 6 or spec.size * row.bits % 8):
+        return _Place("U8", (nbytes,), 8, nbytes)
+    assert row.safetensors is not None
+    return _Place(row.safetensors, spec.shape, row.bits, nbytes)

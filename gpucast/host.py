@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quick path for NumPy arrays: the same bits as the reference, at the speed of memory where NumPy allows it.
+
+An array is cast in chunks that stay in the cache. What happens to a chunk is its *lane*, chosen once per call by the
+rule alone. There are three kinds:
+
+1. one pass over the codes: same type, and everything to BOOL;
+2. a table look-up by the source's code, for sources of 16 bits or fewer (`host_tables`);
+3. *load* and *store*: the source becomes a *carrier*, an array that NumPy computes with at full speed (its integers,
+   float32, float64) and that holds the same numbers; the destination's family alone says how a carrier is stored.
+
+Where a lane is exact for nearly all elements only, it finds the others and mends them with `host_codes.encode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gpucast import host_tables
+from gpucast.dtypes import DType
+from gpucast.host_codes import decode, encode
+from gpucast.host_store import CHUNK, Lane, store
+from gpucast.rule import Rule
+
+Array = npt.NDArray[Any]
+Load = Callable[[Array], Array]
+
+
+def apply(x: Array, rule: Rule, out: Array) -> None:
+    """Cast numeric `x` (dtype of ``rule.src`` in either byte order) into all of `out` (dtype of ``rule.dst``, x's shape).
+
+    Any strides. `out` must not overlap `x`. Extra memory does not grow with `x`. Safe to call from several threads.
+    """
+    codes = x.view(rule.src.code_numpy.newbyteorder(x.dtype.byteorder))
+    result = out.view(rule.dst.code_numpy.newbyteorder(out.dtype.byteorder))
+    with np.errstate(all="ignore"):
+        flat = _flat(codes, result)
+        if flat is None:
+            _apply_strided(codes, result, rule)
+            return
+        lane = _one_pass(rule)
+        if lane is not None:
+            lane(*flat)
+            return
+        lane = _lane(rule, x.size)
+        for start in range(0, x.size, CHUNK):
+            lane(flat[0][start : start + CHUNK], flat[1][start : start + CHUNK])
+
+
+def _flat(x: Array, out: Array) -> tuple[Array, Array] | None:
+    """Flat views of both arrays in one order, where both are native and lie in memory without gaps in that order."""
+    order = np.argsort([-stride for stride in x.strides], kind="stable")
+    x, out = x.transpose(order), out.transpose(order)
+    if all(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in (x, out)):
+        return x.reshape(-1), out.reshape(-1)
+    return None
+
+
+def _apply_strided(x: Array, out: Array, rule: Rule) -> None:
+    """Gather chunks of both arrays into native, contiguous buffers of NumPy's iterator."""
+    lane = _one_pass(rule) or _lane(rule, x.size)
+    chunks = np.nditer(
+        [x, out],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
+        op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
+        casting="equiv",
+        buffersize=CHUNK,
+    )
+    with chunks:
+        if x.size:
+            for codes, result in chunks:
+                lane(codes, result)
+
+
+def table_driven(rule: Rule) -> bool:
+    """True where large arrays are cast by looking up the source's code."""
+    return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _carried(rule)
+
+
+def _carried(rule: Rule) -> bool:
+    """True for a source of at most 16 bits that NumPy carries to the destination more quickly than a table does."""
+    wide = rule.dst.family == "int" or rule.dst.bits > 16
+    if rule.src.is_float:
+        plain = rule.dst.family != "int" or (rule.rounding == "truncate" and rule.overflow == "wrap")
+        return _is_bfloat16(rule.src) and wide and plain
+    return wide or _is_bfloat16(rule.dst)
+
+
+def _lane(rule: Rule, size: int) -> Lane:
+    src, dst = rule.src, rule.dst
+    if dst.family == "bool":
+        return _to_bool(src, min(size, CHUNK))
+    if src.bits <= 16 and not _carried(rule):
+        return _look_up(rule, size)
+    if src.packed and not dst.packed and dst.bits == 8 and rule.overflow == "wrap":
+        return lambda x, out: _discard(_extend(x, src, out))
+    load, carrier = _load(rule, min(size, CHUNK))
+    put = store(carrier, rule, size)
+    return lambda x, out: put(load(x), out)
+
+
+# ---- one pass over arrays of any length ----
+
+
+def _one_pass(rule: Rule) -> Lane | None:
+    """The lane of a pair for which one NumPy call without scratch memory is the whole rule, else None."""
+    src, dst = rule.src, rule.dst
+    bytes_only = src.code_numpy.itemsize == dst.code_numpy.itemsize == 1
+    if dst.family == "bool" and src.family == "e8m0":  # It has no zero.
+        return lambda x, out: out.fill(1)
+    if (dst.family == "bool" and _zero_mask(src) == np.iinfo(src.code_numpy).max) or (
+        src.family == "bool" and dst.family == "int" and bytes_only
+    ):
+        return lambda x, out: _discard(np.not_equal(x, 0, out=out.view(bool)))
+    low_bits = src.family == dst.family == "int" and bytes_only and rule.overflow == "wrap" and src.bits >= dst.bits
+    if src is dst or low_bits:
+        if dst.packed:
+            return lambda x, out: _discard(np.bitwise_and(x, dst.code_mask, out=out))
+        return lambda x, out: np.copyto(out, x)
+    if src.family != "int" or src.packed:
+        return None
+    # NumPy keeps the low bits of integers, and rounds integers once, to nearest even; so does ml_dtypes those that
+    # float32 holds. None of them can be out of range.
+    if (dst.family == "int" and not dst.packed and rule.overflow == "wrap") or (
+        dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
+    ):
+        return lambda x, out: np.copyto(out.view(dst.numpy), x.view(src.numpy), casting="unsafe")
+    return None
+
+
+def _zero_mask(row: DType) -> int:
+    """The bits of a code that are all clear in zero alone (with its negative, where there is one)."""
+    return row.code_mask & ~(row.sign_code if row.has_negative_zero else 0)
+
+
+def _to_bool(src: DType, chunk: int) -> Lane:
+    scratch = np.empty(chunk, src.code_numpy)
+
+    def lane(x: Array, out: Array) -> None:
+        # On bits, so that no flush-to-zero mode of the processor can turn a subnormal into false.
+        np.not_equal(np.bitwise_and(x, _zero_mask(src), out=scratch[: x.size]), 0, out=out.view(bool))
+
+    return lane
+
+
+def _discard(_: Any) -> None:
+    """The result went into `out`."""
+
+
+# ---- tables ----
+
+
+def _look_up(rule: Rule, size: int) -> Lane:
+    if host_tables.too_long(1 << rule.src.bits, size):
+        return lambda x, out: np.copyto(out, encode(decode(x, rule.src), rule))
+    table = host_tables.by_code(rule)
+    if table.size > 256 or table.itemsize == 8 or host_tables.too_long(1 << 16, size):
+        return _take(table, size)
+    pairs = host_tables.by_pair(rule)
+    index = np.empty(min(size, CHUNK) // 2, np.intp)
+
+    def lane(x: Array, out: Array) -> None:
+        half = x.size // 2
+        np.copyto(index[:half], x[: 2 * half].view(np.uint16))
+        pairs.take(index[:half], out=out[: 2 * half].view(pairs.dtype), mode="clip")
+        if x.size % 2:
+            out[-1] = table[x[-1]]
+
+    return lane
+
+
+def _take(table: Array, size: int) -> Lane:
+    index = np.empty(min(size, CHUNK), np.intp)
+
+    def lane(x: Array, out: Array) -> None:
+        np.copyto(index[: x.size], x)
+        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        table.take(index[: x.size], out=out, mode="clip")
+
+    return lane
+
+
+# ---- load: codes -> carrier ----
+
+
+def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
+    """How codes of a type become a carrier, and the carrier's dtype."""
+    src = rule.src
+    if src.family == "bool":
+        truth = np.empty(chunk, bool)
+        return lambda x: np.not_equal(x, 0, out=truth[: x.size]).view(np.uint8), np.dtype(np.uint8)
+    if src.packed:
+        extended = np.empty(chunk, np.uint8)
+        carrier = np.dtype(np.int8 if src.signed else np.uint8)
+        return lambda x: _extend(x, src, extended[: x.size]).view(carrier), carrier
+    if _is_bfloat16(src) and rule.dst.family == "int":
+        widened = np.empty(chunk, np.float32)
+
+        def widen(x: Array) -> Array:
+            value = widened[: x.size]
+            np.copyto(value, x.view(src.numpy), casting="unsafe")
+            return value
+
+        return widen, widened.dtype
+    return lambda x: x.view(src.numpy), src.numpy
+
+
+def _extend(x: Array, src: DType, out: Array) -> Array:
+    """Codes of fewer than 8 bits as codes of 8 bits."""
+    np.bitwise_and(x, src.code_mask, out=out)
+    if src.signed:
+        np.bitwise_xor(out, src.sign_code, out=out)
+        np.subtract(out, src.sign_code, out=out)
+    return out
+
+
+def _is_bfloat16(row: DType) -> bool:
+    return row.numpy == ml_dtypes.bfloat16

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of every type to exact float64 values and back: short, exact, of middling speed.
+
+The host path builds its tables with it, casts small arrays with it, and mends with it the few elements of a large
+array that its quick lanes do not cover. It works on whole arrays in float64, where every scaling by a power of two that
+is used here is exact, so `numpy.rint` (to nearest, ties to even) is the only rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.dtypes import DType
+from gpucast.rule import Rule
+
+Array = npt.NDArray[Any]
+
+
+def decode(codes: Array, row: DType) -> Array:
+    """The float64 values of flat, native codes of a type of at most 16 bits, FLOAT or DOUBLE. NaN has the sign that
+    counts: the code's own, positive where the type's NaN has none."""
+    if row.family == "bool":
+        return (codes != 0).astype(np.float64)
+    if row.family == "int":
+        value = (codes & row.code_numpy.type(row.code_mask)).astype(np.int64)
+        return ((value ^ row.sign_code) - row.sign_code).astype(np.float64)
+    codes = codes & row.code_numpy.type(row.code_mask)
+    values: Array = codes.view(row.numpy).astype(np.float64)
+    if row.has_nan:
+        negative = (codes & row.code_numpy.type(row.sign_code)) != 0 if row.nan_is_signed else False
+        nan = np.isnan(values)
+        values[nan] = np.where(negative, -np.nan, np.nan)[nan] if row.nan_is_signed else np.nan
+    return values
+
+
+def encode(values: Array, rule: Rule) -> Array:
+    """The codes of ``rule.dst``, of any type, that a rule gives flat float64 values. Overflow and the like must not
+    warn: call it under ``numpy.errstate(all="ignore")``."""
+    row = rule.dst
+    if row.family == "bool":
+        return (values != 0).astype(np.uint8)
+    if row.family == "int":
+        return _to_integer(values, rule)
+    if row.family == "e8m0":
+        return _to_exponent(values, rule)
+    if row.bits > 16:
+        result: Array = values.astype(row.numpy)
+        if rule.overflow == "saturate":
+            np.clip(result, row.min, row.max, out=result)
+        return canonical_nan(result.view(row.code_numpy), row)
+    return _to_narrow_float(values, rule)
+
+
+def canonical_nan(codes: Array, row: DType) -> Array:
+    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of its sign."""
+    values = codes.view(row.numpy)
+    # The maximum is NaN if any element is.
+    if codes.size and np.isnan(values.max()):
+        where = np.flatnonzero(np.isnan(values))
+        code = row.code_numpy.type
+        codes[where] = (codes[where] & code(row.sign_code)) | code(row.nan_code)
+    return codes
+
+
+def low_bits(values: Array) -> Array:
+    """float64 values truncated toward zero, modulo 2^64, as int64; 0 for NaN and infinities."""
+    # From 2^117 on every float64 is a multiple of 2^64. The comparison is false for NaN.
+    values = np.where(np.abs(values) < 2.0**117, values, 0.0)
+    # Exact: what is left is a multiple of the last place of `values`, and no larger than `values`.
+    values -= np.rint(values * 2.0**-64) * 2.0**64
+    values[values >= 2.0**63] -= 2.0**64
+    return values.astype(np.int64)
+
+
+def _to_integer(values: Array, rule: Rule) -> Array:
+    row = rule.dst
+    if rule.rounding == "nearest_even":
+        values = np.rint(values)
+    codes = low_bits(values).astype(row.code_numpy)
+    if rule.overflow == "saturate":
+        # max + 1 and min are powers of two or zero, so float64 has both. What truncates to min - 0.x is no overflow.
+        code = row.code_numpy.type
+        codes[values >= float(int(row.max) + 1)] = code(row.max_code & ~row.sign_code)
+        codes[values < float(row.min)] = code(row.sign_code)
+    codes &= row.code_numpy.type(row.code_mask)
+    return codes
+
+
+def _to_exponent(values: Array, rule: Rule) -> Array:
+    row = rule.dst
+    saturate = rule.overflow == "saturate"
+    lowest, highest, nan = (0, row.max_code, row.nan_code) if saturate else (row.nan_code,) * 3
+    fraction, exponent = np.frexp(values)
+    # |x| = fraction * 2^exponent with fraction in [0.5, 1): 0.5 is an exact power of two, 0.75 the middle.
+    step = {"up": fraction != 0.5, "down": False, "nearest": fraction >= 0.75}[rule.round_mode]
+    codes = exponent - 1 + row.bias + step
+    codes[values > row.max] = highest
+    codes[values < row.min] = lowest
+    codes[np.isnan(values)] = nan
+    return codes.astype(row.code_numpy)
+
+
+def _to_narrow_float(values: Array, rule: Rule) -> Array:
+    row = rule.dst
+    sign, magnitude, nan = np.signbit(values), np.abs(values), np.isnan(values)
+    special = ~np.isfinite(magnitude)
+    magnitude[special] = 0.0
+    _, exponent = np.frexp(magnitude)
+    # Codes of one binade are 2^mantissa_bits steps of its spacing, and binades follow one another without a gap; the
+    # binade of the smallest normals has the spacing of the subnormals. A carry runs into the next binade by itself.
+    binade = np.maximum(exponent - 2 + row.bias, 0)
+    binade[magnitude == 0] = 0
+    steps = np.rint(np.ldexp(magnitude, row.mantissa_bits + row.bias - 1 - binade))
+    codes = (binade << row.mantissa_bits) + steps.astype(np.int64)
+    infinite = special & ~nan
+    beyond = (codes > row.max_code) | infinite
+    if rule.overflow == "nan":
+        nan |= beyond
+    elif rule.infinity_is_nan:
+        nan |= infinite
+    codes[beyond] = row.inf_code if rule.overflow == "infinity" else row.max_code
+    codes[sign & (codes != 0) if row.specials == "fnuz" else sign] |= row.sign_code
+    if row.has_nan:
+        codes[nan] = row.nan_code | np.where(sign[nan] & row.nan_is_signed, row.sign_code, 0)
+    else:
+        # As the shipped ONNX node tests have it: zero with the opposite sign.
+        codes[nan] = np.where(sign[nan], 0, row.sign_code)
+    return codes.astype(row.code_numpy)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels as host code, for the parity harness and the tests: no cast ever runs on them.
+
+The very text of `gpucast.source` is compiled by a C++ compiler, with a shim that gives it what CUDA has built in; a
+launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from gpucast.rule import Rule
+from gpucast.source import MAX_DIMS, KernelSource, Shape, join, kernel_source
+from gpucast.strides import Dims
+
+#: Kernels of one translation unit, and compilers that run at a time.
+_UNIT, _PROCESSES = 40, 2
+
+_SHIM = """
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(threads)
+#define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
+#define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
+namespace {
+struct { unsigned x; } blockIdx, threadIdx;
+unsigned long long misaligned;
+void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigned long long)pointer % bytes != 0; }
+}
+#define GPUCAST_CHECK_ALIGNED(pointer, bytes) check_aligned(pointer, bytes)
+"""
+
+#: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
+_LAUNCH = """
+extern "C" unsigned long long launch_{name}({parameters}, unsigned blocks) {{
+    misaligned = 0;
+    for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x)
+        for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {name}({arguments});
+    return misaligned;
+}}
+"""
+_PARAMETERS = "const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n"
+_ARGUMENTS = "src, src_bit, dst, n"
+
+
+class CompilerMissing(RuntimeError):
+    """No C++ compiler was found. The message says how to get one."""
+
+
+def compiler() -> list[str]:
+    """The command of a C++17 compiler: $CXX, g++, clang++ or c++ from the path, or the one in the ziglang wheel."""
+    chosen = os.environ.get("CXX")
+    if chosen:
+        command = shlex.split(chosen)
+        if not command or shutil.which(command[0]) is None:
+            raise CompilerMissing(f"hostbuild: CXX={chosen!r} is not a command; set it to a C++ compiler or unset it")
+        return command
+    for name in ("g++", "clang++", "c++"):
+        if shutil.which(name) is not None:
+            return [name]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "c++"]
+    raise CompilerMissing(
+        "hostbuild: no C++ compiler; install g++ or clang++, set CXX, or run: "
+        f"{shlex.quote(sys.executable)} -m pip install ziglang"
+    )
+
+
+def flags(sanitize: bool) -> list[str]:
+    """Warnings are errors: what g++ and clang++ doubt in the kernels is worth a look."""
+    common = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
+    return [*common, "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"] if sanitize else common
+
+
+class HostKernels:
+    """Compiled kernels, by the rule, shape and packing of their source."""
+
+    def __init__(self, sources: Sequence[KernelSource], libraries: Sequence[ctypes.CDLL]) -> None:
+        self._kernels: dict[tuple[Rule, Shape, bool], tuple[KernelSource, Any]] = {}
+        for source, library in zip(sources, libraries, strict=True):
+            function = library[f"launch_{source.name}"]
+            function.restype = ctypes.c_ulonglong
+            self._kernels[source.rule, source.shape, source.unpacked] = (source, function)
+
+    def run(self, rule: Rule, src: int, src_bit: int, dst: int, n: int, *, unpacked: bool = False) -> None:
+        """Cast n elements between contiguous arrays at two addresses. RuntimeError for a misaligned access."""
+        self._launch(rule, "contiguous", unpacked, src, src_bit, dst, n)
+
+    def run_strided(
+        self, rule: Rule, src: int, src_bit: int, dst: int, n: int, dims: Dims, *, unpacked: bool = False
+    ) -> None:
+        """Cast n elements, the product of the lengths of `dims`, between arrays whose first elements are at two addresses."""
+        self._launch(rule, "strided", unpacked, src, src_bit, dst, n, dims.to_bytes())
+
+    def _launch(
+        self, rule: Rule, shape: Shape, unpacked: bool, src: int, src_bit: int, dst: int, n: int, *more: bytes
+    ) -> None:
+        source, function = self._kernels[rule, shape, unpacked]
+        pointers = (ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n))
+        misaligned = function(*pointers, *more, ctypes.c_uint(source.blocks(n)))
+        if misaligned:
+            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses (src={src:#x}, dst={dst:#x}, n={n})")
+
+
+def build(kernels: Iterable[Rule | KernelSource], sanitize: bool = False) -> HostKernels:
+    """Compile kernels; a Rule means its contiguous kernel. `sanitize` needs the sanitizers' library in the process.
+
+    CompilerMissing without a C++ compiler; RuntimeError with the compiler's words when it refuses the text.
+    """
+    sources = [kernel if isinstance(kernel, KernelSource) else kernel_source(kernel) for kernel in kernels]
+    units = [sources[i : i + _UNIT] for i in range(0, len(sources), _UNIT)]
+    command = [*compiler(), *flags(sanitize), "-fPIC", "-shared"]
+    # A library that is loaded stays so without its file.
+    with (
+        tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder,
+        ThreadPoolExecutor(_PROCESSES) as pool,
+    ):
+        paths = pool.map(lambda i: _compile(command, units[i], Path(folder) / f"unit{i}"), range(len(units)))
+        libraries = [ctypes.CDLL(str(path)) for path in paths]
+    return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
+
+
+def unit_text(sources: Sequence[KernelSource]) -> str:
+    """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
+    rows = dict(row for source in sources for row in source.rows)
+    return _SHIM + join(sources[0].prelude, rows, [source.kernel + _launcher(source) for source in sources])
+
+
+def _launcher(source: KernelSource) -> str:
+    parameters, arguments = _PARAMETERS, _ARGUMENTS
+    if source.shape == "strided":
+        dims = f"gpucast::Dims<{MAX_DIMS}>"
+        parameters, arguments = f"{parameters}, const {dims}* dims", f"{arguments}, *dims"
+    return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
+
+
+def _compile(command: list[str], sources: Sequence[KernelSource], path: Path) -> Path:
+    text, library = path.with_suffix(".cpp"), path.with_suffix(".so")
+    text.write_text(unit_text(sources), encoding="utf-8")
+    result = subprocess.run([*command, "-o", str(library), str(text)], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"hostbuild: {' '.join(command)} failed:\n{result.stderr[-4000:]}")
+    return library

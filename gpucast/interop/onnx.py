@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX models that cast with gpucast: operators for onnx's reference evaluator, and a backend.
+
+- ``ReferenceEvaluator(model, new_ops=[Cast, CastLike])`` replaces onnx's own two operators: all ten versions of Cast
+  and all six of CastLike, with the types, attributes and rules of the version that the model's opset import selects.
+  onnx does not hand `new_ops` on to functions that the model itself defines; `Backend` reaches those too.
+- `Backend` runs whole models (``onnx.backend.base``); every other operator runs on onnx's reference evaluator.
+
+Tensors are NumPy arrays: the types that NumPy lacks as ml_dtypes arrays, STRING as object arrays of str.
+Sources: the Cast and CastLike schemas, ``onnx.reference.op_run``, ``onnx.backend.base``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+import gpucast
+from gpucast.rule import (
+    CAST_VERSIONS,
+    CASTLIKE_VERSIONS,
+    DEFAULT_OPSET,
+    ROUND_MODE_SINCE,
+    SATURATE_SINCE,
+    newest_version,
+)
+
+try:
+    import onnx
+    import onnx.checker
+    import onnx.defs
+    import onnx.helper
+    import onnx.shape_inference
+    from onnx.backend.base import Backend as OnnxBackend
+    from onnx.backend.base import BackendRep as OnnxBackendRep
+    from onnx.reference import ReferenceEvaluator
+    from onnx.reference.op_run import OpRun
+except ImportError as error:
+    raise ImportError(
+        f"gpucast.interop.onnx needs the onnx package ({error}): pip install onnx, or pip install 'gpucast[onnx]'"
+    ) from error
+
+__all__ = ["Backend", "BackendRep", "Cast", "CastLike"]
+
+Array = npt.NDArray[Any]
+
+
+class _Operator(OpRun):
+    """What Cast and CastLike share: which attributes a node may have, and what ONNX means by their values."""
+
+    op_domain = ""
+    # With a schema OpRun would add the newest version's defaults to every node. Without one `_run` is given exactly
+    # the attributes that the node has, so that presence can be judged.
+    op_schema = None
+
+    #: Where to cast: None on the host, else what `gpucast.cast` takes as `device`.
+    device: ClassVar[str | None] = None
+    versions: ClassVar[tuple[int, ...]]
+    #: The first version that has the attribute.
+    attributes: ClassVar[Mapping[str, int]]
+
+    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
+        name = type(self).__name__
+        opset = run_params["opsets"][onnx_node.domain]
+        version = newest_version(opset, self.versions, name)
+        present = [attribute.name for attribute in onnx_node.attribute]
+        for attribute in present:
+            since = self.attributes.get(attribute)
+            if since is None:
+                raise ValueError(
+                    f"{name}: attribute {attribute!r} is unknown; expected one of {', '.join(self.attributes)}"
+                )
+            if since > version:
+                raise ValueError(
+                    f"{name}: attribute {attribute!r} needs opset {since}; opset={opset} has version {version}"
+                )
+        if "to" in self.attributes and "to" not in present:
+            raise ValueError(f"{name}: attribute 'to' is required; the node has {present or 'none'}")
+        super().__init__(onnx_node, run_params, schema)
+        self._opset = opset
+
+    def run(self, *args: Any, **context: Any) -> tuple[Any, ...]:
+        try:
+            return super().run(*args, **context)  # type: ignore[no-any-return,no-untyped-call]
+        except TypeError as error:
+            # OpRun puts "Issues with types ..." in the place of the reason.
+            if isinstance(error.__cause__, TypeError):
+                raise error.__cause__ from None
+            raise
+
+    def _keywords(self, saturate: Any, round_mode: Any, *kinds: gpucast.DType) -> dict[str, Any]:
+        """The keywords of `gpucast.cast` that stand for the node's attributes; None means absent."""
+        keywords: dict[str, Any] = {"opset": self._opset}
+        if saturate is not None:
+            # ONNX has no boolean attributes: 0 is false, any other integer true.
+            keywords["saturate"] = self._checked("saturate", saturate, int) != 0
+        if round_mode is not None:
+            keywords["round_mode"] = self._checked("round_mode", round_mode, str)
+        if all(kind.family != "string" for kind in kinds):
+            # Text stays on the host.
+            keywords["device"] = self.device
+        return keywords
+
+    def _checked(self, attribute: str, value: Any, kind: type) -> Any:
+        if not isinstance(value, kind):
+            expected = "a string" if kind is str else "an integer"
+            raise ValueError(
+                f"{type(self).__name__}: attribute {attribute}={value!r} must be {expected} in opset {self._opset}"
+            )
+        return value
+
+
+class Cast(_Operator):
+    """The operator Cast, versions 1, 6, 9, 13, 19, 21, 23, 24, 25 and 28."""
+
+    versions = CAST_VERSIONS
+    attributes: ClassVar[Mapping[str, int]] = {"to": 1, "saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
+
+    def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
+        # Version 1 wrote the type's name, later ones its number.
+        dst = gpucast.dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), who="Cast: to=")
+        keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
+        return (_on_host(gpucast.cast(x, dst, **keywords)),)
+
+
+class CastLike(_Operator):
+    """The operator CastLike, versions 15, 19, 21, 23, 24 and 25; only the type of `like` matters."""
+
+    versions = CASTLIKE_VERSIONS
+    attributes: ClassVar[Mapping[str, int]] = {"saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
+
+    def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
+        keywords = self._keywords(saturate, round_mode, _dtype_of(x, "CastLike"), _dtype_of(like, "CastLike"))
+        return (_on_host(gpucast.cast_like(x, like, **keywords)),)
+
+
+def _dtype_of(x: Any, who: str) -> gpucast.DType:
+    if not isinstance(x, (np.ndarray, np.generic)):
+        raise TypeError(f"{who}: the input is a {type(x).__name__}; expected a tensor (numpy.ndarray)")
+    return gpucast.dtype(x.dtype, who=f"{who}: input of type ")
+
+
+def _on_host(x: Any) -> Array:
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+class _Evaluator(ReferenceEvaluator):
+    """onnx's evaluator with our operators. It evaluates subgraphs and functions with instances of its own class."""
+
+    operators: ClassVar[tuple[type[_Operator], ...]] = (Cast, CastLike)
+
+    def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **rest: Any) -> None:
+        super().__init__(proto, new_ops=[*self.operators, *(new_ops or ())], **rest)
+
+
+def _evaluator(device: str) -> type[_Evaluator]:
+    """The evaluator that casts on a device of onnx's spelling ("CPU", "CUDA", "CUDA:1")."""
+    if device == "CPU":
+        return _Evaluator
+    placed = tuple(type(cls.__name__, (cls,), {"device": device.lower()}) for cls in _Evaluator.operators)
+    return type(_Evaluator.__name__, (_Evaluator,), {"operators": placed})
+
+
+class BackendRep(OnnxBackendRep):
+    """A prepared model."""
+
+    def __init__(self, evaluator: ReferenceEvaluator) -> None:
+        self._evaluator = evaluator
+        graph = evaluator.proto_.graph
+        initialized = {tensor.name for tensor in graph.initializer}
+        #: The inputs that the caller must give, in order.
+        self._required = [value.name for value in graph.input if value.name not in initialized]
+        self._types = {value.name: value.type for value in [*graph.input, *graph.output]}
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Run the model: `inputs` is a sequence of arrays in the order of the graph's inputs, or a mapping by name.
+
+        Inputs that have an initializer are optional, and given by name. Returns the outputs in the graph's order.
+        ValueError for missing inputs, and for tensors of another type than the model declares.
+        """
+        if not isinstance(inputs, Mapping):
+            if not isinstance(inputs, Sequence):
+                raise TypeError(f"run: inputs is a {type(inputs).__name__}; expected a sequence or a mapping of arrays")
+            if len(inputs) != len(self._required):
+                names = ", ".join(self._required)
+                raise ValueError(f"run: got {len(inputs)} inputs; the model takes {len(self._required)}: {names}")
+            inputs = dict(zip(self._required, inputs, strict=True))
+        missing = [name for name in self._required if name not in inputs]
+        if missing:
+            raise ValueError(f"run: no value for {', '.join(missing)}; got {', '.join(inputs) or 'nothing'}")
+        for name, value in inputs.items():
+            self._check_type("input", name, value)
+        names = self._evaluator.output_names
+        outputs = tuple(self._evaluator.run(names, dict(inputs)))
+        for name, value in zip(names, outputs, strict=True):
+            self._check_type("output", name, value)
+        return outputs
+
+    def _check_type(self, role: str, name: str, value: Any) -> None:
+        declared = self._types[name].tensor_type.elem_type if name in self._types else 0
+        if declared == 0 or not isinstance(value, np.ndarray):
+            return
+        actual = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        if actual != declared:
+            type_name = onnx.TensorProto.DataType.Name
+            raise ValueError(f"run: {role} {name!r} is {type_name(actual)}; the model declares {type_name(declared)}")
+
+
+class Backend(OnnxBackend):
+    """The ONNX backend interface. Devices: "CPU", and "CUDA" (or "CUDA:1") where gpucast can cast on a GPU."""
+
+    @classmethod
+    def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
+        """True if `prepare` takes the model."""
+        try:
+            cls.prepare(model, device, **kwargs)
+        except Exception:  # onnx raises many kinds; each one means that the model does not run
+            return False
+        return True
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> BackendRep:
+        """Check the model with onnx's checker, types included, and load it.
+
+        Raises onnx's ValidationError or InferenceError for a bad model, ValueError for attributes that the opset's
+        Cast or CastLike lacks, ``gpucast.DeviceUnavailable`` for a device that cannot be used.
+        """
+        cls._require(device)
+        onnx.checker.check_model(model)
+        # Not the checker's full check: it is strict, and refuses legal models whose shapes onnx cannot infer.
+        onnx.shape_inference.infer_shapes(model, check_type=True)
+        return BackendRep(_evaluator(device)(model))
+
+    @classmethod
+    def run_node(
+        cls, node: onnx.NodeProto, inputs: Any, device: str = "CPU", outputs_info: Any = None, **kwargs: Any
+    ) -> tuple[Any, ...]:
+        """Run one node on a sequence of arrays, in the order of its inputs (None for one that is left out).
+
+        ``opset_version=N`` selects the opset; the default is the newest that onnx and gpucast both know.
+        """
+        cls._require(device)
+        opset = kwargs.get("opset_version", min(onnx.defs.onnx_opset_version(), DEFAULT_OPSET))
+        super().run_node(node, inputs, device, outputs_info, opset_version=opset)
+        if len(inputs) != len(node.input):
+            names = ", ".join(node.input)
+            raise ValueError(f"run_node: got {len(inputs)} inputs; the node takes {len(node.input)}: {names}")
+        values = {name: np.asarray(value) for name, value in zip(node.input, inputs, strict=True) if name}
+        graph = onnx.helper.make_graph(
+            [node],
+            "run_node",
+            [
+                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+                for name, value in values.items()
+            ],
+            [onnx.ValueInfoProto(name=name) for name in node.output if name],
+        )
+        return tuple(_evaluator(device)(graph, opsets={"": opset}).run(None, values))
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        try:
+            cls._require(device)
+        except (ValueError, gpucast.DeviceUnavailable):
+            return False
+        return True
+
+    @staticmethod
+    def _require(device: str) -> None:
+        """Refuse a device that casts cannot use now."""
+        if device == "CPU":
+            return
+        if device.partition(":")[0] != "CUDA":
+            raise ValueError(f"Backend: device={device!r} is not known; expected 'CPU', 'CUDA' or 'CUDA:N'")
+        # One cast tells what no query does: whether driver, libraries and compiler work together.
+        gpucast.cast(np.zeros(1, np.float32), "FLOAT16", device=device.lower())

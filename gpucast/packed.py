@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PackedArray: 2-, 4- and 6-bit codes in ONNX raw_data layout.
+
+Layout (ONNX TensorProto.raw_data): the row-major elements as one little-endian stream of bits. 4-bit codes lie two to
+a byte, low nibble first; 2-bit codes four to a byte, low bits first; 6-bit codes four to three bytes. Zero padding
+fills the last byte.
+
+Packing and unpacking use shifts and reshapes only, so the same lines serve NumPy and CuPy.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+
+from gpucast.dtypes import DType, dtype
+
+
+def namespace(array: Any) -> Any:
+    """The module, numpy or cupy, that an array belongs to; None for anything else."""
+    if isinstance(array, np.ndarray):
+        return np
+    cupy = sys.modules.get("cupy")
+    return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
+
+
+def _group(bits: int) -> tuple[int, int]:
+    """The smallest whole group: so many codes in so many bytes."""
+    step = math.gcd(bits, 8)
+    return 8 // step, bits // step
+
+
+def pack_codes(codes: Any, bits: int) -> Any:
+    """Pack a flat uint8 array of codes (upper bits are ignored) into a new flat uint8 array."""
+    xp = namespace(codes)
+    count, width = _group(bits)
+    groups = -(-codes.size // count)
+    padded = xp.zeros((groups, count), dtype=xp.uint8)
+    padded.reshape(-1)[: codes.size] = codes & ((1 << bits) - 1)
+    packed = xp.zeros((groups, width), dtype=xp.uint8)
+    for i in range(count):
+        byte, shift = divmod(i * bits, 8)
+        packed[:, byte] |= padded[:, i] << shift
+        if shift + bits > 8:
+            packed[:, byte + 1] |= padded[:, i] >> (8 - shift)
+    return packed.reshape(-1)[: -(-codes.size * bits // 8)]
+
+
+def unpack_codes(data: Any, bits: int, size: int) -> Any:
+    """The first `size` codes of a packed flat uint8 array, as a new flat uint8 array. Pad bits are ignored."""
+    xp = namespace(data)
+    count, width = _group(bits)
+    groups = -(-size // count)
+    packed = xp.zeros((groups, width), dtype=xp.uint8)
+    packed.reshape(-1)[: data.size] = data
+    codes = xp.empty((groups, count), dtype=xp.uint8)
+    for i in range(count):
+        byte, shift = divmod(i * bits, 8)
+        code = packed[:, byte] >> shift
+        if shift + bits > 8:
+            code |= packed[:, byte + 1] << (8 - shift)
+        codes[:, i] = code & ((1 << bits) - 1)
+    return codes.reshape(-1)[:size]
+
+
+def checked_shape(shape: Any, who: str) -> tuple[int, ...]:
+    """A shape as a tuple of non-negative ints; a single int is a shape of one dimension."""
+    try:
+        try:
+            lengths: tuple[int, ...] = (operator.index(shape),)
+        except TypeError:
+            lengths = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        raise TypeError(f"{who}: shape={shape!r} must be an int or a sequence of ints") from None
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"{who}: shape={shape!r} has a negative length")
+    return lengths
+
+
+class PackedArray:
+    """An array of a 2-, 4- or 6-bit type, packed as ONNX raw_data.
+
+    ``PackedArray(data, dtype, shape)`` aliases `data`, a flat contiguous uint8 array (NumPy or CuPy, any byte
+    alignment) of exactly ``ceil(size * bits / 8)`` bytes. ``PackedArray.pack(x)`` copies from an ml_dtypes array.
+
+    Attributes: `data`, `dtype` (the gpucast row), `shape`, and as on any array `ndim`, `size`, `nbytes`, `device`.
+    Indexing copies and gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises.
+    """
+
+    __slots__ = ("data", "dtype", "shape")
+    __hash__ = None  # type: ignore[assignment]
+    #: Binary operators of NumPy arrays give way instead of looping over elements.
+    __array_ufunc__ = None
+
+    def __init__(self, data: Any, dtype: Any, shape: Any) -> None:
+        row = _packed_row(dtype, "PackedArray")
+        lengths = checked_shape(shape, "PackedArray")
+        if namespace(data) is None:
+            raise TypeError(f"PackedArray: data={type(data).__name__} must be a NumPy or CuPy array")
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise TypeError(
+                f"PackedArray: data has dtype {data.dtype} and shape {data.shape}; expected flat contiguous uint8"
+            )
+        needed = row.nbytes(math.prod(lengths))
+        if data.size != needed:
+            raise ValueError(f"PackedArray: data holds {data.size} bytes; {row.name} of shape {lengths} takes {needed}")
+        self.data = data
+        self.dtype: DType = row
+        self.shape = lengths
+
+    @classmethod
+    def pack(cls, x: Any, dtype: Any = None) -> PackedArray:
+        """Pack an unpacked array: ml_dtypes elements, or uint8 / int8 codes together with `dtype`.
+
+        `x` is a NumPy array (or a CuPy array tagged with the ml_dtypes dtype) of any shape and strides, one element
+        per byte of which the low bits count. The codes are copied.
+        """
+        xp = namespace(x)
+        if xp is None:
+            x, xp = np.asarray(x), np
+        row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")
+        if x.dtype not in (row.numpy, np.uint8, np.int8):
+            raise TypeError(f"PackedArray.pack: x has dtype {x.dtype}; expected {row.numpy}, or its codes as uint8")
+        flat = xp.ascontiguousarray(x).reshape(-1).view(xp.uint8)
+        return cls(pack_codes(flat, row.bits), row, x.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.size)
+
+    @property
+    def device(self) -> Any:
+        """Where the data is: "cpu", or the CuPy device."""
+        return "cpu" if isinstance(self.data, np.ndarray) else self.data.device
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a PackedArray of shape ()")
+        return self.shape[0]
+
+    def codes(self) -> Any:
+        """The codes, one per byte, as a new uint8 array of the same shape where the data is."""
+        return unpack_codes(self.data, self.dtype.bits, self.size).reshape(self.shape)
+
+    def unpack(self) -> Any:
+        """The elements, one per byte, as a new array where the data is, tagged with the ml_dtypes dtype."""
+        return self.codes().view(self.dtype.numpy)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """The elements as a new NumPy array of the ml_dtypes dtype, one per byte."""
+        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        unpacked: np.ndarray[Any, Any] = PackedArray(data, self.dtype, self.shape).unpack()
+        return unpacked
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("PackedArray: unpacking copies; numpy.asarray(x, copy=False) is not possible")
+        unpacked = self.get()
+        if dtype is None or np.dtype(dtype) == unpacked.dtype:
+            return unpacked
+        raise TypeError(f"PackedArray: unpacks to {unpacked.dtype}, not to {dtype}; use gpucast.cast to convert")
+
+    def tobytes(self) -> bytes:
+        """The packed bytes: what ONNX stores as raw_data."""
+        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        return bytes(data.tobytes())
+
+    def reshape(self, *shape: Any) -> PackedArray:
+        """The same data under another shape (no copy). One length may be -1."""
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
+        try:
+            # NumPy's own reshape works out -1 and checks the size, on an array that takes no memory.
+            new = np.broadcast_to(np.uint8(0), self.shape).reshape(wanted).shape
+        except ValueError:
+            raise ValueError(f"PackedArray: cannot reshape {self.shape} to {wanted!r}") from None
+        return PackedArray(self.data, self.dtype, new)
+
+    def __getitem__(self, key: Any) -> PackedArray:
+        return PackedArray.pack(self.codes()[key], self.dtype)
+
+    def transpose(self, *axes: Any) -> PackedArray:
+        raise TypeError("PackedArray: packed data cannot be transposed; unpack it first with .get()")
+
+    @property
+    def T(self) -> PackedArray:
+        return self.transpose()
+
+    def copy(self) -> PackedArray:
+        return PackedArray(self.data.copy(), self.dtype, self.shape)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return PackedArray, (self.data, self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        where = "" if isinstance(self.data, np.ndarray) else f", device={self.device}"
+        values = "..." if where else np.array2string(self._values(), separator=", ", threshold=20, edgeitems=3)
+        return f"PackedArray({values}, dtype={self.dtype.name}, shape={self.shape}{where})"
+
+    def _values(self) -> np.ndarray[Any, Any]:
+        table = np.array([self.dtype.value(code) for code in range(self.dtype.code_mask + 1)])
+        return np.asarray(table[self.codes()])
+
+
+def _packed_row(kind: Any, who: str) -> DType:
+    row = dtype(kind, who=f"{who}: dtype=")
+    if not row.packed:
+        raise TypeError(f"{who}: dtype={row.name} has {row.bits} bits; expected a type of 2, 4 or 6 bits")
+    return row

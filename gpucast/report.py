@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cast loses: counts and the worst relative error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast import device as devices
+from gpucast import host, host_strings
+from gpucast.cast import as_array, on_device
+from gpucast.dtypes import DType, dtype
+from gpucast.packed import PackedArray
+from gpucast.rule import DEFAULT_OPSET, Rule, resolve
+
+Array = npt.NDArray[Any]
+
+#: Elements that are cast and compared at a time, so that a report takes little memory beyond x.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class CastReport:
+    """Counts over the elements of a cast. Add two reports to join them."""
+
+    #: All elements, and those whose source is not zero (NaN and infinities included).
+    elements: int = 0
+    nonzero: int = 0
+    #: Out of the destination's range after rounding, infinities included, and clamped to its largest or lowest value.
+    saturated: int = 0
+    #: Out of an integer destination's range: the low bits were kept (an infinity gives 0).
+    wrapped: int = 0
+    #: Results that are infinite where the source is not.
+    infinite: int = 0
+    #: Results that are NaN where the source is not.
+    nan: int = 0
+    #: Sources that are NaN where the result is a number.
+    nan_lost: int = 0
+    #: Results that are zero where the source is a number in range other than zero.
+    underflowed: int = 0
+    #: The largest abs(result - source) / abs(source) where both are finite and the source is not zero.
+    max_relative_error: float = 0.0
+
+    def __add__(self, other: CastReport) -> CastReport:
+        if not isinstance(other, CastReport):
+            return NotImplemented
+        joined = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        joined["max_relative_error"] = max(self.max_relative_error, other.max_relative_error)
+        return CastReport(**joined)
+
+    @property
+    def lost(self) -> int:
+        """Values that are no longer near what they were: all the counts of change together."""
+        return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
+
+
+def cast_report(
+    x: Any,
+    to: Any,
+    *,
+    saturate: bool = True,
+    round_mode: str = "up",
+    opset: int = DEFAULT_OPSET,
+    rounding: str | None = None,
+    overflow: str | None = None,
+) -> CastReport:
+    """What ``cast(x, to, ...)`` would lose, counted where x lives and without keeping the result.
+
+    Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
+    both report counts of elements alone. Text is compared as the DOUBLE that it reads as.
+    """
+    x = as_array(x, "cast_report")
+    rule = resolve(
+        dtype(x.dtype, who="cast_report: x.dtype="),
+        dtype(to, who="cast_report: to="),
+        saturate=saturate,
+        round_mode=round_mode,
+        opset=opset,
+        rounding=rounding,
+        overflow=overflow,
+        who="cast_report",
+    )
+    if on_device(x):
+        devices.refuse("cast_report")
+    if isinstance(x, PackedArray):
+        x = x.get()
+    if rule.src.family == "string":
+        y = host_strings.parse(x, rule) if rule.dst.family != "string" else x
+        if rule.dst.family in ("string", "bool"):
+            return CastReport(elements=x.size)
+        # "wide" is exact enough for the counts: thresholds are few-bit numbers.
+        wide = dtype("DOUBLE")
+        return _compare(host_strings.parse(x, resolve(rule.src, wide)).reshape(-1), y.reshape(-1), rule, wide)
+    total = CastReport()
+    for chunk in _chunks(x):
+        if rule.dst.family in ("string", "bool"):
+            total += CastReport(elements=chunk.size, nonzero=int(np.count_nonzero(_double(chunk, rule.src))))
+            continue
+        y = np.empty(chunk.shape, rule.dst.numpy)
+        host.apply(chunk, rule, y)
+        total += _compare(chunk, y, rule, rule.src)
+    return total
+
+
+def _chunks(x: Array) -> Iterator[Array]:
+    """The elements in memory order, flat, a chunk at a time; each chunk is used up before the next is asked for."""
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    with np.nditer(x, flags=flags, order="K", buffersize=_CHUNK) as chunks:
+        for chunk in chunks:
+            elements: Any = chunk
+            if elements.size:
+                yield elements
+
+
+def _double(x: Array, row: DType) -> Array:
+    """The values as float64: exact but for 64-bit integers, which are rounded."""
+    values = np.empty(x.shape, np.float64)
+    host.apply(x, resolve(row, dtype("DOUBLE")), values)
+    return values
+
+
+def _compare(x: Array, y: Array, rule: Rule, src: DType) -> CastReport:
+    dst = rule.dst
+    before, after = _double(x, src), _double(y, dst)
+    number = ~np.isnan(before)
+    nonzero = before != 0
+    outside = _outside(x, before, src, rule) & number
+    became_infinite = np.isinf(after) & ~np.isinf(before) & number
+    became_nan = np.isnan(after) & number
+    finite = outside & ~np.isinf(after) & ~np.isnan(after)
+    comparable = np.isfinite(before) & np.isfinite(after) & nonzero
+    error = np.abs(_difference(x, before, after, outside, src, rule.dst)[comparable]) / np.abs(before[comparable])
+    return CastReport(
+        elements=x.size,
+        nonzero=int(np.count_nonzero(nonzero)),
+        saturated=int(np.count_nonzero(finite)) if rule.overflow == "saturate" else 0,
+        wrapped=int(np.count_nonzero(finite)) if rule.overflow == "wrap" else 0,
+        infinite=int(np.count_nonzero(became_infinite)),
+        nan=int(np.count_nonzero(became_nan)),
+        nan_lost=int(np.count_nonzero(~number & ~np.isnan(after))),
+        underflowed=int(np.count_nonzero(number & nonzero & ~outside & (after == 0))),
+        max_relative_error=float(error.max()) if error.size else 0.0,
+    )
+
+
+def _outside(x: Array, before: Array, src: DType, rule: Rule) -> Array:
+    """Where the rounded source is beyond the destination's finite values."""
+    dst = rule.dst
+    if src is dst:
+        return np.zeros(x.shape, bool)
+    if dst.family == "int":
+        if src.bits == 64 and not src.is_float:
+            return np.asarray((x > dst.max) | (x < dst.min))
+        whole = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+        return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
+    if dst.family == "e8m0":
+        return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
+    # The midpoint to where the next value would be; a tie stays with an even last code.
+    step = float(dst.max) - float(dst.value(dst.max_code - 1))
+    with np.errstate(over="ignore"):
+        limit = float(dst.max) + step / 2
+    return np.abs(before) >= limit if dst.max_code % 2 else np.abs(before) > limit
+
+
+def _difference(x: Array, before: Array, after: Array, outside: Array, src: DType, dst: DType) -> Array:
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not src.is_float and not dst.is_float:
+            # Integers in range are kept; float64 might not show it.
+            return np.where(outside, after - before, 0.0)
+        if src.family == "int" and src.bits == 64:
+            # Two exact halves: float64 alone would round the source away together with the error.
+            high = x >> x.dtype.type(32) << x.dtype.type(32)
+            return np.asarray((after - high.astype(np.float64)) - (x - high).astype(np.float64))
+        return after - before

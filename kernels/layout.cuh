@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elements of 2, 4, 6, 8, 16, 32 or 64 bits to and from bytes. Knows no exponents.
+//
+// An array is one little-endian stream of bits, as ONNX raw_data has it: element i begins at bit i * Bits.
+#ifndef GPUCAST_CHECK_ALIGNED
+// The host build counts the misaligned accesses that a GPU would fault on.
+#define GPUCAST_CHECK_ALIGNED(pointer, bytes)
+#endif
+
+namespace gpucast {
+
+GPUCAST_INLINE u64 address(const void* pointer) { return reinterpret_cast<u64>(pointer); }
+
+// The widest access that every whole multiple of `Bytes` is aligned for, and that one instruction does.
+template <u32 Bytes>
+struct Piece {
+    enum : u32 { lowest_bit = Bytes & (~Bytes + 1), bytes = lowest_bit < 16 ? lowest_bit : 16 };
+};
+
+template <u32 Bytes>
+struct alignas(Bytes) Words {
+    u32 word[Bytes / 4];
+};
+
+// The fewest elements that fill whole bytes together.
+template <u32 Bits>
+struct Unit {
+    enum : u32 { lowest_bit = Bits & (~Bits + 1), elements = lowest_bit < 8 ? 8 / lowest_bit : 1, bytes = elements * Bits / 8 };
+};
+
+struct Head {
+    u32 elements;
+    // False where no element begins at an aligned address.
+    bool reachable;
+};
+
+// How many elements lie between a whole byte and the next address that is a multiple of Alignment.
+template <u32 Bits, u32 Alignment>
+GPUCAST_INLINE Head elements_before(const u8* stream) {
+    const u32 gap = u32(0 - address(stream)) & (Alignment - 1);
+    const u32 even = Piece<Unit<Bits>::bytes>::bytes, odd = Unit<Bits>::bytes / even;
+    // Units of `odd` bytes reach every gap; `odd` is 1 or 3, and 3 is its own inverse modulo 8.
+    static_assert(odd == 1 || (odd == 3 && Alignment <= 8), "another inverse is needed");
+    const u32 units = gap / even * odd & (Alignment / even - 1);
+    return {units * Unit<Bits>::elements, gap % even == 0};
+}
+
+// ---- a tile of `Bytes` bytes in registers: 32-bit words, the last one filled up with zeros ----
+
+template <u32 Bytes>
+struct Tile {
+    enum : u32 { words = (Bytes + 3) / 4, piece = Piece<Bytes>::bytes };
+    u32 word[words];
+};
+
+template <u32 Bytes>
+GPUCAST_INLINE void load_aligned(const u8* from, Tile<Bytes>& tile) {
+    GPUCAST_CHECK_ALIGNED(from, Tile<Bytes>::piece);
+    if constexpr (Bytes == 1) {
+        tile.word[0] = *from;
+    } else if constexpr (Bytes == 2) {
+        tile.word[0] = *reinterpret_cast<const u16*>(from);
+    } else {
+        typedef Words<Tile<Bytes>::piece> Vector;
+#pragma unroll
+        for (u32 i = 0; i < Bytes / sizeof(Vector); ++i) {
+            const Vector vector = reinterpret_cast<const Vector*>(from)[i];
+#pragma unroll
+            for (u32 j = 0; j < sizeof(Vector) / 4; ++j) tile.word[i * (sizeof(Vector) / 4) + j] = vector.word[j];
+        }
+    }
+}
+
+// From any byte and bit (0 to 7): whole aligned words, shifted together. Reads up to 3 bytes before and 7 behind the tile.
+template <u32 Bytes>
+GPUCAST_INLINE void load_shifted(const u8* from, u32 bit, Tile<Bytes>& tile) {
+    const u32 skew = u32(address(from)) & 3;
+    const u32 shift = 8 * skew + bit;
+    const u32* words = reinterpret_cast<const u32*>(from - skew);
+    GPUCAST_CHECK_ALIGNED(words, 4);
+    u32 low = words[0];
+#pragma unroll
+    for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
+        const u32 high = words[i + 1];
+        tile.word[i] = u32((u64(high) << 32 | low) >> shift);
+        low = high;
+    }
+}
+
+template <u32 Bytes>
+GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
+    GPUCAST_CHECK_ALIGNED(to, Tile<Bytes>::piece);
+    if constexpr (Bytes == 1) {
+        *to = u8(tile.word[0]);
+    } else if constexpr (Bytes == 2) {
+        *reinterpret_cast<u16*>(to) = u16(tile.word[0]);
+    } else {
+        typedef Words<Tile<Bytes>::piece> Vector;
+#pragma unroll
+        for (u32 i = 0; i < Bytes / sizeof(Vector); ++i) {
+            Vector vector;
+#pragma unroll
+            for (u32 j = 0; j < sizeof(Vector) / 4; ++j) vector.word[j] = tile.word[i * (sizeof(Vector) / 4) + j];
+            reinterpret_cast<Vector*>(to)[i] = vector;
+        }
+    }
+}
+
+// Element i of a tile; with i known to the compiler no register is indexed at run time.
+template <u32 Bits, typename Word, u32 Bytes>
+GPUCAST_INLINE Word get(const Tile<Bytes>& tile, u32 i) {
+    const u32 word = i * Bits / 32, shift = i * Bits % 32;
+    if constexpr (Bits == 64) {
+        return u64(tile.word[word + 1]) << 32 | tile.word[word];
+    } else if constexpr (Bits == 32) {
+        return tile.word[word];
+    } else {
+        u32 code = tile.word[word] >> shift;
+        if (shift + Bits > 32) code |= tile.word[word + 1] << (32 - shift);
+        return code & ((1u << Bits) - 1);
+    }
+}
+
+// Element i of a tile that is still zero there; `code` has no bits above its own.
+template <u32 Bits, typename Word, u32 Bytes>
+GPUCAST_INLINE void put(Tile<Bytes>& tile, u32 i, Word code) {
+    const u32 word = i * Bits / 32, shift = i * Bits % 32;
+    tile.word[word] |= u32(code) << shift;
+    if constexpr (Bits == 64) {
+        tile.word[word + 1] = u32(code >> 32);
+    } else if (shift + Bits > 32) {
+        tile.word[word + 1] |= u32(code) >> (32 - shift);
+    }
+}
+
+// ---- single elements, at any address ----
+
+// The element that begins at a bit of the stream; of the upper bits those of the same byte may be set.
+template <u32 Bits, typename Word>
+GPUCAST_INLINE Word read_element(const u8* stream, u64 bit) {
+    const u8* from = stream + (bit >> 3);
+    if constexpr (Bits < 8) {
+        const u32 shift = u32(bit) & 7;
+        u32 code = *from;
+        // The next byte is not read for an element that ends here: it may lie behind the array.
+        if (shift + Bits > 8) code |= u32(from[1]) << 8;
+        return code >> shift & ((1u << Bits) - 1);
+    } else {
+        Word code = 0;
+#pragma unroll
+        for (u32 i = 0; i < Bits / 8; ++i) code |= Word(from[i]) << (8 * i);
+        return code;
+    }
+}
+
+// A whole-byte element of a strided array: one access where the address allows it, else byte by byte.
+template <u32 Bits, typename Word>
+GPUCAST_INLINE Word load_element(const u8* from) {
+    if ((address(from) & (Bits / 8 - 1)) != 0) return read_element<Bits, Word>(from, 0);
+    if constexpr (Bits == 8) return *from;
+    if constexpr (Bits == 16) return *reinterpret_cast<const u16*>(from);
+    if constexpr (Bits == 32) return *reinterpret_cast<const u32*>(from);
+    if constexpr (Bits == 64) return *reinterpret_cast<const u64*>(from);
+}
+
+template <u32 Bits, typename Word>
+GPUCAST_INLINE void store_element(u8* to, Word code) {
+    if ((address(to) & (Bits / 8 - 1)) != 0) {
+#pragma unroll
+        for (u32 i = 0; i < Bits / 8; ++i) to[i] = u8(code >> (8 * i));
+        return;
+    }
+    if constexpr (Bits == 8) *to = u8(code);
+    if constexpr (Bits == 16) *reinterpret_cast<u16*>(to) = u16(code);
+    if constexpr (Bits == 32) *reinterpret_cast<u32*>(to) = u32(code);
+    if constexpr (Bits == 64) *reinterpret_cast<u64*>(to) = code;
+}
+
+// Writes elements one after the other, from a whole byte on.
+template <u32 Bits, typename Word>
+struct Writer {
+    u8* to;
+    Word held;
+    u32 held_bits;
+
+    // `code` has no bits above its own.
+    GPUCAST_INLINE void put(Word code) {
+        held |= code << held_bits;
+        held_bits += Bits;
+#pragma unroll
+        for (u32 i = 0; i < (Bits + 7) / 8; ++i) {
+            if (held_bits < 8) break;
+            *to++ = u8(held);
+            held >>= 8;
+            held_bits -= 8;
+        }
+    }
+
+    // The last byte, its unused bits zero.
+    GPUCAST_INLINE void finish() {
+        if (held_bits != 0) *to = u8(held);
+    }
+};
+
+// ---- strided arrays ----
+
+// Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions.
+template <u32 MaxDims>
+struct Dims {
+    u32 count;
+    u64 length[MaxDims];
+    i64 src[MaxDims];
+    i64 dst[MaxDims];
+};
+
+struct Offsets {
+    i64 src, dst;
+};
+
+// Where element i lies. `Index` holds the array's size: 32-bit division is several times faster than 64-bit.
+template <typename Index, u32 MaxDims>
+GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, Index i) {
+    Offsets found = {0, 0};
+    for (u32 d = dims.count; d-- > 0;) {
+        const Index rest = i / Index(dims.length[d]);
+        const i64 place = i64(i - rest * Index(dims.length[d]));
+        found.src += place * dims.src[d];
+        found.dst += place * dims.dst[d];
+        i = rest;
+    }
+    return found;
+}
+
+}  // namespace gpucast

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exact numbers, and how the code of every source type is decoded to one.
+//
+// Everything here works on integers, so that no compiler flag (-ftz, fast math) can bend a result. The row of a type is
+// a struct of constants that source.py generates; its `family` is one of the tags below.
+#define GPUCAST_INLINE __device__ __forceinline__
+
+namespace gpucast {
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// Tags: overloads on them choose how a source decodes and which rule a destination follows.
+struct BoolFamily {};
+struct IntFamily {};
+struct FloatFamily {};
+struct E8M0Family {};
+
+// The options of a cast, as gpucast/rule.py resolves them.
+enum class Overflow { wrap, saturate, infinity, nan };
+enum class Rounding { truncate, nearest_even };
+enum class RoundMode { up, down, nearest };
+template <Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
+struct Rule {};
+
+// Codes and significands of a pair are held in one word type: 64 bits only where either type is that wide.
+template <bool Wide>
+struct WordOf {
+    typedef u32 type;
+};
+template <>
+struct WordOf<true> {
+    typedef u64 type;
+};
+template <typename Word>
+struct Width {
+    enum : int { bits = 8 * int(sizeof(Word)) };
+};
+
+enum class Kind { finite, infinite, nan };
+
+// The number (-1)^negative * significand * 2^(exponent - (bits of Word - 1)).
+template <typename Word>
+struct Number {
+    Kind kind;
+    bool negative;
+    // Its top bit is set, unless the number is zero.
+    Word significand;
+    // What the top bit is worth, as a power of two; for zero `exponent_of_zero`.
+    int exponent;
+};
+
+// Below every number, so that rules which look at the exponent first need no case for zero.
+enum : int { exponent_of_zero = -0x10000 };
+
+GPUCAST_INLINE int leading_zeros(u32 word) { return __clz(int(word)); }
+GPUCAST_INLINE int leading_zeros(u64 word) { return __clzll(i64(word)); }
+
+// The finite number of which `significand`'s top bit is worth 2^exponent, whether that bit is set or not.
+template <typename Word>
+GPUCAST_INLINE Number<Word> normalised(bool negative, Word significand, int exponent) {
+    const int zeros = leading_zeros(significand | Word(1));
+    return {Kind::finite, negative, significand << zeros, significand == 0 ? exponent_of_zero : exponent - zeros};
+}
+
+// significand / 2^drop to the nearest integer, ties to even; drop is 1 or more.
+template <typename Word>
+GPUCAST_INLINE Word round_nearest_even(Word significand, int drop) {
+    const int bits = Width<Word>::bits;
+    if (drop > bits) return 0;
+    const Word kept = significand >> 1 >> (drop - 1);
+    const Word rest = significand << (bits - drop);
+    // An odd number goes up from the tie on, an even one only beyond it.
+    return kept + Word((rest | (kept & 1)) > Word(1) << (bits - 1));
+}
+
+template <typename Row, typename Word>
+GPUCAST_INLINE Number<Word> decode(Word code, BoolFamily) {
+    return normalised(false, Word((code & Word(Row::mask)) != 0), Width<Word>::bits - 1);
+}
+
+template <typename Row, typename Word>
+GPUCAST_INLINE Number<Word> decode(Word code, IntFamily) {
+    const bool negative = (code & Word(Row::sign_code)) != 0;
+    const Word magnitude = (negative ? 0 - code : code) & Word(Row::mask);
+    return normalised(negative, magnitude, Width<Word>::bits - 1);
+}
+
+template <typename Row, typename Word>
+GPUCAST_INLINE Number<Word> decode(Word code, FloatFamily) {
+    const Word magnitude = code & Word(Row::mask ^ Row::sign_code);
+    const bool negative = (code & Word(Row::sign_code)) != 0;
+    const Word hidden = Word(1) << Row::mantissa_bits;
+    const Word field = magnitude >> Row::mantissa_bits;
+    const Word fraction = magnitude & (hidden - 1);
+    // Field 0 holds the subnormal numbers: the exponent of field 1, and no hidden bit.
+    const Word significand = field != 0 ? fraction | hidden : fraction;
+    const int exponent = (field != 0 ? int(field) : 1) - Row::bias;
+    Number<Word> x = normalised(negative, Word(significand << (Width<Word>::bits - 1 - Row::mantissa_bits)), exponent);
+    if constexpr (Row::has_inf) {
+        if (magnitude == Word(Row::inf_code)) x.kind = Kind::infinite;
+        if (magnitude > Word(Row::inf_code)) x.kind = Kind::nan;
+    } else if constexpr (Row::nan_is_signed) {
+        if (magnitude == Word(Row::nan_code)) x.kind = Kind::nan;
+    } else if constexpr (Row::has_nan) {
+        if ((code & Word(Row::mask)) == Word(Row::nan_code)) {
+            x.kind = Kind::nan;
+            // The code's sign bit only tells this NaN from zero.
+            x.negative = false;
+        }
+    }
+    return x;
+}
+
+template <typename Row, typename Word>
+GPUCAST_INLINE Number<Word> decode(Word code, E8M0Family) {
+    const Word field = code & Word(Row::mask);
+    const Kind kind = field == Word(Row::nan_code) ? Kind::nan : Kind::finite;
+    return {kind, false, Word(1) << (Width<Word>::bits - 1), int(field) - Row::bias};
+}
+
+}  // namespace gpucast

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exact model: a cast as rational arithmetic on one number at a time, in Python's Fraction.
+
+Written from the semantics alone, with nothing of gpucast but the rows and the resolved Rule. Slow and plain on purpose:
+it is what the reference, the host path and (later) the kernels are judged by.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from gpucast.dtypes import DType
+from gpucast.rule import Rule
+
+
+@dataclass(eq=False)
+class Number:
+    kind: str  # "finite", "infinite" or "nan"
+    negative: bool
+    magnitude: Fraction = Fraction(0)
+    #: Rounded magnitudes by destination, since many rules round alike.
+    memo: dict[Any, int] = field(default_factory=dict)
+
+
+def decode(row: DType, code: int) -> Number:
+    """The number that a code of a row stands for."""
+    if row.family == "bool":
+        return Number("finite", False, Fraction(int(code != 0)))
+    negative = bool(row.sign_bits and code >> (row.bits - 1) & 1)
+    if row.family == "int":
+        value = code - (1 << row.bits) if negative else code
+        return Number("finite", negative, Fraction(abs(value)))
+    rest = code & ((1 << (row.bits - row.sign_bits)) - 1)
+    exponent, mantissa = divmod(rest, 1 << row.mantissa_bits)
+    top = (1 << row.exponent_bits) - 1
+    if row.specials == "nan_ff" and code == 0xFF:
+        return Number("nan", False)
+    if row.specials == "fnuz" and negative and rest == 0:
+        return Number("nan", False)
+    if row.specials == "fn" and rest == (1 << (row.bits - 1)) - 1:
+        return Number("nan", negative)
+    if row.specials == "ieee" and exponent == top:
+        return Number("nan" if mantissa else "infinite", negative)
+    if exponent == 0 and row.family == "float":
+        return Number("finite", negative, mantissa * Fraction(2) ** (1 - row.bias - row.mantissa_bits))
+    fraction = 1 + Fraction(mantissa, 1 << row.mantissa_bits)
+    return Number("finite", negative, fraction * Fraction(2) ** (exponent - row.bias))
+
+
+@lru_cache(maxsize=4)
+def numbers(row: DType) -> tuple[Number, ...]:
+    """Every code of a row of 16 bits or fewer, decoded once."""
+    return tuple(decode(row, code) for code in range(2 if row.family == "bool" else 1 << row.bits))
+
+
+def cast_codes(codes: Any, rule: Rule) -> list[int]:
+    """The destination codes of source codes (ints)."""
+    codes = [int(code) for code in codes]
+    if rule.src is rule.dst:
+        return [int(code != 0) for code in codes] if rule.src.family == "bool" else codes
+    if rule.src.bits <= 16:
+        table = numbers(rule.src)
+        return [cast(table[code], rule) for code in codes]
+    return [cast(decode(rule.src, code), rule) for code in codes]
+
+
+def cast(x: Number, rule: Rule) -> int:
+    """One number into a code of rule.dst."""
+    dst = rule.dst
+    if dst.family == "bool":
+        return int(x.kind != "finite" or x.magnitude != 0)
+    if dst.family == "int":
+        return to_int(x, rule)
+    if dst.family == "e8m0":
+        return to_e8m0(x, rule)
+    return to_float(x, rule)
+
+
+def to_int(x: Number, rule: Rule) -> int:
+    bits = rule.dst.bits
+    lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if rule.dst.sign_bits else (0, (1 << bits) - 1)
+    if x.kind == "nan":
+        return 0
+    if x.kind == "infinite":
+        value = 0 if rule.overflow == "wrap" else (lowest if x.negative else highest)
+    else:
+        value = x.memo.get(rule.rounding)
+        if value is None:
+            # Python's round takes ties to even.
+            value = round(x.magnitude) if rule.rounding == "nearest_even" else math.floor(x.magnitude)
+            x.memo[rule.rounding] = value
+        value = -value if x.negative else value
+        if rule.overflow == "saturate":
+            value = min(max(value, lowest), highest)
+    return value % (1 << bits)
+
+
+def floor_log2(magnitude: Fraction) -> int:
+    k = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    return k if Fraction(2) ** k <= magnitude else k - 1
+
+
+def to_e8m0(x: Number, rule: Rule) -> int:
+    saturate = rule.overflow == "saturate"
+    if x.kind == "nan":
+        return 0xFF
+    if x.negative and (x.kind == "infinite" or x.magnitude != 0):
+        return 0x00 if saturate else 0xFF
+    if x.kind == "infinite":
+        return 0xFE if saturate else 0xFF
+    key = (rule.dst, rule.round_mode)
+    code = x.memo.get(key)
+    if code is None:
+        code = x.memo[key] = e8m0_exponent(x.magnitude, rule.round_mode)
+    if code < 0:
+        return 0x00 if saturate else 0xFF
+    if code > 254:
+        return 0xFE if saturate else 0xFF
+    return code
+
+
+def e8m0_exponent(magnitude: Fraction, mode: str) -> int:
+    """The rounded code; -1 for what is below 2^-127 and 255 for what is above 2^127."""
+    if magnitude < Fraction(2) ** -127:
+        return -1
+    if magnitude > Fraction(2) ** 127:
+        return 255
+    k = floor_log2(magnitude)
+    power = Fraction(2) ** k
+    if mode == "up":
+        k += magnitude != power
+    elif mode == "nearest":
+        k += magnitude >= power * Fraction(3, 2)
+    return k + 127
+
+
+def round_magnitude(magnitude: Fraction, row: DType) -> int:
+    """The nearest value as a code, ties to even, with no upper limit on the exponent."""
+    if magnitude == 0:
+        return 0
+    lowest = 1 - row.bias
+    exponent = max(floor_log2(magnitude), lowest)
+    steps = round(magnitude / Fraction(2) ** (exponent - row.mantissa_bits))
+    return ((exponent - lowest) << row.mantissa_bits) + steps
+
+
+def to_float(x: Number, rule: Rule) -> int:
+    row = rule.dst
+    width = row.bits - 1
+    sign = int(x.negative) << width
+    top = ((1 << row.exponent_bits) - 1) << row.mantissa_bits
+    largest = {"ieee": top - 1, "fn": (1 << width) - 2, "fnuz": (1 << width) - 1, "none": (1 << width) - 1}[
+        row.specials
+    ]
+    nan = {"ieee": sign | top | 1 << (row.mantissa_bits - 1), "fn": sign | (1 << width) - 1, "fnuz": 1 << width}
+    if x.kind == "nan":
+        return nan[row.specials] if row.specials in nan else (1 << width) ^ sign
+    if x.kind == "infinite":
+        if rule.infinity_is_nan:
+            return nan[row.specials]
+        code = largest + 1
+    else:
+        cached = x.memo.get(row)
+        if cached is None:
+            cached = x.memo[row] = round_magnitude(x.magnitude, row)
+        code = cached
+    if code > largest:
+        if rule.overflow == "saturate":
+            return sign | largest
+        return sign | top if rule.overflow == "infinity" else nan[row.specials]
+    if code == 0 and row.specials == "fnuz":
+        return 0
+    return sign | code

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small ONNX models for the tests of gpucast.interop.onnx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from gpucast.dtypes import DTYPES, DType
+from gpucast.interop.onnx import Cast, CastLike
+
+ROWS = {row.name: row for row in DTYPES}
+
+
+def make_model(
+    nodes: list[onnx.NodeProto], opset: int, inputs: dict[str, DType], outputs: dict[str, DType], **rest: Any
+) -> onnx.ModelProto:
+    """A model over vectors (shapes are judged by the checker alone)."""
+    values = [
+        [helper.make_tensor_value_info(name, row.number, [None]) for name, row in side.items()]
+        for side in (inputs, outputs)
+    ]
+    domains = {node.domain for node in nodes} - {""}
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+    graph = helper.make_graph(nodes, "test", *values)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, **rest)
+
+
+def cast_model(src: DType, dst: DType, opset: int, **attributes: Any) -> onnx.ModelProto:
+    attributes.setdefault("to", dst.name if opset < 6 else dst.number)
+    node = helper.make_node("Cast", ["x"], ["y"], **attributes)
+    return make_model([node], opset, {"x": src}, {"y": dst})
+
+
+def cast_like_model(src: DType, dst: DType, opset: int, **attributes: Any) -> onnx.ModelProto:
+    node = helper.make_node("CastLike", ["x", "like"], ["y"], **attributes)
+    return make_model([node], opset, {"x": src, "like": dst}, {"y": dst})
+
+
+def zeros(row: DType, shape: tuple[int, ...] = (1,)) -> np.ndarray:
+    return np.full(shape, "0", object) if row.family == "string" else np.zeros(shape, row.numpy)
+
+
+def run_operator(model: onnx.ModelProto, x: Any, like: Any = None) -> Any:
+    """The output of a one-node model on onnx's evaluator with our operators."""
+    feeds = {"x": x} if like is None else {"x": x, "like": like}
+    (result,) = ReferenceEvaluator(model, new_ops=[Cast, CastLike]).run(None, feeds)
+    return result

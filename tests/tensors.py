@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Test data for files: arrays of every type, and what each format can hold."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpucast import files
+from gpucast.dtypes import DTYPES, DType
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (2, 0, 3), (4, 2, 2)]
+TEXTS = ["", "1.5", " -INF ", "é", "日本", "\U0001f600", "a\0b"]
+
+
+def holds(suffix: str, row: DType) -> bool:
+    if suffix == ".npy":
+        return not row.packed
+    return not (suffix == ".safetensors" and row.family == "string")
+
+
+HELD = [(suffix, row) for suffix in files.SUFFIXES for row in DTYPES if holds(suffix, row)]
+REFUSED = [(suffix, row) for suffix in files.SUFFIXES for row in DTYPES if not holds(suffix, row)]
+
+
+def ids(case: Any) -> str:
+    return case.name if isinstance(case, DType) else str(case)
+
+
+def sample(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Any codes of the type, NaN and infinity among them where there is room; texts for STRING."""
+    size = math.prod(shape)
+    if row.family == "string":
+        array = np.empty(size, dtype=object)
+        array[:] = [TEXTS[i % len(TEXTS)] for i in range(size)]
+        return array.reshape(shape)
+    top = 1 if row.family == "bool" else row.code_mask
+    codes = np.random.default_rng(seed).integers(0, top, size, dtype=np.uint64, endpoint=True)
+    edges = [top, 0, row.sign_code, *([row.nan_code] if row.has_nan else []), *([row.inf_code] if row.has_inf else [])]
+    codes[: len(edges)] = np.array(edges, dtype=np.uint64)[:size] & np.uint64(top)
+    return codes.astype(row.code_numpy).view(row.numpy).reshape(shape)
+
+
+def assert_same(got: np.ndarray, wanted: np.ndarray, row: DType) -> None:
+    """Shape, type and every bit."""
+    assert got.shape == wanted.shape
+    if row.family == "string":
+        assert got.tolist() == wanted.tolist()
+    else:
+        assert got.dtype == row.numpy
+        assert got.tobytes() == wanted.tobytes()
+
+
+def leftovers(folder: Path, *known: str) -> list[str]:
+    """Files in the folder that nobody asked for."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in known)

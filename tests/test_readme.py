@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README tells the truth: its tables are the code's, its example runs and gives what it says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_tables_are_what_the_code_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import readme
+
+    assert readme.rendered(README) == README, "run python -m bench.readme"
+
+
+def test_the_example_gives_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    assert example is not None
+    names: dict[str, np.ndarray] = {}
+    exec(compile(example[1], "README.md", "exec"), names)
+    claims = re.findall(r"^(\w) = .*?(\[[^\]]*\])$", example[1], re.MULTILINE)
+    assert [name for name, _ in claims] == ["y", "z", "i"]
+    for name, claim in claims:
+        wanted = [float(text) for text in claim.strip("[]").split(",")]
+        assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])
+    assert "CastReport(elements=5" in capsys.readouterr().out
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+def test_the_two_commands_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import start
+
+    jobs = re.findall(r"^python3 bench/start\.py (\w+)", README, re.MULTILINE)
+    assert sorted(jobs) == sorted(start.JOBS)
+    for extra, command in start.JOBS.values():
+        assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        assert all(Path(part).exists() for part in command if part.startswith(str(ROOT)))
+    assert start.main([]) == 2 and start.main(["nonsense"]) == 2
+    assert "start.py" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("cuda", "extras"), [(None, []), ((11, 8), []), ((12, 4), ["cuda12"]), ((13, 0), ["cuda13"]), ((14, 1), ["cuda13"])]
+)
+def test_cuda_is_installed_only_where_a_driver_can_run_it(
+    cuda: tuple[int, int] | None, extras: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import start
+
+    (tmp_path / "gpucast").mkdir()
+    found = f"type('Driver', (), {{'cuda': {cuda}}})" if cuda else "None"
+    (tmp_path / "gpucast" / "driver.py").write_text(f"def find():\n    return {found}\n")
+    monkeypatch.setattr(start, "ROOT", tmp_path)
+    monkeypatch.delitem(sys.modules, "gpucast_driver", raising=False)
+    assert start.cuda_extra() == extras
+    monkeypatch.delitem(sys.modules, "gpucast_driver", raising=False)

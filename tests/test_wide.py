@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources of 32 and 64 bits, at their hard values, into every type, under every rule: model = reference = host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import exact
+import hard
+from attributes import NUMERIC, WIDE, rules
+from gpucast import host, reference
+from gpucast.dtypes import DType
+
+
+@pytest.mark.parametrize("dst", NUMERIC, ids=str)
+@pytest.mark.parametrize("src", WIDE, ids=str)
+def test_hard_values(src: DType, dst: DType, exhaustive: bool) -> None:
+    codes = hard.codes(src, dst, seed=28, share=1.0 if exhaustive else 1 / 16, random=20_000 if exhaustive else 500)
+    x = codes.view(src.numpy)
+    numbers = [exact.decode(src, code) for code in codes.tolist()]
+    for rule in rules(src, dst):
+        wanted = codes if src is dst else np.array([exact.cast(number, rule) for number in numbers], dtype=np.uint64)
+        got = np.empty(x.shape, dst.numpy)
+        host.apply(x, rule, got)
+        for name, result in (("reference", reference.apply(x, rule)), ("host", got)):
+            wrong = np.flatnonzero(result.view(dst.code_numpy) != wanted)
+            assert wrong.size == 0, (name, rule, wrong.size, *(hex(a[wrong[0]]) for a in (codes, wanted)))
+
+
+def test_hard_values_include_double_rounding() -> None:
+    """The samples hold cases that a detour through float32 gets wrong; else this file would prove little."""
+    double, bfloat16 = (row for row in NUMERIC if row.name in ("DOUBLE", "BFLOAT16"))
+    x = hard.codes(double, bfloat16, seed=28, share=1 / 16, random=0).view(np.float64)
+    x = x[np.isfinite(x) & (np.abs(x) < 1e38)]
+    with np.errstate(under="ignore"):
+        twice = x.astype(np.float32).astype(bfloat16.numpy)
+    once = reference.cast(x, "BFLOAT16")
+    assert np.count_nonzero(twice.view(np.uint16) != once.view(np.uint16)) > 100

@@ -31,7 +31,7 @@ def main() -> int:
     for name, (text, _) in BENCHMARKS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--elements", type=_count, default=1 << 24, help="elements of an array (default: 16 M)")
-    parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs, of which the fastest counts (default: 5)")
+    parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")
     parser.add_argument("--dst", nargs="+", default=[], metavar="TYPE", help="only these destination types")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")

@@ -125,7 +125,8 @@ def _sprinkle(x: Array, src: DType, rng: np.random.Generator) -> None:
     if src.family == "bool":
         random &= random.dtype.type(1)
     sign = random & random.dtype.type(src.sign_code)
-    x.view(src.code_numpy)[rng.choice(x.size, count, replace=False)] = np.where(rng.random(count) < 0.8, codes | sign, random)
+    where = rng.choice(x.size, count, replace=False)
+    x.view(src.code_numpy)[where] = np.where(rng.random(count) < 0.8, codes | sign, random)
 
 
 # ---- measuring ----
@@ -159,10 +160,9 @@ def _time(x: Array, rule: Rule, kind: str, repeats: int) -> Row:
                 call()
                 best[side] = min(best[side], time.perf_counter() - begin)
     speed = {side: round(x.size / seconds / 1e6, 1) for side, seconds in best.items()}
-    to_integer = rule.src.is_float and rule.dst.family == "int"
-    return Row(
-        rule.src.name, rule.dst.name, kind, speed["cast"], speed.get("astype", 0.0), speed.get("cast_out", 0.0), to_integer
-    )
+    float_to_integer = rule.src.is_float and rule.dst.family == "int"
+    cast, astype, cast_out = (speed.get(side, 0.0) for side in ("cast", "astype", "cast_out"))
+    return Row(rule.src.name, rule.dst.name, kind, cast, astype, cast_out, float_to_integer)
 
 
 # ---- printing ----

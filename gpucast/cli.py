@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -28,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for module in (convert, dtypes, info):
         module.add(commands)
     args = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of tensors and files may hold what the terminal cannot show.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _terminable():
             code: int = args.run(args)

@@ -24,18 +24,34 @@ class Driver:
 
 def find() -> Driver | None:
     """The driver of this machine, or None when there is none."""
+    library = _load()
+    return None if library is None else describe(library)
+
+
+def cuda_version() -> tuple[int, int] | None:
+    """The newest CUDA version that the driver runs; None without a driver. Initialises nothing, so it is quick."""
+    library = _load()
+    version = (0, 0) if library is None else _cuda_version(library)
+    # The stub library that toolkits link against says 0.
+    return version if version > (0, 0) else None
+
+
+def _load() -> Any:
     try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
         return None
-    return describe(library)
+
+
+def _cuda_version(library: Any) -> tuple[int, int]:
+    version = ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000, version.value % 1000 // 10
 
 
 def describe(library: Any) -> Driver:
     """Ask a loaded driver library (CUDA driver API)."""
-    version = ctypes.c_int()
-    library.cuDriverGetVersion(ctypes.byref(version))
-    cuda = (version.value // 1000, version.value % 1000 // 10)
+    cuda = _cuda_version(library)
     code = library.cuInit(0)
     count = ctypes.c_int()
     if code == 0:

@@ -23,16 +23,17 @@ def decode(codes: Array, row: DType) -> Array:
     """The float64 values of flat, native codes of a type of at most 16 bits, FLOAT or DOUBLE. NaN has the sign that
     counts: the code's own, positive where the type's NaN has none."""
     if row.family == "bool":
-        return (codes != 0).astype(np.float64)
+        truth: Array = (codes != 0).astype(np.float64)
+        return truth
     if row.family == "int":
-        value = (codes & row.code_numpy.type(row.code_mask)).astype(np.int64)
-        return ((value ^ row.sign_code) - row.sign_code).astype(np.float64)
+        whole: Array = (codes & row.code_numpy.type(row.code_mask)).astype(np.int64)
+        return ((whole ^ row.sign_code) - row.sign_code).astype(np.float64)
     codes = codes & row.code_numpy.type(row.code_mask)
     values: Array = codes.view(row.numpy).astype(np.float64)
     if row.has_nan:
-        negative = (codes & row.code_numpy.type(row.sign_code)) != 0 if row.nan_is_signed else False
         nan = np.isnan(values)
-        values[nan] = np.where(negative, -np.nan, np.nan)[nan] if row.nan_is_signed else np.nan
+        negative = row.nan_is_signed & (codes[nan] & row.code_numpy.type(row.sign_code) != 0)
+        values[nan] = np.where(negative, -np.nan, np.nan)
     return values
 
 
@@ -41,7 +42,7 @@ def encode(values: Array, rule: Rule) -> Array:
     warn: call it under ``numpy.errstate(all="ignore")``."""
     row = rule.dst
     if row.family == "bool":
-        return (values != 0).astype(np.uint8)
+        return np.not_equal(values, 0).view(np.uint8)
     if row.family == "int":
         return _to_integer(values, rule)
     if row.family == "e8m0":
@@ -50,15 +51,15 @@ def encode(values: Array, rule: Rule) -> Array:
         result: Array = values.astype(row.numpy)
         if rule.overflow == "saturate":
             np.clip(result, row.min, row.max, out=result)
-        return canonical_nan(result.view(row.code_numpy), row)
+        return canonical_nan(result.view(row.code_numpy), result, row)
     return _to_narrow_float(values, rule)
 
 
-def canonical_nan(codes: Array, row: DType) -> Array:
-    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of its sign."""
-    values = codes.view(row.numpy)
+def canonical_nan(codes: Array, values: Array, row: DType) -> Array:
+    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of its sign. `values` are the same numbers, as
+    any type."""
     # The maximum is NaN if any element is.
-    if codes.size and np.isnan(values.max()):
+    if values.size and np.isnan(values.max()):
         where = np.flatnonzero(np.isnan(values))
         code = row.code_numpy.type
         codes[where] = (codes[where] & code(row.sign_code)) | code(row.nan_code)
@@ -96,7 +97,7 @@ def _to_exponent(values: Array, rule: Rule) -> Array:
     fraction, exponent = np.frexp(values)
     # |x| = fraction * 2^exponent with fraction in [0.5, 1): 0.5 is an exact power of two, 0.75 the middle.
     step = {"up": fraction != 0.5, "down": False, "nearest": fraction >= 0.75}[rule.round_mode]
-    codes = exponent - 1 + row.bias + step
+    codes: Array = exponent - 1 + row.bias + step
     codes[values > row.max] = highest
     codes[values < row.min] = lowest
     codes[np.isnan(values)] = nan
@@ -114,7 +115,7 @@ def _to_narrow_float(values: Array, rule: Rule) -> Array:
     binade = np.maximum(exponent - 2 + row.bias, 0)
     binade[magnitude == 0] = 0
     steps = np.rint(np.ldexp(magnitude, row.mantissa_bits + row.bias - 1 - binade))
-    codes = (binade << row.mantissa_bits) + steps.astype(np.int64)
+    codes: Array = (binade << row.mantissa_bits) + steps.astype(np.int64)
     infinite = special & ~nan
     beyond = (codes > row.max_code) | infinite
     if rule.overflow == "nan":

@@ -25,15 +25,12 @@ Array = npt.NDArray[Any]
 #: Stores native, contiguous, flat elements (codes or a carrier) as codes of the destination.
 Lane = Callable[[Array, Array], None]
 
-#: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
-CHUNK = 1 << 15
-
 _FLOAT = dtype("FLOAT")
 
 
-def store(carrier: np.dtype[Any], rule: Rule, size: int) -> Lane:
-    """The lane from a carrier's dtype to ``rule.dst``, for an array of `size` elements in chunks of at most CHUNK."""
-    dst, chunk = rule.dst, min(size, CHUNK)
+def store(carrier: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
+    """The lane from a carrier's dtype to ``rule.dst``, for an array of `size` elements in chunks of at most `chunk`."""
+    dst = rule.dst
     if dst.family == "int":
         if carrier.kind != "f":
             return _int_to_int(carrier, rule, chunk)
@@ -43,7 +40,7 @@ def store(carrier: np.dtype[Any], rule: Rule, size: int) -> Lane:
     if dst.bits > 16:
         return _to_wide_float(rule)
     rule = replace(rule, src=_FLOAT)
-    put = _float32_to(rule, size)
+    put = _float32_to(rule, size, chunk)
     if carrier == np.float32:
         return put
     load = _to_float32(carrier, dst, chunk)
@@ -142,7 +139,7 @@ def _to_wide_float(rule: Rule) -> Lane:
         np.copyto(value, x, casting="unsafe")
         if rule.overflow == "saturate":
             np.clip(value, dst.min, dst.max, out=value)
-        canonical_nan(out, dst)
+        canonical_nan(out, x if x.itemsize == 4 else value, dst)
 
     return lane
 
@@ -190,8 +187,8 @@ def _odd_float64(x: Array) -> Array:
     return np.where(fits, x, odd).astype(np.float64)
 
 
-def _float32_to(rule: Rule, size: int) -> Lane:
-    dst, chunk = rule.dst, min(size, CHUNK)
+def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
+    dst = rule.dst
     if dst.bits <= 8:
         length = 1 << (32 - host_tables.dropped_bits(dst))
         return _encode(rule) if host_tables.too_long(length, size) else _by_leading_bits(rule, chunk)
@@ -262,8 +259,9 @@ def _to_float16(rule: Rule, chunk: int) -> Lane:
         np.bitwise_and(anchor, 0x8000, out=anchor)
         np.bitwise_or(code, anchor, out=code)
         np.copyto(out, code, casting="unsafe")
+        # The steps of a NaN are nonsense, its sign included.
         if np.isnan(x.max()):
-            nan = _where(np.isnan(x))
-            out[nan] = encode(x[nan].astype(np.float64), rule)
+            nan = np.flatnonzero(np.isnan(x))
+            out[nan] = (bits[nan] >> 16) & rule.dst.sign_code | rule.dst.nan_code
 
     return lane

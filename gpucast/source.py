@@ -81,12 +81,12 @@ def join(prelude: str, rows: dict[str, str], kernels: list[str]) -> str:
     return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
 
 
-def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False, steps: int = 1) -> KernelSource:
+def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
     """The kernel that casts as `rule` says.
 
     `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of whole
     bytes, while a packed side is the row-major stream. `unpacked`: a source below one byte comes one element per byte, as
-    in ml_dtypes arrays. `steps` (contiguous): tiles of one thread, all read before the first is written.
+    in ml_dtypes arrays.
 
     ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.
     """
@@ -108,9 +108,8 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     )
     types = f"{name}, {src.name}, {dst.name}, {src_bits}"
     if shape == "contiguous":
-        tile = tile_elements(src_bits, dst.bits)
-        elements = tile * steps
-        kernel = f"GPUCAST_CONTIGUOUS({types}, {tile}, {steps}, {THREADS}, {options})\n"
+        elements = tile_elements(src_bits, dst.bits)
+        kernel = f"GPUCAST_CONTIGUOUS({types}, {elements}, {THREADS}, {options})\n"
     else:
         elements = _unit(dst.bits)
         kernel = f"GPUCAST_STRIDED({types}, {MAX_DIMS}, {THREADS}, {options})\n"

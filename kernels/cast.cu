@@ -38,50 +38,39 @@ struct Cast<Row, Row> {
 
 // ---- contiguous to contiguous ----
 
-// Tiles of `Elements` elements, one per thread and step; those of the destination are aligned, so that the first one may
-// begin before the array. A tile that is wholly inside is moved by vectors, the two at the edges element by element.
-template <typename Src, typename Dst, u32 SrcBits, u32 Elements, u32 Steps, u32 Threads, typename R>
+// One thread casts a tile of `Elements` elements. The destination's tiles are aligned, so that the first one may begin
+// before the array. A tile wholly inside is moved by vectors; those at the two ends go element by element.
+template <typename Src, typename Dst, u32 SrcBits, u32 Elements, u32 Threads, typename R>
 GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, R rule) {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef Tile<Elements * SrcBits / 8> SrcTile;
     typedef Tile<Elements * Dst::bits / 8> DstTile;
     const Head head = elements_before<Dst::bits, DstTile::piece>(dst);
     const u32 missing = head.elements == 0 ? 0 : Elements - head.elements;
-    // Where tile 0 begins in the source, in bits; every tile has the same offset from alignment.
-    const i64 origin = i64(src_bit) - i64(missing) * SrcBits;
-    const u32 bit = u32(origin) & 7;
-    const bool straight = bit == 0 && (address(src + (origin >> 3)) & (SrcTile::piece - 1)) == 0;
-    // Elements that the shifted load may touch on either side.
+    const i64 begin = i64(blockIdx.x) * (Threads * Elements) + threadIdx.x * Elements - missing;
+    // In the source every tile begins at the same bit, and at the same distance from an aligned address.
+    const i64 src_begin = i64(src_bit) + begin * SrcBits;
+    const u8* from = src + (src_begin >> 3);
+    const u32 bit = u32(src_begin) & 7;
+    const bool straight = bit == 0 && (address(from) & (SrcTile::piece - 1)) == 0;
+    // Elements on either side that the shifted load may touch.
     const i64 margin = straight ? 0 : (64 + SrcBits - 1) / SrcBits;
-    const i64 block = i64(blockIdx.x) * (Threads * Steps * Elements) - missing;
 
-    SrcTile in[Steps];
-    bool whole[Steps];
-#pragma unroll
-    for (u32 step = 0; step < Steps; ++step) {
-        const i64 begin = block + (step * Threads + threadIdx.x) * Elements;
-        whole[step] = head.reachable && begin >= margin && begin + Elements + margin <= n;
-        const u8* from = src + ((i64(src_bit) + begin * SrcBits) >> 3);
-        if (whole[step] && straight) load_aligned(from, in[step]);
-        if (whole[step] && !straight) load_shifted(from, bit, in[step]);
-    }
-#pragma unroll
-    for (u32 step = 0; step < Steps; ++step) {
-        const i64 begin = block + (step * Threads + threadIdx.x) * Elements;
-        if (!whole[step]) continue;
+    if (head.reachable && begin >= margin && begin + Elements + margin <= n) {
+        SrcTile in;
         DstTile out = {};
+        if (straight) {
+            load_aligned(from, in);
+        } else {
+            load_shifted(from, bit, in);
+        }
 #pragma unroll
         for (u32 i = 0; i < Elements; ++i) {
-            put<Dst::bits>(out, i, Cast<Src, Dst>::apply(get<SrcBits, Word>(in[step], i), rule));
+            put<Dst::bits>(out, i, Cast<Src, Dst>::apply(get<SrcBits, Word>(in, i), rule));
         }
         store_aligned(dst + (begin * i64(Dst::bits) >> 3), out);
-    }
-#pragma unroll 1
-    for (u32 step = 0; step < Steps; ++step) {
-        const i64 begin = block + (step * Threads + threadIdx.x) * Elements;
+    } else {
         const i64 first = begin > 0 ? begin : 0, last = begin + Elements < n ? begin + Elements : n;
-        // As above; a run-time index into `whole` would put it into memory.
-        if (head.reachable && begin >= margin && begin + Elements + margin <= n) continue;
         Writer<Dst::bits, Word> writer = {dst + (first * i64(Dst::bits) >> 3), 0, 0};
 #pragma unroll 1
         for (i64 i = first; i < last; ++i) {
@@ -126,10 +115,10 @@ GPUCAST_INLINE void cast_strided(
 }  // namespace gpucast
 
 // The options of the rule come last.
-#define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, STEPS, THREADS, ...)                                      \
+#define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, THREADS, ...)                                             \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \
-        gpucast::cast_contiguous<gpucast::SRC, gpucast::DST, SRC_BITS, ELEMENTS, STEPS, THREADS>(                      \
+        gpucast::cast_contiguous<gpucast::SRC, gpucast::DST, SRC_BITS, ELEMENTS, THREADS>(                             \
             src, src_bit, dst, n, gpucast::Rule<__VA_ARGS__>());                                                       \
     }
 #define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, THREADS, ...)                                              \

@@ -112,12 +112,12 @@ GPUCAST_INLINE Word get(const Tile<Bytes>& tile, u32 i) {
     const u32 word = i * Bits / 32, shift = i * Bits % 32;
     if constexpr (Bits == 64) {
         return u64(tile.word[word + 1]) << 32 | tile.word[word];
-    } else if constexpr (Bits == 32) {
-        return tile.word[word];
     } else {
         u32 code = tile.word[word] >> shift;
-        if (shift + Bits > 32) code |= tile.word[word + 1] << (32 - shift);
-        return code & ((1u << Bits) - 1);
+        if constexpr (32 % Bits != 0) {
+            if (shift + Bits > 32) code |= tile.word[word + 1] << (32 - shift);
+        }
+        return code & (~0u >> (32 - Bits));
     }
 }
 
@@ -128,8 +128,8 @@ GPUCAST_INLINE void put(Tile<Bytes>& tile, u32 i, Word code) {
     tile.word[word] |= u32(code) << shift;
     if constexpr (Bits == 64) {
         tile.word[word + 1] = u32(code >> 32);
-    } else if (shift + Bits > 32) {
-        tile.word[word + 1] |= u32(code) >> (32 - shift);
+    } else if constexpr (32 % Bits != 0) {
+        if (shift + Bits > 32) tile.word[word + 1] |= u32(code) >> (32 - shift);
     }
 }
 

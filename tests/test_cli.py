@@ -47,6 +47,15 @@ def test_python_m_gpucast(tmp_path: Path) -> None:
     assert err.startswith("gpucast convert: y.pdf: unknown format")
 
 
+def test_names_that_the_terminal_cannot_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    np.savez(tmp_path / "x.npz", é=np.arange(3), w=np.ones(3))
+    run = program("convert", "x.npz", "y.npz", "--to", "FLOAT", cwd=tmp_path)
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (0, "")
+    assert out.startswith("left alone: '\\xe9' (INT64)\n")
+
+
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     run = program("dtypes", "--json")
     assert run.stdout is not None

@@ -26,6 +26,9 @@ def conformance(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_page_is_up_to_date(conformance: ModuleType, capsys: pytest.CaptureFixture[str], system: str) -> None:
     if system == "onnxruntime" and importlib.util.find_spec("onnxruntime") is None:
         pytest.skip("onnxruntime is not installed")
+    version = conformance.SYSTEMS[system]().version
+    if f"{conformance.MEASURED}{version}." not in conformance.PAGE.read_text(encoding="utf-8"):
+        pytest.skip(f"the page was measured with other versions than {version}")
     assert conformance.main(["--check", "--systems", system]) == 0, capsys.readouterr().out
 
 
@@ -51,10 +54,12 @@ def test_check_sees_what_matters(
 ) -> None:
     text = conformance.PAGE.read_text(encoding="utf-8")
     assert old in text
+    made = [f"## {section}" for section in text.split("\n## ")[1:]]
+    monkeypatch.setattr(conformance, "sections", lambda systems: made)
     page = tmp_path / "conformance.md"
     page.write_text(text.replace(old, new, 1), encoding="utf-8")
     monkeypatch.setattr(conformance, "PAGE", page)
-    assert conformance.main(["--check", "--systems", "ml_dtypes"]) == status
+    assert conformance.main(["--check"]) == status
 
 
 def test_the_page_is_never_written_in_part(conformance: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,7 @@ def _sums(results: list[Result]) -> tuple[CastReport, int, int]:
 
 def _as_text(args: argparse.Namespace, results: list[Result], left_alone: list[Tensor]) -> str:
     report, bytes_in, bytes_out = _sums(results)
-    names = ", ".join(f"{tensor.name} ({_kind(tensor)})" for tensor in left_alone)
+    names = ", ".join(f"{tensor.name!r} ({_kind(tensor)})" for tensor in left_alone)
     lines = [f"left alone: {names}"] if left_alone else []
     tensors = "1 tensor" if len(results) == 1 else f"{len(results):,} tensors"
     lines.append(

@@ -85,7 +85,8 @@ def _elements(proto: Any, row: DType, shape: tuple[int, ...], path: str, name: s
         array[:] = texts
         return array.reshape(shape)
     if proto.HasField("raw_data"):
-        raw = np.frombuffer(bytearray(proto.raw_data), dtype=np.uint8)
+        data = proto.raw_data
+        raw = np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, np.uint8)
     else:
         raw = _typed(proto, row, size, path, name)
     check_bytes(path, name, row.nbytes(size), raw.size)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVRTC, CUDA's compiler as a library: CUDA text in, cubin or PTX out. Needs neither a GPU nor a driver nor CuPy.
+
+Bound with ctypes. CuPy's own binding drops the last byte of every cubin, and cuda-bindings would be one more package
+to keep to the same CUDA major, all for the ten functions below.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: nvrtcResult: the codes that are told apart here.
+_SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
+#: A line of the log that names a place in the text, such as "name.cu(12): error: ...".
+_PLACE = re.compile(r"\((\d+)\): (?:catastrophic )?error")
+#: How many places and how many lines of the log an error shows; the whole log is its attribute.
+_PLACES, _LOG_LINES = 3, 40
+
+
+class CompileError(RuntimeError):
+    """NVRTC refused a text or an option. `log` is all that it said."""
+
+    def __init__(self, message: str, log: str) -> None:
+        super().__init__(message)
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """`code` is a cubin, or PTX ending in a zero byte, as the driver wants it; `log` holds the warnings."""
+
+    code: bytes
+    log: str
+
+
+class Nvrtc:
+    """A loaded NVRTC library. It may be used by several threads at a time."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        #: Such as (12, 9).
+        self.version = (major.value, minor.value)
+        count = ctypes.c_int()
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        numbers = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", numbers)
+        #: The compute capabilities that it compiles for, ascending, such as 75 for 7.5.
+        self.architectures = tuple(sorted(numbers))
+
+    def compile(self, text: str, name: str, arch: str, options: Sequence[str] = ()) -> Compiled:
+        """`text` compiled for `arch`: "sm_90" gives a cubin, "compute_90" PTX. `name` is what messages call the text.
+
+        CompileError when NVRTC refuses the text, the architecture or an option.
+        """
+        if "\0" in text:
+            raise ValueError(f"compile: the text of {name} holds a NUL character, at which NVRTC would stop reading")
+        flags = [f"--gpu-architecture={arch}".encode(), *(option.encode() for option in options)]
+        program = ctypes.c_void_p()
+        reference = ctypes.byref(program)
+        self._call("nvrtcCreateProgram", reference, text.encode(), f"{name}.cu".encode(), 0, None, None)
+        try:
+            code = self._library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
+            log = self._read(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            if code != _SUCCESS:
+                raise CompileError(self._explain(code, text, name, arch, log), log)
+            kind = "nvrtcGetPTX" if arch.startswith("compute_") else "nvrtcGetCUBIN"
+            return Compiled(self._read(program, kind), log)
+        finally:
+            self._library.nvrtcDestroyProgram(reference)
+
+    def accepts(self, arch: str) -> bool:
+        """Whether `arch` is one that it compiles for. NVRTC lists numbers only, so variants (sm_100a) must be tried."""
+        program = ctypes.c_void_p()
+        # Options are read before the text, and a text that ends at once is the quickest.
+        self._call("nvrtcCreateProgram", ctypes.byref(program), b"#error\n", b"probe.cu", 0, None, None)
+        try:
+            flag = (ctypes.c_char_p * 1)(f"--gpu-architecture={arch}".encode())
+            return bool(self._library.nvrtcCompileProgram(program, 1, flag) == _COMPILATION)
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _read(self, program: ctypes.c_void_p, function: str) -> bytes:
+        """What `function` holds of a program, whole."""
+        size = ctypes.c_size_t()
+        self._call(f"{function}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(max(size.value, 1))
+        self._call(function, program, buffer)
+        return buffer.raw[: size.value]
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        code = getattr(self._library, function)(*arguments)
+        if code != _SUCCESS:
+            raise RuntimeError(f"compile: {function} failed: {self._text(code)}")
+
+    def _text(self, code: int) -> str:
+        return str(self._library.nvrtcGetErrorString(code).decode())
+
+    def _explain(self, code: int, text: str, name: str, arch: str, log: str) -> str:
+        version = ".".join(map(str, self.version))
+        if code == _INVALID_OPTION:
+            known = ", ".join(f"sm_{number}" for number in self.architectures)
+            return f"compile: NVRTC {version} refused the options for {arch}; it compiles for {known}.\n{log}"
+        shown = [f"compile: NVRTC {version} cannot compile {name} for {arch} ({self._text(code)})"]
+        lines = text.split("\n")
+        for number in list(dict.fromkeys(map(int, _PLACE.findall(log))))[:_PLACES]:
+            if number <= len(lines):
+                shown.append(f"{number:>6} | {lines[number - 1]}")
+        messages = log.splitlines()
+        shown += messages[:_LOG_LINES]
+        if len(messages) > _LOG_LINES:
+            shown.append(f"... and {len(messages) - _LOG_LINES} more lines")
+        return "\n".join(shown)
+
+
+def load(path: str) -> Nvrtc:
+    """The library at `path`, or of that name on the loader's path. OSError when there is none."""
+    if sys.platform == "win32" and os.path.isabs(path):
+        # NVRTC finds its builtins library by name: only folders of these two lists are searched for it.
+        folder = os.path.dirname(path)
+        os.add_dll_directory(folder)
+        os.environ["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", "")))
+    return Nvrtc(ctypes.CDLL(path))

@@ -35,10 +35,11 @@ def main() -> int:
 def rendered(text: str) -> str:
     """The README with every table written anew."""
     for name, table in (("dtypes", dtype_table()), ("speed", speed_table())):
-        pattern = rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- end -->)"
-        text, count = re.subn(pattern, lambda match, body=table: match[1] + body + match[2], text, flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"bench.readme: README.md has {count} places for the {name} table; expected one")
+        places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", text, flags=re.DOTALL)
+        if len(places) != 1:
+            raise SystemExit(f"bench.readme: README.md has {len(places)} places for the {name} table; expected one")
+        head, _, _ = places[0].partition("\n")
+        text = text.replace(places[0], f"{head}\n{table}<!-- end -->")
     return text
 
 
@@ -55,8 +56,8 @@ def speed_table() -> str:
     figures = json.loads(path.read_text(encoding="utf-8"))
     host, machine = figures["host"], figures["machine"]
     lines = [
-        f"`python -m bench --host`, {host['elements']:,} elements, fastest of {host['repeats']} interleaved runs on one "
-        f"core of {machine['processor']}, {machine['date']}, NumPy {machine['numpy']}, "
+        f"`python -m bench --host`, {machine['date']}: {host['elements']:,} elements, fastest of {host['repeats']}",
+        f"interleaved runs on one core of {machine['processor']}, NumPy {machine['numpy']},",
         f"ml_dtypes {machine['ml_dtypes']} ([all pairs](bench/results/{path.name})).",
         "Speed-up over `x.astype(dst)`: median (slowest to fastest pair); above 1 is quicker than astype.",
         "",

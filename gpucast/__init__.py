@@ -6,8 +6,8 @@ from __future__ import annotations
 from gpucast import reference
 from gpucast.cast import cast, cast_like
 from gpucast.creation import empty, empty_like, from_bytes
-from gpucast.device import DeviceUnavailable
 from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
+from gpucast.errors import DeviceUnavailable
 from gpucast.packed import PackedArray
 from gpucast.report import CastReport, cast_report
 from gpucast.rule import DEFAULT_OPSET

@@ -7,16 +7,13 @@ import sys
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gpucast import device as devices
-from gpucast import host, host_strings
+from gpucast import host_cast, placement
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, namespace, pack_codes, unpack_codes
+from gpucast.out import check_out
+from gpucast.packed import PackedArray, namespace
 from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Rule, resolve
-
-#: Elements of a PackedArray that are unpacked at a time: whole bytes of every layout, and few enough for the cache.
-_CHUNK = 1 << 16
 
 
 def cast(
@@ -128,13 +125,12 @@ def _cast(
     if not isinstance(copy, (bool, np.bool_)):
         raise TypeError(f"{who}: copy={copy!r} must be True or False")
     place = devices.parse(device, who)
-    if on_device(x) or on_device(out) or place not in (None, "cpu"):
-        return devices.cast(x, rule, place, out, who)
+    remote = placement.on_device(x) or placement.on_device(out) or place not in (None, "cpu")
     if out is not None:
-        _check_out(x, rule, out, who)
-    elif not copy and _unchanged(x, rule):
+        check_out(x, rule, out, remote, who)
+    elif not copy and place in (None, _home(x)) and _unchanged(x, rule):
         return x
-    return _cast_packed(x, rule, out) if isinstance(x, PackedArray) else _cast_array(x, rule, out)
+    return placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
 
 
 def as_array(x: Any, who: str) -> Any:
@@ -147,55 +143,10 @@ def as_array(x: Any, who: str) -> Any:
     return np.asarray(x)
 
 
-def on_device(x: Any) -> bool:
-    """True for a CuPy array and a PackedArray over one."""
-    return namespace(x.data if isinstance(x, PackedArray) else x) not in (None, np)
-
-
-def _cast_array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
-    if "string" in (rule.src.family, rule.dst.family):
-        # All of it before `out` is touched: a text that is no number leaves `out` as it was.
-        result = (host_strings.parse if rule.src.family == "string" else host_strings.format)(x, rule)
-    elif out is None or np.may_share_memory(x, out):
-        result = np.empty_like(x, dtype=rule.dst.numpy, order="K", subok=False)
-        host.apply(x, rule, result)
-    else:
-        host.apply(x, rule, out)
-        return out
-    if out is None:
-        return result
-    out[...] = result
-    return out
-
-
-def _cast_packed(x: PackedArray, rule: Rule, out: Any) -> Any:
-    src, dst = rule.src, rule.dst
-    if out is None:
-        whole = np.empty(dst.nbytes(x.size), np.uint8) if dst.packed else np.empty(x.shape, dst.numpy)
-        out = PackedArray(whole, dst, x.shape) if dst.packed else whole
-    if dst.family == "string":
-        out[...] = host_strings.format(x.get(), rule)
-        return out
-    # In place (equal layouts) each chunk is unpacked before it is written.
-    flat = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
-    for start in range(0, x.size, _CHUNK):
-        count = min(_CHUNK, x.size - start)
-        first = src.nbytes(start)
-        codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
-        if dst.packed:
-            first = dst.nbytes(start)
-            flat[first : first + dst.nbytes(count)] = pack_codes(_applied(codes, rule).view(np.uint8), dst.bits)
-        else:
-            host.apply(codes, rule, flat[start : start + count])
-    if not dst.packed and not out.flags.c_contiguous:
-        out[...] = flat.reshape(out.shape)
-    return out
-
-
-def _applied(x: npt.NDArray[Any], rule: Rule) -> npt.NDArray[Any]:
-    result = np.empty(x.shape, rule.dst.numpy)
-    host.apply(x, rule, result)
-    return result
+def _home(x: Any) -> str:
+    if not placement.on_device(x):
+        return "cpu"
+    return f"cuda:{(x.data if isinstance(x, PackedArray) else x).device.id}"
 
 
 def _unchanged(x: Any, rule: Rule) -> bool:
@@ -203,6 +154,9 @@ def _unchanged(x: Any, rule: Rule) -> bool:
     row = rule.src
     if row is not rule.dst:
         return False
+    if placement.on_device(x):
+        # To look at bits there would mean to wait for them.
+        return not (row.packed or row.family == "bool")
     if row.family == "string":
         return bool(x.dtype == object) and all(type(text) is str for text in x.flat)
     if isinstance(x, PackedArray):
@@ -214,39 +168,3 @@ def _unchanged(x: Any, rule: Rule) -> bool:
         limit = 1 if row.family == "bool" else row.code_mask
         return x.size == 0 or int(x.view(np.uint8).max()) <= limit
     return True
-
-
-def _check_out(x: Any, rule: Rule, out: Any, who: str) -> None:
-    packed = isinstance(x, PackedArray) and rule.dst.packed
-    if packed != isinstance(out, PackedArray) or not (packed or isinstance(out, np.ndarray)):
-        wanted = "a PackedArray" if packed else "a NumPy array"
-        raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {rule.dst.name} and shape {x.shape}")
-    if out.dtype != (rule.dst if packed else rule.dst.numpy):
-        raise TypeError(f"{who}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
-    if out.shape != x.shape:
-        raise ValueError(f"{who}: out has shape {out.shape}; expected {x.shape}")
-    src_data, out_data = (array.data if isinstance(array, PackedArray) else array for array in (x, out))
-    if not out_data.flags.writeable:
-        raise ValueError(f"{who}: out is read-only")
-    if _overlap(src_data, out_data) and not _same_layout(src_data, out_data):
-        raise ValueError(f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size")
-
-
-def _overlap(x: npt.NDArray[Any], out: npt.NDArray[Any]) -> bool:
-    if not np.may_share_memory(x, out):
-        return False
-    try:
-        return np.shares_memory(x, out, max_work=100_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
-
-
-def _same_layout(x: npt.NDArray[Any], out: npt.NDArray[Any]) -> bool:
-    """True where element i of both is the same memory."""
-    one, other = x.__array_interface__, out.__array_interface__
-    return (
-        one["data"][0] == other["data"][0]
-        and x.itemsize == out.itemsize
-        and x.strides == out.strides
-        and x.shape == out.shape
-    )

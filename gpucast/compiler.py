@@ -18,11 +18,11 @@ from functools import lru_cache
 from gpucast import nvrtc
 from gpucast.cache import LIMIT, Cache, digest
 from gpucast.cache_folder import cache_folder
-from gpucast.device import DeviceUnavailable
+from gpucast.errors import DeviceUnavailable
 from gpucast.nvrtc import CompileError, Nvrtc
 from gpucast.nvrtc_search import Found, find
 
-__all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compiler"]
+__all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compile_for", "compiler"]
 
 #: Part of every key: to be raised when what an entry holds changes.
 _FORMAT = "1"
@@ -75,16 +75,18 @@ class Compiler:
         key = digest("kernel", _FORMAT, self._version_text, arch, *self.options, name, text)
         with self._lock:
             gate = self._gates.setdefault(key, threading.Lock())
-        # Two threads that want the same kernel compile it once.
-        with gate:
-            entry = self.cache.get(key)
-            if entry is None:
-                compiled = self._load().compile(text, name, arch, self.options)
-                log = compiled.log.encode()
-                entry = len(log).to_bytes(4, "little") + log + compiled.code
-                self.cache.put(key, entry)
-        with self._lock:
-            self._gates.pop(key, None)
+        try:
+            # Two threads that want the same kernel compile it once.
+            with gate:
+                entry = self.cache.get(key)
+                if entry is None:
+                    compiled = self._load().compile(text, name, arch, self.options)
+                    log = compiled.log.encode()
+                    entry = len(log).to_bytes(4, "little") + log + compiled.code
+                    self.cache.put(key, entry)
+        finally:
+            with self._lock:
+                self._gates.pop(key, None)
         size = 4 + int.from_bytes(entry[:4], "little")
         return Cubin(name, arch, entry[size:], entry[4:size].decode())
 
@@ -109,7 +111,7 @@ class Compiler:
         return f"compute_{older[-1]}"
 
     def parse(self, arch: str) -> str:
-        """The architecture that a person wrote: "sm_90", "sm_100a", "compute_90", "90" or "9.0". ValueError for others."""
+        """The architecture that a person wrote: "sm_90", "sm_100a", "compute_90", "90" or "9.0"; else ValueError."""
         match = _ARCH.fullmatch(arch)
         if match:
             kind, number, minor, variant = match.groups()
@@ -185,6 +187,11 @@ def compile(text: str, name: str, arch: str) -> Cubin:
 def architecture(capability: tuple[int, int], specific: bool = True) -> str:
     """`Compiler.architecture` of this process's compiler."""
     return compiler().architecture(capability, specific)
+
+
+def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
+    """The kernel for a device of a compute capability such as (9, 0), as the driver loads it."""
+    return compile(text, name, architecture(capability)).code
 
 
 def _limit() -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from gpucast import device as devices
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, checked_shape, namespace
+from gpucast.placement import on_device
 
 
 def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:
@@ -21,8 +22,9 @@ def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:
     """
     row = _row(dtype, "empty")
     lengths = checked_shape(shape, "empty")
-    if devices.parse(device, "empty") not in (None, "cpu"):
-        return devices.empty(lengths, row, device)
+    place = devices.parse(device, "empty")
+    if place is not None and place != "cpu":
+        return _empty_on(devices.index(place, "empty"), lengths, row)
     if row.family == "string":
         return np.full(lengths, "", dtype=object)
     return np.empty(lengths, dtype=row.numpy)
@@ -33,8 +35,8 @@ def empty_like(x: Any, dtype: Any = None, device: str | None = None) -> Any:
     row = _row(x.dtype if dtype is None else dtype, "empty_like")
     if isinstance(x, PackedArray) and row.packed and device in (None, "cpu") and x.device == "cpu":
         return PackedArray(np.empty(row.nbytes(x.size), dtype=np.uint8), row, x.shape)
-    if device is None and not isinstance(x, PackedArray) and namespace(x) not in (None, np):
-        device = f"cuda:{x.device.id}"
+    if device is None and on_device(x):
+        device = f"cuda:{(x.data if isinstance(x, PackedArray) else x).device.id}"
     return empty(x.shape, row, device)
 
 
@@ -64,6 +66,15 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
     if not buffer.flags.c_contiguous:
         raise ValueError("from_bytes: the array is not contiguous")
     return buffer.view(row.numpy.newbyteorder("<")).reshape(lengths)
+
+
+def _empty_on(index: int, shape: tuple[int, ...], row: DType) -> Any:
+    from gpucast import device_cast, launch
+
+    if row.family == "string":
+        raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
+    with launch.driver().on(index):
+        return device_cast.new(shape, row)
 
 
 def _row(kind: Any, who: str) -> DType:

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to the GPU: where device casts begin, and why they cannot run when they cannot.
+"""The seam to the GPU: whether casts can run there, and the calls that need it.
 
-This version casts on the host only. Every call that would need the GPU ends here in `DeviceUnavailable`;
-nothing falls back to the host silently.
+What lies behind (compiler, launch) is imported when a device is asked for, so that ``import gpucast`` stays quick.
+Nothing falls back to the host silently: what cannot run ends in `DeviceUnavailable`.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from typing import Any
+
+from gpucast.errors import DeviceUnavailable
 
 
-class DeviceUnavailable(RuntimeError):
-    """A cast was asked for on a GPU that cannot do it here. The message says why and what to do."""
+def unavailable() -> tuple[str, str] | None:
+    """Why no cast can run on a GPU here (one clause), and what mends it; None when it can."""
+    from gpucast import launch
+
+    return launch.unavailable()
 
 
 def unavailable_reason() -> str | None:
     """Why no cast can run on a GPU here, in one clause; None when it can."""
-    return "this version of gpucast has no CUDA kernels yet, it casts on the host"
-
-
-def remedy() -> str:
-    """What mends `unavailable_reason`."""
-    return "cast on the host: gpucast.cast(x.get(), ...) for a CuPy array, device='cpu' or None for a NumPy array"
+    problem = unavailable()
+    return None if problem is None else problem[0]
 
 
 def parse(device: Any, who: str) -> str | None:
@@ -33,15 +34,23 @@ def parse(device: Any, who: str) -> str | None:
     raise error(f"{who}: device={device!r} is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'")
 
 
-def refuse(who: str) -> NoReturn:
-    raise DeviceUnavailable(f"{who}: no cast on a GPU: {unavailable_reason()}; {remedy()}")
+def require(who: str) -> None:
+    """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
+    problem = unavailable()
+    if problem is not None:
+        raise DeviceUnavailable(f"{who}: no cast on a GPU: {problem[0]}; {problem[1]}")
 
 
-def cast(x: Any, rule: Any, device: str | None, out: Any, who: str) -> Any:
-    """Cast to or on a GPU: `x` or `out` is a CuPy array or a PackedArray over one, or `device` names a GPU."""
-    refuse(who)
+def index(place: str, who: str) -> int:
+    """The index of the device that "cuda" (the current one) or "cuda:N" names."""
+    from gpucast import launch
 
-
-def empty(shape: tuple[int, ...], row: Any, device: str | None) -> Any:
-    """An array on a GPU, for `gpucast.empty`."""
-    refuse("empty")
+    require(who)
+    number = place.partition(":")[2]
+    if not number:
+        return launch.driver().current()
+    count = launch.driver().count()
+    if int(number) >= count:
+        last = f"cuda:{count - 1}"
+        raise DeviceUnavailable(f"{who}: device={place!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")
+    return int(number)

@@ -4,12 +4,12 @@
 An array is cast in chunks that stay in the cache. What happens to a chunk is its *lane*, chosen once per call by the
 rule alone. There are three kinds:
 
-1. one pass over the codes: same type, and everything to BOOL;
+1. one pass of NumPy over the codes, where that is the whole rule: same type, integers, much that goes to BOOL;
 2. a table look-up by the source's code, for sources of 16 bits or fewer (`host_tables`);
 3. *load* and *store*: the source becomes a *carrier*, an array that NumPy computes with at full speed (its integers,
    float32, float64) and that holds the same numbers; the destination's family alone says how a carrier is stored.
 
-Where a lane is exact for nearly all elements only, it finds the others and mends them with `host_codes.encode`.
+Where a lane is exact for nearly all elements only, it finds the others and mends them.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
 
 def _flat(x: Array, out: Array) -> tuple[Array, Array] | None:
     """Flat views of both arrays in one order, where both are native and lie in memory without gaps in that order."""
-    order = np.argsort([-stride for stride in x.strides], kind="stable")
-    x, out = x.transpose(order), out.transpose(order)
+    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+        order = np.argsort([-stride for stride in x.strides], kind="stable")
+        x, out = x.transpose(order), out.transpose(order)
     if all(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in (x, out)):
         return x.reshape(-1), out.reshape(-1)
     return None
@@ -110,6 +111,9 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
         return _to_bool(src, chunk)
     if src.bits <= 16 and not _carried(rule):
         return _look_up(rule, size)
+    if src.is_float and src.bits <= 16 and dst.family == "int" and size >= 1 << src.bits:
+        if host_tables.astype_keeps_low_bits(rule):
+            return _astype_low_bits(rule)
     if src.packed and not dst.packed and dst.bits == 8 and rule.overflow == "wrap":
         return lambda x, out: _discard(_extend(x, src, out))
     load, carrier = _load(rule, chunk)
@@ -200,6 +204,17 @@ def _take(table: Array, size: int) -> Lane:
         np.copyto(index[: x.size], x)
         # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
         table.take(index[: x.size], out=out, mode="clip")
+
+    return lane
+
+
+def _astype_low_bits(rule: Rule) -> Lane:
+    dst = rule.dst
+
+    def lane(x: Array, out: Array) -> None:
+        np.copyto(out, x.view(rule.src.numpy), casting="unsafe")
+        if dst.packed:
+            np.bitwise_and(out, dst.code_mask, out=out)
 
     return lane
 

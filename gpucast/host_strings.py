@@ -208,7 +208,7 @@ def _read_bools(texts: list[str], first: int, rule: Rule) -> Array:
         numbers = _doubles(digits, first)
     except ValueError:
         return np.array([strings.to_bool(text, index) for index, text in enumerate(texts, first)], dtype=np.bool_)
-    result = numbers != 0
+    result: Array = numbers != 0
     for i in np.flatnonzero(~result).tolist():
         # Most zeros are written as such; others may be too small for a double.
         result[i] = bool(digits[i].strip("+-0.")) and strings.to_bool(texts[i])
@@ -315,7 +315,7 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
         found = low & high
         doubtful = (low | high) & (~found | (np.abs(np.abs(scaled - digits) - 0.5) < 1e-5))
         # Below a power of two the values lie twice as close: the decimal above it may do when the nearest does not.
-        doubtful |= ~found & (np.frexp(value)[0] == 0.5)
+        doubtful |= ~found & (np.abs(np.frexp(value)[0]) == 0.5)
         found &= ~doubtful
         # Powers of ten are exact doubles up to 10^22; only so is one division or product rounded but once.
         for i in np.flatnonzero(found & (np.abs(place) > 22)).tolist():

@@ -68,6 +68,19 @@ def by_leading_bits(rule: Rule) -> Array:
         return _frozen(encode((index << np.uint32(dropped)).view(np.float32).astype(np.float64), rule))
 
 
+@lru_cache(maxsize=KEPT)
+def astype_keeps_low_bits(rule: Rule) -> bool:
+    """True where ``astype`` to the unsigned integer that holds a code of ``rule.dst``, an integer, gives the low bits
+    that the rule wants. What it gives for numbers out of range is the processor's and the compiler's choice, so every
+    code is tried, in a long array, and some alone, where code for vectors is not used."""
+    codes = np.arange(1 << rule.src.bits, dtype=rule.src.code_numpy)
+    alone = codes[:: codes.size // 256]
+    mask = rule.dst.code_numpy.type(rule.dst.code_mask)
+    with np.errstate(all="ignore"):
+        got = [part.view(rule.src.numpy).astype(rule.dst.code_numpy) & mask for part in (codes, *alone[:, None])]
+    return bool((got[0] == by_code(rule)).all() and (np.concatenate(got[1:]) == by_code(rule)[alone]).all())
+
+
 def _frozen(table: Array) -> Array:
     # One table serves every thread.
     table.flags.writeable = False

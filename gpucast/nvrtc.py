@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 #: nvrtcResult: the codes that are told apart here.
-_SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
-#: A line of the log that names a place in the text, such as "name.cu(12): error: ...".
-_PLACE = re.compile(r"\((\d+)\): (?:catastrophic )?error")
-#: How many places and how many lines of the log an error shows; the whole log is its attribute.
-_PLACES, _LOG_LINES = 3, 40
+_SUCCESS, _INVALID_OPTION = 0, 5
+#: What the assembler writes about inline PTX. NVRTC quotes the CUDA lines that it refuses, but not these.
+_PTX_LINE = re.compile(r"ptx input, line (\d+)")
+#: How many PTX lines and how many lines of the log an error shows; the whole log is its attribute.
+_QUOTED, _LOG_LINES = 3, 40
 
 
 class CompileError(RuntimeError):
@@ -70,23 +70,21 @@ class Nvrtc:
         try:
             code = self._library.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*flags))
             log = self._read(program, "nvrtcGetProgramLog").rstrip(b"\0").decode(errors="replace").strip()
-            if code != _SUCCESS:
-                raise CompileError(self._explain(code, text, name, arch, log), log)
-            kind = "nvrtcGetPTX" if arch.startswith("compute_") else "nvrtcGetCUBIN"
-            return Compiled(self._read(program, kind), log)
+            if code == _SUCCESS:
+                kind = "nvrtcGetPTX" if arch.startswith("compute_") else "nvrtcGetCUBIN"
+                return Compiled(self._read(program, kind), log)
         finally:
             self._library.nvrtcDestroyProgram(reference)
+        quoted = self._quoted(text, name, arch, options, log)
+        raise CompileError(self._explain(code, name, arch, log, quoted), log)
 
     def accepts(self, arch: str) -> bool:
-        """Whether `arch` is one that it compiles for. NVRTC lists numbers only, so variants (sm_100a) must be tried."""
-        program = ctypes.c_void_p()
-        # Options are read before the text, and a text that ends at once is the quickest.
-        self._call("nvrtcCreateProgram", ctypes.byref(program), b"#error\n", b"probe.cu", 0, None, None)
+        """Whether it compiles for `arch`. NVRTC lists numbers only, and no list of variants (sm_100a), so this tries."""
         try:
-            flag = (ctypes.c_char_p * 1)(f"--gpu-architecture={arch}".encode())
-            return bool(self._library.nvrtcCompileProgram(program, 1, flag) == _COMPILATION)
-        finally:
-            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+            self.compile("", "probe", arch)
+        except CompileError:
+            return False
+        return True
 
     def _read(self, program: ctypes.c_void_p, function: str) -> bytes:
         """What `function` holds of a program, whole."""
@@ -104,21 +102,27 @@ class Nvrtc:
     def _text(self, code: int) -> str:
         return str(self._library.nvrtcGetErrorString(code).decode())
 
-    def _explain(self, code: int, text: str, name: str, arch: str, log: str) -> str:
+    def _quoted(self, text: str, name: str, arch: str, options: Sequence[str], log: str) -> list[str]:
+        """The lines of PTX that the log speaks of."""
+        numbers = [int(number) for number in dict.fromkeys(_PTX_LINE.findall(log))]
+        if not numbers:
+            return []
+        try:
+            ptx = self.compile(text, name, arch.replace("sm_", "compute_"), options).code.decode().split("\n")
+        except CompileError:
+            return []
+        return [f"{number:>6} | {ptx[number - 1]}" for number in numbers[:_QUOTED] if number <= len(ptx)]
+
+    def _explain(self, code: int, name: str, arch: str, log: str, quoted: Sequence[str]) -> str:
         version = ".".join(map(str, self.version))
         if code == _INVALID_OPTION:
             known = ", ".join(f"sm_{number}" for number in self.architectures)
-            return f"compile: NVRTC {version} refused the options for {arch}; it compiles for {known}.\n{log}"
-        shown = [f"compile: NVRTC {version} cannot compile {name} for {arch} ({self._text(code)})"]
-        lines = text.split("\n")
-        for number in list(dict.fromkeys(map(int, _PLACE.findall(log))))[:_PLACES]:
-            if number <= len(lines):
-                shown.append(f"{number:>6} | {lines[number - 1]}")
+            hint = f"; it compiles for {known}" if "architecture" in log else ""
+            return f"compile: NVRTC {version} refused its options for {arch}: {log}{hint}"
         messages = log.splitlines()
-        shown += messages[:_LOG_LINES]
-        if len(messages) > _LOG_LINES:
-            shown.append(f"... and {len(messages) - _LOG_LINES} more lines")
-        return "\n".join(shown)
+        more = [f"... and {len(messages) - _LOG_LINES} more lines"] if len(messages) > _LOG_LINES else []
+        first = f"compile: NVRTC {version} cannot compile {name} for {arch} ({self._text(code)})"
+        return "\n".join([first, *messages[:_LOG_LINES], *more, *quoted])
 
 
 def load(path: str) -> Nvrtc:

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpucast import driver, nvrtc
-from gpucast.device import DeviceUnavailable
+from gpucast.errors import DeviceUnavailable
 from gpucast.nvrtc import Nvrtc
 
 #: The CUDA majors that are served, newest first.
@@ -50,10 +50,8 @@ def find() -> Found:
         if os.path.isfile(path):
             return Found(path)
     for major in majors:
-        try:
+        with contextlib.suppress(OSError):
             return Found(None, nvrtc.load(file_name(major)))
-        except OSError:
-            pass
     for path in _toolkit_files(majors):
         if os.path.isfile(path):
             return Found(path)
@@ -64,11 +62,16 @@ def file_name(major: int) -> str:
     return f"nvrtc64_{major}0_0.dll" if _WINDOWS else f"libnvrtc.so.{major}"
 
 
+def in_wheels(major: int) -> Iterator[str]:
+    """Where the wheel of a CUDA major would have put the library."""
+    for entry in sys.path:
+        yield os.path.join(entry or os.curdir, _WHEELS[major], file_name(major))
+
+
 def _files(majors: list[int]) -> Iterator[str]:
     """Whole paths that come before the loader's cache: wheels, the Python's own prefix (conda), LD_LIBRARY_PATH."""
     for major in majors:
-        for entry in sys.path:
-            yield os.path.join(entry or os.curdir, _WHEELS[major], file_name(major))
+        yield from in_wheels(major)
     folders = [os.path.join(sys.prefix, "Library", "bin") if _WINDOWS else os.path.join(sys.prefix, "lib")]
     folders += [] if _WINDOWS else filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
     for major in majors:
@@ -96,19 +99,22 @@ def _already_loaded(name: str) -> ctypes.CDLL | None:
 
 
 def _missing(version: tuple[int, int] | None) -> str:
-    if version is not None and version[0] < min(MAJORS):
-        return f"compile: this driver runs CUDA {version[0]}.{version[1]} only; install a driver for CUDA {min(MAJORS)} or newer"
-    too_new = [major for major in MAJORS if version is not None and major > version[0]]
-    present = [path for path in (*_files(too_new), *_toolkit_files(too_new)) if os.path.isfile(path)]
-    if present and version is not None:
-        reason = f"{present[0]} is too new for this driver, which runs CUDA {version[0]}.{version[1]}"
-    else:
-        reason = "NVRTC, the compiler of the CUDA kernels, was not found"
+    reason = "NVRTC, the compiler of the CUDA kernels, was not found"
+    if version is not None:
+        runs = f"this driver, which runs CUDA {version[0]}.{version[1]}"
+        if version[0] < min(MAJORS):
+            return f"compile: {runs}, is too old; install a driver for CUDA {min(MAJORS)} or newer"
+        too_new = [major for major in MAJORS if major > version[0]]
+        present = [path for path in (*_files(too_new), *_toolkit_files(too_new)) if os.path.isfile(path)]
+        if present:
+            reason = f"{present[0]} is too new for {runs}"
     return f"compile: {reason}; run: pip install 'gpucast[{_extra(version)}]'"
 
 
 def _extra(version: tuple[int, int] | None) -> str:
     """The extra that fits the CuPy that is installed, else the driver, else the most drivers."""
+    import importlib.metadata  # slow, and needed for this message only
+
     for extra, package in (("cuda12", "cupy-cuda12x"), ("cuda13", "cupy-cuda13x")):
         try:
             importlib.metadata.version(package)

@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from gpucast import device as devices
 from gpucast import host, host_strings
-from gpucast.cast import as_array, on_device
+from gpucast.cast import as_array
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray
+from gpucast.placement import on_device
 from gpucast.rule import DEFAULT_OPSET, Rule, resolve
 
 Array = npt.NDArray[Any]
@@ -68,7 +69,7 @@ def cast_report(
     rounding: str | None = None,
     overflow: str | None = None,
 ) -> CastReport:
-    """What ``cast(x, to, ...)`` would lose, counted where x lives and without keeping the result.
+    """What ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host first.
 
     Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
     both report counts of elements alone. Text is compared as the DOUBLE that it reads as.
@@ -85,7 +86,10 @@ def cast_report(
         who="cast_report",
     )
     if on_device(x):
-        devices.refuse("cast_report")
+        devices.require("cast_report")
+        from gpucast import device_cast
+
+        x = device_cast.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
     if rule.src.family == "string":

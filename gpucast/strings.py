@@ -25,7 +25,8 @@ BLANKS = " \t\n\r\f\v"
 # re.ASCII: otherwise "i" would match U+0131 and U+0130 as well when case is ignored.
 _NUMBER = re.compile(
     rf"[{BLANKS}]*(?P<sign>[+-]?)"
-    r"(?:(?=\.?[0-9])(?P<whole>[0-9]*)\.?(?P<fraction>[0-9]*)(?:e(?P<exponent>[+-]?[0-9]+))?|(?P<word>inf(?:inity)?|nan))"
+    r"(?:(?=\.?[0-9])(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?:e(?P<exponent>[+-]?[0-9]+))?"
+    r"|(?P<word>inf(?:inity)?|nan))"
     rf"[{BLANKS}]*",
     re.ASCII | re.IGNORECASE,
 )
@@ -76,10 +77,11 @@ def parse(text: str, index: int | None = None) -> Number:
     negative = match["sign"] == "-"
     if match["word"]:
         return Number("nan" if match["word"].lower() == "nan" else "infinite", negative, Fraction(0))
-    digits = (match["whole"] + match["fraction"]).lstrip("0")
+    fraction = match["fraction"] or ""
+    digits = (match["whole"] + fraction).lstrip("0")
     if not digits:
         return Number("finite", negative, Fraction(0))
-    scale = _exponent(match["exponent"] or "0") - len(match["fraction"])
+    scale = _exponent(match["exponent"] or "0") - len(fraction)
     rest = digits[_DIGITS:]
     if rest:
         digits = digits[:_DIGITS] + ("1" if rest.strip("0") else "0")
@@ -87,7 +89,7 @@ def parse(text: str, index: int | None = None) -> Number:
     leading = scale + len(digits) - 1
     if abs(leading) > _EXPONENT:
         return Number("finite", negative, Fraction(10) ** (_EXPONENT if leading > 0 else -_EXPONENT))
-    return Number("finite", negative, int(digits) * Fraction(10) ** scale)
+    return Number("finite", negative, Fraction(int(digits) * 10 ** max(scale, 0), 10 ** max(-scale, 0)))
 
 
 def to_integer(text: str, row: DType, index: int | None = None) -> int:

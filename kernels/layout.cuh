@@ -221,6 +221,7 @@ struct Offsets {
 template <typename Index, u32 MaxDims>
 GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, Index i) {
     Offsets found = {0, 0};
+#pragma unroll 1
     for (u32 d = dims.count; d-- > 0;) {
         const Index rest = i / Index(dims.length[d]);
         const i64 place = i64(i - rest * Index(dims.length[d]));

@@ -108,10 +108,15 @@ def test_safetensors_opens_what_is_written(row: DType, tmp_path: Path) -> None:
                 assert stored.get_shape() == list(shape)
 
 
-def test_float4_has_its_own_code_where_bytes_are_whole(tmp_path: Path) -> None:
-    row = gpucast.dtype("FLOAT4E2M1")
-    for size, code in ((6, "F4"), (7, "U8")):
-        files.save(str(tmp_path / "x.safetensors"), {"w": sample(row, (size,))})
+def test_types_below_a_byte_have_their_own_code_where_readers_know_it(tmp_path: Path) -> None:
+    """float4 where its bytes are whole; float6 never, which the safetensors package does not write."""
+    for name, size, code in [
+        ("FLOAT4E2M1", 6, "F4"),
+        ("FLOAT4E2M1", 7, "U8"),
+        ("FLOAT6E2M3", 8, "U8"),
+        ("INT4", 8, "U8"),
+    ]:
+        files.save(str(tmp_path / "x.safetensors"), {"w": sample(gpucast.dtype(name), (size,))})
         with safetensors.safe_open(str(tmp_path / "x.safetensors"), "np") as file:
             assert file.get_slice("w").get_dtype() == code
 
@@ -135,6 +140,18 @@ def test_float6_of_other_writers_is_read(tmp_path: Path) -> None:
     data = PackedArray.pack(x).tobytes()
     write_safetensors(tmp_path / "x.safetensors", {"w": entry("F6_E2M3", [2, 4], 0, len(data))}, data)
     assert_same(files.load(str(tmp_path / "x.safetensors"))["w"], x, row)
+
+
+def test_booleans_of_other_writers_are_read(tmp_path: Path) -> None:
+    """Any byte but 0 is true, and NumPy gets to see 1 only."""
+    data, wanted = bytes([0, 1, 2, 255]), bytes([0, 1, 1, 1])
+    write_safetensors(tmp_path / "x.safetensors", {"w": entry("BOOL", [4], 0, 4)}, data)
+    onnx.save_tensor(onnx.TensorProto(dims=[4], data_type=9, raw_data=data), str(tmp_path / "x.pb"))
+    onnx.save_tensor(onnx.TensorProto(dims=[4], data_type=9, int32_data=[0, 1, -2, 256]), str(tmp_path / "y.pb"))
+    np.save(tmp_path / "x.npy", np.frombuffer(data, dtype=bool))
+    for name in ("x.safetensors", "x.pb", "y.pb", "x.npy"):
+        (x,) = files.load(str(tmp_path / name)).values()
+        assert (x.dtype, x.tobytes()) == (np.dtype(bool), wanted)
 
 
 def test_tensors_lie_aligned(tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speed of text to numbers and back on the host, with base dependencies and with the extra `fast`, side by side."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast import host_strings
+from gpucast.dtypes import dtype
+from gpucast.rule import resolve
+
+ROUNDS = 5
+#: Type -> kind of data: numbers as weights have them.
+SOURCES = ("FLOAT", "DOUBLE", "BFLOAT16", "FLOAT16", "INT64", "INT8", "BOOL")
+PARSED = (
+    ("FLOAT", "FLOAT"),
+    ("DOUBLE", "DOUBLE"),
+    ("FLOAT", "FLOAT16"),
+    ("FLOAT", "BFLOAT16"),
+    ("INT64", "INT64"),
+    ("BOOL", "BOOL"),
+)
+
+
+def rows(elements: int) -> list[tuple[str, float]]:
+    """(what, elements per second) of arrays of `elements`; the fastest of interleaved rounds."""
+    string = dtype("STRING")
+    data = {name: _data(name, elements) for name in SOURCES}
+    texts = {name: host_strings.format(x, resolve(dtype(name), string)) for name, x in data.items()}
+    jobs: dict[str, tuple[Any, Any, Any]] = {}
+    for name, x in data.items():
+        jobs[f"format {name}"] = (host_strings.format, x, resolve(dtype(name), string))
+    for name, to in PARSED:
+        what = f"parse {to}" if name == to else f"parse {to} from texts of {name}"
+        jobs[what] = (host_strings.parse, texts[name], resolve(string, dtype(to)))
+    for kind, x in (("str", texts["FLOAT"].astype("U")), ("bytes", texts["FLOAT"].astype("S"))):
+        jobs[f"parse FLOAT from {kind} array"] = (host_strings.parse, x, resolve(string, dtype("FLOAT")))
+
+    found = host_strings.fast_library
+    finders: dict[str, Any] = {"base": lambda: None}
+    if found() is not None:
+        finders["fast"] = found
+    best: dict[str, float] = {}
+    try:
+        for _ in range(ROUNDS):
+            for what, (convert, x, rule) in jobs.items():
+                for kind, finder in finders.items():
+                    host_strings.fast_library = finder
+                    begin = time.perf_counter()
+                    convert(x, rule)
+                    seconds = time.perf_counter() - begin
+                    best[f"{what}, {kind}"] = min(best.get(f"{what}, {kind}", seconds), seconds)
+    finally:
+        host_strings.fast_library = found
+    return [(name, elements / seconds) for name, seconds in best.items()]
+
+
+def _data(name: str, elements: int) -> npt.NDArray[Any]:
+    row = dtype(name)
+    x = np.random.default_rng(28).standard_normal(elements)
+    if row.family == "bool":
+        return np.asarray(x > 0)
+    return (x * min(float(row.max) / 8, 1e12) if row.family == "int" else x).astype(row.numpy)

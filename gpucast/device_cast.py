@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checked cast on one device: CuPy arrays (tagged with the ml_dtypes dtype for types that CuPy lacks), PackedArrays."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gpucast import launch
+from gpucast.dtypes import DType, dtype
+from gpucast.packed import PackedArray
+from gpucast.rule import Rule, resolve
+from gpucast.strides import collapse
+
+
+def index_of(x: Any) -> int:
+    """The device that holds an array."""
+    return int((x.data if isinstance(x, PackedArray) else x).device.id)
+
+
+def new(shape: tuple[int, ...], row: DType) -> Any:
+    """An array without set values on the current device: packed, or tagged with the row's dtype."""
+    if row.packed:
+        return PackedArray(launch.driver().empty((row.nbytes(math.prod(shape)),), np.dtype(np.uint8)), row, shape)
+    return launch.driver().empty(shape, row.code_numpy).view(row.numpy)
+
+
+def apply(x: Any, rule: Rule, out: Any = None) -> Any:
+    """Cast an array on the device that holds it, on that device's current stream; `out` is on the same device.
+
+    Allocates nothing with `out`. RuntimeError for what a CUDA graph capture cannot take in.
+    """
+    driver, device = launch.driver(), index_of(x)
+    with driver.on(device):
+        stream = driver.stream()
+        if out is None:
+            if driver.capturing(stream):
+                raise RuntimeError(
+                    "cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out="
+                )
+            order = _memory_order(x, rule)
+            shape = tuple(x.shape[axis] for axis in order)
+            out = new(shape, rule.dst)
+            if order != sorted(order):
+                out = out.transpose([order.index(axis) for axis in range(len(order))])
+        if x.size:
+            _launch(x, rule, out, device, stream)
+    return out
+
+
+def to_host(x: Any) -> Any:
+    """A copy in host memory: NumPy with the row's dtype, or a PackedArray."""
+    driver, device = launch.driver(), index_of(x)
+    with driver.on(device):
+        if isinstance(x, PackedArray):
+            return PackedArray(driver.to_host(x.data), x.dtype, x.shape)
+        if not x.flags.c_contiguous:
+            x = _copy(x)
+        row = row_of(x)
+        return driver.to_host(x.view(row.code_numpy)).view(row.numpy).reshape(x.shape)
+
+
+def to_device(x: Any, device: int) -> Any:
+    """A copy on a device of a host array or of an array on another device."""
+    driver = launch.driver()
+    if isinstance(x, PackedArray):
+        return PackedArray(to_device(x.data, device), x.dtype, x.shape)
+    if not isinstance(x, np.ndarray) and not x.flags.c_contiguous:
+        with driver.on(index_of(x)):
+            x = _copy(x)
+    row = row_of(x)
+    plain = x.view(row.code_numpy) if not isinstance(x, np.ndarray) else _plain(x, row)
+    with driver.on(device):
+        return driver.to_device(plain).view(row.numpy).reshape(x.shape)
+
+
+def _plain(x: np.ndarray[Any, Any], row: DType) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(x, dtype=row.numpy).reshape(-1).view(row.code_numpy)
+
+
+def row_of(x: Any) -> DType:
+    """The row of an array's dtype."""
+    return dtype(x.dtype)
+
+
+def _copy(x: Any) -> Any:
+    """A C-contiguous copy on the same device. CuPy's own copy refuses dtypes that it does not know."""
+    row = row_of(x)
+    if row.packed:
+        # One element per byte, as x has them.
+        row, x = dtype("UINT8"), x.view(np.uint8)
+    copy = launch.driver().empty(x.shape, row.code_numpy).view(row.numpy)
+    apply(x, resolve(row, row), copy)
+    return copy
+
+
+def _memory_order(x: Any, rule: Rule) -> list[int]:
+    """The axes from the slowest to the quickest in x's memory (order "K"); row-major where a side is packed."""
+    axes = list(range(len(x.shape)))
+    if isinstance(x, PackedArray) or rule.dst.packed:
+        return axes
+    return sorted(axes, key=lambda axis: -abs(x.strides[axis]))
+
+
+def _launch(x: Any, rule: Rule, out: Any, device: int, stream: int) -> None:
+    packed_src, packed_dst = isinstance(x, PackedArray), isinstance(out, PackedArray)
+    if _is_contiguous(x) and _is_contiguous(out):
+        kernel, dims = launch.plan(rule, "contiguous", rule.src.packed and not packed_src, device), None
+    else:
+        # A packed side is the row-major stream; else any order will do, and the destination's makes long writes.
+        axes = list(range(len(x.shape)))
+        if not (packed_src or packed_dst):
+            axes.sort(key=lambda axis: -abs(out.strides[axis]))
+        sides = [[strides[axis] for axis in axes] for strides in (_strides(x), _strides(out))]
+        dims = collapse([x.shape[axis] for axis in axes], *sides)
+        whole = dims.lengths == () or (
+            len(dims.lengths) == 1
+            and (packed_src or dims.src[0] == x.itemsize)
+            and (packed_dst or dims.dst[0] == out.itemsize)
+        )
+        kernel = launch.plan(rule, "contiguous" if whole else "strided", rule.src.packed and not packed_src, device)
+        dims = None if whole else dims
+    kernel(_address(x), 0, _address(out), x.size, dims, stream)
+
+
+def _is_contiguous(x: Any) -> bool:
+    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous)
+
+
+def _address(x: Any) -> int:
+    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
+
+
+def _strides(x: Any) -> tuple[int, ...]:
+    if not isinstance(x, PackedArray):
+        return tuple(x.strides)
+    # Only neighbours' ratios matter: elements of one byte stand for those of a packed array.
+    return tuple(math.prod(x.shape[axis + 1 :]) for axis in range(x.ndim))

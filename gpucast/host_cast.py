@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checked cast from host memory to host memory: numbers, strings and packed arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast import host, host_strings
+from gpucast.packed import PackedArray, pack_codes, unpack_codes
+from gpucast.rule import Rule
+
+#: Elements of a PackedArray that are unpacked at a time: whole bytes of every layout, and few enough for the cache.
+_CHUNK = 1 << 16
+
+
+def apply(x: Any, rule: Rule, out: Any = None) -> Any:
+    """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind."""
+    return _packed(x, rule, out) if isinstance(x, PackedArray) else _array(x, rule, out)
+
+
+def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+    if "string" in (rule.src.family, rule.dst.family):
+        # All of it before `out` is touched: a text that is no number leaves `out` as it was.
+        result = (host_strings.parse if rule.src.family == "string" else host_strings.format)(x, rule)
+    elif out is None or np.may_share_memory(x, out):
+        result = np.empty_like(x, dtype=rule.dst.numpy, order="K", subok=False)
+        host.apply(x, rule, result)
+    else:
+        host.apply(x, rule, out)
+        return out
+    if out is None:
+        return result
+    out[...] = result
+    return out
+
+
+def _packed(x: PackedArray, rule: Rule, out: Any) -> Any:
+    src, dst = rule.src, rule.dst
+    if out is None:
+        whole = np.empty(dst.nbytes(x.size), np.uint8) if dst.packed else np.empty(x.shape, dst.numpy)
+        out = PackedArray(whole, dst, x.shape) if dst.packed else whole
+    if dst.family == "string":
+        out[...] = host_strings.format(x.get(), rule)
+        return out
+    # In place (equal layouts) each chunk is unpacked before it is written.
+    flat = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
+    for start in range(0, x.size, _CHUNK):
+        count = min(_CHUNK, x.size - start)
+        first = src.nbytes(start)
+        codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
+        if dst.packed:
+            first = dst.nbytes(start)
+            result = np.empty(count, dst.numpy)
+            host.apply(codes, rule, result)
+            flat[first : first + dst.nbytes(count)] = pack_codes(result.view(np.uint8), dst.bits)
+        else:
+            host.apply(codes, rule, flat[start : start + count])
+    if not dst.packed and not out.flags.c_contiguous:
+        out[...] = flat.reshape(out.shape)
+    return out

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an `out` array must be: the result's kind, dtype and shape, and separate from the source."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpucast.packed import PackedArray, namespace
+from gpucast.rule import Rule
+
+
+def check_out(x: Any, rule: Rule, out: Any, remote: bool, who: str) -> None:
+    """TypeError or ValueError unless `out` can take the cast of x. `remote`: the result may be on a device."""
+    on_host = isinstance(out, np.ndarray)
+    packed = rule.dst.packed and (isinstance(x, PackedArray) or (remote and not on_host))
+    if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
+        wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
+        raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {rule.dst.name} and shape {x.shape}")
+    if out.dtype != (rule.dst if packed else rule.dst.numpy):
+        raise TypeError(f"{who}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
+    if out.shape != x.shape:
+        raise ValueError(f"{who}: out has shape {out.shape}; expected {x.shape}")
+    target = out.data if packed else out
+    if isinstance(target, np.ndarray) and not target.flags.writeable:
+        raise ValueError(f"{who}: out is read-only")
+    source = x.data if isinstance(x, PackedArray) else x
+    if namespace(source) is not namespace(target):
+        return
+    source, target = _footprint(source), _footprint(target)
+    if any(stride == 0 and length > 1 for stride, length in zip(target.strides, target.shape, strict=True)):
+        raise ValueError(f"{who}: elements of out share memory; expected one place for each")
+    if _overlap(source, target) and not _same_layout(source, target):
+        raise ValueError(f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size")
+
+
+def _footprint(x: Any) -> np.ndarray[Any, Any]:
+    """A NumPy array over the same addresses, never to be read: NumPy's overlap check looks at addresses alone."""
+    if isinstance(x, np.ndarray):
+        return x
+
+    class Interface:
+        __array_interface__: ClassVar[dict[str, Any]] = {
+            "version": 3,
+            "typestr": f"|V{x.dtype.itemsize}",
+            "shape": x.shape,
+            "strides": x.strides,
+            "data": (x.data.ptr, True),
+        }
+
+    return np.asarray(Interface())
+
+
+def _overlap(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
+    if not np.may_share_memory(x, out):
+        return False
+    try:
+        return np.shares_memory(x, out, max_work=100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _same_layout(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
+    """True where element i of both is the same memory."""
+    one, other = x.__array_interface__["data"][0], out.__array_interface__["data"][0]
+    return one == other and x.itemsize == out.itemsize and x.strides == out.strides and x.shape == out.shape

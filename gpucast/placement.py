@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts that involve a device: where the work is done, and what is copied over the bus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast import device as devices
+from gpucast import host_cast
+from gpucast.packed import PackedArray, namespace
+from gpucast.rule import Rule, resolve
+
+
+def on_device(x: Any) -> bool:
+    """True for a CuPy array and a PackedArray over one."""
+    return namespace(x.data if isinstance(x, PackedArray) else x) not in (None, np)
+
+
+def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str) -> Any:
+    """Cast `x` (checked, as is `out`) to where `place` says; None is where x is.
+
+    The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host.
+    """
+    devices.require(who)
+    from gpucast import device_cast
+
+    home = device_cast.index_of(x) if on_device(x) else None
+    target = home if place is None else None if place == "cpu" else devices.index(place, who)
+    if rule.dst.family == "string":
+        if target is not None and place is not None:
+            raise ValueError(f"{who}: device={place!r} cannot hold STRING; expected None or 'cpu'")
+        target = None
+    if out is not None and (device_cast.index_of(out) if on_device(out) else None) != target:
+        raise ValueError(f"{who}: out is on {_name(out)}; the result belongs on {_place(target)}")
+    if home == target:
+        return host_cast.apply(x, rule, out) if home is None else device_cast.apply(x, rule, out)
+    if rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
+        narrow = host_cast.apply(x, rule) if home is None else device_cast.apply(x, rule)
+        return _moved(narrow, target, isinstance(x, PackedArray), out)
+    if target is None:
+        there = device_cast.to_host(x)
+        return host_cast.apply(there, rule, out)
+    return device_cast.apply(device_cast.to_device(x, target), rule, out)
+
+
+def _moved(y: Any, target: int | None, packed: bool, out: Any) -> Any:
+    """A finished result on the other side: on the host PackedArrays for PackedArrays only, on a device always."""
+    from gpucast import device_cast
+
+    if target is None:
+        y = device_cast.to_host(y)
+        if isinstance(y, PackedArray) and not packed:
+            y = y.get()
+        if out is None:
+            return y
+        if isinstance(out, PackedArray):
+            out.data[...] = y.data
+        else:
+            out[...] = y
+        return out
+    if isinstance(y, np.ndarray) and device_cast.row_of(y).packed:
+        y = PackedArray.pack(y)
+    y = device_cast.to_device(y, target)
+    row = device_cast.row_of(y)
+    return y if out is None else device_cast.apply(y, resolve(row, row), out)
+
+
+def _name(x: Any) -> str:
+    from gpucast import device_cast
+
+    return _place(device_cast.index_of(x) if on_device(x) else None)
+
+
+def _place(device: int | None) -> str:
+    return "the host" if device is None else f"cuda:{device}"

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cubin says about itself, read from its ELF sections: no GPU and no NVIDIA tool is needed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION = struct.Struct("<IIQQQQIIQQ")
+_SYMBOL = struct.Struct("<IBBHQQ")
+_CUDA = 190
+_NOBITS = 8
+#: Attributes of .nv.info: a format byte, an attribute byte, then two bytes of value or of size.
+_SIZED, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 4, 0x11, 0x12, 0x2F
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The static facts of one kernel: bytes of local memory per thread, registers per thread, bytes of machine code."""
+
+    local: int
+    registers: int
+    code: int
+
+
+def whole(cubin: bytes) -> list[tuple[int, ...]]:
+    """The section headers. AssertionError for what is no 64-bit CUDA ELF file with every byte that it speaks of."""
+    fields = _HEADER.unpack_from(cubin)
+    assert fields[0][:6] == b"\x7fELF\x02\x01"
+    assert fields[2] == _CUDA
+    program_headers, section_headers, parts = fields[5], fields[6], fields[9:13]
+    ends = [program_headers + parts[0] * parts[1], section_headers + parts[2] * parts[3]]
+    assert max(ends) <= len(cubin)
+    headers = [_SECTION.unpack_from(cubin, section_headers + i * parts[2]) for i in range(parts[3])]
+    ends += [header[4] + header[5] for header in headers if header[1] != _NOBITS]
+    assert max(ends) == len(cubin)
+    return headers
+
+
+def sections(cubin: bytes) -> dict[str, bytes]:
+    """The bytes of every section by name."""
+    headers = whole(cubin)
+    text = headers[_HEADER.unpack_from(cubin)[13]]
+    table = cubin[text[4] : text[4] + text[5]]
+    return {
+        _string(table, header[0]): b"" if header[1] == _NOBITS else cubin[header[4] : header[4] + header[5]]
+        for header in headers
+    }
+
+
+def kernels(cubin: bytes) -> dict[str, Kernel]:
+    """The static facts of every kernel, by name."""
+    found = sections(cubin)
+    names = [_string(found[".strtab"], symbol[0]) for symbol in _SYMBOL.iter_unpack(found[".symtab"])]
+    facts: dict[str, dict[int, int]] = {}
+    for attribute, value in _attributes(found[".nv.info"]):
+        if attribute in (_FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT):
+            symbol, number = struct.unpack("<II", value)
+            facts.setdefault(names[symbol], {})[attribute] = number
+    return {
+        name: Kernel(max(fact[_FRAME_SIZE], fact[_MIN_STACK_SIZE]), fact[_REGCOUNT], len(found[f".text.{name}"]))
+        for name, fact in facts.items()
+        if f".text.{name}" in found
+    }
+
+
+def _attributes(info: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(info):
+        form, attribute, value = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == _SIZED:
+            yield attribute, info[at : at + value]
+            at += value
+
+
+def _string(table: bytes, start: int) -> str:
+    return table[start : table.index(b"\0", start)].decode()

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of codes for the host build of the kernels: placed at any byte and bit, between bytes that must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from attributes import NUMERIC
+from gpucast import reference
+from gpucast.dtypes import DType
+from gpucast.hostbuild import HostKernels
+from gpucast.packed import pack_codes, unpack_codes
+from gpucast.rule import Rule
+from gpucast.strides import collapse
+
+_GUARD = 0xA5
+
+#: One type of each width, an integer where there is one: its low bits tell every element from its neighbours.
+BY_WIDTH = tuple({row.bits: row for row in sorted(NUMERIC, key=lambda row: row.family == "int")}.values())
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A copy of some bytes, `offset` bytes behind a 16-byte boundary, with `guard` bytes on both sides of it."""
+
+    space: np.ndarray
+    begin: int
+    size: int
+
+    @classmethod
+    def of(cls, data: np.ndarray, offset: int, guard: int) -> Placed:
+        space = np.full(guard + offset + data.size + guard, _GUARD, np.uint8)
+        assert space.ctypes.data % 16 == 0 and guard % 16 == 0
+        space[guard + offset : guard + offset + data.size] = data
+        return cls(space, guard + offset, data.size)
+
+    @property
+    def address(self) -> int:
+        return int(self.space.ctypes.data) + self.begin
+
+    @property
+    def data(self) -> np.ndarray:
+        return self.space[self.begin : self.begin + self.size]
+
+    def check_guards(self) -> None:
+        assert (self.space[: self.begin] == _GUARD).all(), "written in front of the array"
+        assert (self.space[self.begin + self.size :] == _GUARD).all(), "written behind the array"
+
+
+def random_codes(row: DType, n: int, rng: np.random.Generator) -> np.ndarray:
+    codes = rng.integers(0, 1 << row.bits, n, dtype=row.code_numpy)
+    return codes & row.code_numpy.type(1) if row.family == "bool" else codes
+
+
+def wanted_codes(codes: np.ndarray, rule: Rule) -> np.ndarray:
+    """What the reference makes of source codes."""
+    return reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
+
+
+def to_bytes(codes: np.ndarray, row: DType) -> np.ndarray:
+    return pack_codes(codes, row.bits) if row.packed else np.ascontiguousarray(codes).view(np.uint8)
+
+
+def cast_codes(kernels: HostKernels, rule: Rule, codes: np.ndarray) -> np.ndarray:
+    """What the contiguous kernel makes of source codes."""
+    data, out = to_bytes(codes, rule.src), np.full(rule.dst.nbytes(codes.size), _GUARD, np.uint8)
+    kernels.run(rule, data.ctypes.data, 0, out.ctypes.data, codes.size)
+    return unpack_codes(out, rule.dst.bits, codes.size) if rule.dst.packed else out.view(rule.dst.code_numpy)
+
+
+def check_contiguous(
+    kernels: HostKernels,
+    rule: Rule,
+    codes: np.ndarray,
+    wanted: np.ndarray,
+    n: int,
+    skip: int = 0,
+    src_offset: int = 0,
+    dst_offset: int = 0,
+    *,
+    unpacked: bool = False,
+    guard: int = 64,
+) -> None:
+    """Cast the n elements from element `skip` on, with the source's and the destination's first byte at the offsets."""
+    src, dst = rule.src, rule.dst
+    taken = codes[: skip + n]
+    source = Placed.of(taken.view(np.uint8) if unpacked else to_bytes(taken, src), src_offset, guard)
+    byte, bit = divmod(skip * (8 if unpacked else src.bits), 8)
+    out = Placed.of(np.full(dst.nbytes(n), _GUARD, np.uint8), dst_offset, guard)
+    kernels.run(rule, source.address + byte, bit, out.address, n, unpacked=unpacked)
+    case = f"{rule.src} to {rule.dst}, {n} elements from {skip}, at bytes {src_offset} and {dst_offset}"
+    assert np.array_equal(out.data, to_bytes(wanted[skip : skip + n], dst)), case
+    out.check_guards()
+
+
+def check_strided(
+    kernels: HostKernels,
+    rule: Rule,
+    x: np.ndarray,
+    target: Callable[[np.ndarray], np.ndarray] | None,
+    skip: int = 0,
+    *,
+    unpacked: bool = False,
+) -> None:
+    """Cast the array of codes `x` into a view that `target` takes of 720 elements; None for a packed destination.
+
+    A packed source is the row-major stream of x, behind `skip` other elements.
+    """
+    src, dst = rule.src, rule.dst
+    wanted = wanted_codes(np.ascontiguousarray(x).reshape(-1), rule)
+    held, address, bit, src_strides = x, x.ctypes.data, 0, x.strides
+    if src.packed and not unpacked:
+        held = to_bytes(np.concatenate([np.zeros(skip, np.uint8), x.reshape(-1)]), src)
+        byte, bit = divmod(skip * src.bits, 8)
+        address, src_strides = held.ctypes.data + byte, (0,) * x.ndim
+    space = Placed.of(np.full(dst.nbytes(x.size if target is None else 720), _GUARD, np.uint8), 0, 64)
+    out = space.data if target is None else target(space.data.view(dst.code_numpy))
+    dst_strides = (0,) * x.ndim if target is None else out.strides
+    dims = collapse(x.shape, src_strides, dst_strides)
+    kernels.run_strided(rule, address, bit, out.ctypes.data, x.size, dims, unpacked=unpacked)
+    assert np.array_equal(out.reshape(-1), to_bytes(wanted, dst) if target is None else wanted)
+    # Everything that is no element of `out` is as it was.
+    out[...] = np.full(out.itemsize, _GUARD, np.uint8).view(out.dtype)[0]
+    assert (space.space == _GUARD).all(), "written beside the elements"

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by test_kernels_sanitized.py in a process of its own: kernels built with AddressSanitizer and UBSan.
+
+Arrays have no bytes around them, so that any access outside is one outside of an allocation. With the argument
+"overrun" the destination is one byte too short.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import numpy as np
+
+import hard
+from attributes import NUMERIC, SMALL, rules
+from gpucast import hostbuild
+from gpucast.source import kernel_source
+from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, random_codes, wanted_codes
+
+
+def main() -> None:
+    rng = np.random.default_rng(30)
+    pairs = list(itertools.product(BY_WIDTH, BY_WIDTH))
+    # Every width to every width, and every rule of a seeded twelfth of the pairs.
+    layouts = [kernel_source(rules(*pair)[0], shape) for pair in pairs for shape in ("contiguous", "strided")]
+    some = [pair for pair in itertools.product(NUMERIC, NUMERIC) if rng.random() < 1 / 12 and pair not in pairs]
+    numbers = [rule for pair in some for rule in rules(*pair)]
+    kernels = hostbuild.build([*layouts, *numbers], optimize=False, sanitize=True)
+    for rule in numbers:
+        src = rule.src
+        codes = np.arange(2 if src.family == "bool" else 1 << src.bits) if src in SMALL else hard.codes(src, rule.dst, 1, 0, 9)
+        codes = codes.astype(src.code_numpy)
+        assert np.array_equal(cast_codes(kernels, rule, codes), wanted_codes(codes, rule)), rule
+    for source in layouts:
+        rule = source.rule
+        codes = random_codes(rule.src, 700, rng)
+        if source.shape == "strided":
+            target = None if rule.dst.packed else lambda space: space[: 7 * 36 * 2].reshape(14, 36)[::-2, ::-1]
+            check_strided(kernels, rule, codes[: 7 * 36].reshape(36, 7).T, target, skip=1)
+            continue
+        wanted = wanted_codes(codes, rule)
+        for n in range(0, 200, 3):
+            src_offset, dst_offset = (int(v) for v in rng.integers(0, 17, 2))
+            for skip, offset in ((0, 0), (int(rng.integers(9)), src_offset)):
+                check_contiguous(kernels, rule, codes, wanted, n, skip, offset, dst_offset, guard=0)
+    print(f"{len(layouts) + len(numbers)} kernels clean")
+
+
+def overrun() -> None:
+    rule = rules(*BY_WIDTH[:2])[0]
+    kernels = hostbuild.build([rule], optimize=False, sanitize=True)
+    src, dst = np.zeros(rule.src.nbytes(100), np.uint8), np.zeros(rule.dst.nbytes(100) - 1, np.uint8)
+    kernels.run(rule, src.ctypes.data, 0, dst.ctypes.data, 100)
+
+
+if __name__ == "__main__":
+    overrun() if sys.argv[1:] == ["overrun"] else main()

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of the kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from attributes import NUMERIC, rules
+from gpucast.dtypes import dtype
+from gpucast.rule import resolve
+from gpucast.source import kernel_source, prelude, tile_elements
+
+
+def test_names_are_the_works_and_tell_every_kernel() -> None:
+    assert kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))).name == "gpucast_float32_to_float8e4m3fn"
+    rounded = resolve(dtype("FLOAT"), dtype("INT4"), rounding="nearest_even", overflow="saturate")
+    assert kernel_source(rounded, "strided").name == "gpucast_float32_to_int4_saturate_nearest_even_strided"
+    sources = [
+        kernel_source(rule, shape, unpacked=unpacked)
+        for src in NUMERIC
+        for dst in NUMERIC
+        for rule in rules(src, dst)
+        for shape in ("contiguous", "strided")
+        for unpacked in ((False, True) if src.packed else (False,))
+    ]
+    assert len({source.name for source in sources}) == len(sources) > 3000
+    for source in sources:
+        assert re.fullmatch("gpucast_[a-z0-9_]+", source.name)
+        assert f"({source.name}," in source.kernel
+
+
+def test_the_text_stands_alone() -> None:
+    text = kernel_source(resolve(dtype("DOUBLE"), dtype("FLOAT16"))).text
+    assert "#include" not in text
+    assert text.startswith("// SPDX-License-Identifier: Apache-2.0")
+    # About ten lines for the pair, all else is the prelude.
+    assert text.startswith(prelude()) and text[len(prelude()) :].count("\n") < 25
+
+
+def test_the_kernels_compute_with_integers_alone() -> None:
+    code = re.sub(r"//.*", "", prelude())
+    assert re.findall(r"\b(float|double|half|__half|__nv_bfloat16|asm)\b", code) == []
+
+
+def test_the_text_is_the_same_in_every_process() -> None:
+    code = (
+        "import hashlib; from gpucast.dtypes import DTYPES; from gpucast.rule import resolve\n"
+        "from gpucast.source import kernel_source as k\n"
+        "rows = [row for row in DTYPES if row.family != 'string']\n"
+        "text = ''.join(k(resolve(s, d)).text[-1500:] for s in rows for d in rows)\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())"
+    )
+    found = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        found.add(run.stdout.strip())
+    assert len(found) == 1 and len(found.pop()) == hashlib.sha256().digest_size * 2
+
+
+@pytest.mark.parametrize("src", [2, 4, 6, 8, 16, 32, 64])
+@pytest.mark.parametrize("dst", [2, 4, 6, 8, 16, 32, 64])
+def test_a_tile_is_whole_bytes_and_one_vector_where_it_can(src: int, dst: int) -> None:
+    elements = tile_elements(src, dst)
+    assert elements * src % 8 == 0 and elements * dst % 8 == 0
+    if 6 in (src, dst):
+        # Three whole 32-bit words.
+        assert elements == 16
+    elif elements > 4:
+        assert elements * max(src, dst) == 128
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    wrong: Any = "diagonal"
+    with pytest.raises(ValueError, match="FLOAT to STRING has no kernel"):
+        kernel_source(resolve(dtype("FLOAT"), dtype("STRING")))
+    with pytest.raises(ValueError, match="shape='diagonal' is not a kernel shape"):
+        kernel_source(resolve(dtype("FLOAT"), dtype("INT8")), wrong)
+
+
+def test_blocks_cover_every_element() -> None:
+    source = kernel_source(resolve(dtype("INT8"), dtype("UINT8")))
+    block = source.elements * source.threads
+    assert [source.blocks(n) for n in (0, 1, block - source.elements, block + 1, 2**40)] == [0, 1, 1, 2, 2**40 // block + 1]

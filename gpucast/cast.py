@@ -12,7 +12,7 @@ from gpucast import device as devices
 from gpucast import host_cast, placement
 from gpucast.dtypes import DType, dtype
 from gpucast.out import check_out
-from gpucast.packed import PackedArray, namespace
+from gpucast.packed import PackedArray, home, namespace
 from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Rule, resolve
 
 
@@ -125,10 +125,11 @@ def _cast(
     if not isinstance(copy, (bool, np.bool_)):
         raise TypeError(f"{who}: copy={copy!r} must be True or False")
     place = devices.parse(device, who)
-    remote = placement.on_device(x) or placement.on_device(out) or place not in (None, "cpu")
+    source = home(x)
+    remote = source is not None or home(out) is not None or place not in (None, "cpu")
     if out is not None:
         check_out(x, rule, out, remote, who)
-    elif not copy and place in (None, _home(x)) and _unchanged(x, rule):
+    elif not copy and place in (None, "cpu" if source is None else f"cuda:{source}") and _unchanged(x, rule):
         return x
     return placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
 
@@ -143,18 +144,12 @@ def as_array(x: Any, who: str) -> Any:
     return np.asarray(x)
 
 
-def _home(x: Any) -> str:
-    if not placement.on_device(x):
-        return "cpu"
-    return f"cuda:{(x.data if isinstance(x, PackedArray) else x).device.id}"
-
-
 def _unchanged(x: Any, rule: Rule) -> bool:
     """True where a cast would give back x as it is: same type, and already in the one form that results have."""
     row = rule.src
     if row is not rule.dst:
         return False
-    if placement.on_device(x):
+    if home(x) is not None:
         # To look at bits there would mean to wait for them.
         return not (row.packed or row.family == "bool")
     if row.family == "string":

@@ -10,8 +10,7 @@ import numpy as np
 
 from gpucast import device as devices
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, checked_shape, namespace
-from gpucast.placement import on_device
+from gpucast.packed import PackedArray, checked_shape, home, namespace
 
 
 def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:
@@ -35,8 +34,8 @@ def empty_like(x: Any, dtype: Any = None, device: str | None = None) -> Any:
     row = _row(x.dtype if dtype is None else dtype, "empty_like")
     if isinstance(x, PackedArray) and row.packed and device in (None, "cpu") and x.device == "cpu":
         return PackedArray(np.empty(row.nbytes(x.size), dtype=np.uint8), row, x.shape)
-    if device is None and on_device(x):
-        device = f"cuda:{(x.data if isinstance(x, PackedArray) else x).device.id}"
+    if device is None and home(x) is not None:
+        device = f"cuda:{home(x)}"
     return empty(x.shape, row, device)
 
 

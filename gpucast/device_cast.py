@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checked cast on one device: CuPy arrays (tagged with the ml_dtypes dtype for types that CuPy lacks), PackedArrays."""
+"""A checked cast on one device: CuPy arrays, tagged with the ml_dtypes dtype for types that CuPy lacks; PackedArrays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from gpucast import launch
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray
+from gpucast.packed import PackedArray, home
 from gpucast.rule import Rule, resolve
 from gpucast.strides import collapse
 
 
-def index_of(x: Any) -> int:
-    """The device that holds an array."""
-    return int((x.data if isinstance(x, PackedArray) else x).device.id)
+def _device(x: Any) -> int:
+    index = home(x)
+    assert index is not None, "placement sends device arrays here"
+    return index
 
 
 def new(shape: tuple[int, ...], row: DType) -> Any:
@@ -32,7 +33,7 @@ def apply(x: Any, rule: Rule, out: Any = None) -> Any:
 
     Allocates nothing with `out`. RuntimeError for what a CUDA graph capture cannot take in.
     """
-    driver, device = launch.driver(), index_of(x)
+    driver, device = launch.driver(), _device(x)
     with driver.on(device):
         stream = driver.stream()
         if out is None:
@@ -52,7 +53,7 @@ def apply(x: Any, rule: Rule, out: Any = None) -> Any:
 
 def to_host(x: Any) -> Any:
     """A copy in host memory: NumPy with the row's dtype, or a PackedArray."""
-    driver, device = launch.driver(), index_of(x)
+    driver, device = launch.driver(), _device(x)
     with driver.on(device):
         if isinstance(x, PackedArray):
             return PackedArray(driver.to_host(x.data), x.dtype, x.shape)
@@ -68,7 +69,7 @@ def to_device(x: Any, device: int) -> Any:
     if isinstance(x, PackedArray):
         return PackedArray(to_device(x.data, device), x.dtype, x.shape)
     if not isinstance(x, np.ndarray) and not x.flags.c_contiguous:
-        with driver.on(index_of(x)):
+        with driver.on(_device(x)):
             x = _copy(x)
     row = row_of(x)
     plain = x.view(row.code_numpy) if not isinstance(x, np.ndarray) else _plain(x, row)

@@ -99,7 +99,7 @@ class HostKernels:
     def run(
         self, rule: Rule, src: int, src_bit: int, dst: int, n: int, *, unpacked: bool = False, first_block: int = 0
     ) -> None:
-        """Cast n elements between contiguous arrays at two addresses, or only what the blocks from `first_block` on cast.
+        """Cast n elements between contiguous arrays at two addresses; those of the blocks from `first_block` on.
 
         RuntimeError for a misaligned access, on which a GPU would stop.
         """
@@ -117,7 +117,7 @@ class HostKernels:
         unpacked: bool = False,
         first_block: int = 0,
     ) -> None:
-        """As `run`, for arrays of any strides whose first elements are at two addresses; n is the product of the lengths."""
+        """As `run`, for any strides; the addresses are those of the first elements, n the product of the lengths."""
         self._launch(rule, "strided", unpacked, src, src_bit, dst, n, first_block, dims.to_bytes())
 
     def _launch(

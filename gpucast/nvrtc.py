@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 #: nvrtcResult: the codes that are told apart here.
-_SUCCESS, _INVALID_OPTION = 0, 5
+_SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
 #: What the assembler writes about inline PTX. NVRTC quotes the CUDA lines that it refuses, but not these.
 _PTX_LINE = re.compile(r"ptx input, line (\d+)")
 #: How many PTX lines and how many lines of the log an error shows; the whole log is its attribute.
@@ -24,10 +24,11 @@ _QUOTED, _LOG_LINES = 3, 40
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a text or an option. `log` is all that it said."""
+    """NVRTC refused a text or an option. `log` is all that it said, `code` its nvrtcResult."""
 
-    def __init__(self, message: str, log: str) -> None:
+    def __init__(self, message: str, code: int, log: str) -> None:
         super().__init__(message)
+        self.code = code
         self.log = log
 
 
@@ -76,13 +77,15 @@ class Nvrtc:
         finally:
             self._library.nvrtcDestroyProgram(reference)
         quoted = self._quoted(text, name, arch, options, log)
-        raise CompileError(self._explain(code, name, arch, log, quoted), log)
+        raise CompileError(self._explain(code, name, arch, log, quoted), code, log)
 
     def accepts(self, arch: str) -> bool:
-        """Whether it compiles for `arch`. NVRTC lists numbers only, and no list of variants (sm_100a), so this tries."""
+        """Whether it compiles for `arch`. NVRTC lists the numbers, but not the variants (sm_100a): this tries."""
         try:
             self.compile("", "probe", arch)
-        except CompileError:
+        except CompileError as error:
+            if error.code not in (_INVALID_OPTION, _COMPILATION):
+                raise
             return False
         return True
 

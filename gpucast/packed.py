@@ -28,6 +28,12 @@ def namespace(array: Any) -> Any:
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
 
 
+def home(x: Any) -> int | None:
+    """The index of the device that holds a CuPy array, or a PackedArray over one; None for the host."""
+    data = x.data if isinstance(x, PackedArray) else x
+    return None if namespace(data) in (None, np) else int(data.device.id)
+
+
 def _group(bits: int) -> tuple[int, int]:
     """The smallest whole group: so many codes in so many bytes."""
     step = math.gcd(bits, 8)

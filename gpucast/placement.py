@@ -9,13 +9,8 @@ import numpy as np
 
 from gpucast import device as devices
 from gpucast import host_cast
-from gpucast.packed import PackedArray, namespace
+from gpucast.packed import PackedArray, home
 from gpucast.rule import Rule, resolve
-
-
-def on_device(x: Any) -> bool:
-    """True for a CuPy array and a PackedArray over one."""
-    return namespace(x.data if isinstance(x, PackedArray) else x) not in (None, np)
 
 
 def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str) -> Any:
@@ -26,22 +21,21 @@ def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str) -> Any:
     devices.require(who)
     from gpucast import device_cast
 
-    home = device_cast.index_of(x) if on_device(x) else None
-    target = home if place is None else None if place == "cpu" else devices.index(place, who)
+    source = home(x)
+    target = source if place is None else None if place == "cpu" else devices.index(place, who)
     if rule.dst.family == "string":
         if target is not None and place is not None:
             raise ValueError(f"{who}: device={place!r} cannot hold STRING; expected None or 'cpu'")
         target = None
-    if out is not None and (device_cast.index_of(out) if on_device(out) else None) != target:
-        raise ValueError(f"{who}: out is on {_name(out)}; the result belongs on {_place(target)}")
-    if home == target:
-        return host_cast.apply(x, rule, out) if home is None else device_cast.apply(x, rule, out)
+    if out is not None and home(out) != target:
+        raise ValueError(f"{who}: out is on {_name(home(out))}; the result belongs on {_name(target)}")
+    if source == target:
+        return host_cast.apply(x, rule, out) if source is None else device_cast.apply(x, rule, out)
     if rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
-        narrow = host_cast.apply(x, rule) if home is None else device_cast.apply(x, rule)
+        narrow = host_cast.apply(x, rule) if source is None else device_cast.apply(x, rule)
         return _moved(narrow, target, isinstance(x, PackedArray), out)
     if target is None:
-        there = device_cast.to_host(x)
-        return host_cast.apply(there, rule, out)
+        return host_cast.apply(device_cast.to_host(x), rule, out)
     return device_cast.apply(device_cast.to_device(x, target), rule, out)
 
 
@@ -67,11 +61,5 @@ def _moved(y: Any, target: int | None, packed: bool, out: Any) -> Any:
     return y if out is None else device_cast.apply(y, resolve(row, row), out)
 
 
-def _name(x: Any) -> str:
-    from gpucast import device_cast
-
-    return _place(device_cast.index_of(x) if on_device(x) else None)
-
-
-def _place(device: int | None) -> str:
+def _name(device: int | None) -> str:
     return "the host" if device is None else f"cuda:{device}"

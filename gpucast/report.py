@@ -14,8 +14,7 @@ from gpucast import device as devices
 from gpucast import host, host_strings
 from gpucast.cast import as_array
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray
-from gpucast.placement import on_device
+from gpucast.packed import PackedArray, home
 from gpucast.rule import DEFAULT_OPSET, Rule, resolve
 
 Array = npt.NDArray[Any]
@@ -85,7 +84,7 @@ def cast_report(
         overflow=overflow,
         who="cast_report",
     )
-    if on_device(x):
+    if home(x) is not None:
         devices.require("cast_report")
         from gpucast import device_cast
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA text of a kernel: a rule and a shape in, one string without includes out.
 
-The text is the files of ``kernels/`` (the prelude, the same for every kernel) and about ten lines that name the kernel's
-types and options. It is a pure function of the rule and the shape.
+The text is the files of ``kernels/`` (the prelude, the same for every kernel) and some twenty lines: the constants of
+the two types, and the kernel's name and options. It is a pure function of the rule and the shape.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KernelSource:
     """The text of one kernel, and what a launch of it needs.
 
     The arguments, in order: ``const void* src``, ``uint32 src_bit`` (0 to 7: where in the first byte a packed source
-    begins), ``void* dst``, ``int64 n`` (elements), and for the strided shape the bytes of `gpucast.strides.Dims` by value.
+    begins), ``void* dst``, ``int64 n`` (elements), and for the strided shape a `gpucast.strides.Dims` by value.
     """
 
     #: The kernel's name, also that of its function (``extern "C"``).
@@ -84,9 +84,9 @@ def join(prelude: str, rows: dict[str, str], kernels: list[str]) -> str:
 def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
     """The kernel that casts as `rule` says.
 
-    `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of whole
-    bytes, while a packed side is the row-major stream. `unpacked`: a source below one byte comes one element per byte, as
-    in ml_dtypes arrays.
+    `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
+    whole bytes, while a packed side is the row-major stream. `unpacked`: a source below one byte comes one element per
+    byte, as in ml_dtypes arrays.
 
     ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.
     """
@@ -142,13 +142,15 @@ def _name(rule: Rule, shape: Shape, unpacked: bool) -> str:
     """`gpucast_float32_to_float8e4m3fn`, then what is not the default."""
     default = resolve(rule.src, rule.dst, opset=None)
     parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]
-    parts += [str(getattr(rule, field)) for field in ("overflow", "rounding", "round_mode") if _differs(rule, default, field)]
+    for chosen, usual in (
+        (rule.overflow, default.overflow),
+        (rule.rounding, default.rounding),
+        (rule.round_mode, default.round_mode),
+    ):
+        if chosen != usual:
+            parts.append(chosen)
     parts += ["infinity_is_nan"] * rule.infinity_is_nan + ["unpacked"] * unpacked + ["strided"] * (shape == "strided")
     return "_".join(parts)
-
-
-def _differs(rule: Rule, default: Rule, field: str) -> bool:
-    return bool(getattr(rule, field) != getattr(default, field))
 
 
 def _row(row: DType) -> str:
@@ -160,10 +162,10 @@ def _row(row: DType) -> str:
         f"enum : u64 {{ mask = {row.code_mask:#x}, sign_code = {row.sign_code:#x}, max_code = {row.max_code:#x} }};",
     ]
     if row.is_float:
-        truths = {name: int(getattr(row, name)) for name in ("has_inf", "has_nan", "nan_is_signed", "has_negative_zero")}
         lines += [
             f"enum : int {{ mantissa_bits = {row.mantissa_bits}, bias = {row.bias} }};",
-            f"enum : bool {{ {', '.join(f'{name} = {truth}' for name, truth in truths.items())} }};",
+            f"enum : bool {{ has_inf = {row.has_inf:d}, has_nan = {row.has_nan:d} }};",
+            f"enum : bool {{ nan_is_signed = {row.nan_is_signed:d}, has_negative_zero = {row.has_negative_zero:d} }};",
         ]
     if row.has_nan:
         lines.append(f"enum : u64 {{ nan_code = {row.nan_code:#x} }};")

@@ -24,8 +24,8 @@ class Dims:
         if count > MAX_DIMS:
             raise ValueError(f"strides: {count} dimensions longer than one; at most {MAX_DIMS} fit in a kernel")
         unused = (0,) * (MAX_DIMS - count)
-        fields = (field + unused for field in (self.lengths, self.src, self.dst))
-        return struct.pack(f"<I4x{MAX_DIMS}Q{MAX_DIMS}q{MAX_DIMS}q", count, *(value for field in fields for value in field))
+        fields = self.lengths + unused + self.src + unused + self.dst + unused
+        return struct.pack(f"<I4x{MAX_DIMS}Q{MAX_DIMS}q{MAX_DIMS}q", count, *fields)
 
 
 def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Dims:

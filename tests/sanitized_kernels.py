@@ -15,8 +15,15 @@ import numpy as np
 import hard
 from attributes import NUMERIC, SMALL, rules
 from gpucast import hostbuild
+from gpucast.dtypes import DType
 from gpucast.source import kernel_source
 from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, random_codes, wanted_codes
+
+
+def sample(src: DType, dst: DType) -> np.ndarray:
+    if src in SMALL:
+        return np.arange(2 if src.family == "bool" else 1 << src.bits, dtype=src.code_numpy)
+    return hard.codes(src, dst, seed=30, share=0, random=9)
 
 
 def main() -> None:
@@ -28,9 +35,7 @@ def main() -> None:
     numbers = [rule for pair in some for rule in rules(*pair)]
     kernels = hostbuild.build([*layouts, *numbers], optimize=False, sanitize=True)
     for rule in numbers:
-        src = rule.src
-        codes = np.arange(2 if src.family == "bool" else 1 << src.bits) if src in SMALL else hard.codes(src, rule.dst, 1, 0, 9)
-        codes = codes.astype(src.code_numpy)
+        codes = sample(rule.src, rule.dst)
         assert np.array_equal(cast_codes(kernels, rule, codes), wanted_codes(codes, rule)), rule
     for source in layouts:
         rule = source.rule

@@ -63,4 +63,3 @@ def test_only_a_codes_own_bits_count(row: DType) -> None:
         kernels.run(rule, codes.ctypes.data, 0, out.ctypes.data, 256, unpacked=source.unpacked)
         own = (codes != 0).astype(np.uint8) if row.family == "bool" else codes & np.uint8(row.code_mask)
         assert np.array_equal(out, to_bytes(wanted_codes(own, rule), rule.dst)), rule
-

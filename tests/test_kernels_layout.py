@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the kernels read and write: sizes, alignments, bit offsets, strides, and the bytes around, on the host build."""
+"""Where the kernels read and write: sizes, alignments, bit offsets, strides, bytes around; on the host build."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_sizes_and_alignments(src: DType, dst: DType, kernels: HostKernels) -> N
     rng = np.random.default_rng([src.bits, dst.bits])
     codes = random_codes(src, 2 * block + 300, rng)
     wanted = wanted_codes(codes, rule)
-    sizes = {*range(201), *(k * source.elements + d for k in range(1, 9) for d in (-1, 0, 1)), block - 1, block, 2 * block + 3}
+    around = (k * source.elements + d for k in range(1, 9) for d in (-1, 0, 1))
+    sizes = {*range(201), *around, block - 1, block, 2 * block + 3}
     for n in sorted(sizes):
         skip, src_offset, dst_offset = (int(v) for v in rng.integers(0, (9, 17, 17)))
         check_contiguous(kernels, rule, codes, wanted, n, skip, src_offset, dst_offset)
@@ -70,9 +71,7 @@ def test_one_element_per_byte(src: DType, dst: DType, kernels: HostKernels) -> N
 
 def test_in_place() -> None:
     """Types of one width may share memory: each thread reads its elements before it writes them."""
-    group = [
-        resolve(src, dst) for src in BY_WIDTH for dst in NUMERIC if src.bits == dst.bits and dst not in BY_WIDTH
-    ]
+    group = [resolve(src, dst) for src in BY_WIDTH for dst in NUMERIC if src.bits == dst.bits and dst not in BY_WIDTH]
     assert {rule.src for rule in group} == set(BY_WIDTH)
     kernels = hostbuild.build(group, optimize=False)
     for rule in group:
@@ -141,10 +140,9 @@ def test_strides(src: DType, dst: DType, view: str, kernels: HostKernels) -> Non
         if dst.packed:
             check_strided(kernels, rule, x, None, skip, unpacked=unpacked)
             continue
-        check_strided(kernels, rule, x, lambda space, like=x: space[: like.size].reshape(like.shape), skip, unpacked=unpacked)
-        for target in TARGETS:
-            if VIEWS[target](np.empty(720)).shape == x.shape:
-                check_strided(kernels, rule, x, VIEWS[target], skip, unpacked=unpacked)
+        fitting = [VIEWS[name] for name in TARGETS if VIEWS[name](np.empty(720)).shape == x.shape]
+        for target in (lambda space, like=x: space[: like.size].reshape(like.shape), *fitting):
+            check_strided(kernels, rule, x, target, skip, unpacked=unpacked)
 
 
 def test_strided_elements_at_odd_addresses(kernels: HostKernels) -> None:

@@ -88,4 +88,5 @@ def test_what_has_no_kernel_is_refused() -> None:
 def test_blocks_cover_every_element() -> None:
     source = kernel_source(resolve(dtype("INT8"), dtype("UINT8")))
     block = source.elements * source.threads
-    assert [source.blocks(n) for n in (0, 1, block - source.elements, block + 1, 2**40)] == [0, 1, 1, 2, 2**40 // block + 1]
+    sizes = (0, 1, block - source.elements, block + 1, 2**40)
+    assert [source.blocks(n) for n in sizes] == [0, 1, 1, 2, 2**40 // block + 1]

@@ -80,7 +80,7 @@ def _rows(sources: list[DType], targets: list[DType], elements: int, repeats: in
         block = _in_range(src, dst, rng)
         for kind in KINDS:
             if kind != KINDS[0]:
-                _sprinkle(block, src, rng)
+                _sprinkle(block, rule, rng)
             _check(block[-CHECKED:], rule)
             yield _time(np.resize(block, elements), rule, kind, repeats)
 
@@ -106,28 +106,23 @@ def _in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
             values = rng.standard_normal(BLOCK) * min(1.0, high / 4)
             values = np.clip(np.abs(values) if low >= 0 else values, low, high)
         else:
-            # A little less than the limits, which need not be exact in the source.
-            values = rng.uniform(low, high * (1 - 2.0**-10), BLOCK)
+            # Less than the limit, to which the source may have to round.
+            values = rng.uniform(low, high * 15 / 16, BLOCK)
     return np.asarray(gpucast.cast(values, src))
 
 
-def _sprinkle(x: Array, src: DType, rng: np.random.Generator) -> None:
-    """Put 1 % of NaN, infinities, limits, subnormals and random codes (most of them out of range) into x."""
-    magnitudes = [0, 1, src.max_code]
-    if src.has_nan:
-        magnitudes += [src.nan_code] * 2
-    if src.has_inf:
-        magnitudes += [src.inf_code] * 2
-    if src.mantissa_bits:
-        magnitudes += [1 << (src.mantissa_bits - 1)] * 2
+def _sprinkle(x: Array, rule: Rule, rng: np.random.Generator) -> None:
+    """Put 1 % of NaN, infinities, limits, numbers out of the destination's range, and subnormals into x."""
+    src, dst = rule.src, rule.dst
+    numbers = [0.0, float(src.min), float(src.max), 4 * float(dst.max), 3 * float(dst.min)]
+    if src.is_float:
+        numbers += [np.nan, -np.nan, np.inf, -np.inf, gpucast.finfo(src).smallest_subnormal]
+    if dst.is_float:
+        numbers.append(gpucast.finfo(dst).smallest_subnormal)
+    overflow = "saturate" if src.family == "int" else None
+    specials = np.asarray(gpucast.cast(np.array(numbers), src, overflow=overflow))
     count = x.size // 100
-    codes = rng.choice(np.array(magnitudes, dtype=src.code_numpy), count)
-    random = rng.integers(0, src.code_mask, count, dtype=src.code_numpy, endpoint=True)
-    if src.family == "bool":
-        random &= random.dtype.type(1)
-    sign = random & random.dtype.type(src.sign_code)
-    where = rng.choice(x.size, count, replace=False)
-    x.view(src.code_numpy)[where] = np.where(rng.random(count) < 0.8, codes | sign, random)
+    x[rng.choice(x.size, count, replace=False)] = rng.choice(specials.view(src.code_numpy), count).view(src.numpy)
 
 
 # ---- measuring ----

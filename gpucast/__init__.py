@@ -6,11 +6,13 @@ from __future__ import annotations
 from gpucast import reference
 from gpucast.cast import cast, cast_like
 from gpucast.creation import empty, empty_like, from_bytes
+from gpucast.device_function import device_function
 from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.errors import DeviceUnavailable
 from gpucast.packed import PackedArray
 from gpucast.report import CastReport, cast_report
 from gpucast.rule import DEFAULT_OPSET
+from gpucast.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -24,6 +26,7 @@ __all__ = [
     "cast",
     "cast_like",
     "cast_report",
+    "device_function",
     "dtype",
     "empty",
     "empty_like",
@@ -31,4 +34,5 @@ __all__ = [
     "from_bytes",
     "iinfo",
     "reference",
+    "warmup",
 ]

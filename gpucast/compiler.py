@@ -112,16 +112,17 @@ class Compiler:
 
     def parse(self, arch: str) -> str:
         """The architecture that a person wrote: "sm_90", "sm_100a", "compute_90", "90" or "9.0"; else ValueError."""
+        served = [number for number in self.architectures if number >= _OLDEST]
         match = _ARCH.fullmatch(arch)
         if match:
             kind, number, minor, variant = match.groups()
             name = f"{kind or 'sm'}_{number}{minor or ''}{variant}"
-            if int(number + (minor or "")) in self.architectures and (not variant or self.accepts(name)):
+            if int(number + (minor or "")) in served and (not variant or self.accepts(name)):
                 return name
-        known = ", ".join(f"sm_{number}" for number in self.architectures)
         raise ValueError(
-            f"{arch!r} is not an architecture that NVRTC {self._version_text} compiles for; expected {known}, "
-            "one of them with the suffix a or f where it has such a variant, or with compute_ in place of sm_"
+            f"{arch!r} is not an architecture that gpucast compiles for with NVRTC {self._version_text}; expected "
+            f"{', '.join(f'sm_{number}' for number in served)}, one of them with the suffix a or f where it has such a "
+            "variant, or with compute_ in place of sm_"
         )
 
     def accepts(self, arch: str) -> bool:

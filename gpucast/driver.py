@@ -20,6 +20,8 @@ class Driver:
     devices: tuple[str, ...]
     #: Why there are no devices; empty when there are.
     problem: str = ""
+    #: Of each device, such as (9, 0).
+    capabilities: tuple[tuple[int, int], ...] = ()
 
 
 def find() -> Driver | None:
@@ -58,15 +60,17 @@ def describe(library: Any) -> Driver:
         code = library.cuDeviceGetCount(ctypes.byref(count))
     if code:
         return Driver(cuda, (), f"the driver finds no usable device (CUDA error {code})")
-    devices = tuple(_device(library, i) for i in range(count.value))
-    return Driver(cuda, devices, "" if devices else "the driver finds no device")
+    found = [_device(library, i) for i in range(count.value)]
+    names, capabilities = tuple(name for name, _ in found), tuple(capability for _, capability in found)
+    return Driver(cuda, names, "" if found else "the driver finds no device", capabilities)
 
 
-def _device(library: Any, index: int) -> str:
+def _device(library: Any, index: int) -> tuple[str, tuple[int, int]]:
     handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(256)
     library.cuDeviceGet(ctypes.byref(handle), index)
     library.cuDeviceGetName(name, len(name), handle)
     library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle)
     library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, handle)
-    return f"cuda:{index} {name.value.decode(errors='replace')} (sm_{major.value}{minor.value})"
+    text = f"cuda:{index} {name.value.decode(errors='replace')} (sm_{major.value}{minor.value})"
+    return text, (major.value, minor.value)

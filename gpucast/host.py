@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
 #: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
-CHUNK = 1 << 15
+CHUNK = 1 << 16
 
 
 def apply(x: Array, rule: Rule, out: Array) -> None:
@@ -87,7 +87,7 @@ def _apply_strided(x: Array, out: Array, rule: Rule) -> None:
 def _chunk(rule: Rule) -> int:
     """Short integers have no wide scratch arrays, but calls whose cost shows."""
     itemsize = max(rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize)
-    return CHUNK if rule.src.is_float or rule.dst.is_float or itemsize > 2 else 4 * CHUNK // itemsize
+    return CHUNK if rule.src.is_float or rule.dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
 
 
 def table_driven(rule: Rule) -> bool:

@@ -151,7 +151,8 @@ def _doubles(texts: list[str], first: int) -> Array:
             pass  # JSON has no "+1", ".5", "1." or "01", and no infinity for "1e400".
         try:
             if others.translate(None, _LETTERS_AND_BLANKS) == b"," * commas:
-                return np.array(texts, dtype=object).astype(np.float64)
+                with np.errstate(over="ignore", under="ignore"):
+                    return np.array(texts, dtype=object).astype(np.float64)
         except ValueError:
             pass
     for index, text in enumerate(texts, first):

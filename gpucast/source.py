@@ -97,8 +97,20 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
         raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected 'contiguous' or 'strided'")
     unpacked = unpacked and src.packed
     src_bits = 8 if unpacked else src.bits
-    name = _name(rule, shape, unpacked)
-    options = ", ".join(
+    name = kernel_name(rule, shape, unpacked)
+    types = f"{name}, {src.name}, {dst.name}, {src_bits}"
+    if shape == "contiguous":
+        elements = tile_elements(src_bits, dst.bits)
+        kernel = f"GPUCAST_CONTIGUOUS({types}, {elements}, {THREADS}, {options(rule)})\n"
+    else:
+        elements = _unit(dst.bits)
+        kernel = f"GPUCAST_STRIDED({types}, {MAX_DIMS}, {THREADS}, {options(rule)})\n"
+    return KernelSource(name, rule, shape, unpacked, prelude(), rows(rule), kernel, elements, THREADS)
+
+
+def options(rule: Rule) -> str:
+    """The arguments of the template ``gpucast::Rule``."""
+    return ", ".join(
         (
             f"gpucast::Overflow::{rule.overflow}",
             "true" if rule.infinity_is_nan else "false",
@@ -106,15 +118,11 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
             f"gpucast::RoundMode::{rule.round_mode}",
         )
     )
-    types = f"{name}, {src.name}, {dst.name}, {src_bits}"
-    if shape == "contiguous":
-        elements = tile_elements(src_bits, dst.bits)
-        kernel = f"GPUCAST_CONTIGUOUS({types}, {elements}, {THREADS}, {options})\n"
-    else:
-        elements = _unit(dst.bits)
-        kernel = f"GPUCAST_STRIDED({types}, {MAX_DIMS}, {THREADS}, {options})\n"
-    rows = tuple((row.name, _row(row)) for row in dict.fromkeys((src, dst)))
-    return KernelSource(name, rule, shape, unpacked, prelude(), rows, kernel, elements, THREADS)
+
+
+def rows(rule: Rule) -> tuple[tuple[str, str], ...]:
+    """The structs of the two types, by C++ name."""
+    return tuple((row.name, _row(row)) for row in dict.fromkeys((rule.src, rule.dst)))
 
 
 def tile_elements(src_bits: int, dst_bits: int) -> int:
@@ -138,7 +146,7 @@ def prelude() -> str:
     raise FileNotFoundError(f"gpucast: the kernels are missing from {here}; install gpucast again")
 
 
-def _name(rule: Rule, shape: Shape, unpacked: bool) -> str:
+def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
     """`gpucast_float32_to_float8e4m3fn`, then what is not the default."""
     default = resolve(rule.src, rule.dst, opset=None)
     parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]

@@ -70,7 +70,9 @@ GPUCAST_INLINE Number<Word> normalised(bool negative, Word significand, int expo
 template <typename Word>
 GPUCAST_INLINE Word round_nearest_even(Word significand, int drop) {
     const int bits = Width<Word>::bits;
-    if (drop > bits) return 0;
+    // Less than half: zero. The shifts below end at `bits`.
+    if (drop > bits) significand = 0;
+    drop = drop > bits ? bits : drop;
     const Word kept = significand >> 1 >> (drop - 1);
     const Word rest = significand << (bits - drop);
     // An odd number goes up from the tie on, an even one only beyond it.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attributes import NUMERIC
 from gpucast import reference
 from gpucast.dtypes import DType
 from gpucast.hostbuild import HostKernels
 from gpucast.packed import pack_codes, unpack_codes
 from gpucast.rule import Rule
+from gpucast.rules_of_pair import NUMERIC
 from gpucast.strides import collapse
 
 _GUARD = 0xA5

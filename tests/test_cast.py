@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import gpucast
-from attributes import NUMERIC
 from gpucast import PackedArray
 from gpucast.dtypes import DTYPES, DType
+from gpucast.rules_of_pair import NUMERIC
 
 X = np.array([[0.0, -0.0, 1.5], [-2.5, np.inf, np.nan]], np.float32)
 

@@ -228,7 +228,7 @@ class FakeDriver:
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found = driver.describe(FakeDriver(12040, ["NVIDIA H200", "NVIDIA H200"]))
     devices = ("cuda:0 NVIDIA H200 (sm_90)", "cuda:1 NVIDIA H200 (sm_90)")
-    assert found == driver.Driver((12, 4), devices)
+    assert found == driver.Driver((12, 4), devices, capabilities=((9, 0), (9, 0)))
     assert driver.describe(FakeDriver(13000, [])).problem == "the driver finds no device"
     assert "CUDA error 100" in driver.describe(FakeDriver(13000, [], error=100)).problem
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import gpucast
-from attributes import NUMERIC
 from gpucast import PackedArray, launch
 from gpucast.dtypes import DType, dtype
 from gpucast.rule import resolve
+from gpucast.rules_of_pair import NUMERIC
 from host_driver import HostDriver, both_shapes, device_array, download, upload
 
 ROWS = [dtype(name) for name in ("FLOAT", "INT4", "FLOAT8E4M3FN", "UINT16", "FLOAT6E2M3", "DOUBLE", "BOOL", "INT2")]

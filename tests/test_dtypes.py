@@ -11,8 +11,8 @@ import pytest
 
 import exact
 import gpucast
-from attributes import NUMERIC, SMALL
 from gpucast.dtypes import DTYPES, DType
+from gpucast.rules_of_pair import NUMERIC, SMALL
 
 FLOATS = [row for row in NUMERIC if row.is_float]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import exact
-from attributes import NUMERIC, SMALL, rules
 from gpucast import host, reference
 from gpucast.dtypes import DType
+from gpucast.rules_of_pair import NUMERIC, SMALL, rules
 
 
 def all_codes(row: DType) -> np.ndarray:

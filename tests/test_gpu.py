@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gpucast
-from attributes import NUMERIC
 from gpucast import PackedArray
 from gpucast.dtypes import DType
+from gpucast.rules_of_pair import NUMERIC
 
 REASON = gpucast.device.unavailable_reason()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=f"siblings run without a GPU: {REASON}")]

@@ -11,11 +11,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import hard
-from attributes import NUMERIC, WIDE, rules
-from gpucast import host, host_store, host_tables, reference
+from gpucast import hard_values, host, host_store, host_tables, reference
 from gpucast.dtypes import DTYPES, DType
 from gpucast.rule import Rule, resolve
+from gpucast.rules_of_pair import NUMERIC, WIDE, rules
 
 ROWS = {row.name: row for row in DTYPES}
 #: One pair at least for every lane.
@@ -141,7 +140,7 @@ def test_sizes_around_the_tables(rule: Rule, size: int) -> None:
 @pytest.mark.parametrize("src", WIDE, ids=str)
 def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) -> None:
     """Long enough for tables, and mixed: chunks of hard values, of ordinary ones, and of few hard among ordinary."""
-    codes = hard.codes(src, dst, seed=2, share=1.0 if exhaustive else 1 / 16, random=2000)
+    codes = hard_values.codes(src, dst, seed=2, share=1.0 if exhaustive else 1 / 16, random=2000)
     ordinary = reference.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
     few = np.resize(ordinary, 20 * min(codes.size, 2000))
     few[::20] = codes[: few.size // 20]
@@ -156,7 +155,7 @@ def test_without_the_processors_minimum(src: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(host_store, "_invalid_gives_minimum", lambda: False)
     for dst in NUMERIC:
         if dst.family == "int":
-            codes = hard.codes(ROWS[src], dst, seed=4, share=1 / 16, random=500)
+            codes = hard_values.codes(ROWS[src], dst, seed=4, share=1 / 16, random=500)
             check(np.resize(codes, 2 * codes.size).view(ROWS[src].numpy), resolve(ROWS[src], dst))
 
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import hard
-from attributes import NUMERIC, rules
-from gpucast import hostbuild
+from gpucast import hard_values, hostbuild
 from gpucast.dtypes import DType
 from gpucast.rule import Rule
+from gpucast.rules_of_pair import NUMERIC, rules
 from gpucast.source import kernel_source
 from kernels_on_host import cast_codes, random_codes, to_bytes, wanted_codes
 from test_dtypes import EXTRA
@@ -20,7 +19,8 @@ def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     """Every code of the sources of 16 bits or fewer; hard values and random ones of the wider."""
     if src.bits <= 16:
         return np.arange(2 if src.family == "bool" else 1 << src.bits, dtype=src.code_numpy)
-    return hard.codes(src, dst, seed=29, share=1.0 if exhaustive else 1 / 16, random=500_000 if exhaustive else 500)
+    share, random = (1.0, 500_000) if exhaustive else (1 / 16, 500)
+    return hard_values.codes(src, dst, seed=29, share=share, random=random)
 
 
 def check(kernels: hostbuild.HostKernels, rule: Rule, codes: np.ndarray) -> None:

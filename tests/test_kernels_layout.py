@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attributes import NUMERIC
 from gpucast import hostbuild
 from gpucast.dtypes import DType, dtype
 from gpucast.hostbuild import HostKernels
 from gpucast.rule import resolve
+from gpucast.rules_of_pair import NUMERIC
 from gpucast.source import kernel_source
 from gpucast.strides import collapse
 from kernels_on_host import BY_WIDTH, check_contiguous, check_strided, random_codes, to_bytes, wanted_codes

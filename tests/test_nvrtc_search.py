@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvrtc_wheels import INSTALLED, load, wheels
 
 from gpucast import driver, nvrtc, nvrtc_search
 from gpucast.errors import DeviceUnavailable
 from gpucast.nvrtc_search import Found, file_name, find
+from nvrtc_wheels import INSTALLED, load, wheels
 
 WHEEL = {13: "nvidia/cu13/lib", 12: "nvidia/cuda_nvrtc/lib"}
 

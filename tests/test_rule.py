@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attributes import NUMERIC
 from gpucast.dtypes import DTYPES, dtype
 from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, Rule, newest_version, resolve
+from gpucast.rules_of_pair import NUMERIC
 
 FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E5M2", "FLOAT8E8M0"))
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from attributes import NUMERIC, rules
 from gpucast.dtypes import dtype
 from gpucast.rule import resolve
+from gpucast.rules_of_pair import NUMERIC, rules
 from gpucast.source import kernel_source, prelude, tile_elements
 
 

@@ -13,11 +13,11 @@ import pytest
 from numpy.dtypes import StringDType
 
 import exact
-from attributes import NUMERIC, SMALL, rules
 from decimals import boundaries, text_of
 from gpucast import host_strings, reference, strings
 from gpucast.dtypes import DType, dtype
 from gpucast.rule import resolve
+from gpucast.rules_of_pair import NUMERIC, SMALL, rules
 
 FLOATS = [row for row in NUMERIC if row.is_float]
 INTEGERS = [row for row in NUMERIC if row.family == "int"]
@@ -126,6 +126,13 @@ def test_tails_far_behind_a_tie_of_doubles() -> None:
     ]
     texts += ["2.2250738585072011e-308", "2.2250738585072012e-308", "6929495644600919.5", "3.7455744005952583e15"]
     assert parse(texts, DOUBLE).tolist() == [float(text) for text in texts]
+
+
+def test_signs_of_zeros() -> None:
+    """In text that is JSON throughout, too, where -0 is an integer."""
+    texts = ["-0", "0", "-0.0", "0.0", "-0e5", "0e5", "-1e-999", "1e-999"]
+    for dst in (FLOAT, DOUBLE):
+        assert np.signbit(parse(texts, dst)).tolist() == [True, False] * 4
 
 
 def test_saturated_doubles() -> None:
@@ -289,6 +296,12 @@ def test_float32_has_numpys_digits_in_reprs_layout(exhaustive: bool) -> None:
     x = hard_values(np.float32, 1_000_000 if exhaustive else 20_000)
     x = x[np.isfinite(x)]
     assert show(x).tolist() == [repr(float(text)) for text in x.astype(StringDType()).tolist()]
+
+
+def test_a_hair_beside_a_tie_of_decimals() -> None:
+    """1.01946066500000007...e-16: double arithmetic alone takes it for a tie, and to even."""
+    x = np.array([0x24EB1256], dtype=np.uint32).view(np.float32)
+    assert show(x).tolist() == show(np.repeat(x, 5000)).tolist()[:1] == ["1.01946067e-16"]
 
 
 def test_float64_is_written_as_repr_does(exhaustive: bool) -> None:

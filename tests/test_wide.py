@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 import exact
-import hard
-from attributes import NUMERIC, WIDE, rules
-from gpucast import host, reference
+from gpucast import hard_values, host, reference
 from gpucast.dtypes import DType
+from gpucast.rules_of_pair import NUMERIC, WIDE, rules
 
 
 @pytest.mark.parametrize("dst", NUMERIC, ids=str)
 @pytest.mark.parametrize("src", WIDE, ids=str)
 def test_hard_values(src: DType, dst: DType, exhaustive: bool) -> None:
-    codes = hard.codes(src, dst, seed=28, share=1.0 if exhaustive else 1 / 16, random=20_000 if exhaustive else 500)
+    share, random = (1.0, 20_000) if exhaustive else (1 / 16, 500)
+    codes = hard_values.codes(src, dst, seed=28, share=share, random=random)
     x = codes.view(src.numpy)
     numbers = [exact.decode(src, code) for code in codes.tolist()]
     for rule in rules(src, dst):
@@ -31,7 +31,7 @@ def test_hard_values(src: DType, dst: DType, exhaustive: bool) -> None:
 def test_hard_values_include_double_rounding() -> None:
     """The samples hold cases that a detour through float32 gets wrong; else this file would prove little."""
     double, bfloat16 = (row for row in NUMERIC if row.name in ("DOUBLE", "BFLOAT16"))
-    x = hard.codes(double, bfloat16, seed=28, share=1 / 16, random=0).view(np.float64)
+    x = hard_values.codes(double, bfloat16, seed=28, share=1 / 16, random=0).view(np.float64)
     x = x[np.isfinite(x) & (np.abs(x) < 1e38)]
     with np.errstate(under="ignore"):
         twice = x.astype(np.float32).astype(bfloat16.numpy)

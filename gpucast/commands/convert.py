@@ -13,14 +13,14 @@ import numpy as np
 
 import gpucast
 from gpucast import files
-from gpucast.commands import loss
+from gpucast.commands import attributes, loss
 from gpucast.commands.progress import progress_bar
 from gpucast.commands.selection import Selection, read_as
 from gpucast.dtypes import DType
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array
 from gpucast.report import CastReport
-from gpucast.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, resolve
+from gpucast.rule import resolve
 
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. The suffixes choose the formats
@@ -39,7 +39,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("input", metavar="IN")
     parser.add_argument("output", metavar="OUT")
-    parser.add_argument("--to", metavar="T", required=True, type=_dtype, help="destination type; see `gpucast dtypes`")
+    parser.add_argument(
+        "--to", metavar="T", required=True, type=attributes.dtype, help="destination type; see `gpucast dtypes`"
+    )
     parser.add_argument(
         "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
     )
@@ -52,20 +54,7 @@ def add(commands: Any) -> None:
         help="cast the tensors of these names (wildcards; may be repeated)",
     )
     which.add_argument("--all", action="store_true", help="cast every tensor")
-    parser.add_argument(
-        "--saturate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="to 8-bit floats: clamp, or give infinity or NaN (default: clamp)",
-    )
-    parser.add_argument("--round-mode", choices=ROUND_MODES, default="up", help="to FLOAT8E8M0 (default: %(default)s)")
-    parser.add_argument(
-        "--opset", type=int, default=DEFAULT_OPSET, help="follow the Cast of this opset (default: %(default)s)"
-    )
-    parser.add_argument("--rounding", choices=ROUNDINGS, help="to integers (default: truncate)")
-    parser.add_argument(
-        "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"
-    )
+    attributes.add(parser)
     parser.add_argument("--device", metavar="D", help="cast there: cpu, cuda or cuda:N")
     parser.add_argument("--allow-loss", action="store_true", help="go on where over 1 %% of the values would be lost")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -74,15 +63,8 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _dtype(text: str) -> DType:
-    try:
-        return gpucast.dtype(int(text) if text.isdecimal() else text, who="")
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _codes(text: str) -> DType:
-    row = _dtype(text)
+    row = attributes.dtype(text)
     if row.family == "string":
         raise argparse.ArgumentTypeError("STRING has no raw elements")
     return row
@@ -132,10 +114,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _attributes(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("saturate", "round_mode", "opset", "rounding", "overflow")}
-
-
 def _check(tensor: Tensor, args: argparse.Namespace) -> None:
     """Refuse what cannot be cast before any work is done."""
     if tensor.row is None:
@@ -143,7 +121,7 @@ def _check(tensor: Tensor, args: argparse.Namespace) -> None:
             f"{args.input}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
             "give --from T if these are raw elements of a type T, or leave it out with --only"
         )
-    resolve(tensor.row, args.to, **_attributes(args), who=f"{args.input}: tensor {tensor.name!r}")
+    resolve(tensor.row, args.to, **attributes.of(args), who=f"{args.input}: tensor {tensor.name!r}")
 
 
 def _convert(
@@ -159,14 +137,14 @@ def _convert(
 
 def _cast(result: Result, args: argparse.Namespace, advance: Callable[[int], object]) -> Iterator[Array]:
     """The chunks of a tensor, cast; what they lose is added to the result."""
-    tensor, attributes = result.tensor, _attributes(args)
+    tensor, keywords = result.tensor, attributes.of(args)
     assert tensor.row is not None
     # Text is cast whole, so that an error names the right index.
     chunks = iter([tensor.read()]) if tensor.row.family == "string" else tensor.chunks()
     for x in chunks:
         try:
-            y = gpucast.cast(x, args.to, device=args.device, **attributes)
-            result.report += gpucast.cast_report(x, args.to, **attributes)
+            y = gpucast.cast(x, args.to, device=args.device, **keywords)
+            result.report += gpucast.cast_report(x, args.to, **keywords)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{args.input}: tensor {tensor.name!r}: {error}") from None
         advance(tensor.nbytes * x.size // max(1, tensor.size))

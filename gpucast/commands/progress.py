@@ -10,13 +10,13 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[int], object]]:
-    """A function that takes the bytes done since its last call. The bar is drawn on stderr, after one second."""
+def progress_bar(total: int, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
+    """A function that takes what was done since its last call, in units. The bar is drawn on stderr, after a second."""
     bar_class = _tqdm() if wanted and sys.stderr.isatty() else None
     if bar_class is None:
         yield lambda done: None
         return
-    with bar_class(total=total, unit="B", unit_scale=True, delay=1, leave=False, file=sys.stderr) as bar:
+    with bar_class(total=total, unit=unit, unit_scale=True, delay=1, leave=False, file=sys.stderr) as bar:
         yield bar.update
 
 

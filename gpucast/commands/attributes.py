@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attributes of a cast as options of a command."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import gpucast
+from gpucast.dtypes import DType
+from gpucast.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS
+
+_NAMES = ("saturate", "round_mode", "opset", "rounding", "overflow")
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each attribute."""
+    parser.add_argument(
+        "--saturate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="to 8-bit floats: clamp, or give infinity or NaN (default: clamp)",
+    )
+    parser.add_argument("--round-mode", choices=ROUND_MODES, default="up", help="to FLOAT8E8M0 (default: %(default)s)")
+    parser.add_argument(
+        "--opset", type=int, default=DEFAULT_OPSET, help="follow the Cast of this opset (default: %(default)s)"
+    )
+    parser.add_argument("--rounding", choices=ROUNDINGS, help="to integers (default: truncate)")
+    parser.add_argument(
+        "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"
+    )
+
+
+def of(args: argparse.Namespace) -> dict[str, Any]:
+    """The attributes that were given, as keywords of `gpucast.cast`."""
+    return {name: getattr(args, name) for name in _NAMES}
+
+
+def dtype(text: str) -> DType:
+    """The type that an option names."""
+    try:
+        return gpucast.dtype(int(text) if text.isdecimal() else text, who="")
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a cubin to readable machine code, with NVIDIA's nvdisasm."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+_NAME = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
+#: Under a folder of Python packages: where the wheel nvidia-cuda-nvdisasm puts it.
+_WHEEL = "nvidia/cu13/bin"
+
+
+class DisassemblerMissing(ValueError):
+    """nvdisasm was not found. The message says how to get it."""
+
+
+def find() -> str:
+    """The path of nvdisasm: from the wheel, the search path, or a CUDA toolkit."""
+    for entry in sys.path:
+        path = os.path.join(entry or os.curdir, _WHEEL, _NAME)
+        if os.path.isfile(path):
+            return path
+    roots = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]
+    folders = [os.environ.get("PATH", ""), *(os.path.join(root, "bin") for root in roots if root)]
+    found = shutil.which(_NAME, path=os.pathsep.join(folders))
+    if found is None:
+        raise DisassemblerMissing("nvdisasm, for machine code, is missing; run: pip install nvidia-cuda-nvdisasm")
+    return found
+
+
+def disassemble(cubin: bytes) -> bytes:
+    """The machine code of every kernel in a cubin, as text."""
+    program = find()
+    with tempfile.TemporaryDirectory(prefix="gpucast-") as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as file:
+            file.write(cubin)
+        result = subprocess.run([program, "--print-code", path], capture_output=True, check=False)
+    if result.returncode:
+        message = result.stderr.decode(errors="replace").strip()
+        remedy = "a newer one may: pip install -U nvidia-cuda-nvdisasm"
+        raise ValueError(f"{program} cannot read this cubin: {message}; {remedy}")
+    return result.stdout

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast warmup`: compile kernels ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from gpucast import compiler
+from gpucast.commands import attributes
+from gpucast.commands.progress import progress_bar
+from gpucast.dtypes import DType
+from gpucast.warmup import compile_all, every_pair, tasks
+
+_DESCRIPTION = """\
+Compile the kernels of casts into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later.
+No GPU is needed when --arch is given."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "warmup",
+        help="compile kernels ahead of time",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--pair",
+        metavar="SRC:DST",
+        action="append",
+        type=_pair,
+        help="the casts from one type to another; may be repeated (default: all 625 pairs)",
+    )
+    parser.add_argument(
+        "--arch", action="append", help="such as sm_90; may be repeated (default: the GPUs of this machine)"
+    )
+    attributes.add(parser)
+    parser.add_argument(
+        "--jobs", metavar="N", type=_jobs, default=os.cpu_count() or 1, help="processes (default: one per CPU)"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.set_defaults(run=run)
+
+
+def _pair(text: str) -> tuple[DType, DType]:
+    src, colon, dst = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair; expected SRC:DST, such as FLOAT:FLOAT8E4M3FN")
+    return attributes.dtype(src), attributes.dtype(dst)
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected 1 or more")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    start = time.monotonic()
+    cache = compiler.compiler().cache
+    if cache.limit == 0:
+        raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
+    pairs = every_pair() if args.pair is None else args.pair
+    work = tasks(pairs, args.arch, who="warmup", **attributes.of(args))
+    # Forked children would inherit the state of libraries that do not expect it.
+    jobs = min(args.jobs, len(work))
+    executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    with executor, progress_bar(len(work), not (args.quiet or args.no_progress), "kernel") as advance:
+        problem = compile_all(executor, work, advance)
+    if problem:
+        print(f"gpucast warmup: the kernels cannot be kept: {problem}", file=sys.stderr)
+        return 1
+    if not args.quiet:
+        names = ", ".join(dict.fromkeys(task.arch for task in work))
+        count, size = cache.usage()
+        print(
+            f"{len(work):,} kernels for {names} in {time.monotonic() - start:.1f} s; {cache.folder} holds {count:,} "
+            f"entries, {size / 2**20:.1f} of {cache.limit / 2**20:.0f} MiB"
+        )
+    return 0
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the harness can compare with the reference: a way to cast, given as a function from codes to codes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.rules_of_pair import Case
+
+Array = npt.NDArray[Any]
+#: Flat codes of the case's source type, one element each, in; as many codes of its destination type out.
+CastCodes = Callable[[Case, Array], Array]
+
+
+class Backend(Protocol):
+    """One implementation of every numeric cast."""
+
+    name: str
+    #: What it runs on, for people.
+    device: str
+    #: How many cases to prepare at a time.
+    batch: int
+
+    def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
+        """Make ready what casts these cases need; the function that casts them. One thread uses it at a time."""
+
+
+class Host:
+    """`gpucast.host`: the quick NumPy path."""
+
+    name = "host"
+    batch = 8
+
+    def __init__(self) -> None:
+        self.device = f"NumPy {np.__version__}, ml_dtypes {ml_dtypes.__version__}, {platform.machine()}"
+
+    def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
+        from gpucast import host
+
+        def cast(case: Case, codes: Array) -> Array:
+            out = np.empty(codes.shape, case.rule.dst.numpy)
+            host.apply(codes.view(case.rule.src.numpy), case.rule, out)
+            return out.view(case.rule.dst.code_numpy)
+
+        return cast
+
+
+class Kernels:
+    """The CUDA kernels' own text, built for the host by a C++ compiler."""
+
+    name = "kernels"
+    # One compiler takes them together: a quarter of the time that they would take one by one.
+    batch = 20
+
+    def __init__(self) -> None:
+        from gpucast import hostbuild
+
+        self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
+
+    def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
+        from gpucast import hostbuild
+        from gpucast.packed import pack_codes, unpack_codes
+
+        kernels = hostbuild.build([case.rule for case in cases], optimize=optimize)
+
+        def cast(case: Case, codes: Array) -> Array:
+            src, dst = case.rule.src, case.rule.dst
+            data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
+            out = np.empty(dst.nbytes(codes.size), np.uint8)
+            kernels.run(case.rule, data.ctypes.data, 0, out.ctypes.data, codes.size)
+            return np.asarray(unpack_codes(out, dst.bits, codes.size) if dst.packed else out.view(dst.code_numpy))
+
+        return cast
+
+
+class Gpu:
+    """The whole device path: `gpucast.cast` on arrays that are on the current device."""
+
+    name = "gpu"
+    batch = 4
+
+    def __init__(self) -> None:
+        from gpucast import device, driver, launch
+
+        device.require("parity")
+        self._index = launch.driver().current()
+        found = driver.find()
+        devices = () if found is None else found.devices
+        self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
+
+    def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
+        from gpucast import PackedArray, device_cast
+        from gpucast import cast as gpucast_cast
+
+        def cast(case: Case, codes: Array) -> Array:
+            src, dst = case.rule.src, case.rule.dst
+            x = codes.view(src.numpy)
+            there = device_cast.to_device(PackedArray.pack(x) if src.packed else x, self._index)
+            y = device_cast.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
+            return np.asarray(y.get() if dst.packed else y).view(dst.code_numpy)
+
+        return cast
+
+
+BACKENDS: dict[str, Callable[[], Backend]] = {"gpu": Gpu, "kernels": Kernels, "host": Host}
+
+
+def backend(name: str | None) -> Backend:
+    """The backend of a name; None means the GPU where there is one, else the host build of its kernels.
+
+    DeviceUnavailable or hostbuild.CompilerMissing, with the remedy, where it cannot run.
+    """
+    if name is None:
+        from gpucast import device
+
+        name = "gpu" if device.unavailable() is None else "kernels"
+    return BACKENDS[name]()

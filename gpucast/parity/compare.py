@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One case: a backend's codes beside the reference's, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpucast import hard_values, reference
+from gpucast.dtypes import DType
+from gpucast.parity.backends import Array, CastCodes
+from gpucast.rule import Rule
+from gpucast.rules_of_pair import Case
+
+#: Elements of a block: the reference's scratch arrays stay in the cache.
+BLOCK = 1 << 16
+#: The least elements of an array, so that whole tiles are cast, and a tail.
+_LEAST = 4099
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first element that differs: codes throughout."""
+
+    case: Case
+    index: int
+    bits: int
+    wanted: int
+    got: int
+
+    def __str__(self) -> str:
+        src, dst = self.case.rule.src, self.case.rule.dst
+        return (
+            f"{self.case}: index {self.index}, input {describe(src, self.bits)}: "
+            f"wanted {describe(dst, self.wanted)}, got {describe(dst, self.got)}"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case."""
+
+    case: Case
+    #: Elements cast, and how many of them differ from the reference.
+    elements: int
+    wrong: int = 0
+    first: Mismatch | None = None
+
+
+def describe(row: DType, code: int) -> str:
+    """A code in hexadecimal, and the value that it stands for."""
+    bits = f"{code:#0{2 + -(-row.bits // 4)}x}"
+    return f"{bits} ({row.value(code)!r})" if code <= row.code_mask else f"{bits} (no code of {row.name})"
+
+
+def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
+    """The codes to try: all of a source of 16 bits or fewer; of a wider one hard values and random ones.
+
+    `share`: how many of a destination's midpoints, where it has thousands.
+    """
+    src = rule.src
+    if src.bits > 16:
+        # Every random code comes with one whose magnitude is ordinary.
+        return hard_values.codes(src, rule.dst, seed, share, -(-random // 2))
+    count = 2 if src.family == "bool" else 1 << src.bits
+    return np.resize(np.arange(count, dtype=src.code_numpy), max(count, _LEAST))
+
+
+def wanted_codes(rule: Rule, codes: Array) -> Array:
+    """What the reference makes of codes."""
+    return np.asarray(reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy))
+
+
+def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
+    """Cast the codes, as one array, and compare them block by block."""
+    got = cast(case, codes)
+    wrong, first = 0, None
+    for start in range(0, codes.size, BLOCK):
+        block = slice(start, start + BLOCK)
+        differs = got[block] != wanted_codes(case.rule, codes[block])
+        wrong += int(np.count_nonzero(differs))
+        if wrong and first is None:
+            first = mismatch(case, codes, got, start + int(differs.argmax()))
+    return Outcome(case, codes.size, wrong, first)
+
+
+def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:
+    """The element at `index` of two arrays; `base` is the index of their first element in what is tried."""
+    wanted = wanted_codes(case.rule, codes[index : index + 1])
+    return Mismatch(case, base + index, int(codes[index]), int(wanted[0]), int(got[index]))

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The result grid as an SVG picture: a row for every source, a column for every destination."""
+
+from __future__ import annotations
+
+from html import escape
+
+from gpucast.parity.report import PairResult, Report, State
+from gpucast.rules_of_pair import NUMERIC
+
+_CELL, _GAP, _LEFT, _TOP = 22, 2, 150, 200
+_WIDTH, _HEIGHT = _LEFT + _CELL * len(NUMERIC) + 40, _TOP + _CELL * len(NUMERIC) + 60
+#: Blue and orange: told apart by everyone, and the second also by its cross.
+_FILLS: dict[State, str] = {
+    "equal": "#2b7a9e",
+    "equal in part": "#a9d1e0",
+    "differing": "#e8590c",
+    "not tried": "#ececec",
+}
+_STYLE = (
+    "text { font-family: system-ui, 'DejaVu Sans', sans-serif; font-size: 11px; fill: #222 } "
+    ".title { font-size: 18px; font-weight: 600 } .note { fill: #555 }"
+)
+
+
+def svg(report: Report) -> str:
+    """The picture as text. Every cell has a tooltip with the pair, its state and counts."""
+    box = f"0 0 {_WIDTH} {_HEIGHT}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="{box}">',
+        f"<style>{_STYLE}</style>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        _text(16, 30, f"gpucast parity: {report.backend} against the reference, bit for bit", "title"),
+        _text(16, 50, f"{report.device}, {report.date}"),
+        _text(16, 67, report.summary()),
+        _text(16, 84, f"tried: {report.what} (seed {report.seed})", "note"),
+    ]
+    parts.append(f'<text x="{_LEFT - 8}" y="{_TOP - 8}" text-anchor="end" class="note">from, to:</text>')
+    for number, row in enumerate(NUMERIC):
+        middle = number * _CELL + _CELL / 2 + 4
+        parts.append(f'<text x="{_LEFT - 8}" y="{_TOP + middle}" text-anchor="end">{escape(row.name)}</text>')
+        x, y = _LEFT + middle, _TOP - 8
+        parts.append(f'<text x="{x}" y="{y}" transform="rotate(-60 {x} {y})">{escape(row.name)}</text>')
+    for number, pair in enumerate(report.pairs.values()):
+        down, right = divmod(number, len(NUMERIC))
+        parts += _cell(_LEFT + right * _CELL, _TOP + down * _CELL, pair)
+    parts += _legend(report, _TOP + _CELL * len(NUMERIC) + 24)
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    return f'<text x="{x}" y="{y}"' + (f' class="{style}"' if style else "") + f">{escape(text)}</text>"
+
+
+def _cell(x: float, y: float, pair: PairResult) -> list[str]:
+    tip = f"{pair.src.name} to {pair.dst.name}: {pair.state}"
+    if pair.outcomes:
+        tip += f", {len(pair.outcomes)} of {pair.rules} rules, {pair.elements:,} casts, {pair.wrong:,} differ"
+    return ["<g>", f"<title>{escape(tip)}</title>", *_square(x, y, pair.state), "</g>"]
+
+
+def _square(x: float, y: float, state: State) -> list[str]:
+    side = _CELL - _GAP
+    parts = [f'<rect x="{x}" y="{y}" width="{side}" height="{side}" rx="3" fill="{_FILLS[state]}"/>']
+    if state == "differing":
+        low, high = 6, side - 6
+        path = f"M{x + low} {y + low}L{x + high} {y + high}M{x + high} {y + low}L{x + low} {y + high}"
+        parts.append(f'<path d="{path}" stroke="#ffffff" stroke-width="2.5" stroke-linecap="round"/>')
+    return parts
+
+
+def _legend(report: Report, y: float) -> list[str]:
+    """Each state with the number of its pairs."""
+    parts, x = [], float(_LEFT)
+    for state in _FILLS:
+        count = sum(pair.state == state for pair in report.pairs.values())
+        parts += [*_square(x, y - 15, state), _text(x + _CELL + 4, y, f"{state}: {count}")]
+        x += 140
+    return parts

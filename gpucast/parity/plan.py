@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which cases are tried, and in which order."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+
+from gpucast.dtypes import DType
+from gpucast.rules_of_pair import NUMERIC, Case, cases
+
+Pair = tuple[DType, DType]
+
+
+def all_pairs() -> list[Pair]:
+    return list(itertools.product(NUMERIC, NUMERIC))
+
+
+def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
+    """The cases of some pairs: one for every rule, or for that of the default attributes alone."""
+    return [case for pair in pairs for case in cases(*pair)[: 1 if defaults_only else None]]
+
+
+def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:
+    """A seeded order in which every pair has its turn before one has its second: whatever part of it is tried is spread
+    over the pairs."""
+    order = random.Random(seed)
+    of_pair: dict[Pair, list[Case]] = {}
+    for case in chosen:
+        of_pair.setdefault((case.rule.src, case.rule.dst), []).append(case)
+    groups = list(of_pair.values())
+    order.shuffle(groups)
+    for group in groups:
+        order.shuffle(group)
+    turns = itertools.zip_longest(*groups)
+    return [case for turn in turns for case in turn if case is not None]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run of the harness found: one state for every pair, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import gpucast
+from gpucast.dtypes import DType
+from gpucast.parity.compare import Mismatch, Outcome, describe
+from gpucast.parity.plan import Pair
+from gpucast.rules_of_pair import NUMERIC, cases
+
+#: "equal": under every rule; "equal in part": under the rules that were tried.
+State = Literal["equal", "equal in part", "differing", "not tried"]
+#: A seeded part of the rules, all chosen rules, or these with all codes.
+Mode = Literal["sample", "all", "exhaustive"]
+MARKS: dict[State, str] = {"equal": "=", "equal in part": "-", "differing": "X", "not tried": "."}
+
+
+@dataclass
+class PairResult:
+    """The outcomes of one pair's cases."""
+
+    src: DType
+    dst: DType
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def rules(self) -> int:
+        """How many rules the pair has."""
+        return len(cases(self.src, self.dst))
+
+    @property
+    def elements(self) -> int:
+        return sum(outcome.elements for outcome in self.outcomes)
+
+    @property
+    def wrong(self) -> int:
+        return sum(outcome.wrong for outcome in self.outcomes)
+
+    @property
+    def state(self) -> State:
+        if not self.outcomes:
+            return "not tried"
+        if self.wrong:
+            return "differing"
+        return "equal" if len(self.outcomes) == self.rules else "equal in part"
+
+
+@dataclass
+class Report:
+    """A run. `date` is ISO text; `what` says in words what was tried of each type."""
+
+    backend: str
+    device: str
+    date: str
+    seed: int
+    seconds: float
+    mode: Mode
+    what: str
+    #: How many cases were asked for; those that were tried are in `outcomes`, in the order of the plan.
+    planned: int
+    outcomes: Sequence[Outcome]
+
+    @cached_property
+    def pairs(self) -> dict[Pair, PairResult]:
+        """All 625 pairs, in the order of the dtype table."""
+        found = {(src, dst): PairResult(src, dst) for src in NUMERIC for dst in NUMERIC}
+        for outcome in self.outcomes:
+            found[outcome.case.rule.src, outcome.case.rule.dst].outcomes.append(outcome)
+        return found
+
+    @property
+    def tried(self) -> list[PairResult]:
+        return [pair for pair in self.pairs.values() if pair.outcomes]
+
+    @property
+    def elements(self) -> int:
+        return sum(outcome.elements for outcome in self.outcomes)
+
+    @property
+    def wrong(self) -> int:
+        return sum(outcome.wrong for outcome in self.outcomes)
+
+    @property
+    def first(self) -> Mismatch | None:
+        """The first mismatch, in the order of the plan."""
+        return next((outcome.first for outcome in self.outcomes if outcome.first is not None), None)
+
+    def summary(self) -> str:
+        """One line: what was tried, and how much of it differs."""
+        return (
+            f"{len(self.outcomes):,} of {self.planned:,} rules tried, in {len(self.tried):,} pairs: "
+            f"{self.elements:,} casts in {self.seconds:,.0f} s, {self.wrong:,} differ"
+        )
+
+    def text(self) -> str:
+        """The grid and the summary; a type's column has its ONNX number."""
+        width = max(len(row.name) for row in NUMERIC)
+        lines = [
+            f"gpucast parity: {self.backend} ({self.device}) against the reference",
+            " " * width + "     to " + " ".join(f"{row.number:>2}" for row in NUMERIC),
+        ]
+        for src in NUMERIC:
+            marks = " ".join(f" {MARKS[self.pairs[src, dst].state]}" for dst in NUMERIC)
+            lines.append(f"{src.name:<{width}} {src.number:>3}    {marks}")
+        legend = ", ".join(f"{mark} {state}" for state, mark in MARKS.items())
+        return "\n".join([*lines, legend, f"tried: {self.what} (seed {self.seed})", self.summary()])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "gpucast": gpucast.__version__,
+            "backend": self.backend,
+            "device": self.device,
+            "date": self.date,
+            "mode": self.mode,
+            "tried": self.what,
+            "seed": self.seed,
+            "seconds": round(self.seconds, 3),
+            "rules_planned": self.planned,
+            "rules": len(self.outcomes),
+            "elements": self.elements,
+            "wrong": self.wrong,
+            "first": None if self.first is None else _as_json(self.first),
+            "pairs": [_pair_as_json(pair) for pair in self.pairs.values()],
+        }
+
+
+def _pair_as_json(pair: PairResult) -> dict[str, Any]:
+    return {
+        "src": pair.src.name,
+        "dst": pair.dst.name,
+        "state": pair.state,
+        "rules": len(pair.outcomes),
+        "rules_of_pair": pair.rules,
+        "elements": pair.elements,
+        "wrong": pair.wrong,
+        "mismatches": [_as_json(outcome.first) for outcome in pair.outcomes if outcome.first is not None],
+    }
+
+
+def _as_json(mismatch: Mismatch) -> dict[str, Any]:
+    src, dst = mismatch.case.rule.src, mismatch.case.rule.dst
+    return {
+        "src": src.name,
+        "dst": dst.name,
+        "attributes": dict(mismatch.case.attributes),
+        "index": mismatch.index,
+        "input": describe(src, mismatch.bits),
+        "wanted": describe(dst, mismatch.wanted),
+        "got": describe(dst, mismatch.got),
+    }

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many cases over several threads, in full or for so many seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from gpucast.parity.backends import Backend
+from gpucast.parity.compare import Outcome, codes_of, compare
+from gpucast.rules_of_pair import Case
+
+T = TypeVar("T")
+
+#: From so many elements on, kernels that the compiler has optimised make up for the time that it takes.
+_OPTIMIZE = 4_000_000
+
+
+def run(
+    backend: Backend,
+    cases: Sequence[Case],
+    *,
+    seed: int,
+    share: float,
+    random: int,
+    threads: int,
+    seconds: float | None = None,
+    advance: Callable[[int], object] = lambda cases: None,
+) -> list[Outcome]:
+    """The outcomes of the cases, in their order; of the first ones only, where `seconds` do not suffice for all.
+
+    `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `advance` is called
+    with the number of cases done since its last call.
+    """
+    # NumPy and the compiler leave the interpreter to other threads.
+    batches = _Batches(cases, backend.batch, seconds)
+
+    def work() -> dict[int, Outcome]:
+        done = {}
+        for start, batch in batches:
+            cast = backend.prepare(batch, optimize=random >= _OPTIMIZE)
+            pair, codes = None, None
+            for number, case in enumerate(batch, start):
+                if batches.stopped:
+                    break
+                if codes is None or pair != (case.rule.src, case.rule.dst):
+                    pair, codes = (case.rule.src, case.rule.dst), codes_of(case.rule, seed, share, random)
+                done[number] = compare(cast, case, codes)
+                with batches.lock:
+                    advance(1)
+        return done
+
+    outcomes: dict[int, Outcome] = {}
+    for done in together(work, threads, batches.stop):
+        outcomes |= done
+    return [outcomes[number] for number in sorted(outcomes)]
+
+
+def together(work: Callable[[], T], threads: int, stop: Callable[[], None]) -> list[T]:
+    """The results of `work` in several threads. After an error in one, or Ctrl-C, the others are told to stop."""
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(work) for _ in range(threads)]
+        try:
+            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in finished:
+                future.result()
+        except BaseException:
+            stop()
+            raise
+        return [future.result() for future in futures]
+
+
+class _Batches:
+    """Hands out batches, with the index of their first case, to several threads, as long as there is time."""
+
+    def __init__(self, cases: Sequence[Case], size: int, seconds: float | None) -> None:
+        self.lock = threading.Lock()
+        self.stopped = False
+        self._cases, self._size, self._next = cases, size, 0
+        self._end = None if seconds is None else time.monotonic() + seconds
+        #: The longest that one case of a batch took so far.
+        self._slowest = 0.0
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def __iter__(self) -> Iterator[tuple[int, Sequence[Case]]]:
+        while True:
+            begin = time.monotonic()
+            with self.lock:
+                start, size = self._next, self._affordable(begin)
+                batch = self._cases[start : start + size]
+                if self.stopped or not batch:
+                    return
+                self._next += size
+            yield start, batch
+            with self.lock:
+                self._slowest = max(self._slowest, (time.monotonic() - begin) / len(batch))
+
+    def _affordable(self, now: float) -> int:
+        """How many cases there is time for. A small batch costs more per case, so that one is not worth its while."""
+        if self._end is None or self._next == 0 or self._slowest * self._size <= self._end - now:
+            return self._size
+        size = int((self._end - now) / self._slowest) if self._slowest else self._size
+        return size if size > self._size // 3 else 0

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast kernel` and `gpucast warmup`: kernels for any architecture, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cubin
+from gpucast import compiler, driver, dtype
+from gpucast.cli import main
+from gpucast.commands import disassembler
+from gpucast.errors import DeviceUnavailable
+from gpucast.rule import resolve
+from gpucast.source import kernel_source
+from gpucast.warmup import every_pair, tasks, warmup
+from nvrtc_wheels import INSTALLED, load
+
+NAME = "gpucast_float32_to_float8e4m3fn"
+TEXT = kernel_source(resolve(dtype("float32"), dtype("float8e4m3fn"))).text
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without a GPU, with an empty cache; the folder of its kernels."""
+    load(INSTALLED[0])
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(driver, "find", lambda: None)
+    compiler._compiler.cache_clear()
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_fresh_compiler_afterwards() -> Any:
+    yield
+    compiler._compiler.cache_clear()
+
+
+def kernel(capsysbinary: pytest.CaptureFixture[bytes], *options: str) -> bytes:
+    code = main(["kernel", "FLOAT", "float8_e4m3fn", *options])
+    printed = capsysbinary.readouterr()
+    assert printed.err == b""
+    assert code == 0
+    return printed.out
+
+
+def test_the_text(capsysbinary: pytest.CaptureFixture[bytes], machine: Path) -> None:
+    assert kernel(capsysbinary) == kernel(capsysbinary, "--emit", "source") == TEXT.encode()
+    # No compiler was needed.
+    assert not machine.exists()
+    attributes = ["--no-saturate", "--shape", "strided"]
+    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), saturate=False)
+    assert kernel(capsysbinary, *attributes) == kernel_source(rule, "strided").text.encode()
+    assert main(["kernel", "INT4", "INT8", "--unpacked", "--overflow", "saturate"]) == 0
+    assert b"gpucast_int4_to_int8_saturate_unpacked" in capsysbinary.readouterr().out
+
+
+def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
+    ptx = kernel(capsysbinary, "--emit", "ptx", "--arch", "sm_90").decode()
+    assert f".entry {NAME}(" in ptx
+    assert ".target sm_90\n" in ptx
+    assert "\0" not in ptx
+    code = kernel(capsysbinary, "--emit", "cubin", "--arch", "9.0")
+    assert code == compiler.compile(TEXT, NAME, "sm_90").code
+    assert list(cubin.kernels(code)) == [NAME]
+    file = tmp_path / "kernel.cubin"
+    assert kernel(capsysbinary, "--emit", "cubin", "--arch", "sm_90", "-o", str(file)) == b""
+    assert file.read_bytes() == code
+    for arch in ("sm_75", "sm_100a", "sm_120"):
+        sass = kernel(capsysbinary, "--emit", "sass", "--arch", arch).decode()
+        assert f".text.{NAME}" in sass
+        assert " EXIT " in sass or " EXIT;" in sass
+        # No local memory.
+        assert " STL" not in sass
+        assert " LDL" not in sass
+
+
+def test_the_gpu_of_this_machine(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = driver.Driver((13, 0), ("cuda:0 A100", "cuda:1 B200"), capabilities=((8, 0), (10, 0)))
+    monkeypatch.setattr(driver, "find", lambda: found)
+    assert b".target sm_80\n" in kernel(capsysbinary, "--emit", "ptx")
+    assert {task.arch for task in tasks([("FLOAT", "INT8")], None)} == {"sm_80", "sm_100a"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["FLOAT", "STRING"], "FLOAT to STRING has no kernel; STRING is cast on the host"),
+        (["FLOAT", "INT8", "--emit", "sass"], "there is no GPU here to compile for; give --arch, such as --arch sm_90"),
+        (
+            ["FLOAT", "INT8", "--emit", "ptx", "--arch", "sm_91"],
+            "'sm_91' is not an architecture that gpucast compiles for",
+        ),
+        (["FLOAT", "INT8", "--emit", "cubin", "--arch", "compute_90"], "compute_90 gives PTX"),
+        (["FLOAT", "INT8", "--opset", "99"], "opset=99"),
+        (["FLOAT", "INT8", "-o", "/no/such/folder/file"], "/no/such/folder/file: No such file or directory"),
+    ],
+)
+def test_wrong_use_of_kernel(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    assert main(["kernel", *options]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("gpucast kernel: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_cubin_does_not_go_to_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["kernel", "FLOAT", "INT8", "--emit", "cubin", "--arch", "sm_90"]) == 1
+    assert capsys.readouterr().err == "gpucast kernel: a cubin is no text; give -o FILE\n"
+
+
+def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Found in the wheel first, then on the path, then in a toolkit; the message says where to get it."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "toolkit"))
+    if not Path("/usr/local/cuda/bin/nvdisasm").exists():
+        with pytest.raises(disassembler.DisassemblerMissing, match="run: pip install nvidia-cuda-nvdisasm"):
+            disassembler.find()
+    for place in ("toolkit/bin", "bin", "packages/nvidia/cu13/bin"):
+        tool = tmp_path / place / "nvdisasm"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\necho no such chip >&2; exit 1\n")
+        tool.chmod(0o755)
+        assert disassembler.find() == str(tool)
+    with pytest.raises(ValueError, match="cannot read this cubin: no such chip; a newer one may: pip install -U"):
+        disassembler.disassemble(b"cubin")
+
+
+def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
+    count = warmup([("FLOAT", "FLOAT8E4M3FN"), (dtype("uint4"), "int8"), ("FLOAT", 17)], ["sm_90", "sm_75"])
+    assert count == 2 * (2 + 4)
+    kept = compiler.compiler().cache.usage()[0]
+    # A plan made later finds its kernel, whatever its shape and packing.
+    for src, dst in (("FLOAT", "FLOAT8E4M3FN"), ("UINT4", "INT8")):
+        rule = resolve(dtype(src), dtype(dst))
+        for unpacked in (False, True):
+            source = kernel_source(rule, "strided", unpacked=unpacked)
+            assert compiler.compile_for(source.text, source.name, (9, 0))
+    assert compiler.compiler().cache.usage()[0] == kept
+    assert warmup([("FLOAT", "INT8")], "sm_90", overflow="saturate") == 2
+    assert compiler.compiler().cache.usage()[0] == kept + 2
+
+
+def test_every_pair_has_kernels() -> None:
+    assert len(set(every_pair())) == 625
+    work = tasks(every_pair(), "sm_90")
+    packed = sum(src.packed for src, _ in every_pair())
+    assert len(work) == len(set(work)) == 2 * (625 + packed)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "arch", "attributes", "error", "words"),
+    [
+        ([("FLOAT", "STRING")], "sm_90", {}, ValueError, "warmup: FLOAT to STRING has no kernel"),
+        ([("FLOAT", "float7")], "sm_90", {}, TypeError, "warmup: .*float7"),
+        ([("FLOAT", "INT8")], "sm_91", {}, ValueError, "'sm_91' is not an architecture"),
+        ([("FLOAT", "INT8")], None, {}, DeviceUnavailable, "warmup: no architecture is given, and there is no NVIDIA"),
+        ([("FLOAT", "INT8")], "sm_90", {"opset": 0}, ValueError, "warmup: opset=0"),
+    ],
+)
+def test_wrong_use_of_warmup(pairs: Any, arch: Any, attributes: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        warmup(pairs, arch, **attributes)
+
+
+def command(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gpucast", "warmup", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_warmup_command(machine: Path) -> None:
+    done = command(
+        "--pair", "FLOAT:FLOAT8E4M3FN", "--pair", "INT4:16", "--arch", "90", "--arch", "sm_75", "--jobs", "2"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("12 kernels for sm_90, sm_75 in ")
+    assert f"; {machine} holds " in done.stdout
+    assert " of 256 MiB\n" in done.stdout
+    before = set(machine.iterdir())
+    assert len(before) >= 12
+    compiler.compile(TEXT, NAME, "sm_90")
+    assert set(machine.iterdir()) == before
+    silent = command("--pair", "FLOAT:FLOAT8E4M3FN", "--arch", "sm_90", "--jobs", "1", "--quiet")
+    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
+
+
+def test_a_warmup_that_keeps_nothing_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_DIR=str(tmp_path / "file"))
+    folder = tmp_path / "file" / "kernels"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"gpucast warmup: the kernels cannot be kept: {folder}: Not a directory\n"
+    done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_SIZE="0")
+    assert done.returncode == 1
+    assert "GPUCAST_CACHE_SIZE=0 keeps nothing on disk" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--pair", "FLOAT"], "'FLOAT' is no pair; expected SRC:DST, such as FLOAT:FLOAT8E4M3FN"),
+        (["--pair", "FLOAT:int7"], "int7"),
+        (["--jobs", "0"], "'0' is no number of processes"),
+        (["--jobs", "-1"], "is no number of processes"),
+    ],
+)
+def test_wrong_options_of_warmup(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["warmup", *options])
+    assert left.value.code == 2
+    assert words in capsys.readouterr().err

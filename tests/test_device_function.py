@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""device_function: its text compiled for the host, called with values, and compiled by NVRTC inside a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast import compiler, hard_values, hostbuild
+from gpucast.device_function import _type
+from gpucast.rule import resolve
+from gpucast.source import kernel_name
+
+PAIRS = [
+    ("FLOAT", "FLOAT8E4M3FN"),
+    ("FLOAT16", "FLOAT"),
+    ("DOUBLE", "BFLOAT16"),
+    ("INT64", "DOUBLE"),
+    ("INT8", "INT4"),
+    ("INT4", "INT16"),
+    ("BOOL", "FLOAT8E8M0"),
+    ("FLOAT6E2M3", "BOOL"),
+]
+
+#: What CUDA has built in and the host has not.
+SHIM = """
+#include <cstring>
+template <class T, class S> T bits(S value) { T result; std::memcpy(&result, &value, sizeof(T)); return result; }
+#define __float_as_uint bits<unsigned>
+#define __uint_as_float bits<float>
+#define __double_as_longlong bits<long long>
+#define __longlong_as_double bits<double>
+"""
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_it_is_the_rule_of_cast(one: str, other: str, tmp_path: Path) -> None:
+    src, dst = gpucast.dtype(one), gpucast.dtype(other)
+    name = kernel_name(resolve(src, dst))
+    loop = f"""
+extern "C" void run(const {_type(src)}* x, {_type(dst)}* y, int n) {{ for (int i = 0; i < n; ++i) y[i] = {name}(x[i]); }}
+"""
+    text = hostbuild._SHIM + SHIM + gpucast.device_function(one, other) + loop
+    (tmp_path / "f.cpp").write_text(text)
+    command = [*hostbuild.compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-o", str(tmp_path / "f.so")]
+    subprocess.run([*command, str(tmp_path / "f.cpp")], check=True)
+    if src.bits > 16:
+        codes = hard_values.codes(src, dst, seed=1, share=1 / 16, random=500)
+    else:
+        codes = np.arange(2 if src.family == "bool" else 1 << src.bits, dtype=src.code_numpy)
+    got = np.empty(codes.size, dst.code_numpy)
+    ctypes.CDLL(str(tmp_path / "f.so")).run(
+        ctypes.c_void_p(codes.ctypes.data), ctypes.c_void_p(got.ctypes.data), codes.size
+    )
+    wanted = gpucast.reference.cast(codes.view(src.numpy), dst).view(dst.code_numpy)
+    assert np.array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_it_compiles_inside_a_kernel_of_the_users_own(one: str, other: str) -> None:
+    src, dst = gpucast.dtype(one), gpucast.dtype(other)
+    name = kernel_name(resolve(src, dst))
+    kernel = f'extern "C" __global__ void scaled(const {_type(src)}* x, {_type(dst)}* y) {{ y[0] = {name}(x[0]); }}\n'
+    cubin = compiler.compile(gpucast.device_function(one, other) + kernel, "scaled", "sm_90")
+    assert cubin.log == "" and cubin.code.startswith(b"\x7fELF")
+
+
+def test_attributes_and_errors_are_those_of_cast() -> None:
+    text = gpucast.device_function("FLOAT", "INT8", rounding="nearest_even", overflow="saturate")
+    assert "signed char gpucast_float32_to_int8_saturate_nearest_even(float value)" in text
+    with pytest.raises(TypeError, match="device_function: dst='float7' is not a dtype"):
+        gpucast.device_function("FLOAT", "float7")
+    with pytest.raises(ValueError, match="STRING is cast on the host"):
+        gpucast.device_function("FLOAT", "STRING")
+    with pytest.raises(ValueError, match="device_function: overflow='wrap' does not apply"):
+        gpucast.device_function("FLOAT", "FLOAT16", overflow="wrap")

@@ -82,7 +82,8 @@ def compiler() -> list[str]:
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
     """Warnings are errors: what g++ and clang++ doubt in the kernels is worth a look."""
     chosen = ["-std=c++17", "-O2" if optimize else "-O0", "-fPIC", "-shared"]
-    chosen += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
+    # The kernels read bytes as words, as CUDA code does.
+    chosen += ["-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
     if sanitize:
         return [*chosen, "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     # Unless told, the compiler of ziglang brings sanitizers of its own, and first builds their library for minutes.

@@ -269,10 +269,11 @@ def _nearest_step(magnitude: Array, row: DType) -> Array:
 
 
 def _from_strings(x: Array, rule: Rule) -> Array:
-    texts, dst = list(strings.texts(x)), rule.dst
+    # An iterator, so that of two bad elements the earlier one is reported, whatever is wrong with each.
+    texts, dst = strings.texts(x), rule.dst
     if dst.family == "string":
-        result = np.empty(len(texts), dtype=object)
-        result[:] = texts
+        result = np.empty(x.size, dtype=object)
+        result[:] = list(texts)
         return result
     if dst.family == "bool":
         return np.array([strings.to_bool(text, i) for i, text in enumerate(texts)], dtype=bool)

@@ -37,7 +37,7 @@ def codes(src: DType, dst: DType, seed: int, share: float, random: int) -> Array
         near = np.concatenate([near, near ^ src.code_numpy.type(src.sign_code), ~near + one])
     # np.unique hashes first, which takes ten times as long.
     found = np.sort(np.concatenate([near - one, near, near + one, noise]))
-    return found[np.append(True, found[1:] != found[:-1])]
+    return np.asarray(found[np.append(True, found[1:] != found[:-1])])
 
 
 def _specials(src: DType) -> list[int]:

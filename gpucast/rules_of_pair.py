@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class Case:
 
 def cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
     """Every distinct rule of a pair over all attribute values, at opsets that have both types; the default first."""
+    return list(_cases(src, dst, tuple(opsets)))
+
+
+@functools.cache
+def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
     roundings = (None, *ROUNDINGS) if dst.family == "int" else (None,)
     wide_float = dst.family == "float" and dst.bits >= 16
     overflows = (None, "wrap", "saturate") if dst.family == "int" else (None, "saturate") if wide_float else (None,)
@@ -45,7 +51,7 @@ def cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
             continue
         rule = resolve(src, dst, **keywords)
         found.setdefault(rule, Case(rule, tuple(pair for pair in keywords.items() if pair[1] != defaults[pair[0]])))
-    return list(found.values())
+    return tuple(found.values())
 
 
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Rule]:

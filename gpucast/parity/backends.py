@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.errors import DeviceUnavailable
 from gpucast.rules_of_pair import Case
 
 Array = npt.NDArray[Any]
@@ -89,7 +90,9 @@ class Gpu:
     def __init__(self) -> None:
         from gpucast import device, driver, launch
 
-        device.require("parity")
+        problem = device.unavailable()
+        if problem is not None:
+            raise DeviceUnavailable(f"no GPU to compare: {problem[0]}; {problem[1]}")
         self._index = launch.driver().current()
         found = driver.find()
         devices = () if found is None else found.devices

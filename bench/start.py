@@ -72,9 +72,7 @@ def cuda_extra() -> list[str]:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     driver = module.find()
-    if driver is None or driver.cuda < (12, 0):
-        return []
-    return ["cuda13" if driver.cuda >= (13, 0) else "cuda12"]
+    return [] if driver is None or driver.cuda < (12, 0) else [module.extra(driver.cuda)]
 
 
 if __name__ == "__main__":

@@ -52,11 +52,12 @@ def run(folder: Path) -> None:
     source = folder / "digits.safetensors"
     save_file(weights, source)
 
-    print(f"{test_y.size} test images; casts run on the {'host' if gpucast.device.unavailable_reason() else 'GPU'}\n")
+    device = "cpu" if gpucast.device.unavailable() else "cuda"
+    print(f"{test_y.size} test images; casts run on device {device!r}\n")
     print(f"{'to':16}{'bytes':>8}{'accuracy':>10}{'zeroed':>8}{'clamped':>9}{'worst error':>13}")
     for name in TYPES:
         target = folder / f"digits.{name.lower()}.safetensors"
-        summary = convert(source, target, name)
+        summary = convert(source, target, name, device)
         accuracy = np.mean(classify(load(target), test_x) == test_y)
         print(
             f"{name:16}{summary['bytes_out']:>8}{accuracy:>10.1%}{summary['underflowed']:>8}"
@@ -65,11 +66,12 @@ def run(folder: Path) -> None:
     print("\nA plain cast to INT4 keeps whole numbers only: weights that small need scales first.")
 
 
-def convert(source: Path, target: Path, to: str) -> dict[str, Any]:
+def convert(source: Path, target: Path, to: str, device: str) -> dict[str, Any]:
     """``gpucast convert SOURCE TARGET --to TO --json``; --allow-loss, since the loss is what we look at."""
+    arguments = ["convert", str(source), str(target), "--to", to, "--device", device, "--allow-loss", "--json"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        code = cli.main(["convert", str(source), str(target), "--to", to, "--allow-loss", "--json"])
+        code = cli.main(arguments)
     if code:
         raise SystemExit(code)
     summary: dict[str, Any] = json.loads(output.getvalue())["total"]

@@ -34,8 +34,8 @@ def cast(
     Parameters
     ----------
     x
-        NumPy array (types that NumPy lacks as ml_dtypes), PackedArray, scalar or list (taken as ``numpy.asarray``
-        takes them), or strings (object, ``<U``, ``S``, StringDType).
+        NumPy or CuPy array (types that they lack with the ml_dtypes dtype), PackedArray, scalar or list (taken as
+        ``numpy.asarray`` takes them), or strings (object, ``<U``, ``S``, StringDType).
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
     saturate
@@ -58,8 +58,9 @@ def cast(
 
     Returns
     -------
-    An array of x's shape and kind, in the memory order of x (order "K"). Types that NumPy lacks are ml_dtypes, one
-    element per byte; a PackedArray gives a PackedArray for types below one byte; STRING is an object array of str.
+    An array of x's shape and kind, in the memory order of x (order "K"). Types that NumPy and CuPy lack have the
+    ml_dtypes dtype; those below one byte take a byte per element on the host, unless x is a PackedArray, and are
+    PackedArrays on a device. STRING is an object array of str, always on the host.
 
     Raises
     ------
@@ -69,13 +70,13 @@ def cast(
         For illegal attributes, text that is no number (with its index), an `out` of another shape or that overlaps x.
     OverflowError
         For integer text outside the destination's range (with its index).
+    RuntimeError
+        When a CUDA graph is captured and the cast would have to allocate or to load its kernel.
     DeviceUnavailable
         When a GPU is asked for that cannot be used.
 
     Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md.
     """
-    if opset is None:
-        raise TypeError("cast: opset=None must be an integer")
     return _cast(
         x, dtype(to, who="cast: to="), device, out, copy, "cast",
         dict(saturate=saturate, round_mode=round_mode, opset=opset, rounding=rounding, overflow=overflow),
@@ -101,12 +102,13 @@ def cast_like(
     Keywords, result and errors as for `cast`. An `opset` (15 to 28) follows CastLike's own versions, which never took
     float6; None takes all 26 types and the newest rules.
     """
+    opset, versions = (DEFAULT_OPSET, CAST_VERSIONS) if opset is None else (opset, CASTLIKE_VERSIONS)
     kind = getattr(like, "dtype", None)
     to = dtype(np.asarray(like).dtype if kind is None else kind, who="cast_like: like.dtype=")
     return _cast(
         x, to, device, out, copy, "cast_like",
         dict(saturate=saturate, round_mode=round_mode, opset=opset, rounding=rounding, overflow=overflow),
-        CASTLIKE_VERSIONS,
+        versions,
     )  # fmt: skip
 
 

@@ -20,12 +20,6 @@ def unavailable() -> tuple[str, str] | None:
     return launch.unavailable()
 
 
-def unavailable_reason() -> str | None:
-    """Why no cast can run on a GPU here, in one clause; None when it can."""
-    problem = unavailable()
-    return None if problem is None else problem[0]
-
-
 def parse(device: Any, who: str) -> str | None:
     """Check a `device` keyword: None, "cpu", "cuda" or "cuda:N"."""
     if device is None or (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:[0-9]+)?", device)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checked cast on one device: CuPy arrays, tagged with the ml_dtypes dtype for types that CuPy lacks; PackedArrays."""
+"""A checked cast on one device: CuPy arrays (with the ml_dtypes dtype for types that CuPy lacks) and PackedArrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpucast import launch
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, home
 from gpucast.rule import Rule, resolve
-from gpucast.strides import collapse
+from gpucast.strides import Dims, collapse
 
 
 def _device(x: Any) -> int:
@@ -106,24 +106,25 @@ def _memory_order(x: Any, rule: Rule) -> list[int]:
 
 
 def _launch(x: Any, rule: Rule, out: Any, device: int, stream: int) -> None:
-    packed_src, packed_dst = isinstance(x, PackedArray), isinstance(out, PackedArray)
-    if _is_contiguous(x) and _is_contiguous(out):
-        kernel, dims = launch.plan(rule, "contiguous", rule.src.packed and not packed_src, device), None
-    else:
-        # A packed side is the row-major stream; else any order will do, and the destination's makes long writes.
-        axes = list(range(len(x.shape)))
-        if not (packed_src or packed_dst):
-            axes.sort(key=lambda axis: -abs(out.strides[axis]))
-        sides = [[strides[axis] for axis in axes] for strides in (_strides(x), _strides(out))]
-        dims = collapse([x.shape[axis] for axis in axes], *sides)
-        whole = dims.lengths == () or (
-            len(dims.lengths) == 1
-            and (packed_src or dims.src[0] == x.itemsize)
-            and (packed_dst or dims.dst[0] == out.itemsize)
-        )
-        kernel = launch.plan(rule, "contiguous" if whole else "strided", rule.src.packed and not packed_src, device)
-        dims = None if whole else dims
+    dims = None if _is_contiguous(x) and _is_contiguous(out) else _dims(x, out)
+    unpacked = rule.src.packed and not isinstance(x, PackedArray)
+    kernel = launch.plan(rule, "contiguous" if dims is None else "strided", unpacked, device)
     kernel(_address(x), 0, _address(out), x.size, dims, stream)
+
+
+def _dims(x: Any, out: Any) -> Dims | None:
+    """The dimensions of a strided cast; None where both sides turn out to be contiguous in the same order."""
+    packed_src, packed_dst = isinstance(x, PackedArray), isinstance(out, PackedArray)
+    axes = list(range(len(x.shape)))
+    if not (packed_src or packed_dst):
+        # Any order will do, and the destination's makes long writes; a packed side is the row-major stream.
+        axes.sort(key=lambda axis: -abs(out.strides[axis]))
+    src, dst = ([strides[axis] for axis in axes] for strides in (_strides(x), _strides(out)))
+    dims = collapse([x.shape[axis] for axis in axes], src, dst)
+    if not dims.lengths:
+        return None
+    one = (1 if packed_src else x.itemsize,), (1 if packed_dst else out.itemsize,)
+    return None if (dims.src, dims.dst) == one else dims
 
 
 def _is_contiguous(x: Any) -> bool:

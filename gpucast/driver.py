@@ -24,6 +24,11 @@ class Driver:
     capabilities: tuple[tuple[int, int], ...] = ()
 
 
+def extra(cuda: tuple[int, int] | None) -> str:
+    """The extra of gpucast for a driver that runs CUDA up to `cuda`; None is any driver."""
+    return "cuda13" if cuda is not None and cuda >= (13, 0) else "cuda12"
+
+
 def find() -> Driver | None:
     """The driver of this machine, or None when there is none."""
     library = _load()

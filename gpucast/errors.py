@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception of our own."""
+"""The exception that any part of gpucast may raise."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a kernel's text to a call on a GPU. The only module that touches the CUDA driver, all of it through one object.
+"""From a kernel's text to a call on a GPU. The only module that gives CUDA work, all of it through one object.
 
 `driver()` gives that object. Tests put another in its place, one that works on host memory, and so run all above it.
 """
@@ -20,9 +20,6 @@ from gpucast.errors import DeviceUnavailable
 from gpucast.rule import Rule
 from gpucast.source import KernelSource, Shape, kernel_source
 from gpucast.strides import Dims
-
-#: The oldest GPUs that the kernels are made for: compute capability 7.5.
-OLDEST = (7, 5)
 
 
 class Kernel(Protocol):
@@ -73,24 +70,21 @@ class CupyDriver:
 
     def unavailable(self) -> tuple[str, str] | None:
         found = nvidia.find()
-        extra = "cuda13" if found is not None and found.cuda >= (13, 0) else "cuda12"
         if found is None:
-            return "there is no NVIDIA driver", "cast on the host, or install the driver of an NVIDIA GPU"
+            return "there is no NVIDIA driver", "run on the host (no device=, no --device)"
         if found.problem:
-            return found.problem, "see nvidia-smi"
+            return found.problem, "run nvidia-smi"
         try:
             import cupy
         except ImportError:
-            return "CuPy is not installed", f"pip install 'gpucast[{extra}]'"
+            return "CuPy is not installed", f"run pip install 'gpucast[{nvidia.extra(found.cuda)}]'"
         if not cupy.cuda.is_available():
-            return "CuPy finds no usable device", "see gpucast info"
+            return "CuPy finds no usable device", "run gpucast info"
         try:
-            compiler.compiler()
+            for capability in found.capabilities:
+                compiler.architecture(capability)
         except DeviceUnavailable as error:
-            return str(error), "see gpucast info"
-        oldest = min(self._capability(i) for i in range(self.count()))
-        if oldest < OLDEST:
-            return f"a device has compute capability {oldest[0]}.{oldest[1]}", "hide it with CUDA_VISIBLE_DEVICES"
+            return str(error), "run gpucast info"
         return None
 
     def count(self) -> int:

@@ -121,4 +121,4 @@ def _extra(version: tuple[int, int] | None) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
         return extra
-    return "cuda13" if version is not None and version >= (13, 0) else "cuda12"
+    return driver.extra(version)

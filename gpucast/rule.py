@@ -82,11 +82,11 @@ def resolve(
 ) -> Rule:
     """Check the attributes of a cast and return its rule.
 
-    `opset` None means: every type, the newest rules (what `cast_like` does by default). TypeError for a type that the
+    TypeError for a type that the
     operator's version lacks and for a `saturate` that is no boolean; ValueError for every other value that is illegal,
     newer than the version, or meaningless for the destination.
     """
-    version = DEFAULT_OPSET if opset is None else newest_version(opset, versions, who)
+    version = newest_version(opset, versions, who)
     for role, row in (("source", src), ("to", dst)):
         # A row without an opset is no ONNX type: versions say nothing about it.
         if row.opset is not None and row.opset > version:

@@ -148,7 +148,7 @@ def prelude() -> str:
 
 def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
     """`gpucast_float32_to_float8e4m3fn`, then what is not the default."""
-    default = resolve(rule.src, rule.dst, opset=None)
+    default = resolve(rule.src, rule.dst)
     parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]
     for chosen, usual in (
         (rule.overflow, default.overflow),

@@ -2,7 +2,7 @@
 """The exact model: a cast as rational arithmetic on one number at a time, in Python's Fraction.
 
 Written from the semantics alone, with nothing of gpucast but the rows and the resolved Rule. Slow and plain on purpose:
-it is what the reference, the host path and (later) the kernels are judged by.
+it is what the reference, the host path and the kernels are judged by.
 """
 
 from __future__ import annotations

@@ -146,11 +146,13 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == facts["verdict"]
     assert str(tmp_path / "kept") in next(line for line in lines if line.startswith("cache"))
-    reason = gpucast.device.unavailable_reason()
-    if reason is None:
-        assert lines[-1] == "GPU casts: yes"
-    else:
-        assert lines[-1].startswith(f"GPU casts: no, because {reason}; run ")
+    for problem, verdict in (
+        (None, "GPU casts: yes"),
+        (("it sleeps", "run wake"), "GPU casts: no, because it sleeps; run wake"),
+    ):
+        monkeypatch.setattr(gpucast.device, "unavailable", lambda problem=problem: problem)
+        assert main(["info"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == verdict
 
 
 def test_info_names_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

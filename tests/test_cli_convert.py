@@ -310,12 +310,13 @@ def test_work_that_fails_says_why(folder: Path, capsys: pytest.CaptureFixture[st
     assert leftovers(folder, "x.npy", "bad.npy") == []
 
 
-def test_a_gpu_that_cannot_be_used_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    reason = gpucast.device.unavailable_reason()
-    if reason is not None:
-        np.save("x.npy", np.ones(3))
-        assert reason in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT", "--device", "cuda")
-        assert leftovers(folder, "x.npy") == []
+def test_a_gpu_that_cannot_be_used_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpucast.device, "unavailable", lambda: ("the GPU sleeps", "run wake"))
+    np.save("x.npy", np.ones(3))
+    assert "the GPU sleeps; run wake" in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT", "--device", "cuda")
+    assert leftovers(folder, "x.npy") == []
 
 
 def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,8 +77,7 @@ def test_every_layout_of_a_pair(src: DType, dst: DType, driver: HostDriver) -> N
             assert result.dtype == (dst if dst.packed else dst.numpy)
             assert same(values(result), wanted)
             if dst.packed and result.nbytes:
-                assert gpucast.cast(values(result), dst, copy=False) is not None
-                assert values(result.reshape(-1)).size == x.size
+                assert same(values(result.reshape(-1)), wanted.reshape(-1))
 
 
 @pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)

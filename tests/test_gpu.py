@@ -12,8 +12,8 @@ from gpucast import PackedArray
 from gpucast.dtypes import DType
 from gpucast.rules_of_pair import NUMERIC
 
-REASON = gpucast.device.unavailable_reason()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=f"siblings run without a GPU: {REASON}")]
+PROBLEM = gpucast.device.unavailable()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
 
 
 def codes(row: DType, size: int) -> np.ndarray:

@@ -101,11 +101,11 @@ def test_source_layouts(rule: Rule, layout: str) -> None:
     check(x, rule, np.empty_like(x, dtype=rule.dst.numpy))
 
 
-@pytest.mark.parametrize("layout", ["every third", "columns", "transposed", "both reversed", "unaligned", "reversed"])
+@pytest.mark.parametrize("layout", ["every third", "columns", "transposed", "both reversed", "reversed"])
 def test_out_layouts(rule: Rule, layout: str) -> None:
     whole = np.zeros(1001, rule.dst.numpy)
     out = LAYOUTS[layout](whole)
-    out = np.array(out) if not out.flags.writeable else out
+    assert out.flags.writeable
     check(sample(rule.src, out.size).reshape(out.shape), rule, out)
     if out.base is whole:
         written = np.zeros(1001, np.uint8)

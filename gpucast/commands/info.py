@@ -47,7 +47,7 @@ def collect() -> dict[str, Any]:
     found = driver.find()
     cupy = {name: version for name in ("cupy", *_CUPY) if (version := _version(name)) is not None}
     folder = cache_folder()
-    reason = device.unavailable_reason()
+    problem = device.unavailable()
     return {
         "gpucast": gpucast.__version__,
         "python": platform.python_version(),
@@ -58,8 +58,8 @@ def collect() -> dict[str, Any]:
         "devices": [] if found is None else list(found.devices),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
         "advice": [*_cupy_advice(cupy, found), *_package_advice()],
-        "gpu_casts": reason is None,
-        "verdict": _verdict(reason),
+        "gpu_casts": problem is None,
+        "verdict": _verdict(problem),
     }
 
 
@@ -72,7 +72,7 @@ def _version(name: str) -> str | None:
 
 def _cupy_advice(cupy: Mapping[str, str], found: driver.Driver | None) -> list[str]:
     """The extras are for one CUDA major each: both CuPy wheels write the same files."""
-    extra = "cuda13" if found is not None and found.cuda >= (13, 0) else "cuda12"
+    extra = driver.extra(None if found is None else found.cuda)
     wheels = [name for name in _CUPY if name in cupy]
     if len(wheels) > 1:
         both = " and ".join(wheels)
@@ -98,10 +98,8 @@ def _package_advice() -> list[str]:
     ]
 
 
-def _verdict(reason: str | None) -> str:
-    if reason is None:
-        return "GPU casts: yes"
-    return f"GPU casts: no, because {reason}; run gpucast convert without --device to cast on the host"
+def _verdict(problem: tuple[str, str] | None) -> str:
+    return "GPU casts: yes" if problem is None else f"GPU casts: no, because {problem[0]}; {problem[1]}"
 
 
 def _cuda(version: Any) -> str:

@@ -43,7 +43,9 @@ def test_it_is_the_rule_of_cast(one: str, other: str, tmp_path: Path) -> None:
     src, dst = gpucast.dtype(one), gpucast.dtype(other)
     name = kernel_name(resolve(src, dst))
     loop = f"""
-extern "C" void run(const {_type(src)}* x, {_type(dst)}* y, int n) {{ for (int i = 0; i < n; ++i) y[i] = {name}(x[i]); }}
+extern "C" void run(const {_type(src)}* x, {_type(dst)}* y, int n) {{
+    for (int i = 0; i < n; ++i) y[i] = {name}(x[i]);
+}}
 """
     text = hostbuild._SHIM + SHIM + gpucast.device_function(one, other) + loop
     (tmp_path / "f.cpp").write_text(text)

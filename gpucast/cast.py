@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from gpucast import device as devices
 from gpucast import host_cast, placement
 from gpucast.dtypes import DType, dtype
 from gpucast.out import check_out
-from gpucast.packed import PackedArray, home, namespace
+from gpucast.packed import PackedArray, as_array, home
 from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Rule, resolve
 
 
@@ -104,7 +103,11 @@ def cast_like(
     """
     opset, versions = (DEFAULT_OPSET, CAST_VERSIONS) if opset is None else (opset, CASTLIKE_VERSIONS)
     kind = getattr(like, "dtype", None)
-    to = dtype(np.asarray(like).dtype if kind is None else kind, who="cast_like: like.dtype=")
+    if kind is None:
+        kind = np.asarray(like).dtype
+        if kind.kind == "O":
+            raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
+    to = dtype(kind, who="cast_like: like.dtype=")
     return _cast(
         x, to, device, out, copy, "cast_like",
         dict(saturate=saturate, round_mode=round_mode, opset=opset, rounding=rounding, overflow=overflow),
@@ -134,16 +137,6 @@ def _cast(
     elif not copy and place in (None, "cpu" if source is None else f"cuda:{source}") and _unchanged(x, rule):
         return x
     return placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
-
-
-def as_array(x: Any, who: str) -> Any:
-    """`x` as an array that `cast` takes. Masks would be lost, so masked arrays are refused."""
-    if isinstance(x, PackedArray) or namespace(x) is not None:
-        masked = sys.modules.get("numpy.ma")
-        if masked is not None and isinstance(x, masked.MaskedArray):
-            raise TypeError(f"{who}: x is a masked array, whose mask a cast would lose; pass x.data or x.filled(value)")
-        return x
-    return np.asarray(x)
 
 
 def _unchanged(x: Any, rule: Rule) -> bool:

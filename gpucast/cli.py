@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(args, f"{where}{error.strerror or error}")
     except MemoryError as error:
         return _fail(args, f"out of memory: {error}" if str(error) else "out of memory")
-    except (ValueError, TypeError, gpucast.DeviceUnavailable) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return _fail(args, str(error))
 
 

@@ -31,8 +31,10 @@ def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:
 
 def empty_like(x: Any, dtype: Any = None, device: str | None = None) -> Any:
     """As `empty`, with x's shape and, unless given, x's dtype; a PackedArray gives a PackedArray."""
+    if not isinstance(x, PackedArray) and namespace(x) is None:
+        x = np.asarray(x)
     row = _row(x.dtype if dtype is None else dtype, "empty_like")
-    if isinstance(x, PackedArray) and row.packed and device in (None, "cpu") and x.device == "cpu":
+    if isinstance(x, PackedArray) and row.packed and (device == "cpu" or (device is None and home(x) is None)):
         return PackedArray(np.empty(row.nbytes(x.size), dtype=np.uint8), row, x.shape)
     if device is None and home(x) is not None:
         device = f"cuda:{home(x)}"
@@ -55,6 +57,8 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
             buffer = np.frombuffer(buffer, dtype=np.uint8) if memoryview(buffer) else np.empty(0, np.uint8)
         except TypeError:
             raise TypeError(f"from_bytes: {type(buffer).__name__} is no bytes-like object and no array") from None
+        except (BufferError, ValueError):
+            raise ValueError("from_bytes: the buffer is not contiguous") from None
     if buffer.dtype != np.uint8 or buffer.ndim != 1:
         raise TypeError(f"from_bytes: got dtype {buffer.dtype}, shape {buffer.shape}; expected a flat uint8 array")
     if row.packed:

@@ -360,7 +360,11 @@ class Lookup:
         if kind is complex:
             raise _complex(kind)
         if issubclass(kind, np.generic) or kind.__module__.startswith("ml_dtypes"):
-            return self._from_numpy(np.dtype(kind), kind)
+            with contextlib.suppress(TypeError):
+                found = np.dtype(kind)
+                # NumPy takes any class for object.
+                if found.kind != "O":
+                    return self._from_numpy(found, kind)
         raise _unknown(kind)
 
 

@@ -18,7 +18,10 @@ _CHUNK = 1 << 16
 
 def apply(x: Any, rule: Rule, out: Any = None) -> Any:
     """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind."""
-    return _packed(x, rule, out) if isinstance(x, PackedArray) else _array(x, rule, out)
+    # asarray, because subclasses such as np.matrix change what reshaping and assignment mean.
+    target = np.asarray(out) if isinstance(out, np.ndarray) else out
+    result = _packed(x, rule, target) if isinstance(x, PackedArray) else _array(x, rule, target)
+    return result if out is None else out
 
 
 def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:

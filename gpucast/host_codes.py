@@ -58,21 +58,32 @@ def encode(values: Array, rule: Rule) -> Array:
 def canonical_nan(codes: Array, values: Array, row: DType) -> Array:
     """Replace, in place, each NaN of a native IEEE type by the quiet NaN of its sign. `values` are the same numbers, as
     any type."""
-    # The maximum is NaN if any element is.
-    if values.size and np.isnan(values.max()):
-        where = np.flatnonzero(np.isnan(values))
+    # NaN counts as the largest, and the search ends at the first one.
+    if values.size and np.isnan(values[values.argmax()]):
+        where = np.flatnonzero(values != values)
         code = row.code_numpy.type
         codes[where] = (codes[where] & code(row.sign_code)) | code(row.nan_code)
     return codes
+
+
+def canonical_quiet_nan(codes: Array, row: DType) -> None:
+    """The same for codes that hold no signalling NaN. As signed integers the positive NaNs are the largest codes, as
+    unsigned ones the negative NaNs, and in both the one without payload is the least of them."""
+    signed = codes.view(f"int{row.bits}")
+    if codes.size and np.maximum.reduce(signed) > row.nan_code:
+        np.minimum(signed, row.nan_code, out=signed)
+    if codes.size and np.maximum.reduce(codes) > row.nan_code | row.sign_code:
+        np.minimum(codes, row.nan_code | row.sign_code, out=codes)
 
 
 def low_bits(values: Array) -> Array:
     """float64 values truncated toward zero, modulo 2^64, as int64; 0 for NaN and infinities."""
     # From 2^117 on every float64 is a multiple of 2^64. The comparison is false for NaN.
     values = np.where(np.abs(values) < 2.0**117, values, 0.0)
-    # Exact: what is left is a multiple of the last place of `values`, and no larger than `values`.
-    values -= np.rint(values * 2.0**-64) * 2.0**64
-    values[values >= 2.0**63] -= 2.0**64
+    if values.size and max(values.max(), -values.min()) >= 2.0**63:
+        # Exact: what is left is a multiple of the last place of `values`, and no larger than `values`.
+        values -= np.rint(values * 2.0**-64) * 2.0**64
+        values[values >= 2.0**63] -= 2.0**64
     return values.astype(np.int64)
 
 

@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from gpucast import host_tables
 from gpucast.dtypes import DType, dtype
-from gpucast.host_codes import canonical_nan, encode, low_bits
+from gpucast.host_codes import canonical_nan, canonical_quiet_nan, encode
+from gpucast.host_integers import float_to_int, places
 from gpucast.rule import Rule
 
 Array = npt.NDArray[Any]
@@ -36,12 +37,14 @@ def store(carrier: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
             return _int_to_int(carrier, rule, chunk)
         if rule.overflow == "saturate" or rule.rounding != "truncate":
             return _encode(rule)
-        return _float_to_int(carrier, dst, chunk)
+        return float_to_int(carrier, dst, chunk)
     if dst.bits > 16:
         return _to_wide_float(carrier, rule)
     if carrier.kind != "f" and carrier.itemsize <= 2 and dst.numpy == ml_dtypes.bfloat16:
         # Exact in float32, so ml_dtypes rounds them once; and it does so more quickly than it rounds float32.
         return lambda x, out: np.copyto(out.view(dst.numpy), x, casting="unsafe")
+    if carrier != np.float32 and dst.numpy == ml_dtypes.bfloat16:
+        return _wide_to_bfloat16(carrier, rule, chunk)
     rule = replace(rule, src=_FLOAT)
     put = _float32_to(rule, size, chunk)
     if carrier == np.float32:
@@ -52,12 +55,6 @@ def store(carrier: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
 
 def _encode(rule: Rule) -> Lane:
     return lambda x, out: np.copyto(out, encode(x.astype(np.float64), rule))
-
-
-def _where(mask: Array) -> Any:
-    """What to index with to reach at least the true places of a mask: everything where there are many."""
-    where = np.flatnonzero(mask)
-    return slice(None) if where.size * 8 > mask.size else where
 
 
 # ---- integers ----
@@ -79,64 +76,27 @@ def _int_to_int(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
     return lane
 
 
-@lru_cache(maxsize=1)
-def _invalid_gives_minimum() -> bool:
-    """True where NaN and floats out of an integer's range convert to its minimum, as on x86."""
-    bad = np.array([np.nan, np.inf, -np.inf, 2.0**80, -(2.0**80)] * 13)
-    floats, integers = (np.float32, np.float64), (np.int32, np.int64)
-    with np.errstate(all="ignore"):
-        got = [bad.astype(one).astype(other) == np.iinfo(other).min for one in floats for other in integers]
-    return bool(np.all(got))
-
-
-def _float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Lane:
-    """Truncate and keep the low bits: by way of a signed integer that is wide enough for all but rare numbers."""
-    last_place = 23 if carrier == np.float32 else 52
-    # int32 is the quicker way, int64 the one with less to mend: nothing at all from float32 to 32 bits or fewer.
-    short = (dst.bits == 32 and dst.signed) or (dst.bits <= 8 if carrier == np.float32 else dst.bits == 16)
-    integer = np.dtype(np.int32 if short else np.int64)
-    minimum, top = np.iinfo(integer).min, 2.0 ** (8 * integer.itemsize - 1)
-    on_minimum = _invalid_gives_minimum()
-
-    def exact(bits: int) -> bool:
-        # A float of 2^(bits-1) and more is a multiple of its last place there. Where that is a multiple of 2^dst.bits,
-        # the low bits are 0, as are those of the minimum that NaN, infinities and all such floats became.
-        return on_minimum and dst.bits <= bits - 1 - last_place
-
-    done, done_by_int64 = exact(8 * integer.itemsize), exact(64)
-    direct = dst.code_numpy.itemsize == integer.itemsize
-    scratch = np.empty(0 if direct else chunk, integer)
-
-    def mend(x: Array, whole: Array) -> None:
-        if on_minimum:
-            if whole.min() != minimum:
-                return
-            bad = whole == minimum
-        else:
-            bad = ~(np.abs(x) < top)
-            if not bad.any():
-                return
-        where = _where(bad)
-        whole[where] = x[where].astype(np.int64) if done_by_int64 else low_bits(x[where].astype(np.float64))
-
-    def lane(x: Array, out: Array) -> None:
-        whole = out.view(integer) if direct else scratch[: x.size]
-        np.copyto(whole, x, casting="unsafe")
-        if not done:
-            mend(x, whole)
-        if not direct:
-            np.copyto(out, whole, casting="unsafe")
-        if dst.packed:
-            np.bitwise_and(out, dst.code_mask, out=out)
-
-    return lane
-
-
 # ---- FLOAT and DOUBLE ----
+
+
+@lru_cache(maxsize=8)
+def _conversion_quiets(carrier: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+    """True where conversion sets the first mantissa bit of every NaN, as IEEE 754 wants, in vectors and alone."""
+    codes, result = np.dtype(f"uint{8 * carrier.itemsize}"), np.dtype(f"uint{8 * wide.itemsize}")
+    # The smallest signalling NaN and the largest one, of both signs.
+    infinity, quiet = (np.array(value, carrier).view(codes) for value in (np.inf, np.nan))
+    quiet = quiet & ~infinity & (quiet ^ infinity)
+    positive = np.array([infinity + 1, infinity | (quiet - 1)], codes)
+    signalling = np.concatenate([positive, positive | codes.type(1 << (codes.itemsize * 8 - 1))] * 16)
+    wanted = np.array(np.nan, wide).view(result)
+    with np.errstate(all="ignore"):
+        got = [part.view(carrier).astype(wide).view(result) for part in (signalling, *signalling[:4, None])]
+    return all(bool((part & wanted == wanted).all()) for part in got)
 
 
 def _to_wide_float(carrier: np.dtype[Any], rule: Rule) -> Lane:
     dst = rule.dst
+    quiet = carrier.kind not in "iu" and _conversion_quiets(carrier, dst.numpy)
 
     def lane(x: Array, out: Array) -> None:
         # NumPy rounds integers and float64 once, to nearest even, but keeps the payload of a NaN.
@@ -146,7 +106,10 @@ def _to_wide_float(carrier: np.dtype[Any], rule: Rule) -> Lane:
             return
         if rule.overflow == "saturate":
             np.clip(value, dst.min, dst.max, out=value)
-        canonical_nan(out, x if x.itemsize == 4 else value, dst)
+        if quiet:
+            canonical_quiet_nan(out, dst)
+        else:
+            canonical_nan(out, value, dst)
 
     return lane
 
@@ -174,7 +137,7 @@ def _to_float32(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Arr
         if rest.min() != 0 or (carrier.kind != "f" and x.min() >= -(2**24) and x.max() <= 2**24):
             return value
         boundary = rest == 0
-        where = _where(boundary)
+        where = places(boundary)
         wanted, got, near = np.abs(_odd_float64(x[where])), np.abs(value[where].astype(np.float64)), bits[where]
         # NaN is neither above nor below. Zero and infinity are boundaries, too, and step back alike.
         above, below = wanted > got, wanted < got
@@ -237,6 +200,41 @@ def _to_bfloat16(rule: Rule, chunk: int) -> Lane:
         if saturate:
             x = np.clip(x, -limit, limit, out=clipped[: x.size])
         np.copyto(out.view(rule.dst.numpy), x, casting="unsafe")
+
+    return lane
+
+
+def _wide_to_bfloat16(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+    """From float64 and from integers of 32 and 64 bits. Rounding to float32 first is wrong only for a number that
+    float32 moves onto a tie of bfloat16: those few are looked at again."""
+    put = _to_bfloat16(rule, chunk)
+    nearest, scratch, mask = np.empty(chunk, np.float32), np.empty(chunk, np.uint32), np.empty(chunk, bool)
+    integer = carrier.kind != "f"
+    # Also by way of float32, and more quickly than from there; but slower where one of the two steps takes 64 bits.
+    direct = integer and carrier.itemsize == 4
+
+    def lane(x: Array, out: Array) -> None:
+        value = nearest[: x.size]
+        np.copyto(value, x, casting="unsafe")
+        if direct:
+            np.copyto(out.view(rule.dst.numpy), x, casting="unsafe")
+        else:
+            put(value, out)
+        bits = value.view(np.uint32)
+        # A tie has 0x8000 in the half that is dropped, be it subnormal or next to infinity.
+        dropped = np.left_shift(bits, 16, out=scratch[: x.size])
+        tie = np.equal(dropped, 1 << 31, out=mask[: x.size])
+        # Integers up to 2^24 are exact in float32.
+        if not tie.any() or (integer and x.min() >= -(2**24) and x.max() <= 2**24):
+            return
+        where = np.flatnonzero(tie)
+        wanted, got, near = np.abs(_odd_float64(x[where])), np.abs(value[where].astype(np.float64)), bits[where]
+        # One step back to the side of the tie where the number lies. NaN is neither above nor below.
+        near += wanted > got
+        near -= wanted < got
+        codes = np.empty(where.size, np.uint16)
+        put(near.view(np.float32), codes)
+        out[where] = codes
 
     return lane
 

@@ -270,7 +270,7 @@ def _format_wide(chunk: Array, row: DType) -> list[str]:
 
 def _json_texts(library: Any, values: Array) -> list[str]:
     """repr's digits from JSON, brought into repr's layout. The texts of infinities and NaN are of no use."""
-    raw = library.dumps(values, option=library.OPT_SERIALIZE_NUMPY)[1:-1] + b","
+    raw = library.dumps(np.ascontiguousarray(values), option=library.OPT_SERIALIZE_NUMPY)[1:-1] + b","
     magnitude = np.abs(values)
     if (magnitude >= 1e13).any():
         # Versions before 3.12 write no "+".

@@ -83,7 +83,7 @@ class CupyDriver:
         try:
             for capability in found.capabilities:
                 compiler.architecture(capability)
-        except DeviceUnavailable as error:
+        except (DeviceUnavailable, ValueError) as error:
             return str(error), "run gpucast info"
         return None
 

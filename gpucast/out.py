@@ -7,17 +7,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpucast.packed import PackedArray, namespace
+from gpucast.packed import PackedArray, home, namespace, unmasked
 from gpucast.rule import Rule
 
 
 def check_out(x: Any, rule: Rule, out: Any, remote: bool, who: str) -> None:
     """TypeError or ValueError unless `out` can take the cast of x. `remote`: the result may be on a device."""
-    on_host = isinstance(out, np.ndarray)
-    packed = rule.dst.packed and (isinstance(x, PackedArray) or (remote and not on_host))
+    packed = rule.dst.packed and (isinstance(x, PackedArray) or (remote and home(out) is not None))
     if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
         wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
         raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {rule.dst.name} and shape {x.shape}")
+    unmasked(out, f"{who}: out")
     if out.dtype != (rule.dst if packed else rule.dst.numpy):
         raise TypeError(f"{who}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
     if out.shape != x.shape:
@@ -26,13 +26,23 @@ def check_out(x: Any, rule: Rule, out: Any, remote: bool, who: str) -> None:
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         raise ValueError(f"{who}: out is read-only")
     source = x.data if isinstance(x, PackedArray) else x
+    if _shares_within(target):
+        raise ValueError(f"{who}: elements of out share memory; expected one place for each")
     if namespace(source) is not namespace(target):
         return
     source, target = _footprint(source), _footprint(target)
-    if any(stride == 0 and length > 1 for stride, length in zip(target.strides, target.shape, strict=True)):
-        raise ValueError(f"{who}: elements of out share memory; expected one place for each")
     if _overlap(source, target) and not _same_layout(source, target):
         raise ValueError(f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size")
+
+
+def _shares_within(out: Any) -> bool:
+    """True unless, from the shortest stride to the longest, each steps over all that the shorter ones reach."""
+    reach = out.dtype.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(out.strides, out.shape, strict=True) if n != 1):
+        if stride < reach and out.size:
+            return True
+        reach += stride * (length - 1)
+    return False
 
 
 def _footprint(x: Any) -> np.ndarray[Any, Any]:

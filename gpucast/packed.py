@@ -13,11 +13,15 @@ from __future__ import annotations
 import math
 import operator
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from gpucast.dtypes import DType, dtype
+
+#: The elements up to which a PackedArray's repr shows its values.
+_SHOWN = 100
 
 
 def namespace(array: Any) -> Any:
@@ -32,6 +36,20 @@ def home(x: Any) -> int | None:
     """The index of the device that holds a CuPy array, or a PackedArray over one; None for the host."""
     data = x.data if isinstance(x, PackedArray) else x
     return None if namespace(data) in (None, np) else int(data.device.id)
+
+
+def unmasked(x: Any, who: str) -> None:
+    """TypeError for a masked array, whose mask would be lost."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise TypeError(f"{who} is a masked array, whose mask would be lost; pass x.data or x.filled(value)")
+
+
+def as_array(x: Any, who: str) -> Any:
+    """`x` as an array that casts take: a PackedArray or CuPy array as it is, all else as a plain NumPy array."""
+    unmasked(x, f"{who}: x")
+    # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
+    return x if isinstance(x, PackedArray) or namespace(x) not in (None, np) else np.asarray(x)
 
 
 def _group(bits: int) -> tuple[int, int]:
@@ -125,13 +143,13 @@ class PackedArray:
         `x` is a NumPy array (or a CuPy array tagged with the ml_dtypes dtype) of any shape and strides, one element
         per byte of which the low bits count. The codes are copied.
         """
+        x = as_array(x, "PackedArray.pack")
         xp = namespace(x)
-        if xp is None:
-            x, xp = np.asarray(x), np
         row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")
         if x.dtype not in (row.numpy, np.uint8, np.int8):
             raise TypeError(f"PackedArray.pack: x has dtype {x.dtype}; expected {row.numpy}, or its codes as uint8")
-        flat = xp.ascontiguousarray(x).reshape(-1).view(xp.uint8)
+        # As plain bytes: CuPy copies no dtype that it does not know.
+        flat = xp.ascontiguousarray(x.view(xp.uint8)).reshape(-1)
         return cls(pack_codes(flat, row.bits), row, x.shape)
 
     @property
@@ -189,9 +207,14 @@ class PackedArray:
         try:
             # NumPy's own reshape works out -1 and checks the size, on an array that takes no memory.
             new = np.broadcast_to(np.uint8(0), self.shape).reshape(wanted).shape
+        except TypeError:
+            raise TypeError(f"PackedArray: shape {wanted!r} must be made of ints") from None
         except ValueError:
             raise ValueError(f"PackedArray: cannot reshape {self.shape} to {wanted!r}") from None
         return PackedArray(self.data, self.dtype, new)
+
+    def __iter__(self) -> Iterator[PackedArray]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> PackedArray:
         return PackedArray.pack(self.codes()[key], self.dtype)
@@ -211,7 +234,7 @@ class PackedArray:
 
     def __repr__(self) -> str:
         where = "" if isinstance(self.data, np.ndarray) else f", device={self.device}"
-        values = "..." if where else np.array2string(self._values(), separator=", ", threshold=20, edgeitems=3)
+        values = "..." if where or self.size > _SHOWN else np.array2string(self._values(), separator=", ")
         return f"PackedArray({values}, dtype={self.dtype.name}, shape={self.shape}{where})"
 
     def _values(self) -> np.ndarray[Any, Any]:

@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from gpucast import device as devices
 from gpucast import host, host_strings
-from gpucast.cast import as_array
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, home
+from gpucast.packed import PackedArray, as_array, home
 from gpucast.rule import DEFAULT_OPSET, Rule, resolve
 
 Array = npt.NDArray[Any]

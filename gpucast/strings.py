@@ -140,7 +140,8 @@ def shortest_in(row: DType) -> DType:
 
 def _text(element: object, index: int) -> str:
     if isinstance(element, str):
-        return str(element)
+        # Not str(element): a subclass, such as an Enum, may print as something else.
+        return str.__str__(element)
     if isinstance(element, bytes):
         try:
             return element.decode("ascii")

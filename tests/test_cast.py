@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import sys
 import threading
 import types
@@ -177,6 +178,57 @@ def test_wrong_out(out: Any, error: type[Exception], match: str) -> None:
         gpucast.cast(X, "FLOAT16", out=out)
 
 
+def test_empty_out_of_any_shape() -> None:
+    for shape in ((0,), (0, 3), (2, 0, 3)):
+        x = np.zeros(shape, np.float32)
+        for out in (np.empty(shape, np.float16), gpucast.cast(x, "FLOAT16")):
+            assert gpucast.cast(x, "FLOAT16", out=out) is out
+
+
+def test_out_whose_elements_share_memory() -> None:
+    x, store = np.zeros((4, 3), np.float32), np.zeros(64, np.int8)
+    for strides in ((1, 1), (2, 1), (0, 1), (1, 0), (1, 3)):
+        out = np.lib.stride_tricks.as_strided(store, (4, 3), strides)
+        with pytest.raises(ValueError, match="elements of out share memory"):
+            gpucast.cast(x, "INT8", out=out)
+    for strides in ((3, 1), (1, 4), (16, 5)):
+        out = np.lib.stride_tricks.as_strided(store, (4, 3), strides)
+        assert gpucast.cast(x, "INT8", out=out) is out
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_subclasses_of_ndarray() -> None:
+    for to in ("BOOL", "FLOAT8E4M3FN", "STRING", "INT32"):
+        matrix = np.matrix(np.arange(300 * 300, dtype=np.float64).reshape(300, 300))
+        assert same(gpucast.cast(matrix, to), gpucast.cast(np.asarray(matrix), to))
+    out = np.matrix(np.zeros((300, 300), np.float16))
+    assert gpucast.cast(matrix, "FLOAT16", out=out) is out
+    assert same(np.asarray(out), gpucast.cast(np.asarray(matrix), "FLOAT16"))
+    assert gpucast.cast(np.matrix([["1", "2"]]), "FLOAT").tolist() == [[1, 2]]
+    masked = np.ma.masked_array(np.zeros(2, np.float16), [True, False])
+    for call in (lambda: gpucast.cast([1.0, 2.0], "FLOAT16", out=masked), lambda: PackedArray.pack(masked, "INT4")):
+        with pytest.raises(TypeError, match="is a masked array, whose mask would be lost"):
+            call()
+
+
+def test_strided_numbers_to_text() -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    for view in (x[:, 0], x[::-2, 1], np.broadcast_to(x[0, 1], (5,)), x.astype(np.float32)[:, 1]):
+        assert same(gpucast.cast(view, "STRING"), gpucast.reference.cast(view, "STRING"))
+
+
+class Choice(str, enum.Enum):
+    A = "1.5"
+
+
+def test_subclasses_of_str_are_read_as_the_text_that_they_are() -> None:
+    x = np.array([Choice.A, "2"], object)
+    for cast in (gpucast.cast, gpucast.reference.cast):
+        assert cast(x, "FLOAT").tolist() == [1.5, 2]
+        assert cast(x, "STRING").tolist() == ["1.5", "2"]
+        assert {type(text) for text in cast(x, "STRING").tolist()} == {str}
+
+
 def test_overlapping_out() -> None:
     store = np.zeros(64, np.uint8)
     x = store[:32].view(np.float32)
@@ -275,6 +327,9 @@ def test_cast_like() -> None:
         gpucast.cast_like(X, X, opset=14)
     with pytest.raises(TypeError, match=r"^cast_like: like\.dtype='complex128' is complex"):
         gpucast.cast_like(X, 1j)
+    for like in (np.dtype("float16"), gpucast.dtype("FLOAT16"), None, np.float16):
+        with pytest.raises(TypeError, match="^cast_like: "):
+            gpucast.cast_like(X, like)
 
 
 def test_many_threads_at_once() -> None:

@@ -389,3 +389,17 @@ def test_the_bar_is_tqdm() -> None:
     with progress._tqdm()(total=10, file=stream) as bar:
         bar.update(10)
     assert "100%" in stream.getvalue()
+
+
+def test_metadata_that_the_format_cannot_hold_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("x.safetensors", {"a": np.ones(3, np.float32)}, {"license": "x"})
+    assert main(["convert", "x.safetensors", "y.npz", "--to", "FLOAT16"]) == 0
+    assert "metadata not kept, since the format of OUT has none: 'license'" in capsys.readouterr().out
+    assert main(["convert", "x.safetensors", "y.safetensors", "--to", "FLOAT16"]) == 0
+    assert "metadata" not in capsys.readouterr().out
+
+
+def test_zeros_that_become_nan_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for values, words in (([0.0, 0.0], "2 of its 2 values"), ([0.0] * 99 + [1.0], "99 of its 100 values (99.0 %)")):
+        np.save("x.npy", np.array(values))
+        assert words in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT8E8M0", "--no-saturate")

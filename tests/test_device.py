@@ -229,8 +229,8 @@ def test_empty_and_moves_of_every_type(row: DType, driver: HostDriver) -> None:
     array = gpucast.empty((3, 5), row, device="cuda:1")
     assert array.shape == (3, 5) and (array.data if row.packed else array).device.id == 1
     assert array.dtype == (row if row.packed else row.numpy)
-    like = gpucast.empty_like(array)
-    assert type(like) is type(array) and like.dtype == array.dtype
+    for like in (gpucast.empty_like(array), gpucast.empty_like(array, device="cpu")):
+        assert isinstance(like, PackedArray) == row.packed and like.dtype == array.dtype and like.shape == (3, 5)
     host = codes(row, (3, 5))
     driver.prepare(both_shapes([resolve(row, row)]))
     there = gpucast.cast(host, row, device="cuda")
@@ -270,12 +270,15 @@ def test_wrong_arrays(driver: HostDriver) -> None:
         (np.empty(8, np.uint16), ValueError, "out is on the host; the result belongs on cuda:0"),
         (x.view(np.uint16)[4:12], ValueError, "out overlaps x"),
         (sys.modules["cupy"].broadcast_to(device_array((1,), np.uint16), (8,)), ValueError, "share memory"),
+        (sys.modules["cupy"].broadcast_to(device_array((1,), np.uint16, 1), (8,)), ValueError, "share memory"),
         ([0] * 8, TypeError, "out is list; expected an array"),
     ):
         with pytest.raises(error, match=match):
             gpucast.cast(x, "UINT16", out=out)
     with pytest.raises(TypeError, match="expected a PackedArray of INT4"):
         gpucast.cast(x, "INT4", out=device_array((8,), np.uint8).view(ml_dtypes.int4))
+    with pytest.raises(TypeError, match="expected an array of INT4"):
+        gpucast.cast(x, "INT4", device="cpu", out=PackedArray(np.zeros(4, np.uint8), "INT4", (8,)))
     with pytest.raises(ValueError, match="data holds 3 bytes"):
         PackedArray(device_array((3,), np.uint8), "INT4", (8,))
     assert driver.launched == []
@@ -308,6 +311,16 @@ def test_two_threads(driver: HostDriver) -> None:
         thread.join()
     for i in range(4):
         assert same(values(results[i]), gpucast.reference.cast(host[i], "FLOAT8E4M3FN"))
+
+
+def test_packing_a_strided_tagged_array(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy would copy on the device here: what matters is that it is asked for plain bytes."""
+    x = upload(codes(dtype("INT4"), (6, 4)))[::2]
+    seen = []
+    monkeypatch.setattr(sys.modules["cupy"], "ascontiguousarray", lambda a: seen.append(a.dtype) or upload(download(a)))
+    with pytest.raises(Exception, match="cuda|CUDA"):
+        PackedArray.pack(x)
+    assert seen == [np.uint8]
 
 
 def test_copy_false(driver: HostDriver) -> None:

@@ -119,7 +119,25 @@ def test_complex_is_refused_by_name(kind: object) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["float7", "", "float32 ", "F32", 0, 14, 99, -1, 1.0, None, [], object, np.longdouble, np.dtype("M8[s]"), "V1"],
+    [
+        "float7",
+        "",
+        "float32 ",
+        "F32",
+        0,
+        14,
+        99,
+        -1,
+        1.0,
+        None,
+        [],
+        object,
+        np.floating,
+        ml_dtypes.finfo,
+        np.longdouble,
+        np.dtype("M8[s]"),
+        "V1",
+    ],
 )
 def test_other_things_are_no_dtype(kind: object) -> None:
     with pytest.raises(TypeError, match="^dtype: .* is (not a dtype; expected one of BFLOAT16, BOOL, |ambiguous)"):

@@ -66,6 +66,19 @@ def test_every_shape(row: DType, shape: tuple[int, ...]) -> None:
         assert other.tobytes() == packed.tobytes() and (other.dtype, other.shape) == (row, shape)
 
 
+def test_a_large_array_is_shown_without_values() -> None:
+    assert (
+        repr(gpucast.from_bytes(bytes(1 << 16), "INT4", (256, 512))) == "PackedArray(..., dtype=INT4, shape=(256, 512))"
+    )
+
+
+def test_iteration_is_over_the_first_axis() -> None:
+    packed = PackedArray.pack(random_codes(gpucast.dtype("UINT4"), (3, 2)), "UINT4")
+    assert [part.tobytes() for part in packed] == [packed[i].tobytes() for i in range(3)]
+    with pytest.raises(TypeError, match="shape \\(\\)"):
+        list(packed[0, 0])
+
+
 def test_repr_shows_values() -> None:
     packed = PackedArray.pack(gpucast.cast([0.5, -6.0, 3.0], "FLOAT4E2M1"))
     assert repr(packed) == "PackedArray([ 0.5, -6. ,  3. ], dtype=FLOAT4E2M1, shape=(3,))"
@@ -106,6 +119,9 @@ def test_it_aliases_its_data_at_any_alignment() -> None:
 def test_reshape() -> None:
     packed = PackedArray.pack(random_codes(gpucast.dtype("INT2"), (2, 3)), "INT2")
     assert packed.reshape(3, 2).shape == packed.reshape((3, -1)).shape == packed.reshape([3, 2]).shape == (3, 2)
+    for wrong in (2.5, "a", (2.0, 3)):
+        with pytest.raises(TypeError, match="^PackedArray: shape .* must be made of ints"):
+            packed.reshape(wrong)
     for wanted in ((4, 2), (-1, -1), (7,)):
         with pytest.raises(ValueError, match=r"^PackedArray: cannot reshape \(2, 3\) to"):
             packed.reshape(wanted)
@@ -191,5 +207,8 @@ def test_from_bytes_refuses() -> None:
         gpucast.from_bytes("abc", "UINT8", 3)
     with pytest.raises(TypeError, match="expected a flat uint8 array"):
         gpucast.from_bytes(np.zeros(3), "UINT8", 3)
+    with pytest.raises(ValueError, match="the buffer is not contiguous"):
+        gpucast.from_bytes(memoryview(b"abcdef")[::2], "UINT8", 3)
+    assert gpucast.empty_like([1, 2]).dtype == np.int64 and gpucast.empty_like(1.0).shape == ()
     with pytest.raises(ValueError, match="not contiguous"):
         gpucast.from_bytes(np.zeros(6, np.uint8)[::2], "UINT8", 3)

@@ -107,10 +107,11 @@ def run(args: argparse.Namespace) -> int:
                 else:
                     advance(writer.write(spec, tensor.chunks()))
     left_alone = [tensor for tensor in tensors if tensor.name not in chosen]
+    dropped = sorted(source.metadata) if not args.output.lower().endswith(".safetensors") else []
     if args.json:
         print(json.dumps(_as_json(args, results, left_alone)))
     elif not args.quiet:
-        print(_as_text(args, results, left_alone))
+        print(_as_text(args, results, left_alone, dropped))
     return 0
 
 
@@ -156,10 +157,12 @@ def _sums(results: list[Result]) -> tuple[CastReport, int, int]:
     return report, sum(result.tensor.nbytes for result in results), sum(result.bytes_out for result in results)
 
 
-def _as_text(args: argparse.Namespace, results: list[Result], left_alone: list[Tensor]) -> str:
+def _as_text(args: argparse.Namespace, results: list[Result], left_alone: list[Tensor], dropped: list[str]) -> str:
     report, bytes_in, bytes_out = _sums(results)
     names = ", ".join(f"{tensor.name!r} ({_kind(tensor)})" for tensor in left_alone)
     lines = [f"left alone: {names}"] if left_alone else []
+    if dropped:
+        lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, dropped))}")
     tensors = "1 tensor" if len(results) == 1 else f"{len(results):,} tensors"
     lines.append(
         f"{args.output}: {tensors} cast to {args.to.name}, {report.elements:,} elements, "

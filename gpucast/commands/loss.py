@@ -29,10 +29,11 @@ def check(name: str, src: str, dst: str, report: CastReport) -> None:
     """TooMuchLost unless nearly all values stay near what they were."""
     if report.lost <= LIMIT * report.nonzero:
         return
-    share = 100 * report.lost / report.nonzero
+    # Zeros are lost too where they become NaN (FLOAT8E8M0 without saturate).
+    whole, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
     raise TooMuchLost(
-        f"tensor {name!r} from {src} to {dst} would lose {report.lost:,} of its {report.nonzero:,} non-zero values "
-        f"({share:.1f} %): {words(report, zeros=False)}. Nothing was written. "
+        f"tensor {name!r} from {src} to {dst} would lose {report.lost:,} of its {whole:,} {kind} "
+        f"({100 * report.lost / whole:.1f} %): {words(report, zeros=False)}. Nothing was written. "
         "Scale the values into the range first, or give --allow-loss"
     )
 

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gpucast import strings
 from gpucast.dtypes import DType
 from gpucast.files import npy_header
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes
@@ -101,11 +102,13 @@ def copy(file: BinaryIO, spec: Spec) -> int:
 
 def texts(chunks: Iterable[Array], name: str, path: str) -> list[str]:
     """The elements of string chunks as str; bytes are read as ASCII, as Cast does."""
-    flat = [text for chunk in chunks for text in chunk.tolist()]
+    flat: list[str] = []
     try:
-        return [text.decode("ascii") if isinstance(text, bytes) else text for text in flat]
-    except UnicodeDecodeError as error:
-        raise FileError(f"{path}: tensor {name!r}: the text {error.object!r} is not ASCII") from None
+        for chunk in chunks:
+            flat.extend(strings.texts(chunk, len(flat)))
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path}: tensor {name!r}: {error}") from None
+    return flat
 
 
 def _text_array(chunks: Iterable[Array], name: str, path: str) -> Array:

@@ -203,7 +203,11 @@ class BackendRep(OnnxBackendRep):
         declared = self._types[name].tensor_type.elem_type if name in self._types else 0
         if declared == 0 or not isinstance(value, np.ndarray):
             return
-        actual = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
+        try:
+            actual = gpucast.dtype(value.dtype).number
+        except TypeError:
+            # Other operators have types that Cast lacks.
+            actual = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
         if actual != declared:
             type_name = onnx.TensorProto.DataType.Name
             raise ValueError(f"run: {role} {name!r} is {type_name(actual)}; the model declares {type_name(declared)}")

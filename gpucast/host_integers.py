@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -27,17 +28,20 @@ def places(mask: Array) -> Any:
 
 
 def float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array, Array], None]:
-    """The lane from float32 or float64 values to codes of `dst`."""
-    last_place = 23 if carrier == np.float32 else 52
-    on_minimum = invalid_gives_minimum()
-    for integer in (np.dtype(np.int32), np.dtype(np.uint32)):
-        bits = 32 if integer.kind == "i" else 64
+    """The lane from floats of dtype `carrier` (BFLOAT16, FLOAT or DOUBLE) to codes of `dst`."""
+    on_minimum = invalid_gives_minimum(carrier)
+    last_place = int(ml_dtypes.finfo(carrier).nmant)
+
+    def exact(bits: int) -> bool:
         # A float of 2^(bits-1) and more is a multiple of its last place there. Where that is a multiple of 2^dst.bits,
-        # the low bits are 0, as are those of the minimum that NaN, infinities and all such floats become.
-        if dst.bits <= bits - 1 - last_place and (on_minimum if bits == 32 else uint32_is_low_half(carrier)):
-            return _by_way_of(integer, dst, chunk, lambda x, whole: None)
-    # int32 is the quicker way, int64 the one with less to mend.
-    integer = np.dtype(np.int32 if dst.bits == 16 or (dst.bits == 32 and dst.signed) else np.int64)
+        # the low bits are 0, as are those of the minimum that NaN, infinities and all such floats became.
+        return on_minimum and dst.bits <= bits - 1 - last_place
+
+    # int32 is the quicker way, int64 the one with less to mend: nothing at all from float32 to 32 bits or fewer.
+    quick = (dst.bits == 32 and dst.signed) or (carrier == np.float64 and dst.bits == 16)
+    integer = np.dtype(np.int32 if quick or exact(32) else np.int64)
+    if exact(8 * integer.itemsize):
+        return _by_way_of(integer, dst, chunk, lambda x, whole: None)
     minimum, top = integer.type(np.iinfo(integer).min), 2.0 ** (8 * integer.itemsize - 1)
     mask = np.empty(chunk, bool)
 
@@ -48,7 +52,8 @@ def float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Ar
             bad = ~(np.abs(x) < top)
         if bad.any():
             where = places(bad)
-            whole[where] = low_bits(x[where].astype(np.float64)).astype(integer)
+            right = x[where].astype(np.int64) if exact(64) else low_bits(x[where].astype(np.float64))
+            whole[where] = right.astype(integer)
 
     return _by_way_of(integer, dst, chunk, mend)
 
@@ -72,26 +77,15 @@ def _by_way_of(
     return lane
 
 
-@lru_cache(maxsize=1)
-def invalid_gives_minimum() -> bool:
-    """True where NaN and floats out of a signed integer's range convert to its minimum, as on x86."""
-    bad = np.array([np.nan, np.inf, -np.inf, 2.0**80, -(2.0**80)] * 13)
-    floats, integers = (np.float32, np.float64), (np.int32, np.int64)
+@lru_cache(maxsize=4)
+def invalid_gives_minimum(carrier: np.dtype[Any]) -> bool:
+    """True where NaN and floats out of a signed integer's range convert to its minimum, as on x86: tried in long arrays
+    and alone, where code for vectors is not used."""
+    bad = np.array([np.nan, np.inf, -np.inf, 2.0**80, -(2.0**80)] * 13).astype(carrier)
     with np.errstate(all="ignore"):
-        got = [bad.astype(one).astype(other) == np.iinfo(other).min for one in floats for other in integers]
-    return bool(np.all(got))
-
-
-@lru_cache(maxsize=2)
-def uint32_is_low_half(carrier: np.dtype[Any]) -> bool:
-    """True where floats convert to uint32 by way of int64, whose minimum stands for NaN and what is out of its range:
-    x86 without AVX-512. Tried in every binade, in a long array and in short ones, where code for vectors is not used.
-    """
-    mantissas, exponents = np.meshgrid([1.0, 1.25, 4 / 3, 2 - 2.0**-23], np.arange(-150, 128))
-    positive = np.ldexp(mantissas, exponents).reshape(-1).astype(carrier)
-    values = np.concatenate([positive, -positive, np.array([0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf], carrier)])
-    wanted = np.where(np.abs(values) < 2.0**63, low_bits(values.astype(np.float64)), 0).astype(np.uint32)
-    with np.errstate(all="ignore"):
-        if not np.array_equal(values.astype(np.uint32), wanted):
-            return False
-        return all(np.array_equal(values[i : i + 3].astype(np.uint32), wanted[i : i + 3]) for i in range(0, values.size, 3))
+        got = [
+            part.astype(integer) == np.iinfo(integer).min
+            for integer in (np.int32, np.int64)
+            for part in (bad, *bad[:5, None])
+        ]
+    return all(bool(part.all()) for part in got)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -68,7 +69,18 @@ def _machine() -> dict[str, str]:
         "numpy": np.__version__,
         "ml_dtypes": ml_dtypes.__version__,
         "date": time.strftime("%Y-%m-%d"),
+        "commit": _commit(),
     }
+
+
+def _commit() -> str:
+    """The commit that is measured, with a + when the checkout has changes; "" outside a checkout."""
+    command = ["git", "describe", "--always", "--abbrev=12", "--dirty=+"]
+    try:
+        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return result.stdout.strip()
 
 
 if __name__ == "__main__":

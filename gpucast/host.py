@@ -232,6 +232,15 @@ def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
         extended = np.empty(chunk, np.uint8)
         carrier = np.dtype(np.int8 if src.signed else np.uint8)
         return lambda x: _extend(x, src, extended[: x.size]).view(carrier), carrier
+    if _is_bfloat16(src) and rule.dst.family == "int":
+        widened = np.empty(chunk, np.float32)
+
+        def widen(x: Array) -> Array:
+            value = widened[: x.size]
+            np.copyto(value, x.view(src.numpy), casting="unsafe")
+            return value
+
+        return widen, widened.dtype
     return lambda x: x.view(src.numpy), src.numpy
 
 

@@ -78,12 +78,21 @@ def canonical_quiet_nan(codes: Array, row: DType) -> None:
 
 def low_bits(values: Array) -> Array:
     """float64 values truncated toward zero, modulo 2^64, as int64; 0 for NaN and infinities."""
-    # From 2^117 on every float64 is a multiple of 2^64. The comparison is false for NaN.
-    values = np.where(np.abs(values) < 2.0**117, values, 0.0)
-    if values.size and max(values.max(), -values.min()) >= 2.0**63:
-        # Exact: what is left is a multiple of the last place of `values`, and no larger than `values`.
-        values -= np.rint(values * 2.0**-64) * 2.0**64
-        values[values >= 2.0**63] -= 2.0**64
+    far = ~(np.abs(values) < 2.0**63)
+    if far.any():
+        where = np.flatnonzero(far)
+        beyond = values[where]
+        # From 2^117 on every float64 is a multiple of 2^64. The comparison is false for NaN.
+        odd = np.abs(beyond) < 2.0**117
+        if odd.any():
+            beyond = np.where(odd, beyond, 0.0)
+            # Exact: what is left is a multiple of the last place of `beyond`, and no larger than `beyond`.
+            beyond -= np.rint(beyond * 2.0**-64) * 2.0**64
+            beyond[beyond >= 2.0**63] -= 2.0**64
+        else:
+            beyond[...] = 0.0
+        values = values.copy()
+        values[where] = beyond
     return values.astype(np.int64)
 
 

@@ -19,60 +19,102 @@ from gpucast.dtypes import DType
 from gpucast.host_codes import low_bits
 
 Array = npt.NDArray[Any]
+Lane = Callable[[Array, Array], None]
 
 
-def places(mask: Array) -> Any:
-    """What to index with to reach at least the true places of a mask: everything where there are many."""
-    where = np.flatnonzero(mask)
-    return slice(None) if where.size * 8 > mask.size else where
-
-
-def float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array, Array], None]:
+def float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Lane:
     """The lane from floats of dtype `carrier` (BFLOAT16, FLOAT or DOUBLE) to codes of `dst`."""
-    on_minimum = invalid_gives_minimum(carrier)
     last_place = int(ml_dtypes.finfo(carrier).nmant)
 
     def exact(bits: int) -> bool:
         # A float of 2^(bits-1) and more is a multiple of its last place there. Where that is a multiple of 2^dst.bits,
-        # the low bits are 0, as are those of the minimum that NaN, infinities and all such floats became.
-        return on_minimum and dst.bits <= bits - 1 - last_place
+        # the low bits are 0, as are those of the minimum that NaN, infinities and all such floats become.
+        return invalid_gives_minimum(carrier) and dst.bits <= bits - 1 - last_place
 
-    # int32 is the quicker way, int64 the one with less to mend: nothing at all from float32 to 32 bits or fewer.
-    quick = (dst.bits == 32 and dst.signed) or (carrier == np.float64 and dst.bits == 16)
-    integer = np.dtype(np.int32 if quick or exact(32) else np.int64)
-    if exact(8 * integer.itemsize):
-        return _by_way_of(integer, dst, chunk, lambda x, whole: None)
-    minimum, top = integer.type(np.iinfo(integer).min), 2.0 ** (8 * integer.itemsize - 1)
-    mask = np.empty(chunk, bool)
-
-    def mend(x: Array, whole: Array) -> None:
-        if on_minimum:
-            bad = np.equal(whole, minimum, out=mask[: x.size])
-        else:
-            bad = ~(np.abs(x) < top)
-        if bad.any():
-            where = places(bad)
-            right = x[where].astype(np.int64) if exact(64) else low_bits(x[where].astype(np.float64))
-            whole[where] = right.astype(integer)
-
-    return _by_way_of(integer, dst, chunk, mend)
+    int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
+    if exact(32):
+        return _by_way_of(int32, dst, chunk)
+    if exact(64) and dst.bits < 16:
+        return _by_way_of(int64, dst, chunk)
+    if exact(64):
+        in_range = np.dtype(np.uint32) if dst.bits == 32 and not dst.signed else int32
+        return _either(_if_in_range(in_range, dst, chunk), _by_way_of(int64, dst, chunk))
+    quick = dst.bits == 16 or (dst.bits == 32 and dst.signed)
+    return _mended(int32 if quick else int64, carrier, dst, chunk)
 
 
-def _by_way_of(
-    integer: np.dtype[Any], dst: DType, chunk: int, mend: Callable[[Array, Array], None]
-) -> Callable[[Array, Array], None]:
-    """Convert to a wider integer (in place of the result where that has its size), mend, and cut off."""
+def _by_way_of(integer: np.dtype[Any], dst: DType, chunk: int, mend: Lane | None = None) -> Lane:
+    """Convert to a wider integer (in place of the result where that has its size), mend it, and cut it off."""
     direct = dst.code_numpy.itemsize == integer.itemsize
     scratch = np.empty(0 if direct else chunk, integer)
 
     def lane(x: Array, out: Array) -> None:
         whole = out.view(integer) if direct else scratch[: x.size]
         np.copyto(whole, x, casting="unsafe")
-        mend(x, whole)
+        if mend is not None:
+            mend(x, whole)
         if not direct:
             np.copyto(out, whole, casting="unsafe")
         if dst.packed:
             np.bitwise_and(out, dst.code_mask, out=out)
+
+    return lane
+
+
+def _mended(integer: np.dtype[Any], carrier: np.dtype[Any], dst: DType, chunk: int) -> Lane:
+    on_minimum = invalid_gives_minimum(carrier)
+    minimum, top = integer.type(np.iinfo(integer).min), 2.0 ** (8 * integer.itemsize - 1)
+    mask = np.empty(chunk, bool)
+    expected = False
+
+    def mend(x: Array, whole: Array) -> None:
+        nonlocal expected
+        # The minimum is found more quickly than its places, unless it is there, as it was in the chunk before.
+        if on_minimum and not expected and np.minimum.reduce(whole) != minimum:
+            return
+        bad = np.equal(whole, minimum, out=mask[: x.size]) if on_minimum else ~(np.abs(x) < top)
+        where = np.flatnonzero(bad)
+        expected = where.size > 0
+        if expected:
+            chosen = slice(None) if where.size * 8 > x.size else where
+            whole[chosen] = low_bits(x[chosen].astype(np.float64)).astype(integer)
+
+    return _by_way_of(integer, dst, chunk, mend)
+
+
+def _if_in_range(integer: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array, Array], bool]:
+    """A lane that gives up (False, nothing written that counts) where a number is out of the integer's range."""
+    direct = dst.code_numpy.itemsize == integer.itemsize
+    scratch = np.empty(0 if direct else chunk, integer)
+    minimum, top = np.iinfo(integer).min, 2.0**32
+
+    def lane(x: Array, out: Array) -> bool:
+        # Unsigned integers have no code to spare that would tell. NaN is neither above nor below.
+        if integer.kind == "u" and not (x.min() > -1 and x.max() < top):
+            return False
+        whole = out.view(integer) if direct else scratch[: x.size]
+        np.copyto(whole, x, casting="unsafe")
+        if integer.kind == "i" and np.minimum.reduce(whole) == minimum:
+            return False
+        if not direct:
+            np.copyto(out, whole, casting="unsafe")
+        return True
+
+    return lane
+
+
+def _either(quick: Callable[[Array, Array], bool], sure: Lane) -> Lane:
+    """The quick lane, and where it gives up, the sure one, for some chunks on without another try."""
+    rest = 0
+
+    def lane(x: Array, out: Array) -> None:
+        nonlocal rest
+        if not rest:
+            if quick(x, out):
+                return
+            rest = 16
+        rest -= 1
+        sure(x, out)
 
     return lane
 

@@ -18,8 +18,10 @@ from gpucast.rule import DEFAULT_OPSET, Rule, resolve
 
 Array = npt.NDArray[Any]
 
-#: Elements that are cast and compared at a time, so that a report takes little memory beyond x.
+#: Elements that are cast and compared at a time: few enough for the cache, many enough for calls to cost little beside.
 _CHUNK = 1 << 16
+#: From this size on the elements of a type of 16 bits or fewer are counted by code, and each code is compared once.
+_COUNTED = 1 << 13
 
 
 @dataclass(frozen=True)
@@ -90,21 +92,23 @@ def cast_report(
         x = device_cast.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
+    with np.errstate(all="ignore"):
+        return _report(x, rule)
+
+
+def _report(x: Array, rule: Rule) -> CastReport:
     if rule.src.family == "string":
         y = host_strings.parse(x, rule) if rule.dst.family != "string" else x
         if rule.dst.family in ("string", "bool"):
             return CastReport(elements=x.size)
         # "wide" is exact enough for the counts: thresholds are few-bit numbers.
         wide = dtype("DOUBLE")
-        return _compare(host_strings.parse(x, resolve(rule.src, wide)).reshape(-1), y.reshape(-1), rule, wide)
+        return _compare(host_strings.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
+    if rule.src.bits <= 16 and x.size >= _COUNTED:
+        return _by_code(x, rule)
     total = CastReport()
     for chunk in _chunks(x):
-        if rule.dst.family in ("string", "bool"):
-            total += CastReport(elements=chunk.size, nonzero=int(np.count_nonzero(_double(chunk, rule.src))))
-            continue
-        y = np.empty(chunk.shape, rule.dst.numpy)
-        host.apply(chunk, rule, y)
-        total += _compare(chunk, y, rule, rule.src)
+        total += _compare_quickly(chunk, rule)
     return total
 
 
@@ -120,16 +124,92 @@ def _chunks(x: Array) -> Iterator[Array]:
 
 def _double(x: Array, row: DType) -> Array:
     """The values as float64: exact but for 64-bit integers, which are rounded."""
+    if row.bits > 16:
+        return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)
     host.apply(x, resolve(row, dtype("DOUBLE")), values)
     return values
 
 
-def _compare(x: Array, y: Array, rule: Rule, src: DType) -> CastReport:
+def _cast(x: Array, rule: Rule) -> Array:
+    y = np.empty(x.shape, rule.dst.numpy)
+    host.apply(x, rule, y)
+    return y
+
+
+def _by_code(x: Array, rule: Rule) -> CastReport:
+    row = rule.src
+    counts = np.zeros(1 << max(8, row.bits), np.int64)
+    for chunk in _chunks(x):
+        counts += np.bincount(chunk.view(row.code_numpy.newbyteorder(chunk.dtype.byteorder)), minlength=counts.size)
+    found = np.flatnonzero(counts)
+    codes = found.astype(row.code_numpy).view(row.numpy)
+    return _compare(codes, rule, row, weights=counts[found])
+
+
+def _compare_quickly(x: Array, rule: Rule) -> CastReport:
+    """The report of a chunk. Numbers within the destination's limits can only be rounded, which is soon told; the rest
+    is compared in full. (In FLOAT8E8M0 zero is not within the limits.)"""
+    src, dst = rule.src, rule.dst
+    if dst.family in ("bool", "string"):
+        return _compare(x, rule, src)
+    integers = not (src.is_float or dst.is_float)
+    before = x if integers and src.bits > 16 else _double(x, src)
+    low, high = _limits(before.dtype, dst)
+    beyond = None
+    # False for NaN, which is neither above nor below.
+    if not (before.min() >= low and before.max() <= high):
+        beyond = np.flatnonzero(~((before >= low) & (before <= high)))
+        if beyond.size * 8 > x.size:
+            return _compare(x, rule, src)
+
+    def count(values: Array) -> int:
+        """How many of the numbers within the limits are not zero."""
+        return int(np.count_nonzero(values != 0)) - (0 if beyond is None else int(np.count_nonzero(values[beyond])))
+
+    rest = CastReport() if beyond is None else _compare(x[beyond], rule, src)
+    elements, nonzero = x.size - rest.elements, count(before)
+    if integers:
+        return rest + CastReport(elements, nonzero)
+    after = _double(_cast(x, rule), dst)
+    error = np.abs(_difference(x, before, after, None, src, dst))
+    size = np.abs(before)
+    if nonzero < elements:
+        # Zero stays zero: an error of 0, whatever it is divided by.
+        size[size == 0] = 1.0
+    error /= size
+    if beyond is not None:
+        error[beyond] = 0.0
+    return rest + CastReport(
+        elements, nonzero, underflowed=nonzero - count(after), max_relative_error=float(error.max())
+    )
+
+
+def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
+    """The least and the largest number of dtype `kind` that `dst` has, too, or nearly the largest."""
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        return max(int(dst.min), int(limits.min)), min(int(dst.max), int(limits.max))
+    high = float(dst.max)
+    # The largest 64-bit integers round up to a power of two, which is out of range.
+    return float(dst.min), high if high <= dst.max else float(np.nextafter(high, 0.0))
+
+
+def _compare(
+    x: Array, rule: Rule, src: DType, y: Array | None = None, weights: Array | None = None
+) -> CastReport:
+    """The report of any elements. `y`: their casts, if known; `weights`: how often each counts, if not once."""
     dst = rule.dst
-    before, after = _double(x, src), _double(y, dst)
-    number = ~np.isnan(before)
-    nonzero = before != 0
+
+    def count(mask: Array) -> int:
+        return int(np.count_nonzero(mask) if weights is None else weights[mask].sum())
+
+    before = _double(x, src)
+    number, nonzero = ~np.isnan(before), before != 0
+    size = x.size if weights is None else int(weights.sum())
+    if dst.family in ("bool", "string"):
+        return CastReport(elements=size, nonzero=count(nonzero))
+    after = _double(_cast(x, rule) if y is None else y, dst)
     outside = _outside(x, before, src, rule) & number
     became_infinite = np.isinf(after) & ~np.isinf(before) & number
     became_nan = np.isnan(after) & number
@@ -137,14 +217,14 @@ def _compare(x: Array, y: Array, rule: Rule, src: DType) -> CastReport:
     comparable = np.isfinite(before) & np.isfinite(after) & nonzero
     error = np.abs(_difference(x, before, after, outside, src, rule.dst)[comparable]) / np.abs(before[comparable])
     return CastReport(
-        elements=x.size,
-        nonzero=int(np.count_nonzero(nonzero)),
-        saturated=int(np.count_nonzero(finite)) if rule.overflow == "saturate" else 0,
-        wrapped=int(np.count_nonzero(finite)) if rule.overflow == "wrap" else 0,
-        infinite=int(np.count_nonzero(became_infinite)),
-        nan=int(np.count_nonzero(became_nan)),
-        nan_lost=int(np.count_nonzero(~number & ~np.isnan(after))),
-        underflowed=int(np.count_nonzero(number & nonzero & ~outside & (after == 0))),
+        elements=size,
+        nonzero=count(nonzero),
+        saturated=count(finite) if rule.overflow == "saturate" else 0,
+        wrapped=count(finite) if rule.overflow == "wrap" else 0,
+        infinite=count(became_infinite),
+        nan=count(became_nan),
+        nan_lost=count(~number & ~np.isnan(after)),
+        underflowed=count(number & nonzero & ~outside & (after == 0)),
         max_relative_error=float(error.max()) if error.size else 0.0,
     )
 
@@ -163,18 +243,19 @@ def _outside(x: Array, before: Array, src: DType, rule: Rule) -> Array:
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
     # The midpoint to where the next value would be; a tie stays with an even last code.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
-    with np.errstate(over="ignore"):
-        limit = float(dst.max) + step / 2
+    limit = float(dst.max) + step / 2
     return np.abs(before) >= limit if dst.max_code % 2 else np.abs(before) > limit
 
 
-def _difference(x: Array, before: Array, after: Array, outside: Array, src: DType, dst: DType) -> Array:
-    with np.errstate(over="ignore", invalid="ignore"):
-        if not src.is_float and not dst.is_float:
-            # Integers in range are kept; float64 might not show it.
-            return np.where(outside, after - before, 0.0)
-        if src.family == "int" and src.bits == 64:
-            # Two exact halves: float64 alone would round the source away together with the error.
-            high = x >> x.dtype.type(32) << x.dtype.type(32)
-            return np.asarray((after - high.astype(np.float64)) - (x - high).astype(np.float64))
-        return after - before
+def _difference(
+    x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType
+) -> Array:
+    """Result minus source. `outside` (None: nowhere) matters between integers alone."""
+    if not src.is_float and not dst.is_float:
+        # Integers in range are kept; float64 might not show it.
+        return np.zeros(x.shape) if outside is None else np.where(outside, after - before, 0.0)
+    if src.family == "int" and src.bits == 64:
+        # Two exact halves: float64 alone would round the source away together with the error.
+        high = x >> x.dtype.type(32) << x.dtype.type(32)
+        return np.asarray((after - high.astype(np.float64)) - (x - high).astype(np.float64))
+    return after - before

@@ -309,7 +309,7 @@ class Lookup:
         if isinstance(anything, str):
             return self._from_name(anything)
         if isinstance(anything, np.dtype):
-            return self._from_numpy(anything, anything.name)
+            return self._from_numpy(anything)
         if isinstance(anything, (bool, np.bool_)):
             raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
         if isinstance(anything, type):
@@ -341,14 +341,15 @@ class Lookup:
             )
         raise _unknown(name)
 
-    def _from_numpy(self, kind: np.dtype[Any], asked: object) -> DType:
+    def _from_numpy(self, kind: np.dtype[Any], asked: object = None) -> DType:
         if kind.kind in "UTSO":
             return self._names["string"]
-        if kind.kind == "c" or kind.name.endswith("complex32"):
-            raise _complex(kind.name)
-        row = self._numpy.get(kind.name)
+        name = kind.name  # NumPy makes it up anew each time, which takes microseconds.
+        if kind.kind == "c" or name.endswith("complex32"):
+            raise _complex(name)
+        row = self._numpy.get(name)
         if row is None:
-            raise _unknown(asked)
+            raise _unknown(name if asked is None else asked)
         return row
 
     def _from_type(self, kind: type) -> DType:

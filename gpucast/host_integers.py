@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -23,8 +22,8 @@ Lane = Callable[[Array, Array], None]
 
 
 def float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Lane:
-    """The lane from floats of dtype `carrier` (BFLOAT16, FLOAT or DOUBLE) to codes of `dst`."""
-    last_place = int(ml_dtypes.finfo(carrier).nmant)
+    """The lane from `carrier`, float32 or float64, to codes of `dst`."""
+    last_place = 23 if carrier == np.float32 else 52
 
     def exact(bits: int) -> bool:
         # A float of 2^(bits-1) and more is a multiple of its last place there. Where that is a multiple of 2^dst.bits,
@@ -86,7 +85,7 @@ def _if_in_range(integer: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Ar
     """A lane that gives up (False, nothing written that counts) where a number is out of the integer's range."""
     direct = dst.code_numpy.itemsize == integer.itemsize
     scratch = np.empty(0 if direct else chunk, integer)
-    minimum, top = np.iinfo(integer).min, 2.0**32
+    minimum, top = np.iinfo(integer).min, float(np.iinfo(integer).max + 1)
 
     def lane(x: Array, out: Array) -> bool:
         # Unsigned integers have no code to spare that would tell. NaN is neither above nor below.
@@ -94,7 +93,8 @@ def _if_in_range(integer: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Ar
             return False
         whole = out.view(integer) if direct else scratch[: x.size]
         np.copyto(whole, x, casting="unsafe")
-        if integer.kind == "i" and np.minimum.reduce(whole) == minimum:
+        # The minimum may be meant.
+        if integer.kind == "i" and np.minimum.reduce(whole) == minimum and not (x.min() >= minimum and x.max() < top):
             return False
         if not direct:
             np.copyto(out, whole, casting="unsafe")

@@ -120,6 +120,7 @@ class CupyDriver:
     def load(self, source: KernelSource) -> Kernel:
         from cupy_backends.cuda.api import driver
 
+        self._bind()
         capability = self._capability(self.current())
         image = compiler.compile_for(source.text, source.name, capability)
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
@@ -133,11 +134,19 @@ class CupyDriver:
 
         return launch
 
+    @staticmethod
+    def _bind() -> None:
+        """Make the device's context current in this thread: the driver needs it, and CuPy may not have had to."""
+        from cupy_backends.cuda.api import runtime
+
+        runtime.setDevice(runtime.getDevice())
+
     def _pack(self, src: int, src_bit: int, dst: int, n: int, dims: Dims | None) -> int:
         """The address of the list of argument addresses; CUDA copies the arguments when it launches."""
         try:
             arguments, addresses = self._parameters.held
         except AttributeError:
+            self._bind()
             arguments = (ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_int64())
             addresses = (ctypes.c_void_p * 5)(*map(ctypes.addressof, arguments), None)
             self._parameters.held = arguments, addresses

@@ -18,8 +18,9 @@ from gpucast.rule import DEFAULT_OPSET, Rule, resolve
 
 Array = npt.NDArray[Any]
 
-#: Elements that are cast and compared at a time: few enough for the cache, many enough for calls to cost little beside.
-_CHUNK = 1 << 16
+#: Elements that are cast at a time, so that a report takes little memory beyond x, and compared at a time: their
+#: float64 values stay in the cache.
+_CAST, _COMPARED = 1 << 17, 1 << 15
 #: From this size on the elements of a type of 16 bits or fewer are counted by code, and each code is compared once.
 _COUNTED = 1 << 13
 
@@ -108,14 +109,23 @@ def _report(x: Array, rule: Rule) -> CastReport:
         return _by_code(x, rule)
     total = CastReport()
     for chunk in _chunks(x):
-        total += _compare_quickly(chunk, rule)
+        beyond: list[Array] = []
+        if rule.dst.family in ("bool", "string"):
+            beyond.append(chunk)
+        else:
+            after = _double(_cast(chunk, rule), rule.dst) if rule.dst.is_float else chunk
+            for start in range(0, chunk.size, _COMPARED):
+                part = slice(start, start + _COMPARED)
+                total += _compare_within(chunk[part], after[part], rule, beyond)
+        if beyond:
+            total += _compare(np.concatenate(beyond), rule, rule.src)
     return total
 
 
 def _chunks(x: Array) -> Iterator[Array]:
     """The elements in memory order, flat, a chunk at a time; each chunk is used up before the next is asked for."""
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    with np.nditer(x, flags=flags, order="K", buffersize=_CHUNK) as chunks:
+    with np.nditer(x, flags=flags, order="K", buffersize=_CAST) as chunks:
         for chunk in chunks:
             elements: Any = chunk
             if elements.size:
@@ -124,7 +134,7 @@ def _chunks(x: Array) -> Iterator[Array]:
 
 def _double(x: Array, row: DType) -> Array:
     """The values as float64: exact but for 64-bit integers, which are rounded."""
-    if row.bits > 16:
+    if row.bits >= 16:
         return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)
     host.apply(x, resolve(row, dtype("DOUBLE")), values)
@@ -147,42 +157,39 @@ def _by_code(x: Array, rule: Rule) -> CastReport:
     return _compare(codes, rule, row, weights=counts[found])
 
 
-def _compare_quickly(x: Array, rule: Rule) -> CastReport:
-    """The report of a chunk. Numbers within the destination's limits can only be rounded, which is soon told; the rest
-    is compared in full. (In FLOAT8E8M0 zero is not within the limits.)"""
+def _compare_within(x: Array, after: Array, rule: Rule, beyond: list[Array]) -> CastReport:
+    """The report of the numbers within the destination's limits: they can only be rounded, which is soon told. The
+    others (in FLOAT8E8M0 zeros as well) are added to `beyond`. `after`: the results, where the destination is a float.
+    """
     src, dst = rule.src, rule.dst
-    if dst.family in ("bool", "string"):
-        return _compare(x, rule, src)
     integers = not (src.is_float or dst.is_float)
     before = x if integers and src.bits > 16 else _double(x, src)
     low, high = _limits(before.dtype, dst)
-    beyond = None
+    outside: Any = slice(0, 0)
     # False for NaN, which is neither above nor below.
     if not (before.min() >= low and before.max() <= high):
-        beyond = np.flatnonzero(~((before >= low) & (before <= high)))
-        if beyond.size * 8 > x.size:
-            return _compare(x, rule, src)
+        outside = np.flatnonzero(~((before >= low) & (before <= high)))
+        if outside.size * 8 > x.size:
+            beyond.append(x)
+            return CastReport()
+        beyond.append(x[outside])
 
-    def count(values: Array) -> int:
-        """How many of the numbers within the limits are not zero."""
-        return int(np.count_nonzero(values != 0)) - (0 if beyond is None else int(np.count_nonzero(values[beyond])))
+    def nonzero(values: Array) -> int:
+        return int(np.count_nonzero(values != 0)) - int(np.count_nonzero(values[outside]))
 
-    rest = CastReport() if beyond is None else _compare(x[beyond], rule, src)
-    elements, nonzero = x.size - rest.elements, count(before)
+    elements, count = x.size - before[outside].size, nonzero(before)
     if integers:
-        return rest + CastReport(elements, nonzero)
-    after = _double(_cast(x, rule), dst)
+        return CastReport(elements, count)
+    if dst.family == "int":
+        after = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
     error = np.abs(_difference(x, before, after, None, src, dst))
     size = np.abs(before)
-    if nonzero < elements:
+    if count < elements:
         # Zero stays zero: an error of 0, whatever it is divided by.
         size[size == 0] = 1.0
     error /= size
-    if beyond is not None:
-        error[beyond] = 0.0
-    return rest + CastReport(
-        elements, nonzero, underflowed=nonzero - count(after), max_relative_error=float(error.max())
-    )
+    error[outside] = 0.0
+    return CastReport(elements, count, underflowed=count - nonzero(after), max_relative_error=float(error.max()))
 
 
 def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
@@ -195,9 +202,7 @@ def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
     return float(dst.min), high if high <= dst.max else float(np.nextafter(high, 0.0))
 
 
-def _compare(
-    x: Array, rule: Rule, src: DType, y: Array | None = None, weights: Array | None = None
-) -> CastReport:
+def _compare(x: Array, rule: Rule, src: DType, y: Array | None = None, weights: Array | None = None) -> CastReport:
     """The report of any elements. `y`: their casts, if known; `weights`: how often each counts, if not once."""
     dst = rule.dst
 
@@ -211,19 +216,20 @@ def _compare(
         return CastReport(elements=size, nonzero=count(nonzero))
     after = _double(_cast(x, rule) if y is None else y, dst)
     outside = _outside(x, before, src, rule) & number
-    became_infinite = np.isinf(after) & ~np.isinf(before) & number
-    became_nan = np.isnan(after) & number
-    finite = outside & ~np.isinf(after) & ~np.isnan(after)
-    comparable = np.isfinite(before) & np.isfinite(after) & nonzero
+    infinite = nan = np.zeros(x.shape, bool)
+    if dst.is_float:
+        infinite, nan = np.isinf(after), np.isnan(after)
+    finite = outside & ~infinite & ~nan
+    comparable = np.isfinite(before) & nonzero & ~infinite & ~nan
     error = np.abs(_difference(x, before, after, outside, src, rule.dst)[comparable]) / np.abs(before[comparable])
     return CastReport(
         elements=size,
         nonzero=count(nonzero),
         saturated=count(finite) if rule.overflow == "saturate" else 0,
         wrapped=count(finite) if rule.overflow == "wrap" else 0,
-        infinite=count(became_infinite),
-        nan=count(became_nan),
-        nan_lost=count(~number & ~np.isnan(after)),
+        infinite=count(infinite & ~np.isinf(before) & number),
+        nan=count(nan & number),
+        nan_lost=count(~number & ~nan),
         underflowed=count(number & nonzero & ~outside & (after == 0)),
         max_relative_error=float(error.max()) if error.size else 0.0,
     )
@@ -247,9 +253,7 @@ def _outside(x: Array, before: Array, src: DType, rule: Rule) -> Array:
     return np.abs(before) >= limit if dst.max_code % 2 else np.abs(before) > limit
 
 
-def _difference(
-    x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType
-) -> Array:
+def _difference(x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType) -> Array:
     """Result minus source. `outside` (None: nowhere) matters between integers alone."""
     if not src.is_float and not dst.is_float:
         # Integers in range are kept; float64 might not show it.

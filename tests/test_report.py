@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast import CastReport, PackedArray, cast_report
+from gpucast import CastReport, PackedArray, cast_report, hard_values, reference, report
+from gpucast.dtypes import DType
+from gpucast.rules_of_pair import NUMERIC, cases
 
 NAN, INF = np.nan, np.inf
 
@@ -49,6 +51,25 @@ def test_it_does_not_depend_on_layout_size_or_chunks() -> None:
     rows = [cast_report(row, "FLOAT8E4M3FN") for row in x]
     assert sum(rows[1:], rows[0]) == whole
     assert cast_report(np.empty((0, 3)), "INT8") == CastReport()
+
+
+@pytest.mark.parametrize("dst", NUMERIC, ids=str)
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+def test_quick_ways_report_what_comparing_each_element_does(src: DType, dst: DType) -> None:
+    """Counted by code, within the limits and beyond them: hard values alone, and few or many among ordinary ones."""
+    if src.bits > 16:
+        codes = hard_values.codes(src, dst, seed=5, share=1 / 16, random=300)
+    else:
+        codes = np.arange(2 if src.family == "bool" else 1 << src.bits).astype(src.code_numpy)
+    ordinary = reference.cast(np.random.default_rng(6).standard_normal(5000), src.name).view(src.code_numpy)
+    few = np.resize(ordinary, 3 * report._COMPARED)
+    few[::30] = np.resize(codes, few[::30].size)
+    for x in (codes, ordinary, few, np.concatenate([np.resize(codes, report._COMPARED), ordinary])):
+        x = x.view(src.numpy)
+        for case in cases(src, dst, [28]):
+            with np.errstate(all="ignore"):
+                wanted = report._compare(x, case.rule, src)
+            assert cast_report(x, dst, **dict(case.attributes)) == wanted
 
 
 def test_wide_integers_are_exact() -> None:

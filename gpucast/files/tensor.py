@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Protocol
@@ -24,7 +25,7 @@ class FileError(ValueError):
 
 
 @dataclass(frozen=True)
-class Tensor:
+class Tensor(ABC):
     """One named tensor of an open file.
 
     `row` is None for a type that Cast does not take; `kind` is the type in the file's own words.
@@ -40,13 +41,13 @@ class Tensor:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @abstractmethod
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         """The elements in row-major order as flat arrays, unpacked; those but the last are of whole packed groups."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self) -> Array:
         """All elements as one array of `shape`: `row.numpy`, or NumPy's own string dtypes for STRING."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def cast_report(
     """What ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host first.
 
     Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
-    both report counts of elements alone. Text is compared as the DOUBLE that it reads as.
+    both report no losses. Text is compared as the DOUBLE that it reads as: beyond DOUBLE's range it counts as infinite.
     """
     x = as_array(x, "cast_report")
     rule = resolve(
@@ -99,7 +99,7 @@ def cast_report(
 
 def _report(x: Array, rule: Rule) -> CastReport:
     if rule.src.family == "string":
-        y = host_strings.parse(x, rule) if rule.dst.family != "string" else x
+        y = host_strings.parse(x, rule)
         if rule.dst.family in ("string", "bool"):
             return CastReport(elements=x.size)
         # "wide" is exact enough for the counts: thresholds are few-bit numbers.

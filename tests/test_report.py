@@ -100,5 +100,7 @@ def test_errors_are_those_of_cast() -> None:
         cast_report([1.0], "float7")
     with pytest.raises(ValueError, match="^cast_report: opset=0"):
         cast_report([1.0], "FLOAT", opset=0)
+    with pytest.raises(TypeError, match="element 1 is None"):
+        cast_report(np.array(["1", None], object), "STRING")
     with pytest.raises(ValueError, match="element 0 is 'x'"):
         gpucast.cast_report(["x"], "FLOAT")

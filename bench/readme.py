@@ -57,8 +57,8 @@ def speed_table() -> str:
     host, machine = figures["host"], figures["machine"]
     lines = [
         f"`python -m bench --host`, {machine['date']}, commit {machine['commit']}: {host['elements']:,} elements,",
-        f"fastest of {host['repeats']} interleaved runs on one core of {machine['processor']}, NumPy {machine['numpy']},",
-        f"ml_dtypes {machine['ml_dtypes']} ([all pairs](bench/results/{path.name})).",
+        f"fastest of {host['repeats']} interleaved runs on one core of {machine['processor']},",
+        f"NumPy {machine['numpy']}, ml_dtypes {machine['ml_dtypes']} ([all pairs](bench/results/{path.name})).",
         "Speed-up over `x.astype(dst)`: median (slowest to fastest pair); above 1 is quicker than astype.",
         "",
         "| From | To | Pairs | In range | 1 % specials |",

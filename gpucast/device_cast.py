@@ -88,13 +88,11 @@ def row_of(x: Any) -> DType:
 
 def _copy(x: Any) -> Any:
     """A C-contiguous copy on the same device. CuPy's own copy refuses dtypes that it does not know."""
-    row = row_of(x)
-    if row.packed:
-        # One element per byte, as x has them.
-        row, x = dtype("UINT8"), x.view(np.uint8)
+    # Types below one byte lie one element per byte here: as plain bytes they stay so.
+    row = dtype("UINT8") if row_of(x).packed else row_of(x)
     copy = launch.driver().empty(x.shape, row.code_numpy).view(row.numpy)
-    apply(x, resolve(row, row), copy)
-    return copy
+    apply(x.view(row.numpy), resolve(row, row), copy)
+    return copy.view(x.dtype)
 
 
 def _memory_order(x: Any, rule: Rule) -> list[int]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast import PackedArray, launch
+from gpucast import PackedArray, device_cast, launch
 from gpucast.dtypes import DType, dtype
 from gpucast.rule import resolve
 from gpucast.rules_of_pair import NUMERIC
@@ -311,6 +311,12 @@ def test_two_threads(driver: HostDriver) -> None:
         thread.join()
     for i in range(4):
         assert same(values(results[i]), gpucast.reference.cast(host[i], "FLOAT8E4M3FN"))
+
+
+def test_a_strided_tagged_array_keeps_its_type_when_it_moves(driver: HostDriver) -> None:
+    host = codes(dtype("INT4"), (6, 4))
+    for moved in (device_cast.to_host(upload(host)[::2]), download(device_cast.to_device(upload(host)[::2], 1))):
+        assert same(moved, host[::2])
 
 
 def test_packing_a_strided_tagged_array(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,22 @@ Mode = Literal["sample", "all", "exhaustive"]
 MARKS: dict[State, str] = {"equal": "=", "equal in part": "-", "differing": "X", "not tried": "."}
 
 
+class _Counts:
+    """Sums over outcomes."""
+
+    outcomes: Sequence[Outcome]
+
+    @property
+    def elements(self) -> int:
+        return sum(outcome.elements for outcome in self.outcomes)
+
+    @property
+    def wrong(self) -> int:
+        return sum(outcome.wrong for outcome in self.outcomes)
+
+
 @dataclass
-class PairResult:
+class PairResult(_Counts):
     """The outcomes of one pair's cases."""
 
     src: DType
@@ -35,14 +49,6 @@ class PairResult:
         return len(cases(self.src, self.dst))
 
     @property
-    def elements(self) -> int:
-        return sum(outcome.elements for outcome in self.outcomes)
-
-    @property
-    def wrong(self) -> int:
-        return sum(outcome.wrong for outcome in self.outcomes)
-
-    @property
     def state(self) -> State:
         if not self.outcomes:
             return "not tried"
@@ -52,7 +58,7 @@ class PairResult:
 
 
 @dataclass
-class Report:
+class Report(_Counts):
     """A run. `date` is ISO text; `what` says in words what was tried of each type."""
 
     backend: str
@@ -77,14 +83,6 @@ class Report:
     @property
     def tried(self) -> list[PairResult]:
         return [pair for pair in self.pairs.values() if pair.outcomes]
-
-    @property
-    def elements(self) -> int:
-        return sum(outcome.elements for outcome in self.outcomes)
-
-    @property
-    def wrong(self) -> int:
-        return sum(outcome.wrong for outcome in self.outcomes)
 
     @property
     def first(self) -> Mismatch | None:

@@ -63,11 +63,11 @@ def device_function(
 __device__ __forceinline__ {_type(rule.dst)} {name}({_type(rule.src)} value) {{
     typedef gpucast::WordOf<{wide}>::type Word;
     const Word code = {_to_code(rule.src)};
-    const Word result = gpucast::Cast<gpucast::{one}, gpucast::{other}>::apply(code, gpucast::Rule<{options(rule)}>());
+    const Word result = gpucast::cast_code<gpucast::{one}, gpucast::{other}>(code, gpucast::Rule<{options(rule)}>());
     return {_from_code(rule.dst)};
 }}
 """
-    return join(prelude(), dict(rows(rule)), [function])
+    return join(prelude(), dict(rows(rule.src, rule.dst)), [function])
 
 
 def _type(row: DType) -> str:

@@ -17,38 +17,58 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from gpucast.rule import Rule
-from gpucast.source import MAX_DIMS, KernelSource, Shape, join, kernel_source
+from gpucast.source import KernelSource, Shape, join, kernel_source
 from gpucast.strides import Dims
 
 #: Kernels of one translation unit, and compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
 
 _SHIM = """
+#define GPUCAST_HOST
+#ifndef GPUCAST_ARCH
+#define GPUCAST_ARCH 1000
+#endif
 #define __device__
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(threads)
+#define __shared__ static
 #define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
 #define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
 namespace {
 struct { unsigned x; } blockIdx, threadIdx;
+bool before_barrier, at_barrier;
 unsigned long long misaligned;
 void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigned long long)pointer % bytes != 0; }
 }
 #define GPUCAST_CHECK_ALIGNED(pointer, bytes) check_aligned(pointer, bytes)
+namespace gpucast {
+namespace ptx {
+inline unsigned lane() { return threadIdx.x % 32; }
+}
+}
+// A block's threads run one after the other: first all of them up to the barrier, then all of them anew, past it.
+#define GPUCAST_BARRIER() if (before_barrier) { at_barrier = true; return; }
 """
 
 #: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
 _LAUNCH = """
 extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, unsigned blocks) {{
     misaligned = 0;
-    for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x)
+    for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x) {{
+        at_barrier = false;
+        before_barrier = true;
         for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {name}({arguments});
+        before_barrier = false;
+        if (at_barrier)
+            for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {name}({arguments});
+    }}
     return misaligned;
 }}
 """
@@ -107,7 +127,7 @@ class HostKernels:
 
         RuntimeError for a misaligned access, on which a GPU would stop.
         """
-        self._launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block)
+        self.launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block)
 
     def run_strided(
         self,
@@ -122,9 +142,9 @@ class HostKernels:
         first_block: int = 0,
     ) -> None:
         """As `run`, for any strides; the addresses are those of the first elements, n the product of the lengths."""
-        self._launch(rule, "strided", unpacked, src, src_bit, dst, n, first_block, dims.to_bytes())
+        self.launch(rule, "strided", unpacked, src, src_bit, dst, n, first_block, dims.to_bytes())
 
-    def _launch(
+    def launch(
         self,
         rule: Rule,
         shape: Shape,
@@ -136,6 +156,7 @@ class HostKernels:
         first_block: int,
         *more: bytes,
     ) -> None:
+        """Any kernel, `more` being the bytes of its `KernelSource.more` where it has one."""
         source, function = self._kernels[rule, shape, unpacked]
         misaligned = function(
             ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
@@ -169,14 +190,18 @@ def build(kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sani
 def unit_text(sources: Sequence[KernelSource]) -> str:
     """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
     rows = dict(row for source in sources for row in source.rows)
-    return _SHIM + join(sources[0].prelude, rows, [source.kernel + _launcher(source) for source in sources])
+    return _instructions() + _SHIM + join(sources[0].prelude, rows, [source.kernel + _launcher(source) for source in sources])
+
+
+@lru_cache
+def _instructions() -> str:
+    return (Path(__file__).parent / "host_instructions.hpp").read_text(encoding="utf-8")
 
 
 def _launcher(source: KernelSource) -> str:
     parameters, arguments = _PARAMETERS, _ARGUMENTS
-    if source.shape == "strided":
-        dims = f"gpucast::Dims<{MAX_DIMS}>"
-        parameters, arguments = f"{parameters}, const {dims}* dims", f"{arguments}, *dims"
+    if source.more is not None:
+        parameters, arguments = f"{parameters}, const {source.more}* more", f"{arguments}, *more"
     return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
 
 

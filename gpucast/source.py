@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from gpucast.dtypes import DType
+from gpucast.dtypes import DType, dtype
 from gpucast.rule import Rule, resolve
 
 Shape = Literal["contiguous", "strided"]
@@ -21,15 +21,20 @@ Shape = Literal["contiguous", "strided"]
 #: The order in which each file finds what it needs above it.
 FILES = (
     "number.cuh",
+    "instructions.cuh",
+    "float32.cuh",
     "to_bool.cuh",
     "to_int.cuh",
     "to_float.cuh",
     "to_e8m0.cuh",
     "layout.cuh",
+    "table.cuh",
     "cast.cu",
 )
 
-THREADS = 256
+THREADS = 128
+#: Tiles of one thread in the contiguous shape: so many vector loads are under way at a time.
+TILES = 4
 #: Bytes of one vector access.
 VECTOR = 16
 
@@ -44,7 +49,7 @@ class KernelSource:
     """The text of one kernel, and what a launch of it needs.
 
     The arguments, in order: ``const void* src``, ``uint32 src_bit`` (0 to 7: where in the first byte a packed source
-    begins), ``void* dst``, ``int64 n`` (elements), and for the strided shape a `gpucast.strides.Dims` by value.
+    begins), ``void* dst``, ``int64 n`` (elements), and what `more` names.
     """
 
     #: The kernel's name, also that of its function (``extern "C"``).
@@ -56,11 +61,14 @@ class KernelSource:
     prelude: str
     #: The structs of the two types, by C++ name.
     rows: tuple[tuple[str, str], ...]
-    #: The line that makes the kernel.
+    #: The lines that make the kernel.
     kernel: str
-    #: Elements of one thread, and threads of one block.
+    #: Elements of one tile and of one thread, and threads of one block.
+    tile: int
     elements: int
     threads: int
+    #: The C++ type of one more argument, by value: for the strided shape that of a `gpucast.strides.Dims`.
+    more: str | None = None
 
     @property
     def text(self) -> str:
@@ -71,7 +79,7 @@ class KernelSource:
         if n == 0:
             return 0
         # In the contiguous shape the first tile may begin up to one tile less one element before the array.
-        ahead = self.elements - 1 if self.shape == "contiguous" else 0
+        ahead = self.tile - 1 if self.shape == "contiguous" else 0
         return -(-(n + ahead) // (self.elements * self.threads))
 
 
@@ -98,14 +106,48 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     unpacked = unpacked and src.packed
     src_bits = 8 if unpacked else src.bits
     name = kernel_name(rule, shape, unpacked)
-    types = f"{name}, {src.name}, {dst.name}, {src_bits}"
-    if shape == "contiguous":
-        elements = tile_elements(src_bits, dst.bits)
-        kernel = f"GPUCAST_CONTIGUOUS({types}, {elements}, {THREADS}, {options(rule)})\n"
+    head = f"{name}, {src.name}, {dst.name}"
+    names = {f"{name}_rule": rule}
+    types = [src, dst]
+    entry = entries(rule, src_bits) if shape == "contiguous" else None
+    if shape == "strided":
+        tile = elements = _unit(dst.bits)
+        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {THREADS})\n"
     else:
-        elements = _unit(dst.bits)
-        kernel = f"GPUCAST_STRIDED({types}, {MAX_DIMS}, {THREADS}, {options(rule)})\n"
-    return KernelSource(name, rule, shape, unpacked, prelude(), rows(rule), kernel, elements, THREADS)
+        tile = tile_elements(src_bits, dst.bits)
+        elements, sizes = tile * TILES, f"{src_bits}, {tile}, {TILES}, {THREADS}"
+        if entry is None:
+            kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
+        else:
+            kernel = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
+            names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
+            types.append(entry)
+    kernel = "".join(_rule(*item) for item in names.items()) + kernel
+    more = f"gpucast::Dims<{MAX_DIMS}>" if shape == "strided" else None
+    return KernelSource(name, rule, shape, unpacked, prelude(), rows(*types), kernel, tile, elements, THREADS, more)
+
+
+def entries(rule: Rule, src_bits: int) -> DType | None:
+    """The type of the codes in the table of a contiguous kernel; None for one that computes.
+
+    Sources of 8 bits or fewer are looked up, except where integers only lose bits or repeat their sign, or an instruction
+    converts them. Results of more than 16 bits go on from FLOAT, which holds all such sources.
+    """
+    src, dst = rule.src, rule.dst
+    if src_bits > 8:
+        return None
+    if src.family in ("bool", "int"):
+        # Of integers that only lose bits or repeat their sign, those that lie in bytes are quicker without.
+        moves = dst.family == "int" and rule.overflow == "wrap" and (src_bits == 8 or src.bits == dst.bits)
+        return None if dst.bits > 16 or moves else dst
+    if dst.bits <= 16:
+        return None if src is dst else dst
+    # FLOAT's table would keep an infinity that the rule turns into the largest number.
+    return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
+
+
+def _rule(name: str, rule: Rule) -> str:
+    return f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name};\n}}\n"
 
 
 def options(rule: Rule) -> str:
@@ -120,9 +162,9 @@ def options(rule: Rule) -> str:
     )
 
 
-def rows(rule: Rule) -> tuple[tuple[str, str], ...]:
-    """The structs of the two types, by C++ name."""
-    return tuple((row.name, _row(row)) for row in dict.fromkeys((rule.src, rule.dst)))
+def rows(*types: DType) -> tuple[tuple[str, str], ...]:
+    """The structs of the types, by C++ name."""
+    return tuple((row.name, _row(row)) for row in dict.fromkeys(types))
 
 
 def tile_elements(src_bits: int, dst_bits: int) -> int:
@@ -138,12 +180,17 @@ def _unit(bits: int) -> int:
 
 @lru_cache
 def prelude() -> str:
-    """The text of the files in ``kernels/``, from the installed package or from the checkout."""
+    """The text of the files that every kernel needs."""
+    return "\n".join(kernel_file(name) for name in FILES)
+
+
+def kernel_file(name: str) -> str:
+    """The text of a file in ``kernels/``, from the installed package or from the checkout."""
     here = Path(__file__).parent
     for folder in (here / "kernels", here.parent / "kernels"):
-        if (folder / FILES[-1]).is_file():
-            return "\n".join((folder / name).read_text(encoding="utf-8") for name in FILES)
-    raise FileNotFoundError(f"gpucast: the kernels are missing from {here}; install gpucast again")
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    raise FileNotFoundError(f"gpucast: the kernel {name} is missing from {here}; install gpucast again")
 
 
 def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
@@ -167,12 +214,14 @@ def _row(row: DType) -> str:
     lines = [
         f"typedef {_FAMILIES[row.family]} family;",
         f"enum : u32 {{ bits = {row.bits} }};",
+        f"enum : bool {{ is_bool = {row.family == 'bool':d}, is_int = {row.family == 'int':d} }};",
+        f"enum : bool {{ is_float = {row.family == 'float':d}, is_e8m0 = {row.family == 'e8m0':d} }};",
+        f"enum : bool {{ has_inf = {row.has_inf:d}, has_nan = {row.has_nan:d} }};",
         f"enum : u64 {{ mask = {row.code_mask:#x}, sign_code = {row.sign_code:#x}, max_code = {row.max_code:#x} }};",
     ]
     if row.is_float:
         lines += [
             f"enum : int {{ mantissa_bits = {row.mantissa_bits}, bias = {row.bias} }};",
-            f"enum : bool {{ has_inf = {row.has_inf:d}, has_nan = {row.has_nan:d} }};",
             f"enum : bool {{ nan_is_signed = {row.nan_is_signed:d}, has_negative_zero = {row.has_negative_zero:d} }};",
         ]
     if row.has_nan:

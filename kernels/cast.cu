@@ -1,81 +1,248 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels: which elements a thread casts. source.py adds the rows of a pair and one line that names its kernel.
+#ifndef GPUCAST_BARRIER
+#define GPUCAST_BARRIER() __syncthreads()
+#endif
+// All threads of a block come here together.
+#define GPUCAST_FILL(CONVERTER)                \
+    if constexpr (Converter::shared_bytes != 0) { \
+        CONVERTER.fill();                      \
+        GPUCAST_BARRIER();                     \
+    }
+
 namespace gpucast {
 
 // ---- one element ----
 
+// Any pair, by the rule of the destination's family. Beside each rule stand shortcuts for some sources; of the codes
+// that those give only the destination's own bits count.
 template <typename Src, typename Dst, typename Word, typename R, typename SrcFamily, typename DstFamily>
 GPUCAST_INLINE Word convert(Word code, R rule, SrcFamily source, DstFamily destination) {
     return encode<Dst>(decode<Src>(code, source), rule, destination);
 }
 
-// Same type: the code itself.
-template <typename Row, typename Word, typename R, typename Family>
-GPUCAST_INLINE Word cast_same(Word code, R, Family) {
-    return code & Word(Row::mask);
-}
-
-// BOOL has one code for true: any other that is not zero becomes it.
-template <typename Row, typename Word, typename R>
-GPUCAST_INLINE Word cast_same(Word code, R rule, BoolFamily family) {
-    return convert<Row, Row>(code, rule, family, family);
-}
+template <typename Src, typename Dst>
+constexpr bool is_same = false;
+template <typename Row>
+constexpr bool is_same<Row, Row> = true;
 
 template <typename Src, typename Dst>
 struct Cast {
+    // Of the result only the destination's own bits count.
     template <typename Word, typename R>
-    static GPUCAST_INLINE Word apply(Word code, R rule) {
+    static GPUCAST_INLINE Word low_bits(Word code, R rule) {
         return convert<Src, Dst>(code, rule, typename Src::family(), typename Dst::family());
     }
 };
 template <typename Row>
 struct Cast<Row, Row> {
+    // Same type: the code itself. But BOOL has one code for true: any other that is not zero becomes it.
     template <typename Word, typename R>
-    static GPUCAST_INLINE Word apply(Word code, R rule) {
-        return cast_same<Row>(code, rule, typename Row::family());
+    static GPUCAST_INLINE Word low_bits(Word code, R rule) {
+        if constexpr (Row::is_bool) {
+            return convert<Row, Row>(code, rule, BoolFamily(), BoolFamily());
+        } else {
+            return code;
+        }
+    }
+};
+
+template <typename Src, typename Dst, typename Word, typename R>
+GPUCAST_INLINE Word cast_code(Word code, R rule) {
+    return Cast<Src, Dst>::low_bits(code, rule) & Word(Dst::mask);
+}
+
+// Codes side by side in the bytes (types of 8 bits or fewer) or halves (of 16) of a word.
+template <typename Src, typename Dst, u32 N, typename Word, typename R>
+GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], R rule) {
+    constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
+    if constexpr (is_small<Dst>() && has_float32<Src>() && !is_same<Src, Dst>) {
+        return small_lanes<Src, Dst>(codes, rule);
+    } else {
+        u32 part[N];
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            if constexpr (is_upper_half<Dst>() && has_float32<Src>() && !is_same<Src, Dst>) {
+                part[i] = upper_half<Src, Dst>(codes[i], rule);
+            } else {
+                part[i] = u32(Cast<Src, Dst>::low_bits(codes[i], rule));
+            }
+        }
+        if constexpr (is_upper_half<Dst>() && has_float32<Src>() && !is_same<Src, Dst>) return high_lanes<16>(part);
+        const u32 lanes = low_lanes<lane>(part);
+        return Dst::bits < lane ? lanes & repeated<lane>(u32(Dst::mask)) : lanes;
+    }
+}
+
+// ---- a tile ----
+
+// True where an integer's low bits are the result.
+template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
+GPUCAST_CONSTANT bool keeps_low_bits(Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+    return is_same<Src, Dst>
+           || ((Src::is_int || Src::is_bool) && Dst::is_int && overflow == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
+}
+
+// By arithmetic, a group of elements at a time.
+template <typename Src, typename Dst, u32 SrcBits, typename R>
+struct Arithmetic {
+    typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
+    enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(R()) };
+    enum : u32 { shared_bytes = 0 };
+
+    GPUCAST_INLINE void fill() const {}
+
+    GPUCAST_INLINE Word one(Word code) const { return cast_code<Src, Dst>(code, R()); }
+
+    template <u32 Elements, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        if constexpr (same_bits) {
+#pragma unroll
+            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = in.word[i];
+        } else if constexpr (SrcBits == 8 && Dst::bits < 8 && keeps_low_bits<Src, Dst>(R())) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                u32 lanes = in.word[i / 4];
+                if constexpr (Src::is_bool) lanes = nonzero_lanes(lanes);
+                put_lanes<Dst::bits, 4>(out, i, lanes & repeated<8>(u32(Dst::mask)));
+            }
+        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
+            }
+        } else {
+            const u32 count = Group<Dst::bits, Elements>::elements;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += count) {
+                Word codes[count];
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
+                if constexpr (Dst::bits > 16) {
+                    put<Dst::bits>(out, i, cast_code<Src, Dst>(codes[0], R()));
+                } else {
+                    put_lanes<Dst::bits, count>(out, i, cast_lanes<Src, Dst>(codes, R()));
+                }
+            }
+        }
+    }
+};
+
+// By the table `entries` of codes of the type Entry: Dst, or FLOAT for what goes on from there.
+template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename R, u32 Threads>
+struct Lookup {
+    typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
+    typedef TableShape<Src, Entry, SrcBits> Shape;
+    enum : u32 { shared_bytes = Shape::bytes };
+    const Table<Shape::words>& entries;
+    FourCopies* shared;
+
+    GPUCAST_INLINE void fill() const { fill_table<Shape, Threads>(shared, entries); }
+
+    // An element alone is looked up as the first one of an index.
+    GPUCAST_INLINE Word one(Word code) const {
+        return finished(look_up<Shape>(shared, ptx::lane(), u32(code) & ((1u << SrcBits) - 1)) & ((1u << Shape::code_bits) - 1));
+    }
+
+    template <u32 Elements, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        const u32 bits = Shape::entry_bits, indices = Elements / Shape::elements;
+        const u32 count = indices < 4 ? indices : 4;
+        const u32 lane = ptx::lane();
+#pragma unroll
+        for (u32 i = 0; i < indices; i += count) {
+            u32 entry[count];
+            if constexpr (Shape::index_bits == 8 && count == 4) {
+                look_up_bytes<Shape>(shared, lane, in.word[i / 4], entry);
+            } else {
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) entry[j] = look_up<Shape>(shared, lane, get<Shape::index_bits, u32>(in, i + j));
+            }
+            if constexpr (Dst::bits > 16) {
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) put<Dst::bits>(out, i + j, finished(entry[j]));
+            } else if constexpr (bits <= 8) {
+                put_lanes<bits, count>(out, i, low_lanes<8>(entry));
+            } else if constexpr (bits == 16 && count >= 2) {
+                put_lanes<bits, 2>(out, i, low_lanes<16>({entry[0], entry[1]}));
+                if constexpr (count == 4) put_lanes<bits, 2>(out, i + 2, low_lanes<16>({entry[2], entry[3]}));
+            } else {
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) put<bits>(out, i + j, entry[j]);
+            }
+        }
+    }
+
+    GPUCAST_INLINE Word finished(u32 entry) const {
+        if constexpr (Entry::bits <= 16) {
+            return entry;
+        } else {
+            return cast_code<Entry, Dst>(Word(entry << 16), R());
+        }
     }
 };
 
 // ---- contiguous to contiguous ----
 
-// One thread casts a tile of `Elements` elements. The destination's tiles are aligned, so that the first one may begin
-// before the array. A tile wholly inside is moved by vectors; those at the two ends go element by element.
-template <typename Src, typename Dst, u32 SrcBits, u32 Elements, u32 Threads, typename R>
-GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, R rule) {
-    typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
+// One thread casts `Unroll` tiles of `Elements` elements, a block's width apart, so that a warp's accesses lie side by
+// side. The destination's tiles are aligned, so that the first one may begin before the array.
+template <u32 SrcBits, u32 DstBits, u32 Elements, u32 Unroll, u32 Threads, typename Converter>
+GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, const Converter& converter) {
+    typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
     typedef Tile<Elements * SrcBits / 8> SrcTile;
-    typedef Tile<Elements * Dst::bits / 8> DstTile;
-    const Head head = elements_before<Dst::bits, DstTile::piece>(dst);
+    typedef Tile<Elements * DstBits / 8> DstTile;
+    const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
+    const u32 width = Threads * Elements, block = width * Unroll;
+    const Head head = elements_before<DstBits, DstTile::piece>(dst);
     const u32 missing = head.elements == 0 ? 0 : Elements - head.elements;
-    const i64 begin = i64(blockIdx.x) * (Threads * Elements) + threadIdx.x * Elements - missing;
-    // In the source every tile begins at the same bit, and at the same distance from an aligned address.
-    const i64 src_begin = i64(src_bit) + begin * SrcBits;
+    // All of this is the same for the whole block. Only packed elements begin inside a byte.
+    const i64 block_begin = i64(blockIdx.x) * block - missing;
+    const i64 src_begin = (SrcBits < 8 ? i64(src_bit) : 0) + block_begin * SrcBits;
     const u8* from = src + (src_begin >> 3);
+    u8* to = dst + (block_begin * i64(DstBits) >> 3);
+    // In the source every tile begins at the same bit, and at the same distance from an aligned address.
     const u32 bit = u32(src_begin) & 7;
     const bool straight = bit == 0 && (address(from) & (SrcTile::piece - 1)) == 0;
-    // Elements on either side that the shifted load may touch.
-    const i64 margin = straight ? 0 : (64 + SrcBits - 1) / SrcBits;
-
-    if (head.reachable && begin >= margin && begin + Elements + margin <= n) {
-        SrcTile in;
-        DstTile out = {};
-        if (straight) {
-            load_aligned(from, in);
-        } else {
-            load_shifted(from, bit, in);
-        }
+    if (straight && head.reachable && block_begin >= 0 && block_begin + block <= n) {
+        const u8* mine_from = from + threadIdx.x * src_bytes;
+        u8* mine_to = to + threadIdx.x * dst_bytes;
+        SrcTile in[Unroll];
 #pragma unroll
-        for (u32 i = 0; i < Elements; ++i) {
-            put<Dst::bits>(out, i, Cast<Src, Dst>::apply(get<SrcBits, Word>(in, i), rule));
+        for (u32 u = 0; u < Unroll; ++u) load_aligned(mine_from + u * Threads * src_bytes, in[u]);
+        // The loads are under way while the table is filled.
+        GPUCAST_FILL(converter);
+#pragma unroll
+        for (u32 u = 0; u < Unroll; ++u) {
+            DstTile out = {};
+            converter.template tile<Elements>(in[u], out);
+            store_aligned(mine_to + u * Threads * dst_bytes, out);
         }
-        store_aligned(dst + (begin * i64(Dst::bits) >> 3), out);
-    } else {
+        return;
+    }
+    GPUCAST_FILL(converter);
+    // Elements on either side that a shifted load may touch.
+    const u32 margin = straight ? 0 : SrcTile::shift_margin * 8 / SrcBits + 1;
+#pragma unroll 1
+    for (u32 u = 0; u < Unroll; ++u) {
+        const i64 begin = block_begin + i64(u * width + threadIdx.x * Elements);
+        const u32 place = u * Threads + threadIdx.x;
+        if (head.reachable && begin >= margin && begin + Elements + margin <= n) {
+            SrcTile in;
+            DstTile out = {};
+            if (straight) {
+                load_aligned(from + place * src_bytes, in);
+            } else {
+                load_shifted(from + place * src_bytes, bit, in);
+            }
+            converter.template tile<Elements>(in, out);
+            store_aligned(to + place * dst_bytes, out);
+            continue;
+        }
         const i64 first = begin > 0 ? begin : 0, last = begin + Elements < n ? begin + Elements : n;
-        Writer<Dst::bits, Word> writer = {dst + (first * i64(Dst::bits) >> 3), 0, 0};
+        Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
 #pragma unroll 1
         for (i64 i = first; i < last; ++i) {
-            const Word code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
-            writer.put(Cast<Src, Dst>::apply(code, rule));
+            writer.put(converter.one(read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits)));
         }
         writer.finish();
     }
@@ -102,7 +269,7 @@ GPUCAST_INLINE void cast_strided(
         } else {
             code = load_element<SrcBits, Word>(src + at.src);
         }
-        code = Cast<Src, Dst>::apply(code, rule);
+        code = cast_code<Src, Dst>(code, rule);
         if constexpr (Dst::bits < 8) {
             writer.put(code);
         } else {
@@ -114,17 +281,32 @@ GPUCAST_INLINE void cast_strided(
 
 }  // namespace gpucast
 
-// The options of the rule come last.
-#define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, THREADS, ...)                                             \
+// source.py defines NAME_rule, and for a look-up NAME_entry_rule.
+#define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \
-        gpucast::cast_contiguous<gpucast::SRC, gpucast::DST, SRC_BITS, ELEMENTS, THREADS>(                             \
-            src, src_bit, dst, n, gpucast::Rule<__VA_ARGS__>());                                                       \
+        const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
+        gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
+            src, src_bit, dst, n, converter);                                                                          \
     }
-#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, THREADS, ...)                                              \
+#define GPUCAST_LOOKUP(NAME, SRC, DST, ENTRY, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                      \
+    namespace gpucast {                                                                                                \
+    static __device__ const Table<TableShape<SRC, ENTRY, SRC_BITS>::words> NAME##_entries =                       \
+        make_table<SRC, ENTRY, SRC_BITS, NAME##_entry_rule>();                                                        \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \
+        typedef gpucast::Lookup<gpucast::SRC, gpucast::DST, gpucast::ENTRY, SRC_BITS, gpucast::NAME##_rule, THREADS>    \
+            Converter;                                                                                                 \
+        __shared__ gpucast::FourCopies table[Converter::shared_bytes / sizeof(gpucast::FourCopies)];                   \
+        const Converter converter = {gpucast::NAME##_entries, table};                                                  \
+        gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
+            src, src_bit, dst, n, converter);                                                                          \
+    }
+#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, THREADS)                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
         gpucast::cast_strided<gpucast::SRC, gpucast::DST, SRC_BITS, THREADS>(                                          \
-            src, src_bit, dst, n, dims, gpucast::Rule<__VA_ARGS__>());                                                 \
+            src, src_bit, dst, n, dims, gpucast::NAME##_rule());                                                       \
     }

@@ -49,7 +49,8 @@ GPUCAST_INLINE Head elements_before(const u8* stream) {
 
 template <u32 Bytes>
 struct Tile {
-    enum : u32 { words = (Bytes + 3) / 4, piece = Piece<Bytes>::bytes };
+    // Bytes on either side that a load from any address may touch.
+    enum : u32 { words = (Bytes + 3) / 4, piece = Piece<Bytes>::bytes, shift_margin = Bytes % 16 == 0 ? 16 : 8 };
     u32 word[words];
 };
 
@@ -71,19 +72,36 @@ GPUCAST_INLINE void load_aligned(const u8* from, Tile<Bytes>& tile) {
     }
 }
 
-// From any byte and bit (0 to 7): whole aligned words, shifted together. Reads up to 3 bytes before and 7 behind the tile.
+// From any byte and bit (0 to 7): whole aligned words, shifted together.
 template <u32 Bytes>
 GPUCAST_INLINE void load_shifted(const u8* from, u32 bit, Tile<Bytes>& tile) {
     const u32 skew = u32(address(from)) & 3;
     const u32 shift = 8 * skew + bit;
-    const u32* words = reinterpret_cast<const u32*>(from - skew);
-    GPUCAST_CHECK_ALIGNED(words, 4);
-    u32 low = words[0];
+    if constexpr (Bytes % 16 == 0) {
+        // In vectors, of which the first may begin up to three words early.
+        const u32 early = u32(address(from)) >> 2 & 3;
+        Tile<Bytes + 16> wide;
+        load_aligned(from - 4 * early - skew, wide);
 #pragma unroll
-    for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
-        const u32 high = words[i + 1];
-        tile.word[i] = u32((u64(high) << 32 | low) >> shift);
-        low = high;
+        for (u32 step = 2; step != 0; step >>= 1) {
+            if ((early & step) == 0) continue;
+#pragma unroll
+            for (u32 i = 0; i + step < Tile<Bytes + 16>::words; ++i) wide.word[i] = wide.word[i + step];
+        }
+#pragma unroll
+        for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
+            tile.word[i] = u32((u64(wide.word[i + 1]) << 32 | wide.word[i]) >> shift);
+        }
+    } else {
+        const u32* words = reinterpret_cast<const u32*>(from - skew);
+        GPUCAST_CHECK_ALIGNED(words, 4);
+        u32 low = words[0];
+#pragma unroll
+        for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
+            const u32 high = words[i + 1];
+            tile.word[i] = u32((u64(high) << 32 | low) >> shift);
+            low = high;
+        }
     }
 }
 
@@ -115,7 +133,7 @@ GPUCAST_INLINE Word get(const Tile<Bytes>& tile, u32 i) {
     } else {
         u32 code = tile.word[word] >> shift;
         if constexpr (32 % Bits != 0) {
-            if (shift + Bits > 32) code |= tile.word[word + 1] << (32 - shift);
+            if (shift + Bits > 32) code = u32((u64(tile.word[word + 1]) << 32 | tile.word[word]) >> shift);
         }
         return code & (~0u >> (32 - Bits));
     }
@@ -130,6 +148,37 @@ GPUCAST_INLINE void put(Tile<Bytes>& tile, u32 i, Word code) {
         tile.word[word + 1] = u32(code >> 32);
     } else if constexpr (32 % Bits != 0) {
         if (shift + Bits > 32) tile.word[word + 1] |= u32(code) >> (32 - shift);
+    }
+}
+
+// Elements put into a tile together: the lanes of one word, bytes for types of 8 bits or fewer, halves for those of 16.
+template <u32 Bits, u32 Elements>
+struct Group {
+    enum : u32 { most = Bits <= 8 ? 4 : Bits <= 16 ? 2 : 1, elements = Elements < most ? Elements : most };
+};
+
+// N elements, from element i on, of a tile that is still zero there. Lanes have no bits above their element's own.
+template <u32 Bits, u32 N, u32 Bytes>
+GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
+    u32& word = tile.word[i * Bits / 32];
+    if constexpr (Bits == 4 && N == 4 && Bytes >= 4) {
+        // Bytes 0 and 2 have two elements each; the second half of the word brings both halves together.
+        const u32 pairs = lanes | lanes >> 4;
+        word = i % 8 == 0 ? pairs : ptx::prmt(word, pairs, 0x6420);
+    } else if constexpr (Bits == 4) {
+        const u32 pairs = lanes | lanes >> 4;
+        put<N * Bits>(tile, i / N, N == 4 ? ptx::prmt(pairs, 0, 0x4420) : pairs & 0xff);
+    } else if constexpr (Bits == 2) {
+        static_assert(N == 4, "whole bytes");
+        // One multiplication brings the four together in the top byte.
+        const u32 byte = lanes * 0x01041040;
+        word = i % 16 == 0 ? byte >> 24 : ptx::prmt(word, byte, i % 16 == 4 ? 0x3270 : i % 16 == 8 ? 0x3710 : 0x7210);
+    } else if constexpr (Bits == 6) {
+        static_assert(N == 4, "whole bytes");
+        const u32 pairs = (lanes & 0x003f003f) | (lanes >> 2 & 0x0fc00fc0);
+        put<24>(tile, i / 4, (pairs & 0xfff) | (pairs >> 4 & 0xfff000));
+    } else {
+        put<N * Bits>(tile, i / N, lanes);
     }
 }
 

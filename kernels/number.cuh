@@ -4,6 +4,13 @@
 // Everything here works on integers, so that no compiler flag (-ftz, fast math) can bend a result. The row of a type is
 // a struct of constants that source.py generates; its `family` is one of the tags below.
 #define GPUCAST_INLINE __device__ __forceinline__
+// What the tables of table.cuh are computed with, while the kernel is compiled.
+#define GPUCAST_CONSTANT constexpr __device__ __forceinline__
+
+// 800 for sm_80. The host build chooses one, to try the shortcuts of several.
+#ifndef GPUCAST_ARCH
+#define GPUCAST_ARCH __CUDA_ARCH__
+#endif
 
 namespace gpucast {
 
@@ -56,19 +63,27 @@ struct Number {
 // Below every number, so that rules which look at the exponent first need no case for zero.
 enum : int { exponent_of_zero = -0x10000 };
 
-GPUCAST_INLINE int leading_zeros(u32 word) { return __clz(int(word)); }
-GPUCAST_INLINE int leading_zeros(u64 word) { return __clzll(i64(word)); }
+template <typename Word>
+GPUCAST_CONSTANT int leading_zeros(Word word) {
+    if (!__builtin_is_constant_evaluated()) {
+        if constexpr (sizeof(Word) == 4) return __clz(int(word));
+        if constexpr (sizeof(Word) == 8) return __clzll(i64(word));
+    }
+    int zeros = 0;
+    for (Word bit = Word(1) << (Width<Word>::bits - 1); bit != 0 && (word & bit) == 0; bit >>= 1) ++zeros;
+    return zeros;
+}
 
 // The finite number of which `significand`'s top bit is worth 2^exponent, whether that bit is set or not.
 template <typename Word>
-GPUCAST_INLINE Number<Word> normalised(bool negative, Word significand, int exponent) {
+GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int exponent) {
     const int zeros = leading_zeros(significand | Word(1));
     return {Kind::finite, negative, significand << zeros, significand == 0 ? exponent_of_zero : exponent - zeros};
 }
 
 // significand / 2^drop to the nearest integer, ties to even; drop is 1 or more.
 template <typename Word>
-GPUCAST_INLINE Word round_nearest_even(Word significand, int drop) {
+GPUCAST_CONSTANT Word round_nearest_even(Word significand, int drop) {
     const int bits = Width<Word>::bits;
     // Less than half: zero. The shifts below end at `bits`.
     if (drop > bits) significand = 0;
@@ -80,19 +95,19 @@ GPUCAST_INLINE Word round_nearest_even(Word significand, int drop) {
 }
 
 template <typename Row, typename Word>
-GPUCAST_INLINE Number<Word> decode(Word code, BoolFamily) {
+GPUCAST_CONSTANT Number<Word> decode(Word code, BoolFamily) {
     return normalised(false, Word((code & Word(Row::mask)) != 0), Width<Word>::bits - 1);
 }
 
 template <typename Row, typename Word>
-GPUCAST_INLINE Number<Word> decode(Word code, IntFamily) {
+GPUCAST_CONSTANT Number<Word> decode(Word code, IntFamily) {
     const bool negative = (code & Word(Row::sign_code)) != 0;
     const Word magnitude = (negative ? 0 - code : code) & Word(Row::mask);
     return normalised(negative, magnitude, Width<Word>::bits - 1);
 }
 
 template <typename Row, typename Word>
-GPUCAST_INLINE Number<Word> decode(Word code, FloatFamily) {
+GPUCAST_CONSTANT Number<Word> decode(Word code, FloatFamily) {
     const Word magnitude = code & Word(Row::mask ^ Row::sign_code);
     const bool negative = (code & Word(Row::sign_code)) != 0;
     const Word hidden = Word(1) << Row::mantissa_bits;
@@ -118,7 +133,7 @@ GPUCAST_INLINE Number<Word> decode(Word code, FloatFamily) {
 }
 
 template <typename Row, typename Word>
-GPUCAST_INLINE Number<Word> decode(Word code, E8M0Family) {
+GPUCAST_CONSTANT Number<Word> decode(Word code, E8M0Family) {
     const Word field = code & Word(Row::mask);
     const Kind kind = field == Word(Row::nan_code) ? Kind::nan : Kind::finite;
     return {kind, false, Word(1) << (Width<Word>::bits - 1), int(field) - Row::bias};

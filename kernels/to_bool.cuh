@@ -3,8 +3,21 @@
 namespace gpucast {
 
 template <typename Row, typename Word, typename R>
-GPUCAST_INLINE Word encode(const Number<Word>& x, R, BoolFamily) {
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, R, BoolFamily) {
     return x.kind != Kind::finite || x.significand != 0;
+}
+
+// 1 in each byte that is not zero, 0 in the others.
+GPUCAST_INLINE u32 nonzero_lanes(u32 bytes) {
+    return (((bytes & 0x7f7f7f7f) + 0x7f7f7f7f) | bytes) >> 7 & 0x01010101;
+}
+
+// Shortcut: false are the code 0 and, where there is one, that of -0. FLOAT8E8M0 has no zero.
+template <typename Src, typename Dst, typename Word, typename R, typename Family>
+GPUCAST_INLINE Word convert(Word code, R, Family, BoolFamily) {
+    u64 counts = Src::mask;
+    if constexpr (Src::is_float) counts ^= Src::has_negative_zero ? u64(Src::sign_code) : 0;
+    return Src::is_e8m0 || (code & Word(counts)) != 0;
 }
 
 }  // namespace gpucast

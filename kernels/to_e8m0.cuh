@@ -3,7 +3,7 @@
 namespace gpucast {
 
 template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>, E8M0Family) {
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>, E8M0Family) {
     const bool saturate = overflow == Overflow::saturate;
     const Word fraction = x.significand << 1;
     bool next = false;
@@ -19,6 +19,26 @@ GPUCAST_INLINE Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan
     }
     if (field < 0 || x.negative) code = saturate ? 0 : Word(Row::nan_code);
     return x.kind == Kind::nan ? Word(Row::nan_code) : code;
+}
+
+// Shortcut, by way of a float (float32.cuh). Doubled, the smallest power of two of the destination is a normal number,
+// and the largest one is infinity, so that the exponent field is the code plus one.
+template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
+          RoundMode round_mode, typename Family>
+GPUCAST_INLINE Word convert(
+    Word code, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, Family family, E8M0Family destination) {
+    if constexpr (has_float32<Src>()) {
+        const float x = as_float32<Src>(code);
+        const u32 next = round_mode == RoundMode::up ? 0x7fffff : round_mode == RoundMode::nearest ? 0x400000 : 0;
+        const int doubled = int(ptx::bits(ptx::add_rn(x, x)));
+        const u32 power = (u32(doubled > 0x800000 ? doubled : 0x800000) + next - 0x800000) >> 23;
+        if (overflow == Overflow::saturate) return Src::has_nan && x != x ? u32(Dst::nan_code) : power;
+        // From 2^-127 to 2^127; neither zero nor negative, infinite or NaN.
+        const bool inside = ptx::bits(x) - 0x400000 <= 0x7f000000 - 0x400000;
+        return inside ? power : u32(Dst::nan_code);
+    } else {
+        return encode<Dst>(decode<Src>(code, family), rule, destination);
+    }
 }
 
 }  // namespace gpucast

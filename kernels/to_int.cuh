@@ -3,11 +3,11 @@
 namespace gpucast {
 
 template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>, IntFamily) {
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>, IntFamily) {
     const int bits = Width<Word>::bits;
     // Bits of the significand behind the point; negative: zeros to append.
     const int drop = bits - 1 - x.exponent;
-    Word magnitude;
+    Word magnitude = 0;
     if (drop <= 0) {
         magnitude = drop > -bits ? x.significand << -drop : 0;
     } else if constexpr (rounding == Rounding::nearest_even) {
@@ -26,12 +26,84 @@ GPUCAST_INLINE Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan
     return x.kind == Kind::finite ? code : 0;
 }
 
-// Shortcut, integer to integer with wrap-around: the low bits of the sign-extended code.
+// ---- shortcuts ----
+
+// Integer to integer with wrap-around: the low bits of the sign-extended code.
 template <typename Src, typename Dst, typename Word, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
 GPUCAST_INLINE Word convert(
     Word code, Rule<Overflow::wrap, infinity_is_nan, rounding, round_mode>, IntFamily, IntFamily) {
     const Word own = code & Word(Src::mask);
-    return ((own ^ Word(Src::sign_code)) - Word(Src::sign_code)) & Word(Dst::mask);
+    return u32(Dst::bits) <= u32(Src::bits) || Src::sign_code == 0 ? own : (own ^ Word(Src::sign_code)) - Word(Src::sign_code);
+}
+
+template <typename Src, typename Dst, typename Word, typename R>
+GPUCAST_INLINE Word convert(Word code, R, BoolFamily, IntFamily) {
+    return (code & Word(Src::mask)) != 0;
+}
+
+// The significand moved to where its last bit is worth 1: out of the word, and so 0, where nothing of it counts. That is
+// so for infinities and NaN, too, whose exponents are the highest.
+GPUCAST_INLINE u64 truncated(float x) {
+    const u32 bits = ptx::bits(x), field = bits >> 23 & 0xff;
+    const u32 significand = (bits & 0x7fffff) | 0x800000;
+    return ptx::shr(significand, 150 - field) | ptx::shl(u64(significand), field - 150);
+}
+GPUCAST_INLINE u64 truncated(double x) {
+    const u64 bits = ptx::bits(x), hidden = u64(1) << 52;
+    const u32 field = u32(bits >> 52) & 0x7ff;
+    const u64 significand = (bits & (hidden - 1)) | hidden;
+    return ptx::shr(significand, 1075 - field) | ptx::shl(significand, field - 1075);
+}
+
+template <typename Src, typename Dst, typename Word, Rounding rounding, RoundMode round_mode, bool infinity_is_nan>
+GPUCAST_INLINE Word wrapped(Word code, Rule<Overflow::wrap, infinity_is_nan, rounding, round_mode>) {
+    if constexpr (Src::bits == 64) {
+        const double value = ptx::as_double(code);
+        const u64 magnitude = truncated(rounding == Rounding::nearest_even ? ptx::cvt_rni_f64(value) : value);
+        return i64(code) < 0 ? 0 - magnitude : magnitude;
+    } else {
+        const float value = as_float32<Src>(code);
+        const float x = rounding == Rounding::nearest_even ? ptx::cvt_rni_f32(value) : value;
+        const bool negative = int(ptx::bits(x)) < 0;
+        if constexpr (Dst::bits == 64) {
+            const u64 magnitude = truncated(x);
+            return negative ? 0 - magnitude : magnitude;
+        } else if constexpr (Dst::bits + Src::mantissa_bits <= 31) {
+            // Below zero the conversion stops at -2^31: of a number beyond it these bits are 0, as in NaN's 0.
+            const u32 below = u32(ptx::cvt_rzi_s32(ptx::neg(ptx::abs(x))));
+            return negative ? below : 0 - below;
+        } else {
+            // The same at -2^63, which is what NaN gives.
+            const u32 below = u32(ptx::cvt_rzi_s64(ptx::neg(ptx::abs(x))));
+            return negative ? below : 0 - below;
+        }
+    }
+}
+
+template <typename Src, typename Dst, typename Word, Rounding rounding, RoundMode round_mode, bool infinity_is_nan>
+GPUCAST_INLINE u32 clamped(Word code, Rule<Overflow::saturate, infinity_is_nan, rounding, round_mode>) {
+    const float x = as_float32<Src>(code);
+    const bool nearest = rounding == Rounding::nearest_even;
+    if constexpr (Dst::sign_code == 0) {
+        const u32 value = nearest ? ptx::cvt_rni_u32(x) : ptx::cvt_rzi_u32(x);
+        return value < u32(Dst::max_code) ? value : u32(Dst::max_code);
+    } else {
+        const int value = nearest ? ptx::cvt_rni_s32(x) : ptx::cvt_rzi_s32(x), max = int(Dst::max_code);
+        return u32(value > max ? max : value < -max - 1 ? -max - 1 : value);
+    }
+}
+
+template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
+          RoundMode round_mode>
+GPUCAST_INLINE Word convert(
+    Word code, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, FloatFamily source, IntFamily destination) {
+    if constexpr (has_float32<Src>() && overflow == Overflow::wrap) {
+        return wrapped<Src, Dst>(code, rule);
+    } else if constexpr (has_float32<Src>() && Src::bits <= 32 && Dst::bits <= 32) {
+        return clamped<Src, Dst>(code, rule);
+    } else {
+        return encode<Dst>(decode<Src>(code, source), rule, destination);
+    }
 }
 
 }  // namespace gpucast

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the instructions of kernels/instructions.cuh do, for the host build. Written from the PTX manual: results that
+// are NaN are the canonical NaN, conversions to integers saturate, shifts by more than the width give 0.
+#include <cfenv>
+#include <cmath>
+#include <cstring>
+
+namespace gpucast {
+namespace ptx {
+
+inline unsigned prmt(unsigned a, unsigned b, unsigned selector) {
+    const unsigned long long bytes = (unsigned long long)b << 32 | a;
+    unsigned d = 0;
+    for (int i = 0; i < 4; ++i) {
+        const unsigned select = selector >> (4 * i) & 15;
+        const unsigned byte = unsigned(bytes >> (8 * (select & 7))) & 255;
+        d |= (select & 8 ? (byte & 128 ? 255 : 0) : byte) << (8 * i);
+    }
+    return d;
+}
+inline unsigned shl(unsigned a, unsigned b) { return b < 32 ? a << b : 0; }
+inline unsigned shr(unsigned a, unsigned b) { return b < 32 ? a >> b : 0; }
+inline unsigned long long shl(unsigned long long a, unsigned b) { return b < 64 ? a << b : 0; }
+inline unsigned long long shr(unsigned long long a, unsigned b) { return b < 64 ? a >> b : 0; }
+
+inline unsigned bits(float a) {
+    unsigned d;
+    std::memcpy(&d, &a, sizeof d);
+    return d;
+}
+inline unsigned long long bits(double a) {
+    unsigned long long d;
+    std::memcpy(&d, &a, sizeof d);
+    return d;
+}
+inline float as_float(unsigned a) {
+    float d;
+    std::memcpy(&d, &a, sizeof d);
+    return d;
+}
+inline double as_double(unsigned long long a) {
+    double d;
+    std::memcpy(&d, &a, sizeof d);
+    return d;
+}
+
+inline float canonical(float a) { return a != a ? as_float(0x7fffffff) : a; }
+inline float abs(float a) { return as_float(bits(a) & 0x7fffffff); }
+inline float neg(float a) { return as_float(bits(a) ^ 0x80000000); }
+inline float min(float a, float b) { return a != a ? canonical(b) : b != b ? a : a < b || (a == b && bits(a) >> 31) ? a : b; }
+inline float max(float a, float b) { return a != a ? canonical(b) : b != b ? a : a > b || (a == b && bits(b) >> 31) ? a : b; }
+inline float add_rn(float a, float b) { return canonical(a + b); }
+inline float fma_rn(float a, float b, float c) { return canonical(std::fmaf(a, b, c)); }
+
+// Toward zero: the nearest float, stepped back where it lies farther from zero. `Exact` holds a and every float near it.
+template <typename Exact>
+inline float toward_zero(Exact a) {
+    float nearest = float(a);
+    if ((a > 0 && (long double)nearest > (long double)a) || (a < 0 && (long double)nearest < (long double)a)) {
+        nearest = std::nextafterf(nearest, 0.0f);
+    }
+    return canonical(nearest);
+}
+inline float cvt_rn_f32(int a) { return float(a); }
+inline float cvt_rn_f32(unsigned a) { return float(a); }
+inline float cvt_rn_f32(long long a) { return float(a); }
+inline float cvt_rn_f32(unsigned long long a) { return float(a); }
+inline float cvt_rn_f32(double a) { return canonical(float(a)); }
+inline float cvt_rz_f32(int a) { return toward_zero(a); }
+inline float cvt_rz_f32(unsigned a) { return toward_zero(a); }
+inline float cvt_rz_f32(long long a) { return toward_zero(a); }
+inline float cvt_rz_f32(unsigned long long a) { return toward_zero(a); }
+inline float cvt_rz_f32(double a) { return std::isinf(a) ? float(a) : toward_zero(a); }
+inline float cvt_rni_f32(float a) { return canonical(std::nearbyintf(a)); }
+inline double cvt_rni_f64(double a) { return a != a ? as_double(0x7fffffffffffffff) : std::nearbyint(a); }
+inline double cvt_rn_f64(int a) { return double(a); }
+inline double cvt_rn_f64(unsigned a) { return double(a); }
+inline double cvt_rn_f64(long long a) { return double(a); }
+inline double cvt_rn_f64(unsigned long long a) { return double(a); }
+inline double cvt_f64(float a) { return a != a ? as_double(0x7fffffffffffffff) : double(a); }
+
+template <typename Integer>
+inline Integer saturated(double a, Integer lowest, Integer highest, Integer nan) {
+    if (a != a) return nan;
+    if (a <= double(lowest)) return lowest;
+    return a >= double(highest) ? highest : Integer(a);
+}
+inline int cvt_rzi_s32(float a) { return saturated<int>(std::trunc(a), -0x7fffffff - 1, 0x7fffffff, 0); }
+inline unsigned cvt_rzi_u32(float a) { return saturated<unsigned>(std::trunc(a), 0, 0xffffffff, 0); }
+inline int cvt_rni_s32(float a) { return saturated<int>(std::nearbyint(a), -0x7fffffff - 1, 0x7fffffff, 0); }
+inline unsigned cvt_rni_u32(float a) { return saturated<unsigned>(std::nearbyint(a), 0, 0xffffffff, 0); }
+inline long long cvt_rzi_s64(float a) {
+    const long long highest = 0x7fffffffffffffff, lowest = -highest - 1;
+    return saturated<long long>(std::trunc(a), lowest, highest, lowest);
+}
+inline float cvt_f32_f16(unsigned a) {
+    const int field = a >> 10 & 31;
+    const float fraction = float(a & 1023);
+    float d = field == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024.0f + fraction, field - 25);
+    if (field == 31) d = a & 1023 ? as_float(0x7fffffff) : as_float(0x7f800000);
+    return (a & 0x8000) && d == d ? neg(d) : d;
+}
+
+
+// A format of 16 bits, as the packed instructions see it.
+template <int MantissaBits, int Bias>
+struct Half {
+    static double value(unsigned a) {
+        const int field = a >> MantissaBits & (2 * Bias + 1), hidden = 1 << MantissaBits;
+        const int fraction = int(a & (hidden - 1));
+        double d = std::ldexp(field ? hidden + fraction : fraction, (field ? field : 1) - Bias - MantissaBits);
+        if (field == 2 * Bias + 1) d = fraction ? NAN : INFINITY;
+        return a & 0x8000 ? -d : d;
+    }
+    // To nearest, ties to even.
+    static unsigned code(double d) {
+        const unsigned sign = std::signbit(d) ? 0x8000 : 0, infinite = unsigned(2 * Bias + 1) << MantissaBits;
+        if (d != d) return 0x7fff;
+        int exponent;
+        std::frexp(d, &exponent);
+        exponent = exponent - 1 < 1 - Bias ? 1 - Bias : exponent - 1;
+        const double steps = std::nearbyint(std::ldexp(std::fabs(d), MantissaBits - exponent));
+        if (d == 0) return sign;
+        const double found = std::isinf(d) ? infinite : steps + (exponent + Bias - 1) * (1 << MantissaBits);
+        return sign | (found > infinite ? infinite : unsigned(found));
+    }
+    template <typename Operation>
+    static unsigned both(unsigned a, unsigned b, unsigned c, Operation operation) {
+        unsigned d = 0;
+        for (int shift = 0; shift < 32; shift += 16) {
+            d |= code(operation(value(a >> shift & 0xffff), value(b >> shift & 0xffff), value(c >> shift & 0xffff))) << shift;
+        }
+        return d;
+    }
+};
+typedef Half<10, 15> F16;
+typedef Half<7, 127> BF16;
+// fmin and fmax give the other operand where one is NaN, as PTX does.
+inline double lesser(double a, double b, double) { return std::fmin(a, b); }
+inline double greater(double a, double b, double) { return std::fmax(a, b); }
+inline double fused(double a, double b, double c) { return std::fma(a, b, c); }
+inline unsigned min_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, lesser); }
+inline unsigned max_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, greater); }
+inline unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) { return F16::both(a, b, c, fused); }
+inline unsigned min_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, lesser); }
+inline unsigned max_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, greater); }
+inline unsigned fma_rn_bf16x2(unsigned a, unsigned b, unsigned c) { return BF16::both(a, b, c, fused); }
+
+}  // namespace ptx
+}  // namespace gpucast

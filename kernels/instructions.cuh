@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instructions that shortcuts are made of, one function each, named as PTX names them.
+//
+// Inline PTX, because it means the same under every compiler flag: none of these flushes subnormal numbers. The host
+// build has a model of each in its place (gpucast/host_instructions.hpp), written from the PTX manual.
+#ifndef GPUCAST_HOST
+namespace gpucast {
+namespace ptx {
+
+#define GPUCAST_UNARY(NAME, INSTRUCTION, D, DC, A, AC)                 \
+    GPUCAST_INLINE D NAME(A a) {                                       \
+        D d;                                                           \
+        asm(INSTRUCTION " %0, %1;" : "=" DC(d) : AC(a));               \
+        return d;                                                      \
+    }
+#define GPUCAST_BINARY(NAME, INSTRUCTION, T, TC, B, BC)                \
+    GPUCAST_INLINE T NAME(T a, B b) {                                  \
+        T d;                                                           \
+        asm(INSTRUCTION " %0, %1, %2;" : "=" TC(d) : TC(a), BC(b));    \
+        return d;                                                      \
+    }
+#define GPUCAST_TERNARY(NAME, INSTRUCTION, T, TC)                              \
+    GPUCAST_INLINE T NAME(T a, T b, T c) {                                     \
+        T d;                                                                   \
+        asm(INSTRUCTION " %0, %1, %2, %3;" : "=" TC(d) : TC(a), TC(b), TC(c)); \
+        return d;                                                              \
+    }
+
+// Bits and bytes. Shifts by more than the width give 0.
+GPUCAST_TERNARY(prmt, "prmt.b32", u32, "r")
+GPUCAST_BINARY(shl, "shl.b32", u32, "r", u32, "r")
+GPUCAST_BINARY(shr, "shr.u32", u32, "r", u32, "r")
+GPUCAST_BINARY(shl, "shl.b64", u64, "l", u32, "r")
+GPUCAST_BINARY(shr, "shr.u64", u64, "l", u32, "r")
+GPUCAST_UNARY(bits, "mov.b32", u32, "r", float, "f")
+GPUCAST_UNARY(bits, "mov.b64", u64, "l", double, "d")
+GPUCAST_UNARY(as_float, "mov.b32", float, "f", u32, "r")
+GPUCAST_UNARY(as_double, "mov.b64", double, "d", u64, "l")
+
+// Of float. min and max give the other operand where one is NaN.
+GPUCAST_UNARY(abs, "abs.f32", float, "f", float, "f")
+GPUCAST_UNARY(neg, "neg.f32", float, "f", float, "f")
+GPUCAST_BINARY(min, "min.f32", float, "f", float, "f")
+GPUCAST_BINARY(max, "max.f32", float, "f", float, "f")
+GPUCAST_BINARY(add_rn, "add.rn.f32", float, "f", float, "f")
+GPUCAST_TERNARY(fma_rn, "fma.rn.f32", float, "f")
+
+// Conversions. To integers they saturate; NaN gives 0, in 64 bits the lowest integer.
+GPUCAST_UNARY(cvt_rn_f32, "cvt.rn.f32.s32", float, "f", int, "r")
+GPUCAST_UNARY(cvt_rn_f32, "cvt.rn.f32.u32", float, "f", u32, "r")
+GPUCAST_UNARY(cvt_rn_f32, "cvt.rn.f32.s64", float, "f", i64, "l")
+GPUCAST_UNARY(cvt_rn_f32, "cvt.rn.f32.u64", float, "f", u64, "l")
+GPUCAST_UNARY(cvt_rn_f32, "cvt.rn.f32.f64", float, "f", double, "d")
+GPUCAST_UNARY(cvt_rz_f32, "cvt.rz.f32.s32", float, "f", int, "r")
+GPUCAST_UNARY(cvt_rz_f32, "cvt.rz.f32.u32", float, "f", u32, "r")
+GPUCAST_UNARY(cvt_rz_f32, "cvt.rz.f32.s64", float, "f", i64, "l")
+GPUCAST_UNARY(cvt_rz_f32, "cvt.rz.f32.u64", float, "f", u64, "l")
+GPUCAST_UNARY(cvt_rz_f32, "cvt.rz.f32.f64", float, "f", double, "d")
+GPUCAST_UNARY(cvt_rni_f32, "cvt.rni.f32.f32", float, "f", float, "f")
+GPUCAST_UNARY(cvt_rni_f64, "cvt.rni.f64.f64", double, "d", double, "d")
+GPUCAST_UNARY(cvt_rn_f64, "cvt.rn.f64.s32", double, "d", int, "r")
+GPUCAST_UNARY(cvt_rn_f64, "cvt.rn.f64.u32", double, "d", u32, "r")
+GPUCAST_UNARY(cvt_rn_f64, "cvt.rn.f64.s64", double, "d", i64, "l")
+GPUCAST_UNARY(cvt_rn_f64, "cvt.rn.f64.u64", double, "d", u64, "l")
+GPUCAST_UNARY(cvt_f64, "cvt.f64.f32", double, "d", float, "f")
+GPUCAST_UNARY(cvt_rzi_s32, "cvt.rzi.s32.f32", int, "r", float, "f")
+GPUCAST_UNARY(cvt_rzi_u32, "cvt.rzi.u32.f32", u32, "r", float, "f")
+GPUCAST_UNARY(cvt_rni_s32, "cvt.rni.s32.f32", int, "r", float, "f")
+GPUCAST_UNARY(cvt_rni_u32, "cvt.rni.u32.f32", u32, "r", float, "f")
+GPUCAST_UNARY(cvt_rzi_s64, "cvt.rzi.s64.f32", i64, "l", float, "f")
+
+// Of two float16 or bfloat16 at a time, from sm_80 on.
+#if GPUCAST_ARCH >= 800
+GPUCAST_BINARY(min_f16x2, "min.f16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_f16x2, "max.f16x2", u32, "r", u32, "r")
+GPUCAST_TERNARY(fma_rn_f16x2, "fma.rn.f16x2", u32, "r")
+GPUCAST_BINARY(min_bf16x2, "min.bf16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")
+GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
+#endif
+
+// The lane of a thread in its warp.
+GPUCAST_INLINE u32 lane() {
+    u32 d;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(d));
+    return d;
+}
+
+// A float16 in the low half; exact.
+GPUCAST_INLINE float cvt_f32_f16(u32 a) {
+    float d;
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.f32.f16 %0, low;}" : "=f"(d) : "r"(a));
+    return d;
+}
+
+#undef GPUCAST_UNARY
+#undef GPUCAST_BINARY
+#undef GPUCAST_TERNARY
+
+}  // namespace ptx
+}  // namespace gpucast
+#endif

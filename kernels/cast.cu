@@ -111,6 +111,11 @@ struct Arithmetic {
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
             }
+        } else if constexpr (has_integer_halves<Src, Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
+            }
         } else {
             const u32 count = Group<Dst::bits, Elements>::elements;
 #pragma unroll
@@ -146,17 +151,24 @@ struct Lookup {
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        const u32 bits = Shape::entry_bits, indices = Elements / Shape::elements;
-        const u32 count = indices < 4 ? indices : 4;
+        // Bits that a look-up, or as many as a byte has places, adds to the destination's stream.
+        const u32 places = Shape::places, bits = Shape::entry_bits * places;
+        const u32 entries = Elements / Shape::elements / places, count = entries < 4 ? entries : 4;
         const u32 lane = ptx::lane();
 #pragma unroll
-        for (u32 i = 0; i < indices; i += count) {
+        for (u32 i = 0; i < entries; i += count) {
             u32 entry[count];
             if constexpr (Shape::index_bits == 8 && count == 4) {
                 look_up_bytes<Shape>(shared, lane, in.word[i / 4], entry);
             } else {
 #pragma unroll
-                for (u32 j = 0; j < count; ++j) entry[j] = look_up<Shape>(shared, lane, get<Shape::index_bits, u32>(in, i + j));
+                for (u32 j = 0; j < count; ++j) {
+                    entry[j] = 0;
+#pragma unroll
+                    for (u32 k = 0; k < places; ++k) {
+                        entry[j] |= look_up<Shape>(shared, lane, get<Shape::index_bits, u32>(in, (i + j) * places + k), k);
+                    }
+                }
             }
             if constexpr (Dst::bits > 16) {
 #pragma unroll

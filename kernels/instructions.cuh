@@ -79,6 +79,12 @@ GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
 #endif
 
+#if GPUCAST_ARCH >= 900
+GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_s16x2, "max.s16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(min_u16x2, "min.u16x2", u32, "r", u32, "r")
+#endif
+
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {
     u32 d;

@@ -175,8 +175,16 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
         word = i % 16 == 0 ? byte >> 24 : ptx::prmt(word, byte, i % 16 == 4 ? 0x3270 : i % 16 == 8 ? 0x3710 : 0x7210);
     } else if constexpr (Bits == 6) {
         static_assert(N == 4, "whole bytes");
-        const u32 pairs = (lanes & 0x003f003f) | (lanes >> 2 & 0x0fc00fc0);
-        put<24>(tile, i / 4, (pairs & 0xfff) | (pairs >> 4 & 0xfff000));
+        // What else the shifts bring along is cut off by the second one.
+        const u32 pairs = (lanes & 0x003f003f) | (lanes >> 2 & ~0x003f003fu);
+        const u32 four = (pairs & 0xfff) | (pairs >> 4 & ~0xfffu);
+        // Sixteen elements in three words. A word that a group begins holds that group whole until the next one comes.
+        if (i % 16 == 0) {
+            word = four;
+        } else {
+            word = ptx::prmt(word, four, i % 16 == 4 ? 0x4210 : i % 16 == 8 ? 0x5421 : 0x6542);
+            if (i % 16 != 12) tile.word[i * Bits / 32 + 1] = four;
+        }
     } else {
         put<N * Bits>(tile, i / N, lanes);
     }

@@ -25,6 +25,8 @@ struct TableShape {
         entry_bits = elements * code_bits,
         // Wider entries are quicker to find, as long as the table is small.
         entry_bytes = index_bits <= 6 ? 4 : entry_bits <= 8 ? 1 : 2,
+        // An entry of four bytes has room for its code at every place in a byte, and so saves shifts.
+        places = entry_bytes == 4 && (entry_bits == 2 || entry_bits == 4) ? 8 / entry_bits : 1,
         words = (1u << index_bits) * entry_bytes / 4,
         // In shared memory each word is there once for every lane.
         copies = 32,
@@ -53,6 +55,9 @@ constexpr __device__ Table<TableShape<Src, Dst, SrcBits>::words> make_table() {
             const u32 code = exact_code<Src, Dst>(index >> (i * SrcBits) & u32(Src::mask), R());
             entry |= (Dst::bits == 32 ? code >> 16 : code) << (i * Shape::code_bits);
         }
+        for (u32 place = 1; place < Shape::places; ++place) {
+            entry |= (entry & 0xff) << (place * (8 + Shape::entry_bits));
+        }
         const u32 per_word = 4 / Shape::entry_bytes;
         for (u32 copy = 0; copy < 4; ++copy) {
             table.word[index / per_word].word[copy] |= entry << (index % per_word * 8 * Shape::entry_bytes);
@@ -73,17 +78,18 @@ GPUCAST_INLINE void fill_table(FourCopies* shared, const Table<Shape::words>& ta
 
 // `offset` is that of an entry, in bytes, with the caller's place in a row (four bytes for each lane) in it.
 template <typename Shape>
-GPUCAST_INLINE u32 entry_at(const FourCopies* shared, u32 offset) {
-    const u8* entry = reinterpret_cast<const u8*>(shared) + offset;
-    if constexpr (Shape::entry_bytes == 1) return *entry;
+GPUCAST_INLINE u32 entry_at(const FourCopies* shared, u32 offset, u32 place = 0) {
+    const u8* entry = reinterpret_cast<const u8*>(shared) + place + offset;
+    if constexpr (Shape::entry_bytes == 1 || Shape::places != 1) return *entry;
     if constexpr (Shape::entry_bytes == 2) return *reinterpret_cast<const u16*>(entry);
     if constexpr (Shape::entry_bytes == 4) return *reinterpret_cast<const u32*>(entry);
 }
 
+// Of an entry with several places: its code at one of them.
 template <typename Shape>
-GPUCAST_INLINE u32 look_up(const FourCopies* shared, u32 lane, u32 index) {
+GPUCAST_INLINE u32 look_up(const FourCopies* shared, u32 lane, u32 index, u32 place = 0) {
     const u32 byte = index * Shape::entry_bytes;
-    return entry_at<Shape>(shared, (byte & ~3u) * Shape::copies | 4 * lane | (byte & 3));
+    return entry_at<Shape>(shared, (byte & ~3u) * Shape::copies | 4 * lane | (byte & 3), place);
 }
 
 // The entries of the four bytes of a word. Two offsets at a time are found in the halves of a word.

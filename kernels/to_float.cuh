@@ -81,13 +81,29 @@ GPUCAST_INLINE u32 small_magnitude(float x, Rule<overflow, infinity_is_nan, roun
     return sum + (sum >> shift) - (u32(128 + shift - Row::bias) << Row::mantissa_bits);
 }
 
+// The number as a float, for a small destination: integers far beyond its largest one need not be exact.
+template <typename Src, typename Word>
+GPUCAST_INLINE float float32_for_small(Word code) {
+    if constexpr (!Src::is_float && Src::bits >= 32) {
+        const auto value = integer<Src>(code);
+        const int most = 1 << 17;
+        if constexpr (Src::sign_code == 0) {
+            return ptx::cvt_rn_f32(value < u32(most) ? u32(value) : u32(most));
+        } else {
+            return ptx::cvt_rn_f32(value > most ? most : value < -most ? -most : int(value));
+        }
+    } else {
+        return as_float32<Src>(code);
+    }
+}
+
 template <typename Src, typename Dst, u32 N, typename Word, typename R>
 GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], R rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     u32 sign[N], magnitude[N];
 #pragma unroll
     for (u32 i = 0; i < N; ++i) {
-        float x = as_float32<Src>(codes[i]);
+        float x = float32_for_small<Src>(codes[i]);
         // A conversion may have changed the sign of NaN.
         sign[i] = Src::is_float && Src::bits != 32 ? sign_of<Src>(codes[i]) : ptx::bits(x);
         if (Src::has_nan && !Dst::has_nan && x != x) {
@@ -130,6 +146,21 @@ GPUCAST_CONSTANT bool has_halves() {
     else if constexpr (is_upper_half<Src>()) return true;
     else if constexpr (!is_float16<Src>()) return false;
     else return cuts_halves<Src, Dst>() || int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 5 + int(Dst::mantissa_bits);
+}
+
+// FLOAT16 as the carrier of 16-bit integers.
+struct CarrierHalf {
+    enum : u32 { bits = 16, mantissa_bits = 10 };
+    enum : int { bias = 15 };
+    enum : bool { is_float = 1 };
+    enum : u64 { inf_code = 0x7c00 };
+};
+
+// Whether 16-bit integers, of which those beyond 511 all overflow, go by way of FLOAT16.
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool has_integer_halves() {
+    if constexpr (GPUCAST_ARCH < 900 || !is_small<Dst>() || Src::is_float || Src::bits != 16) return false;
+    else return has_halves<CarrierHalf, Dst>() && int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 8;
 }
 
 #if GPUCAST_ARCH >= 800
@@ -199,6 +230,31 @@ GPUCAST_INLINE u32 halves_lanes(
         signs = (signs ^ nan) & top;
         return (code & ~nan & repeated<8>(u32(Dst::max_code))) | signs >> (8 - Dst::bits);
     }
+}
+#endif
+
+#if GPUCAST_ARCH >= 900
+// Two integers as FLOAT16, cut to -512 to 511. Added to the fraction of 1024 or 1536 they are at once floats.
+template <typename Src>
+GPUCAST_INLINE u32 halves_of_integers(u32 integers) {
+    const u32 one = repeated<16>(0x3c00);
+    if constexpr (Src::sign_code == 0) {
+        return ptx::fma_rn_f16x2(ptx::min_u16x2(integers, repeated<16>(511)) | repeated<16>(0x6400), one, repeated<16>(0xe400));
+    } else {
+        const u32 cut = ptx::max_s16x2(ptx::min_s16x2(integers, repeated<16>(511)), repeated<16>(0xfe00));
+        return ptx::fma_rn_f16x2((cut & repeated<16>(0x3ff)) ^ repeated<16>(0x6600), one, repeated<16>(0xe600));
+    }
+}
+
+template <typename Src, typename Dst, typename R>
+GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, R rule) {
+    const u32 a = halves_of_integers<Src>(low), b = halves_of_integers<Src>(high), magnitudes = repeated<16>(0x7fff);
+    const u32 code = ptx::prmt(halves_magnitude<CarrierHalf, Dst>(a & magnitudes, rule),
+                               halves_magnitude<CarrierHalf, Dst>(b & magnitudes, rule), 0x6420);
+    const u32 own = Dst::bits == 8 ? code : code & repeated<8>(u32(Dst::max_code));
+    if constexpr (Src::sign_code == 0) return own;
+    // No integer but 0 becomes zero, and 0 has no sign here.
+    return own | (ptx::prmt(a, b, 0x7531) & repeated<8>(0x80)) >> (8 - Dst::bits);
 }
 #endif
 

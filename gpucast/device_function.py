@@ -29,9 +29,9 @@ def device_function(
 
     S and D are float, double, bool and the C++ integers of 8 to 64 bits for the types that they are; any other type
     (float16, bfloat16, float8, and those below one byte) is passed and returned as its code in the smallest unsigned
-    integer, the upper bits of which are ignored and zero. The text needs no header, works with any flags (fast math
-    included: it is integer arithmetic), and takes C++17. Two of these texts do not fit into one program: each holds the
-    whole prelude.
+    integer, the upper bits of which are ignored and zero. The text needs no header, takes C++17, and works with any
+    flags, fast math included: it is integer arithmetic, and inline PTX that no flag changes. Two of these texts do not
+    fit into one program: each holds the whole prelude.
 
     Attributes and errors as for `cast`; ValueError for STRING.
 

@@ -30,9 +30,6 @@ _UNIT, _PROCESSES = 40, 2
 
 _SHIM = """
 #define GPUCAST_HOST
-#ifndef GPUCAST_ARCH
-#define GPUCAST_ARCH 1000
-#endif
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -166,8 +163,10 @@ class HostKernels:
             raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses (src={src:#x}, dst={dst:#x}, n={n})")
 
 
-def build(kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sanitize: bool = False) -> HostKernels:
-    """Compile kernels; a Rule means its contiguous kernel.
+def build(
+    kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
+) -> HostKernels:
+    """Compile kernels; a Rule means its contiguous kernel. `arch` 75 for sm_75: which shortcuts they take.
 
     `optimize` False compiles in a third of the time what then runs ten times as long. `sanitize` adds AddressSanitizer
     and UndefinedBehaviorSanitizer, whose libraries must already be in the process.
@@ -182,20 +181,23 @@ def build(kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sani
         tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor(_PROCESSES) as pool,
     ):
-        paths = pool.map(lambda i: _compile(command, units[i], Path(folder) / f"unit{i}"), range(len(units)))
+        paths = pool.map(lambda i: _compile(command, units[i], arch, Path(folder) / f"unit{i}"), range(len(units)))
         libraries = [ctypes.CDLL(str(path)) for path in paths]
     return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
 
 
-def unit_text(sources: Sequence[KernelSource]) -> str:
+def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
     """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
     rows = dict(row for source in sources for row in source.rows)
-    return _instructions() + _SHIM + join(sources[0].prelude, rows, [source.kernel + _launcher(source) for source in sources])
+    kernels = [source.kernel + _launcher(source) for source in sources]
+    return shim(arch) + join(sources[0].prelude, rows, kernels)
 
 
 @lru_cache
-def _instructions() -> str:
-    return (Path(__file__).parent / "host_instructions.hpp").read_text(encoding="utf-8")
+def shim(arch: int = 90) -> str:
+    """What comes before the text of kernels, or of a device function, that host code is to be made of."""
+    instructions = Path(__file__).parent / "host_instructions.hpp"
+    return f"{instructions.read_text(encoding='utf-8')}#define GPUCAST_ARCH {10 * arch}{_SHIM}"
 
 
 def _launcher(source: KernelSource) -> str:
@@ -205,9 +207,9 @@ def _launcher(source: KernelSource) -> str:
     return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
 
 
-def _compile(command: list[str], sources: Sequence[KernelSource], path: Path) -> Path:
+def _compile(command: list[str], sources: Sequence[KernelSource], arch: int, path: Path) -> Path:
     text, library = path.with_suffix(".cpp"), path.with_suffix(".so")
-    text.write_text(unit_text(sources), encoding="utf-8")
+    text.write_text(unit_text(sources, arch), encoding="utf-8")
     result = subprocess.run([*command, "-o", str(library), str(text)], capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"hostbuild: {' '.join(command)} failed:\n{result.stderr[-4000:]}")

@@ -16,7 +16,8 @@ from typing import Literal
 from gpucast.dtypes import DType, dtype
 from gpucast.rule import Rule, resolve
 
-Shape = Literal["contiguous", "strided"]
+Shape = Literal["contiguous", "strided", "transposed"]
+SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
 
 #: The order in which each file finds what it needs above it.
 FILES = (
@@ -67,7 +68,7 @@ class KernelSource:
     tile: int
     elements: int
     threads: int
-    #: The C++ type of one more argument, by value: for the strided shape that of a `gpucast.strides.Dims`.
+    #: The C++ type of one more argument, by value: that of a `gpucast.strides.Dims` unless the shape is contiguous.
     more: str | None = None
 
     @property
@@ -93,18 +94,22 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     """The kernel that casts as `rule` says.
 
     `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
-    whole bytes, while a packed side is the row-major stream. `unpacked`: a source below one byte comes one element per
-    byte, as in ml_dtypes arrays.
+    whole bytes, while a packed side is the row-major stream; "transposed" takes what `gpucast.strides.squares` makes of
+    dimensions. `unpacked`: a source below one byte comes one element per byte, as in ml_dtypes arrays.
 
     ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.
     """
     src, dst = rule.src, rule.dst
     if "string" in (src.family, dst.family):
         raise ValueError(f"kernel_source: {src.name} to {dst.name} has no kernel; STRING is cast on the host")
-    if shape not in ("contiguous", "strided"):
-        raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected 'contiguous' or 'strided'")
+    if shape not in SHAPES:
+        raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected one of {', '.join(SHAPES)}")
     unpacked = unpacked and src.packed
     src_bits = 8 if unpacked else src.bits
+    if shape == "transposed" and min(src_bits, dst.bits) < 8:
+        raise ValueError(
+            f"kernel_source: {src.name} to {dst.name} has no transposed kernel; a packed side has no strides"
+        )
     name = kernel_name(rule, shape, unpacked)
     head = f"{name}, {src.name}, {dst.name}"
     names = {f"{name}_rule": rule}
@@ -113,6 +118,10 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     if shape == "strided":
         tile = elements = _unit(dst.bits)
         kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {THREADS})\n"
+    elif shape == "transposed":
+        side = square_side(src_bits, dst.bits)
+        tile = elements = side * side // THREADS
+        kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {side}, {THREADS})\n"
     else:
         tile = tile_elements(src_bits, dst.bits)
         elements, sizes = tile * TILES, f"{src_bits}, {tile}, {TILES}, {THREADS}"
@@ -123,15 +132,15 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
             names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
-    more = f"gpucast::Dims<{MAX_DIMS}>" if shape == "strided" else None
+    more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
     return KernelSource(name, rule, shape, unpacked, prelude(), rows(*types), kernel, tile, elements, THREADS, more)
 
 
 def entries(rule: Rule, src_bits: int) -> DType | None:
     """The type of the codes in the table of a contiguous kernel; None for one that computes.
 
-    Sources of 8 bits or fewer are looked up, except where integers only lose bits or repeat their sign, or an instruction
-    converts them. Results of more than 16 bits go on from FLOAT, which holds all such sources.
+    Sources of 8 bits or fewer are looked up, except where integers only lose bits or repeat their sign, or where an
+    instruction converts them. Results of more than 16 bits go on from FLOAT, which holds all such sources.
     """
     src, dst = rule.src, rule.dst
     if src_bits > 8:
@@ -173,6 +182,11 @@ def tile_elements(src_bits: int, dst_bits: int) -> int:
     return max(1 << (widest.bit_length() - 1), *(16 if bits == 6 else _unit(bits) for bits in (src_bits, dst_bits)))
 
 
+def square_side(src_bits: int, dst_bits: int) -> int:
+    """Elements along a side of the squares that a transposed kernel casts: rows of 64 bytes or more."""
+    return 64 if max(src_bits, dst_bits) <= 16 else 32
+
+
 def _unit(bits: int) -> int:
     """The fewest elements that fill whole bytes together."""
     return 8 // math.gcd(bits, 8)
@@ -204,7 +218,7 @@ def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False)
     ):
         if chosen != usual:
             parts.append(chosen)
-    parts += ["infinity_is_nan"] * rule.infinity_is_nan + ["unpacked"] * unpacked + ["strided"] * (shape == "strided")
+    parts += ["infinity_is_nan"] * rule.infinity_is_nan + ["unpacked"] * unpacked + [shape] * (shape != "contiguous")
     return "_".join(parts)
 
 

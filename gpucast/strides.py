@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from gpucast.source import MAX_DIMS
 
@@ -20,6 +22,10 @@ class Dims:
 
     def to_bytes(self) -> bytes:
         """``struct Dims`` of kernels/layout.cuh."""
+        return self._bytes
+
+    @cached_property
+    def _bytes(self) -> bytes:
         count = len(self.lengths)
         if count > MAX_DIMS:
             raise ValueError(f"strides: {count} dimensions longer than one; at most {MAX_DIMS} fit in a kernel")
@@ -43,3 +49,23 @@ def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Di
         joined.append((length, of_src, of_dst))
     lengths, sources, destinations = zip(*joined, strict=True) if joined else ((), (), ())
     return Dims(lengths, sources, destinations)
+
+
+def squares(dims: Dims, src_size: int, dst_size: int, side: int) -> tuple[Dims, int] | None:
+    """The dimensions of a transposed cast and the elements of all its squares, filled up; None where it is not one.
+
+    The sizes are those of elements, in bytes. It is one where neighbours in the destination, along the last dimension,
+    lie apart in the source, whose own neighbours lie along another: that one is put last but one.
+    """
+    last = len(dims.lengths) - 1
+    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < side // 4:
+        return None
+    for axis in range(last):
+        if dims.src[axis] == src_size and dims.lengths[axis] >= side // 4:
+            break
+    else:
+        return None
+    order = [*(other for other in range(last) if other != axis), axis, last]
+    lengths, src, dst = (tuple(values[i] for i in order) for values in (dims.lengths, dims.src, dims.dst))
+    count = math.prod(lengths[:-2]) * math.prod(-(-length // side) for length in lengths[-2:])
+    return Dims(lengths, src, dst), count * side * side

@@ -274,7 +274,7 @@ GPUCAST_INLINE void cast_strided(
     Writer<Dst::bits, Word> writer = {dst + (first * i64(Dst::bits) >> 3), 0, 0};
 #pragma unroll 1
     for (i64 i = first; i < last; ++i) {
-        const Offsets at = n >> 32 ? offsets(dims, u64(i)) : offsets(dims, u32(i));
+        const Offsets at = n >> 32 ? offsets(dims, dims.count, u64(i)) : offsets(dims, dims.count, u32(i));
         Word code;
         if constexpr (SrcBits < 8) {
             code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
@@ -289,6 +289,42 @@ GPUCAST_INLINE void cast_strided(
         }
     }
     if constexpr (Dst::bits < 8) writer.finish();
+}
+
+// ---- transposed: elements side by side in the source lie apart in the destination, and the other way round ----
+
+// One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
+// destination's, the last. Squares at the edges are cut.
+template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename R>
+GPUCAST_INLINE void cast_transposed(
+    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, R rule) {
+    typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
+    typedef typename Square<Dst::bits, Side>::Code Code;
+    const u32 row = dims.count - 2, column = dims.count - 1;
+    const u64 across = (dims.length[column] + Side - 1) / Side, down = (dims.length[row] + Side - 1) / Side;
+    const u64 outer = blockIdx.x / across;
+    const u64 first_column = (blockIdx.x - outer * across) * Side, first_row = outer % down * Side;
+    const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
+    const Offsets at = offsets(dims, row, outer / down);
+    src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * dims.src[column];
+    dst += at.dst + i64(first_row) * dims.dst[row] + i64(first_column) * dims.dst[column];
+    const u32 stride = Square<Dst::bits, Side>::stride;
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
+        const u32 r = i % Side, c = i / Side;
+        if (r < rows && c < columns) {
+            const Word code = load_element<SrcBits, Word>(src + r * (SrcBits / 8) + i64(c) * dims.src[column]);
+            square.code[c * stride + r] = Code(cast_code<Src, Dst>(code, rule));
+        }
+    }
+    GPUCAST_BARRIER();
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
+        const u32 r = i / Side, c = i % Side;
+        if (r < rows && c < columns) {
+            store_element<Dst::bits>(dst + i64(r) * dims.dst[row] + c * (Dst::bits / 8), Word(square.code[c * stride + r]));
+        }
+    }
 }
 
 }  // namespace gpucast
@@ -321,4 +357,12 @@ GPUCAST_INLINE void cast_strided(
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
         gpucast::cast_strided<gpucast::SRC, gpucast::DST, SRC_BITS, THREADS>(                                          \
             src, src_bit, dst, n, dims, gpucast::NAME##_rule());                                                       \
+    }
+#define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64,                                     \
+             const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
+        __shared__ gpucast::Square<gpucast::DST::bits, SIDE> square;                                                   \
+        gpucast::cast_transposed<gpucast::SRC, gpucast::DST, SRC_BITS, SIDE, THREADS>(                                 \
+            src, dst, dims, square, gpucast::NAME##_rule());                                                           \
     }

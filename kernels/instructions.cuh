@@ -70,20 +70,16 @@ GPUCAST_UNARY(cvt_rni_u32, "cvt.rni.u32.f32", u32, "r", float, "f")
 GPUCAST_UNARY(cvt_rzi_s64, "cvt.rzi.s64.f32", i64, "l", float, "f")
 
 // Of two float16 or bfloat16 at a time, from sm_80 on.
-#if GPUCAST_ARCH >= 800
 GPUCAST_BINARY(min_f16x2, "min.f16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_f16x2, "max.f16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_f16x2, "fma.rn.f16x2", u32, "r")
 GPUCAST_BINARY(min_bf16x2, "min.bf16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
-#endif
-
-#if GPUCAST_ARCH >= 900
+// Of two integers of 16 bits at a time, from sm_90 on.
 GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_s16x2, "max.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(min_u16x2, "min.u16x2", u32, "r", u32, "r")
-#endif
 
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {

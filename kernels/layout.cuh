@@ -274,12 +274,13 @@ struct Offsets {
     i64 src, dst;
 };
 
-// Where element i lies. `Index` holds the array's size: 32-bit division is several times faster than 64-bit.
+// Where element i lies in the first `count` dimensions. `Index` holds their size: 32-bit division is several times faster
+// than 64-bit.
 template <typename Index, u32 MaxDims>
-GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, Index i) {
+GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, Index i) {
     Offsets found = {0, 0};
 #pragma unroll 1
-    for (u32 d = dims.count; d-- > 0;) {
+    for (u32 d = count; d-- > 0;) {
         const Index rest = i / Index(dims.length[d]);
         const i64 place = i64(i - rest * Index(dims.length[d]));
         found.src += place * dims.src[d];
@@ -288,5 +289,30 @@ GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, Index i) {
     }
     return found;
 }
+
+template <u32 Bits>
+struct CodeOf {
+    typedef u64 type;
+};
+template <>
+struct CodeOf<8> {
+    typedef u8 type;
+};
+template <>
+struct CodeOf<16> {
+    typedef u16 type;
+};
+template <>
+struct CodeOf<32> {
+    typedef u32 type;
+};
+
+// A square of codes in shared memory. Rows are one word longer, so that neither rows nor columns meet in a bank.
+template <u32 Bits, u32 Side>
+struct Square {
+    typedef typename CodeOf<Bits>::type Code;
+    enum : u32 { stride = Side + (Bits < 32 ? 32 / Bits : 1) };
+    Code code[Side * stride];
+};
 
 }  // namespace gpucast

@@ -163,7 +163,6 @@ GPUCAST_CONSTANT bool has_integer_halves() {
     else return has_halves<CarrierHalf, Dst>() && int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 8;
 }
 
-#if GPUCAST_ARCH >= 800
 template <typename Src>
 GPUCAST_INLINE u32 halves_min(u32 a, u32 b) {
     return is_float16<Src>() ? ptx::min_f16x2(a, b) : ptx::min_bf16x2(a, b);
@@ -231,9 +230,7 @@ GPUCAST_INLINE u32 halves_lanes(
         return (code & ~nan & repeated<8>(u32(Dst::max_code))) | signs >> (8 - Dst::bits);
     }
 }
-#endif
 
-#if GPUCAST_ARCH >= 900
 // Two integers as FLOAT16, cut to -512 to 511. Added to the fraction of 1024 or 1536 they are at once floats.
 template <typename Src>
 GPUCAST_INLINE u32 halves_of_integers(u32 integers) {
@@ -256,7 +253,6 @@ GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, R rule) {
     // No integer but 0 becomes zero, and 0 has no sign here.
     return own | (ptx::prmt(a, b, 0x7531) & repeated<8>(0x80)) >> (8 - Dst::bits);
 }
-#endif
 
 // The code of an upper half, in the high half.
 template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from codes import every_code
 from gpucast import compiler, hard_values, hostbuild
 from gpucast.device_function import _type
 from gpucast.rule import resolve
@@ -47,14 +48,14 @@ extern "C" void run(const {_type(src)}* x, {_type(dst)}* y, int n) {{
     for (int i = 0; i < n; ++i) y[i] = {name}(x[i]);
 }}
 """
-    text = hostbuild._SHIM + SHIM + gpucast.device_function(one, other) + loop
+    text = hostbuild.shim() + SHIM + gpucast.device_function(one, other) + loop
     (tmp_path / "f.cpp").write_text(text)
     command = [*hostbuild.compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-o", str(tmp_path / "f.so")]
     subprocess.run([*command, str(tmp_path / "f.cpp")], check=True)
     if src.bits > 16:
         codes = hard_values.codes(src, dst, seed=1, share=1 / 16, random=500)
     else:
-        codes = np.arange(2 if src.family == "bool" else 1 << src.bits, dtype=src.code_numpy)
+        codes = every_code(src)
     got = np.empty(codes.size, dst.code_numpy)
     ctypes.CDLL(str(tmp_path / "f.so")).run(
         ctypes.c_void_p(codes.ctypes.data), ctypes.c_void_p(got.ctypes.data), codes.size

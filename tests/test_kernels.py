@@ -6,19 +6,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from codes import every_code, random_codes
 from gpucast import hard_values, hostbuild
 from gpucast.dtypes import DType
 from gpucast.rule import Rule
 from gpucast.rules_of_pair import NUMERIC, rules
 from gpucast.source import kernel_source
-from kernels_on_host import cast_codes, random_codes, to_bytes, wanted_codes
+from kernels_on_host import cast_codes, to_bytes, wanted_codes
 from test_dtypes import EXTRA
 
 
 def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     """Every code of the sources of 16 bits or fewer; hard values and random ones of the wider."""
     if src.bits <= 16:
-        return np.arange(2 if src.family == "bool" else 1 << src.bits, dtype=src.code_numpy)
+        return every_code(src)
     share, random = (1.0, 500_000) if exhaustive else (1 / 16, 500)
     return hard_values.codes(src, dst, seed=29, share=share, random=random)
 
@@ -38,6 +39,15 @@ def test_every_rule(src: DType, exhaustive: bool) -> None:
         codes = sample(src, dst, exhaustive)
         for rule in group:
             check(kernels, rule, codes)
+
+
+@pytest.mark.parametrize("arch", [75, 80])
+@pytest.mark.parametrize("src", [row for row in NUMERIC if row.bits == 16], ids=str)
+def test_older_architectures_take_other_shortcuts(src: DType, arch: int) -> None:
+    group = [rule for dst in NUMERIC if dst.family == "float" and dst.bits <= 8 for rule in rules(src, dst)]
+    kernels = hostbuild.build(group, arch=arch)
+    for rule in group:
+        check(kernels, rule, every_code(src))
 
 
 @pytest.mark.parametrize("row", EXTRA, ids=str)

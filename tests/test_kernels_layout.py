@@ -4,20 +4,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from codes import random_codes
 from gpucast import hostbuild
 from gpucast.dtypes import DType, dtype
 from gpucast.hostbuild import HostKernels
 from gpucast.rule import resolve
-from gpucast.rules_of_pair import NUMERIC
-from gpucast.source import kernel_source
-from gpucast.strides import collapse
-from kernels_on_host import BY_WIDTH, check_contiguous, check_strided, random_codes, to_bytes, wanted_codes
+from gpucast.rules_of_pair import NUMERIC, rules
+from gpucast.source import kernel_source, square_side
+from gpucast.strides import Dims, collapse, squares
+from kernels_on_host import BY_WIDTH, check_contiguous, check_strided, to_bytes, wanted_codes
 
 PAIRS = tuple(itertools.product(BY_WIDTH, BY_WIDTH))
 PACKED = tuple(row for row in BY_WIDTH if row.packed)
@@ -143,6 +145,46 @@ def test_strides(src: DType, dst: DType, view: str, kernels: HostKernels) -> Non
         fitting = [VIEWS[name] for name in TARGETS if VIEWS[name](np.empty(720)).shape == x.shape]
         for target in (lambda space, like=x: space[: like.size].reshape(like.shape), *fitting):
             check_strided(kernels, rule, x, target, skip, unpacked=unpacked)
+
+
+WHOLE = [row for row in BY_WIDTH if not row.packed]
+#: Shapes, and the order of the axes in the memory of the source.
+TRANSPOSES = [((130, 70), (1, 0)), ((65, 17), (1, 0)), ((3, 70, 2, 33), (2, 0, 3, 1)), ((16, 5, 16), (2, 1, 0))]
+
+
+@pytest.mark.parametrize(("src", "dst"), list(itertools.product(WHOLE, WHOLE)), ids=str)
+def test_transposes(src: DType, dst: DType) -> None:
+    """Squares, cut at the edges; sides of the destination with gaps and negative steps; any address."""
+    rule = rules(src, dst)[0]
+    source = kernel_source(rule, "transposed")
+    kernels = hostbuild.build([source], optimize=False)
+    side = square_side(src.bits, dst.bits)
+    rng = np.random.default_rng(31)
+    for shape, order in TRANSPOSES:
+        memory = random_codes(src, math.prod(shape), rng).reshape([shape[axis] for axis in order])
+        x = memory.transpose([order.index(axis) for axis in range(len(order))])
+        space = np.zeros((2 * shape[0], *shape[1:]), dst.code_numpy)
+        for out in (space[: shape[0]], space[::-2]):
+            space[...] = 0
+            found = squares(collapse(shape, x.strides, out.strides), x.itemsize, out.itemsize, side)
+            assert found is not None
+            dims, n = found
+            assert n >= x.size and n % side**2 == 0
+            kernels.launch(rule, "transposed", False, x.ctypes.data, 0, out.ctypes.data, n, 0, dims.to_bytes())
+            assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
+            rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
+            assert not rest.any(), "written beside the elements"
+
+
+def test_what_is_not_a_transpose() -> None:
+    def of(shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...]) -> object:
+        return squares(collapse(shape, src, dst), 4, 4, 32)
+
+    assert of((64, 64), (4, 256), (256, 4)) == (Dims((64, 64), (4, 256), (256, 4)), 4096)
+    assert of((64, 64), (512, 4), (256, 4)) is None, "dense along the same dimension"
+    assert of((64, 64), (4, 256), (512, 8)) is None, "the destination is dense nowhere"
+    assert of((64, 64), (8, 512), (256, 4)) is None, "the source is dense nowhere"
+    assert of((64, 4), (4, 256), (16, 4)) is None, "too narrow for squares"
 
 
 def test_strided_elements_at_odd_addresses(kernels: HostKernels) -> None:

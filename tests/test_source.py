@@ -8,10 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gpucast.source
+from gpucast import hostbuild
 from gpucast.dtypes import dtype
 from gpucast.rule import resolve
 from gpucast.rules_of_pair import NUMERIC, rules
@@ -40,13 +44,37 @@ def test_the_text_stands_alone() -> None:
     text = kernel_source(resolve(dtype("DOUBLE"), dtype("FLOAT16"))).text
     assert "#include" not in text
     assert text.startswith("// SPDX-License-Identifier: Apache-2.0")
-    # About ten lines for the pair, all else is the prelude.
-    assert text.startswith(prelude()) and text[len(prelude()) :].count("\n") < 25
+    # Some thirty lines for the pair, all else is the prelude.
+    assert text.startswith(prelude()) and text[len(prelude()) :].count("\n") < 35
 
 
-def test_the_kernels_compute_with_integers_alone() -> None:
+INSTRUCTIONS = (Path(gpucast.source.__file__).parents[1] / "kernels" / "instructions.cuh").read_text()
+
+
+def test_no_compiler_flag_can_bend_a_result() -> None:
+    """Floats are touched by instructions alone that are written out, in one file; the C++ around them has no
+    arithmetic of floats and no conversion."""
     code = re.sub(r"//.*", "", prelude())
-    assert re.findall(r"\b(float|double|half|__half|__nv_bfloat16|asm)\b", code) == []
+    inline = re.sub(r"//.*", "", INSTRUCTIONS)
+    assert inline in code
+    elsewhere = code.replace(inline, "")
+    assert "asm" not in elsewhere
+    assert re.findall(r"\b(?:float|double)\(|\bf?(?:abs|min|max|fma)f?\(", re.sub(r"ptx::\w+", "", elsewhere)) == []
+    mnemonics = re.findall(r'"([a-z]\w*\.[\w.]+)', inline)
+    assert len(mnemonics) > 30
+    assert [name for name in mnemonics if "ftz" in name or "approx" in name] == []
+
+
+def test_every_instruction_has_a_model() -> None:
+    """For each function of kernels/instructions.cuh the host build has one of the same name and number of forms."""
+    inline = re.sub(r"//.*", "", INSTRUCTIONS)
+    named = re.findall(r"^GPUCAST_(?:UNARY|BINARY|TERNARY)\((\w+),", inline, re.MULTILINE)
+    named += re.findall(r"^GPUCAST_INLINE \w+ (\w+)\(", inline, re.MULTILINE)
+    source = kernel_source(resolve(dtype("FLOAT"), dtype("INT8")))
+    models = hostbuild.unit_text([source]).partition(source.prelude)[0]
+    found = Counter(re.findall(r"^inline (?:unsigned |long )*\w+ (\w+)\(", models, re.MULTILINE))
+    for name, forms in Counter(named).items():
+        assert found[name] == forms, name
 
 
 def test_the_text_is_the_same_in_every_process() -> None:
@@ -88,5 +116,5 @@ def test_what_has_no_kernel_is_refused() -> None:
 def test_blocks_cover_every_element() -> None:
     source = kernel_source(resolve(dtype("INT8"), dtype("UINT8")))
     block = source.elements * source.threads
-    sizes = (0, 1, block - source.elements, block + 1, 2**40)
+    sizes = (0, 1, block - source.tile + 1, block + 1, 2**40)
     assert [source.blocks(n) for n in sizes] == [0, 1, 1, 2, 2**40 // block + 1]

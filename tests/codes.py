@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes of a row: all, random ones, those of an array's elements; and arrays compared bit by bit."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import gpucast
+from gpucast.dtypes import DType
+
+
+def every_code(row: DType) -> np.ndarray:
+    """Each code of a row of 16 bits or fewer, in order."""
+    assert row.bits <= 16
+    return np.arange(2 if row.family == "bool" else 1 << row.bits, dtype=row.code_numpy)
+
+
+def random_codes(row: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:
+    """Any codes of a row, all as likely; a Generator goes on from where it is."""
+    top = 1 if row.family == "bool" else row.code_mask
+    drawn = np.random.default_rng(seed).integers(0, top, shape, dtype=row.code_numpy, endpoint=True)
+    return np.asarray(drawn)
+
+
+def codes_of(x: np.ndarray, row: DType) -> np.ndarray:
+    """What lies in memory for the elements of an array of a row, the bits above the row's own included."""
+    assert x.dtype == row.numpy
+    return x.view(row.code_numpy)
+
+
+def assert_same(got: np.ndarray, wanted: np.ndarray, row: DType | None = None) -> None:
+    """Equal shapes, types and bits. Given STRING as the row, texts count, and not how NumPy holds them."""
+    if row is None:
+        assert got.dtype == wanted.dtype
+        row = gpucast.dtype(wanted.dtype)
+    if row.family == "string":
+        assert got.shape == wanted.shape
+        assert got.tolist() == wanted.tolist()
+    else:
+        assert_codes(codes_of(got, row), codes_of(wanted, row))
+
+
+def assert_codes(got: np.ndarray, wanted: np.ndarray, case: object = "", of: np.ndarray | None = None) -> None:
+    """Arrays of codes are equal, else the first that differs is told: of which case, from which source code in `of`."""
+    assert got.shape == wanted.shape, case
+    wrong = np.flatnonzero(got != wanted)
+    if wrong.size:
+        i = int(wrong[0])
+        source = "" if of is None else f" from {of.flat[i]:#x}"
+        first = f"element {i}{source} is {got.flat[i]:#x}, wanted {wanted.flat[i]:#x}"
+        raise AssertionError(f"{case}: {wrong.size} of {got.size} codes differ; first: {first}")

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gpucast import reference
+from gpucast import layers, reference
 from gpucast.cast import cast, cast_like
 from gpucast.creation import empty, empty_like, from_bytes
 from gpucast.device_function import device_function
@@ -33,6 +33,7 @@ __all__ = [
     "finfo",
     "from_bytes",
     "iinfo",
+    "layers",
     "reference",
     "warmup",
 ]

@@ -144,11 +144,6 @@ struct Lookup {
 
     GPUCAST_INLINE void fill() const { fill_table<Shape, Threads>(shared, entries); }
 
-    // An element alone is looked up as the first one of an index.
-    GPUCAST_INLINE Word one(Word code) const {
-        return finished(look_up<Shape>(shared, ptx::lane(), u32(code) & ((1u << SrcBits) - 1)) & ((1u << Shape::code_bits) - 1));
-    }
-
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         // Bits that a look-up, or as many as a byte has places, adds to the destination's stream.
@@ -200,7 +195,6 @@ struct Lookup {
 // side. The destination's tiles are aligned, so that the first one may begin before the array.
 template <u32 SrcBits, u32 DstBits, u32 Elements, u32 Unroll, u32 Threads, typename Converter>
 GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, const Converter& converter) {
-    typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
     typedef Tile<Elements * SrcBits / 8> SrcTile;
     typedef Tile<Elements * DstBits / 8> DstTile;
     const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
@@ -238,25 +232,27 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
     for (u32 u = 0; u < Unroll; ++u) {
         const i64 begin = block_begin + i64(u * width + threadIdx.x * Elements);
         const u32 place = u * Threads + threadIdx.x;
-        if (head.reachable && begin >= margin && begin + Elements + margin <= n) {
-            SrcTile in;
-            DstTile out = {};
+        const bool whole = begin >= 0 && begin + Elements <= n;
+        // The elements of this tile that there are.
+        const u32 first = begin < 0 ? u32(0 - begin) : 0, last = whole ? Elements : begin < n ? u32(n - begin) : 0;
+        if (first >= last) continue;
+        SrcTile in;
+        DstTile out = {};
+        if (begin >= margin && begin + Elements + margin <= n) {
             if (straight) {
                 load_aligned(from + place * src_bytes, in);
             } else {
                 load_shifted(from + place * src_bytes, bit, in);
             }
-            converter.template tile<Elements>(in, out);
+        } else {
+            load_part(from + place * src_bytes, bit, bit + first * SrcBits, bit + last * SrcBits, in);
+        }
+        converter.template tile<Elements>(in, out);
+        if (head.reachable && whole) {
             store_aligned(to + place * dst_bytes, out);
-            continue;
+        } else {
+            store_part(to + place * dst_bytes, first * DstBits, last * DstBits, out);
         }
-        const i64 first = begin > 0 ? begin : 0, last = begin + Elements < n ? begin + Elements : n;
-        Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
-#pragma unroll 1
-        for (i64 i = first; i < last; ++i) {
-            writer.put(converter.one(read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits)));
-        }
-        writer.finish();
     }
 }
 
@@ -264,14 +260,14 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
 
 // One thread casts the elements that fill whole bytes of the destination together, so that no two threads write to one
 // byte. A packed side has no strides: it is the row-major stream.
-template <typename Src, typename Dst, u32 SrcBits, u32 Threads, u32 MaxDims, typename R>
+template <u32 SrcBits, u32 DstBits, u32 Threads, u32 MaxDims, typename Converter>
 GPUCAST_INLINE void cast_strided(
-    const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, R rule) {
-    typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
-    const u32 group = Unit<Dst::bits>::elements;
+    const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, const Converter& converter) {
+    typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
+    const u32 group = Unit<DstBits>::elements;
     const i64 first = (i64(blockIdx.x) * Threads + threadIdx.x) * group;
     const i64 last = first + group < n ? first + group : n;
-    Writer<Dst::bits, Word> writer = {dst + (first * i64(Dst::bits) >> 3), 0, 0};
+    Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
 #pragma unroll 1
     for (i64 i = first; i < last; ++i) {
         const Offsets at = n >> 32 ? offsets(dims, dims.count, u64(i)) : offsets(dims, dims.count, u32(i));
@@ -281,14 +277,14 @@ GPUCAST_INLINE void cast_strided(
         } else {
             code = load_element<SrcBits, Word>(src + at.src);
         }
-        code = cast_code<Src, Dst>(code, rule);
-        if constexpr (Dst::bits < 8) {
+        code = converter.one(code);
+        if constexpr (DstBits < 8) {
             writer.put(code);
         } else {
-            store_element<Dst::bits>(dst + at.dst, code);
+            store_element<DstBits>(dst + at.dst, code);
         }
     }
-    if constexpr (Dst::bits < 8) writer.finish();
+    if constexpr (DstBits < 8) writer.finish();
 }
 
 // ---- transposed: elements side by side in the source lie apart in the destination, and the other way round ----
@@ -355,8 +351,8 @@ GPUCAST_INLINE void cast_transposed(
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
-        gpucast::cast_strided<gpucast::SRC, gpucast::DST, SRC_BITS, THREADS>(                                          \
-            src, src_bit, dst, n, dims, gpucast::NAME##_rule());                                                       \
+        const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, THREADS>(src, src_bit, dst, n, dims, converter);           \
     }
 #define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \

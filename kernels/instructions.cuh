@@ -88,6 +88,18 @@ GPUCAST_INLINE u32 lane() {
     return d;
 }
 
+// Global memory, under a condition: without branches, of which a compiler makes much. A byte not loaded is 0.
+GPUCAST_INLINE u32 ld_u8(const u8* from, bool condition) {
+    u32 d;
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u8 %0, [%1];}"
+                 : "=r"(d) : "l"(from), "r"(u32(condition)) : "memory");
+    return d;
+}
+GPUCAST_INLINE void st_u8(u8* to, u32 byte, bool condition) {
+    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u8 [%0], %1;}"
+                 : : "l"(to), "r"(byte), "r"(u32(condition)) : "memory");
+}
+
 // A float16 in the low half; exact.
 GPUCAST_INLINE float cvt_f32_f16(u32 a) {
     float d;

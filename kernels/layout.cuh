@@ -124,6 +124,33 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
     }
 }
 
+// Those bytes of a tile that hold its bits from `first` to `last`, counted from `from`; the others are not touched. The
+// tile itself begins at `bit`.
+template <u32 Bytes>
+GPUCAST_INLINE void load_part(const u8* from, u32 bit, u32 first, u32 last, Tile<Bytes>& tile) {
+    const u32 words = Tile<Bytes>::words, begin = first / 8, count = (last + 7) / 8 - begin;
+    u32 wide[words + 1] = {};
+#pragma unroll
+    for (u32 i = 0; i <= Bytes; ++i) wide[i / 4] |= ptx::ld_u8(from + i, i - begin < count) << (i % 4 * 8);
+#pragma unroll
+    for (u32 i = 0; i < words; ++i) tile.word[i] = u32((u64(wide[i + 1]) << 32 | wide[i]) >> bit);
+}
+
+// The bits from `first` to `last`, `first` on a whole byte; those behind `last` in its byte become zero.
+template <u32 Bytes>
+GPUCAST_INLINE void store_part(u8* to, u32 first, u32 last, const Tile<Bytes>& tile) {
+    const u32 begin = first / 8, whole = last / 8 - begin;
+    u32 rest = 0;
+#pragma unroll
+    for (u32 i = 0; i < Bytes; ++i) {
+        const u32 byte = tile.word[i / 4] >> (i % 4 * 8);
+        ptx::st_u8(to + i, byte, i - begin < whole);
+        // The last byte of packed elements.
+        rest = i == last / 8 ? byte : rest;
+    }
+    ptx::st_u8(to + last / 8, rest & ((1u << last % 8) - 1), last % 8 != 0);
+}
+
 // Element i of a tile; with i known to the compiler no register is indexed at run time.
 template <u32 Bits, typename Word, u32 Bytes>
 GPUCAST_INLINE Word get(const Tile<Bytes>& tile, u32 i) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A cast fused with a multiplication: every value as DOUBLE, times one number, then by the destination's rule.
 //
-// gpucast/scaled_cast.py puts this file behind the others, for these kernels alone.
+// gpucast/scaled_source.py puts this file behind the others, for these kernels alone.
 namespace gpucast {
 
 // A converter, as Arithmetic in cast.cu is one. `FromDouble` is the rule of the second half.
@@ -37,37 +37,9 @@ struct ScaledDims {
     Dims<MaxDims> dims;
 };
 
-// As cast_strided in cast.cu, with a converter.
-template <u32 SrcBits, u32 DstBits, u32 Threads, u32 MaxDims, typename Converter>
-GPUCAST_INLINE void convert_strided(
-    const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, const Converter& converter) {
-    typedef typename Converter::Word Word;
-    const u32 group = Unit<DstBits>::elements;
-    const i64 first = (i64(blockIdx.x) * Threads + threadIdx.x) * group;
-    const i64 last = first + group < n ? first + group : n;
-    Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
-#pragma unroll 1
-    for (i64 i = first; i < last; ++i) {
-        const Offsets at = n >> 32 ? offsets(dims, u64(i)) : offsets(dims, u32(i));
-        Word code;
-        if constexpr (SrcBits < 8) {
-            code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
-        } else {
-            code = load_element<SrcBits, Word>(src + at.src);
-        }
-        code = converter.one(code);
-        if constexpr (DstBits < 8) {
-            writer.put(code);
-        } else {
-            store_element<DstBits>(dst + at.dst, code);
-        }
-    }
-    if constexpr (DstBits < 8) writer.finish();
-}
-
 }  // namespace gpucast
 
-// scaled_cast.py defines NAME_to_double and NAME_from_double.
+// scaled_source.py defines NAME_to_double and NAME_from_double.
 #define GPUCAST_SCALED(NAME, SRC, DST, SRC_BITS)                                                                       \
     gpucast::Scaled<gpucast::SRC, gpucast::DOUBLE, gpucast::DST, SRC_BITS, gpucast::NAME##_to_double,                  \
                     gpucast::NAME##_from_double>
@@ -83,6 +55,5 @@ GPUCAST_INLINE void convert_strided(
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::ScaledDims<MAX_DIMS> scaled) {                                           \
         const GPUCAST_SCALED(NAME, SRC, DST, SRC_BITS) converter = {scaled.scale};                                     \
-        gpucast::convert_strided<SRC_BITS, gpucast::DST::bits, THREADS>(                                               \
-            src, src_bit, dst, n, scaled.dims, converter);                                                             \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, THREADS>(src, src_bit, dst, n, scaled.dims, converter);    \
     }

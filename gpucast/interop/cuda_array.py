@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``__cuda_array_interface__``: arrays on a device without DLPack, such as Numba's. Results are CuPy arrays.
+
+The interface has no word for the types that NumPy lacks: a library that writes '<V2' or '|V1' for them is refused, and
+its codes can be passed as integers through `gpucast.from_bytes`.
+
+Source: Numba's CUDA Array Interface, versions 0 to 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucast.dtypes import dtype
+from gpucast.intake import view_at
+
+
+def take(x: Any, who: str, writing: bool = False) -> Any:
+    """A CuPy array over the memory; CuPy's current stream waits for the stream that the interface names."""
+    from gpucast import device, launch
+
+    interface = x.__cuda_array_interface__
+    device.require(who)
+    driver = launch.driver()
+    try:
+        address, readonly = interface["data"]
+        shape, strides = tuple(interface["shape"]), interface.get("strides")
+        kind = np.dtype(interface["typestr"])
+        stream = interface.get("stream")
+    except (KeyError, TypeError, ValueError) as error:
+        raise TypeError(f"{who}: the __cuda_array_interface__ of {type(x).__name__} is malformed: {error}") from None
+    if interface.get("mask") is not None:
+        raise TypeError(f"{who}: x has a mask in its __cuda_array_interface__, which would be lost")
+    if kind.kind == "V":
+        raise TypeError(
+            f"{who}: x has typestr {interface['typestr']!r} in its __cuda_array_interface__, which names no type; pass "
+            "its codes as integers, with the type, through gpucast.from_bytes"
+        )
+    if stream == 0:
+        raise ValueError(f"{who}: stream 0 is not allowed in __cuda_array_interface__; expected None, 1, 2 or a handle")
+    row = dtype(kind, who=f"{who}: x.dtype=")
+    if row.family == "string" or not kind.isnative:
+        raise TypeError(f"{who}: x has typestr {interface['typestr']!r}; expected numbers in native byte order")
+    if writing and readonly:
+        raise ValueError(f"{who}: out is read-only")
+    index = driver.current() if 0 in shape else driver.device_of(address)
+    if stream is not None:
+        with driver.on(index):
+            driver.follow(stream)
+    return view_at(address, shape, None if strides is None else tuple(strides), row, index, x)
+
+
+def cast(
+    inner: Callable[..., Any],
+    x: Any,
+    to: Any,
+    attributes: tuple[Any, ...],
+    device: Any,
+    out: Any,
+    copy: Any,
+    who: str,
+    versions: tuple[int, ...],
+) -> Any:
+    """See `gpucast.intake.Door`. A library without a way back gets CuPy arrays, which speak its protocol."""
+    array = take(x, who)
+    y = inner(array, to, *attributes, device, out, copy, who, versions)
+    if out is not None:
+        return out
+    return x if y is array else y

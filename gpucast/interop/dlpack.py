@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DLPack: arrays of any library that speaks it, in both directions, with the types that NumPy and CuPy lack.
+
+NumPy's and CuPy's own import and export stop at the types that they know (and at bfloat16). So a capsule is read here,
+field by field; and one is made by letting NumPy or CuPy export the codes and writing the true type into it. Both
+capsules of the protocol are taken and given: the versioned one where the other side knows it.
+
+Source: dlpack.h 1.3; the Python specification of DLPack (``__dlpack__``, ``from_dlpack``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucast.dtypes import DTYPES, DType, dtype
+from gpucast.intake import view_at
+from gpucast.packed import PackedArray, home
+
+# DLDeviceType.
+_CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
+_ON_HOST, _ON_DEVICE = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
+#: The newest version whose structures are read here.
+_VERSION = (1, 3)
+_READ_ONLY, _PADDED = 1 << 0, 1 << 2
+
+# DLDataTypeCode. Integers and IEEE floats are told apart by their bits.
+_INT, _UINT, _FLOAT = 0, 1, 2
+_CODES = {
+    "bfloat16": 4,
+    "bool": 6,
+    "float8_e4m3fn": 10,
+    "float8_e4m3fnuz": 11,
+    "float8_e5m2": 12,
+    "float8_e5m2fnuz": 13,
+    "float8_e8m0fnu": 14,
+    "float6_e2m3fn": 15,
+    "float6_e3m2fn": 16,
+    "float4_e2m1fn": 17,
+}
+
+
+class _Tensor(ctypes.Structure):
+    """DLTensor."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_ = (("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+#: The names of capsules that nobody has taken yet, and of those that somebody has.
+_CAPSULES = {b"dltensor": (_Managed, b"used_dltensor"), b"dltensor_versioned": (_Versioned, b"used_dltensor_versioned")}
+
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.argtypes, _is_valid.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.argtypes, _pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+_set_name = ctypes.pythonapi.PyCapsule_SetName
+_set_name.argtypes, _set_name.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
+_DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def code_of(row: DType) -> int | None:
+    """The DLDataTypeCode of a type; None where DLPack has none."""
+    if row.family == "int":
+        return _INT if row.signed else _UINT
+    return _FLOAT if row.numpy_name == f"float{row.bits}" else _CODES.get(row.numpy_name)
+
+
+def preferred(x: Any) -> bool:
+    """Whether an object that speaks DLPack comes in by it: from a device, or where NumPy does not take it as well, or
+    where its library can take the result back."""
+    try:
+        kind = int(x.__dlpack_device__()[0])
+    except Exception:
+        return not hasattr(x, "__array__")
+    return kind not in _ON_HOST or not hasattr(x, "__array__") or _way_back(x) is not None
+
+
+def take(x: Any, who: str, writing: bool = False) -> Any:
+    """An array over the memory of an object that speaks DLPack: NumPy for the host, CuPy for a device.
+
+    CuPy's current stream is given to the producer, which makes it wait for its own work. Types below one byte are a
+    PackedArray where the producer packs them.
+    """
+    device_type, device_id = (int(number) for number in x.__dlpack_device__())
+    if device_type not in _ON_HOST + _ON_DEVICE:
+        raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
+    if device_type in _ON_HOST:
+        return _taken(x, None, who, writing, {})
+    from gpucast import device, launch
+
+    device.require(who)
+    with launch.driver().on(device_id):
+        # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
+        return _taken(x, device_id, who, writing, {"stream": launch.driver().stream() or 1})
+
+
+def _taken(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
+    try:
+        try:
+            capsule = x.__dlpack__(**keywords, max_version=_VERSION)
+        except TypeError:
+            # A library from before versions.
+            capsule = x.__dlpack__(**keywords)
+    except Exception as error:
+        raise TypeError(f"{who}: {type(x).__name__} does not lend its memory through DLPack: {error}") from error
+    return _read(capsule, device, who, writing)
+
+
+def _read(capsule: Any, device: int | None, who: str, writing: bool) -> Any:
+    name = next((name for name in _CAPSULES if _is_valid(capsule, name)), None)
+    if name is None:
+        raise TypeError(f"{who}: __dlpack__ gave {capsule!r}; expected a capsule that nobody has taken")
+    structure, used = _CAPSULES[name]
+    managed: Any = structure.from_address(_pointer(capsule, name))
+    _set_name(capsule, used)
+    # From here on the memory is ours to give back.
+    owner = _Loan(managed)
+    flags = 0
+    if isinstance(managed, _Versioned):
+        if managed.major != _VERSION[0]:
+            raise ValueError(
+                f"{who}: __dlpack__ gave version {managed.major}.{managed.minor}; expected {_VERSION[0]}.x"
+            )
+        flags = managed.flags
+    if writing and flags & _READ_ONLY:
+        raise ValueError(f"{who}: out is read-only")
+    return _array(managed.tensor, flags, device, owner, who)
+
+
+class _Loan:
+    """Memory of another library; given back when the last array over it is gone."""
+
+    def __init__(self, managed: Any) -> None:
+        if managed.deleter:
+            give_back = weakref.finalize(self, _DELETER(managed.deleter), ctypes.addressof(managed))
+            # The end of the process frees all memory, in an order in which arrays may outlive the atexit calls.
+            give_back.atexit = False
+
+
+def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: str) -> Any:
+    row = _row(tensor, who)
+    shape = tuple(tensor.shape[: tensor.ndim])
+    strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
+    address = (tensor.data or 0) + tensor.byte_offset
+    readonly = bool(flags & _READ_ONLY)
+    if not row.packed or flags & _PADDED:
+        steps = None if strides is None else tuple(stride * row.numpy.itemsize for stride in strides)
+        return view_at(address, shape, steps, row, device, owner, readonly)
+    if tensor.lanes > 1:
+        shape = (*shape[:-1], shape[-1] * tensor.lanes) if shape else (tensor.lanes,)
+    size = int(np.prod(shape, dtype=np.int64))
+    if strides is not None and size and not _is_compact(tuple(tensor.shape[: tensor.ndim]), strides):
+        raise ValueError(f"{who}: x has strides; expected {row.name}, which lies packed, in row-major order")
+    data = view_at(address, (row.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
+    return PackedArray(data, row, shape)
+
+
+def _row(tensor: _Tensor, who: str) -> DType:
+    for row in DTYPES:
+        if row.family == "string" or (code_of(row), row.bits) != (tensor.code, tensor.bits):
+            continue
+        if tensor.lanes == 1 or (row.packed and tensor.lanes * row.bits == 8):
+            return row
+    if tensor.code == 5:
+        raise TypeError(f"{who}: x.dtype='complex{tensor.bits}' is complex; Cast takes no complex type")
+    raise TypeError(
+        f"{who}: x has the DLPack type code={tensor.code}, bits={tensor.bits}, lanes={tensor.lanes}, which is no type "
+        "that Cast takes"
+    )
+
+
+def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    expected = 1
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True
+
+
+def cast(
+    inner: Callable[..., Any],
+    x: Any,
+    to: Any,
+    attributes: tuple[Any, ...],
+    device: Any,
+    out: Any,
+    copy: Any,
+    who: str,
+    versions: tuple[int, ...],
+) -> Any:
+    """See `gpucast.intake.Door`. The result is what the library's own `from_dlpack` makes of it, where it has one."""
+    array = take(x, who)
+    y = inner(array, to, *attributes, device, out, copy, who, versions)
+    settle(array, y)
+    if out is not None:
+        return out
+    return x if y is array else _given(y, x, who)
+
+
+def settle(*arrays: Any) -> None:
+    """Wait for the devices of some arrays: the library of an array on loan may use its memory again once it is back."""
+    for device in {index for index in map(home, arrays) if index is not None}:
+        from gpucast import launch
+
+        with launch.driver().on(device):
+            launch.driver().synchronize()
+
+
+def _given(y: Any, like: Any, who: str) -> Any:
+    from_dlpack = _way_back(like)
+    if from_dlpack is None or isinstance(y, PackedArray) or y.dtype == object:
+        return y
+    try:
+        return from_dlpack(Export(y))
+    except Exception as error:
+        raise TypeError(
+            f"{who}: {type(like).__module__} does not take {y.dtype} back through DLPack ({error}); "
+            "pass an array of NumPy or CuPy"
+        ) from error
+
+
+def _way_back(x: Any) -> Any:
+    """`from_dlpack` of the library that an object belongs to, or None."""
+    namespace = getattr(x, "__array_namespace__", None)
+    try:
+        module = sys.modules.get(type(x).__module__.partition(".")[0]) if namespace is None else namespace()
+    except Exception:
+        return None
+    return getattr(module, "from_dlpack", None)
+
+
+class Export:
+    """A NumPy or CuPy array of any type of whole bytes (or the pairs of a PackedArray), to be taken by DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._row = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
+        self._code = code_of(self._row)
+        self._lanes = 1
+        if isinstance(array, PackedArray):
+            if array.dtype.numpy_name != "float4_e2m1fn":
+                raise BufferError(
+                    f"PackedArray: no library takes {self._row.name} through DLPack; exchange x.data, the packed "
+                    "bytes, and say the type beside it"
+                )
+            if not array.shape or array.shape[-1] % 2:
+                raise BufferError(
+                    f"PackedArray: DLPack has pairs of {self._row.name}; the last axis of {array.shape} is not even"
+                )
+            self._lanes = 2
+            self._codes = array.data.reshape(*array.shape[:-1], array.shape[-1] // 2)
+        else:
+            if self._code is None or self._row.packed:
+                raise BufferError(f"dlpack: {self._row.name} cannot be exported")
+            self._codes = array.view(self._row.code_numpy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, index = self._codes.__dlpack_device__()
+        return int(kind), int(index)
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        capsule = self._codes.__dlpack__(**keywords)
+        name = next(name for name in _CAPSULES if _is_valid(capsule, name))
+        managed: Any = _CAPSULES[name][0].from_address(_pointer(capsule, name))
+        managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._row.bits, self._lanes
+        return capsule

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX: `gpucast.cast` of JAX arrays gives JAX arrays.
+
+On the CPU memory is shared both ways (types below one byte, which JAX keeps packed and lends to nobody, are copied). On
+a GPU arrays come and go through DLPack, and a cast waits for its kernel, because JAX may use the memory of an array
+again as soon as the array is gone. There types below one byte come as a `PackedArray` over CuPy memory.
+
+JAX has no FLOAT6E2M3, FLOAT6E3M2 and text: such results are `PackedArray`s, and NumPy arrays of str. 64-bit types need
+``jax_enable_x64``: without it JAX would narrow them silently, so that they are refused. Within `jax.jit` there are no
+values: use ``jax.pure_callback``. JAX's arrays cannot change, so none is taken as `out`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
+
+from gpucast.dtypes import DType, dtype
+from gpucast.interop import dlpack
+from gpucast.packed import PackedArray, home
+
+__all__ = ["cast", "take"]
+
+#: XLA shares host memory that begins at a multiple of so many bytes, and copies all other.
+_ALIGNMENT = 64
+
+
+def take(x: Any, who: str, writing: bool = False) -> Any:
+    """An array over the memory of a JAX array; a copy of types below one byte."""
+    if isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{who}: x is being traced by JAX and has no values; call gpucast outside jit, or through jax.pure_callback"
+        )
+    if writing:
+        raise ValueError(f"{who}: out is a JAX array, which cannot be written")
+    if len(x.devices()) != 1:
+        raise ValueError(f"{who}: x is spread over {len(x.devices())} devices; expected an array on one")
+    if not isinstance(x.dtype, np.dtype):
+        # JAX's own kinds, such as keys of random numbers.
+        raise TypeError(f"{who}: x.dtype={x.dtype!s} is not a type that Cast takes")
+    if dtype(x.dtype, who=f"{who}: x.dtype=").packed:
+        if not _on_cpu(x):
+            raise TypeError(
+                f"{who}: JAX does not lend the memory of {x.dtype} on a GPU; cast x.astype('int8') or a float"
+            )
+        return np.asarray(x)
+    return dlpack.take(x, who)
+
+
+def _on_cpu(x: Any) -> bool:
+    return all(device.platform == "cpu" for device in x.devices())
+
+
+def cast(
+    inner: Callable[..., Any],
+    x: Any,
+    to: Any,
+    attributes: tuple[Any, ...],
+    device: Any,
+    out: Any,
+    copy: Any,
+    who: str,
+    versions: tuple[int, ...],
+) -> Any:
+    """See `gpucast.intake.Door`."""
+    array = take(x, who)
+    dst = dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
+    if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
+        raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+    room = out
+    if out is None and device in (None, "cpu") and home(array) is None and _shareable(dst) and copy is True:
+        room = _aligned(array.shape, dst)
+    y = inner(array, to, *attributes, device, room, copy, who, versions)
+    dlpack.settle(array, y)
+    if out is not None:
+        return out
+    return x if y is array else _given(y, x)
+
+
+def _shareable(dst: DType) -> bool:
+    return dst.family != "string" and not dst.packed
+
+
+def _aligned(shape: tuple[int, ...], row: DType) -> np.ndarray[Any, Any]:
+    nbytes = math.prod(shape) * row.code_numpy.itemsize
+    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + nbytes].view(row.numpy).reshape(shape)
+
+
+def _given(y: Any, like: Any) -> Any:
+    if isinstance(y, PackedArray) or y.dtype == object:
+        return y
+    if not isinstance(y, np.ndarray):
+        return jax.dlpack.from_dlpack(dlpack.Export(y))
+    if dtype(y.dtype).bits == 6:
+        return PackedArray.pack(y)
+    return jax.device_put(y, next(iter(like.devices())) if _on_cpu(like) else jax.devices("cpu")[0])

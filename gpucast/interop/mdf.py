@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MDF graphs (modeci_mdf) whose ``onnx::Cast`` is gpucast's: every type, every value, `saturate` and `round_mode`.
+
+    from gpucast.interop import mdf
+
+    with mdf.installed():  # or mdf.install() ... mdf.uninstall()
+        EvaluableGraph(load_mdf("model.json").graphs[0]).evaluate(initializer={"x": x})
+
+Two attributes of ``modeci_mdf.functions.onnx`` are replaced: `cast`, which the execution engine looks up whenever it
+evaluates a Cast, and `get_onnx_schema`, without whose newest Cast the engine would drop `saturate` and `round_mode`
+(its own is of opset 13). The schemas of all other operators stay those of the package.
+
+What the engine does around each call stays as it is: a float32 result is widened to float64, and an argument must not
+be a bare text, so that `round_mode` is written ``"numpy.array('down')"`` in a graph file.
+
+Source: ``execution_engine.evaluate_onnx_expr`` of modeci_mdf 0.4.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.packed import home
+
+try:
+    import modeci_mdf.functions.onnx as onnx_ops
+    import onnx.defs
+except ImportError as error:
+    raise ImportError(
+        f"gpucast.interop.mdf needs the modeci_mdf package ({error}): pip install modeci-mdf, "
+        "or pip install 'gpucast[mdf]'"
+    ) from error
+
+__all__ = ["install", "installed", "uninstall"]
+
+#: What `install` found first: the package's own `cast` and `get_onnx_schema`.
+_stock: tuple[Any, Any] | None = None
+
+
+def install(device: str | None = None) -> None:
+    """Make the ``onnx::Cast`` of MDF graphs run on gpucast, by the newest rules, until `uninstall`.
+
+    `device`: where to cast arrays of the host: None or "cpu", or "cuda" / "cuda:N", from where results come back to the
+    host. Arrays on a device are cast there and stay. Installing again only changes the device.
+    TypeError or ValueError for what is no device, DeviceUnavailable for one that cannot be used.
+    """
+    global _stock  # noqa: PLW0603 (the state of another module is what is kept)
+    if "round_mode" not in onnx.defs.get_schema("Cast").attributes:
+        raise ImportError(f"mdf.install: onnx {onnx.__version__} does not know round_mode; expected 1.19 or newer")
+    # One cast tells whether driver, libraries and compiler work together.
+    gpucast.cast(np.zeros(1, np.float32), "FLOAT16", device=device)
+    if _stock is None:
+        _stock = onnx_ops.cast, onnx_ops.get_onnx_schema
+    onnx_ops.cast, onnx_ops.get_onnx_schema = _caster(device), _Schemas(_stock[1])
+
+
+def uninstall() -> None:
+    """Put the package's own functions back. Does nothing where nothing is installed."""
+    global _stock  # noqa: PLW0603
+    if _stock is not None:
+        onnx_ops.cast, onnx_ops.get_onnx_schema = _stock
+        _stock = None
+
+
+@contextlib.contextmanager
+def installed(device: str | None = None) -> Iterator[None]:
+    """`install` for the length of a ``with`` block; what was in place before comes back, an earlier install too."""
+    global _stock
+    before = _stock, onnx_ops.cast, onnx_ops.get_onnx_schema
+    install(device)
+    try:
+        yield
+    finally:
+        _stock, onnx_ops.cast, onnx_ops.get_onnx_schema = before
+
+
+def _caster(device: str | None) -> Callable[..., Any]:
+    def cast(input: Any, to: Any, saturate: Any = 1, round_mode: Any = "up") -> Any:
+        """The operator Cast of the newest opset, on gpucast (see gpucast.interop.mdf)."""
+        # The package's own function makes vectors of Python's numbers, and graphs rely on the shape.
+        x = np.atleast_1d(input) if type(input) in (int, float) else input
+        dst = gpucast.dtype(to, who="onnx::Cast: to=")
+        # ONNX has no boolean attributes: 0 is false, any other integer true. Text stays on the host.
+        y = gpucast.cast(
+            x,
+            dst,
+            saturate=saturate != 0 if isinstance(saturate, (int, np.integer)) else saturate,
+            round_mode=round_mode,
+            device=None if dst.family == "string" or home(x) is not None else device,
+        )
+        return y if home(y) is None or home(x) is not None else y.get()
+
+    return cast
+
+
+class _Schemas:
+    """``get_onnx_schema`` with the newest Cast: the engine passes on the attributes that the schema names."""
+
+    def __init__(self, stock: Any) -> None:
+        self._stock = stock
+
+    def __call__(self, func_name: str, *args: Any, **kwargs: Any) -> Any:
+        return onnx.defs.get_schema("Cast") if func_name == "cast" else self._stock(func_name, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        # The package's own is a cached function, with cache_clear and so on.
+        return getattr(self._stock, name)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cast and CastLike for onnx's reference evaluator. `gpucast.interop.onnx` is where to import them from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx.reference.op_run import OpRun
+
+import gpucast
+from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
+
+Array = npt.NDArray[Any]
+
+
+class _Operator(OpRun):
+    """What Cast and CastLike share: which attributes a node may have, and what ONNX means by their values."""
+
+    op_domain = ""
+    # With a schema OpRun would add the newest version's defaults to every node. Without one `_run` is given exactly
+    # the attributes that the node has, so that presence can be judged.
+    op_schema = None
+
+    #: Where to cast: None on the host, else what `gpucast.cast` takes as `device`.
+    device: ClassVar[str | None] = None
+    versions: ClassVar[tuple[int, ...]]
+    #: The first version that has the attribute.
+    attributes: ClassVar[Mapping[str, int]]
+
+    def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
+        name = type(self).__name__
+        opset = run_params["opsets"][onnx_node.domain]
+        version = newest_version(opset, self.versions, name)
+        present = [attribute.name for attribute in onnx_node.attribute]
+        for attribute in present:
+            since = self.attributes.get(attribute)
+            if since is None:
+                raise ValueError(
+                    f"{name}: attribute {attribute!r} is unknown; expected one of {', '.join(self.attributes)}"
+                )
+            if since > version:
+                raise ValueError(
+                    f"{name}: attribute {attribute!r} needs opset {since}; opset={opset} has version {version}"
+                )
+        if "to" in self.attributes and "to" not in present:
+            raise ValueError(f"{name}: attribute 'to' is required; the node has {present or 'none'}")
+        super().__init__(onnx_node, run_params, schema)
+        self._opset = opset
+
+    def run(self, *args: Any, **context: Any) -> tuple[Any, ...]:
+        try:
+            return super().run(*args, **context)  # type: ignore[no-any-return,no-untyped-call]
+        except TypeError as error:
+            # OpRun puts "Issues with types ..." in the place of the reason.
+            if isinstance(error.__cause__, TypeError):
+                raise error.__cause__ from None
+            raise
+
+    def _keywords(self, saturate: Any, round_mode: Any, *kinds: gpucast.DType) -> dict[str, Any]:
+        """The keywords of `gpucast.cast` that stand for the node's attributes; None means absent."""
+        keywords: dict[str, Any] = {"opset": self._opset}
+        if saturate is not None:
+            # ONNX has no boolean attributes: 0 is false, any other integer true.
+            keywords["saturate"] = self._checked("saturate", saturate, int) != 0
+        if round_mode is not None:
+            keywords["round_mode"] = self._checked("round_mode", round_mode, str)
+        if all(kind.family != "string" for kind in kinds):
+            # Text stays on the host.
+            keywords["device"] = self.device
+        return keywords
+
+    def _checked(self, attribute: str, value: Any, kind: type) -> Any:
+        if not isinstance(value, kind):
+            expected = "a string" if kind is str else "an integer"
+            raise ValueError(
+                f"{type(self).__name__}: attribute {attribute}={value!r} must be {expected} in opset {self._opset}"
+            )
+        return value
+
+
+class Cast(_Operator):
+    """The operator Cast, versions 1, 6, 9, 13, 19, 21, 23, 24, 25 and 28."""
+
+    versions = CAST_VERSIONS
+    attributes: ClassVar[Mapping[str, int]] = {"to": 1, "saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
+
+    def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
+        # Version 1 wrote the type's name, later ones its number.
+        dst = gpucast.dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), who="Cast: to=")
+        keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
+        return (_on_host(gpucast.cast(x, dst, **keywords)),)
+
+
+class CastLike(_Operator):
+    """The operator CastLike, versions 15, 19, 21, 23, 24 and 25; only the type of `like` matters."""
+
+    versions = CASTLIKE_VERSIONS
+    attributes: ClassVar[Mapping[str, int]] = {"saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
+
+    def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
+        keywords = self._keywords(saturate, round_mode, _dtype_of(x, "CastLike"), _dtype_of(like, "CastLike"))
+        return (_on_host(gpucast.cast_like(x, like, **keywords)),)
+
+
+def _dtype_of(x: Any, who: str) -> gpucast.DType:
+    if not isinstance(x, (np.ndarray, np.generic)):
+        raise TypeError(f"{who}: the input is a {type(x).__name__}; expected a tensor (numpy.ndarray)")
+    return gpucast.dtype(x.dtype, who=f"{who}: input of type ")
+
+
+def _on_host(x: Any) -> Array:
+    return x if isinstance(x, np.ndarray) else x.get()

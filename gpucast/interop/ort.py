@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onnxruntime: tensors of every type that it has, to and from the arrays of gpucast.
+
+`ortvalue` makes an OrtValue of an array of the host, `from_ortvalue` an array of an OrtValue, `bind_input` and
+`bind_output` bind arrays of the host or of a CUDA device to an IOBinding. onnxruntime's own ways in and out refuse
+ml_dtypes arrays and all but a few of the types that NumPy lacks; these go by address and ONNX type number.
+
+    value = ort.ortvalue(gpucast.cast(x, "FLOAT8E4M3FN"))
+    (y,) = session.run_with_ort_values(["y"], {"x": value})
+    ort.from_ortvalue(y)
+
+All 26 types but FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.31 does not know, and STRING, which it takes as object
+arrays in ``session.run`` alone. Which operators run on a type is another question: see docs/ort.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast import intake
+from gpucast.creation import from_bytes
+from gpucast.dtypes import DType, dtype
+from gpucast.packed import PackedArray, as_array, home
+
+try:
+    import onnxruntime
+except ImportError as error:
+    raise ImportError(f"gpucast.interop.ort needs onnxruntime ({error}): pip install onnxruntime") from error
+
+__all__ = ["bind_input", "bind_output", "from_ortvalue", "ortvalue"]
+
+
+def ortvalue(x: Any) -> onnxruntime.OrtValue:
+    """An OrtValue of an array of the host, of its type and shape.
+
+    NumPy and ml_dtypes arrays that are contiguous and native share their memory with it; others, those of types below
+    one byte and PackedArrays are copied.
+    TypeError for types that onnxruntime does not know, and for an array on a device (see `bind_input`).
+    """
+    x = as_array(x, "ortvalue")
+    row = _row(x, "ortvalue")
+    if home(x) is not None:
+        raise TypeError("ortvalue: x is on a device; bind it with bind_input, or cast it to device='cpu'")
+    if not row.packed:
+        plain = np.ascontiguousarray(x, row.numpy).reshape(x.shape).view(row.code_numpy)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(plain, row.number)
+    packed = x if isinstance(x, PackedArray) else PackedArray.pack(x)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(x.shape), row.number)
+    _memory(value)[...] = packed.data
+    return value
+
+
+def from_ortvalue(value: onnxruntime.OrtValue) -> Any:
+    """The array over the memory of an OrtValue on the host: NumPy, with the ml_dtypes dtype for the types that NumPy
+    lacks, or a PackedArray for those below one byte. It keeps the value alive.
+
+    An OrtValue of STRING gives a copy. TypeError for what is no tensor, or not on the host.
+    """
+    if not isinstance(value, onnxruntime.OrtValue) or not value.is_tensor():
+        raise TypeError(f"from_ortvalue: value is {_named(value)}; expected an OrtValue that holds a tensor")
+    if value.device_name() != "cpu":
+        raise TypeError(f"from_ortvalue: value is on {value.device_name()}; expected one on cpu (see bind_output)")
+    row = dtype(value.element_type(), who="from_ortvalue: element_type=")
+    if row.family == "string":
+        return value.numpy()
+    return from_bytes(_memory(value), row, tuple(value.shape()))
+
+
+def bind_input(binding: onnxruntime.IOBinding, name: str, x: Any) -> None:
+    """Bind a contiguous array of the host or of a CUDA device as an input, without a copy.
+
+    Types below one byte must be PackedArrays. The array must live until the run is over. onnxruntime works on a stream
+    of its own: let the work that fills x end first (``stream.synchronize()``).
+    TypeError for types that onnxruntime does not know; ValueError for arrays that are not contiguous and native.
+    """
+    _bind(binding.bind_input, name, x, "bind_input")
+
+
+def bind_output(binding: onnxruntime.IOBinding, name: str, out: Any) -> None:
+    """As `bind_input`, for an output: the run writes it into `out` (see `gpucast.empty`)."""
+    _bind(binding.bind_output, name, out, "bind_output")
+
+
+def _bind(bind: Callable[..., None], name: str, x: Any, who: str) -> None:
+    if not isinstance(x, PackedArray):
+        array = as_array(x, who)
+        if array is not x:
+            raise TypeError(f"{who}: x is a {type(x).__name__}; expected a NumPy or CuPy array or a PackedArray")
+    row, device = _row(x, who), home(x)
+    if row.packed and not isinstance(x, PackedArray):
+        raise TypeError(f"{who}: x holds {row.name} one element per byte; expected a PackedArray (PackedArray.pack(x))")
+    data = x.data if isinstance(x, PackedArray) else x
+    if not (data.flags.c_contiguous and data.dtype.isnative):
+        raise ValueError(f"{who}: x of shape {x.shape} is not contiguous and native; expected such memory")
+    if who == "bind_output" and device is None and not data.flags.writeable:
+        raise ValueError(f"{who}: out is read-only")
+    address = data.ctypes.data if device is None else data.data.ptr
+    place = ("cpu", 0) if device is None else ("cuda", device)
+    bind(name, *place, row.number, list(x.shape), address)
+
+
+def _row(x: Any, who: str) -> DType:
+    row = dtype(x.dtype, who=f"{who}: x.dtype=")
+    if row.family == "string":
+        raise TypeError(f"{who}: x is STRING; onnxruntime takes it in session.run alone, as an object array of str")
+    if not _is_known(row):
+        raise TypeError(f"{who}: onnxruntime {onnxruntime.__version__} does not know {row.name}")
+    return row
+
+
+@lru_cache
+def _is_known(row: DType) -> bool:
+    try:
+        onnxruntime.OrtValue.ortvalue_from_shape_and_type([0], row.number)
+    except Exception:  # onnxruntime has exceptions of its own for this
+        return False
+    return True
+
+
+def _memory(value: onnxruntime.OrtValue) -> npt.NDArray[np.uint8]:
+    """The bytes of an OrtValue on the host."""
+    size = value.tensor_size_in_bytes()
+    memory: npt.NDArray[np.uint8] = intake.view_at(value.data_ptr(), (size,), None, np.dtype(np.uint8), None, value)
+    return memory
+
+
+def _named(value: Any) -> str:
+    return "an OrtValue without a tensor" if isinstance(value, onnxruntime.OrtValue) else f"a {type(value).__name__}"

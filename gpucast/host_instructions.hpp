@@ -23,6 +23,11 @@ inline unsigned shr(unsigned a, unsigned b) { return b < 32 ? a >> b : 0; }
 inline unsigned long long shl(unsigned long long a, unsigned b) { return b < 64 ? a << b : 0; }
 inline unsigned long long shr(unsigned long long a, unsigned b) { return b < 64 ? a >> b : 0; }
 
+inline unsigned ld_u8(const unsigned char* from, bool condition) { return condition ? *from : 0; }
+inline void st_u8(unsigned char* to, unsigned byte, bool condition) {
+    if (condition) *to = (unsigned char)byte;
+}
+
 inline unsigned bits(float a) {
     unsigned d;
     std::memcpy(&d, &a, sizeof d);
@@ -145,6 +150,18 @@ inline unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) { return F16::b
 inline unsigned min_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, lesser); }
 inline unsigned max_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, greater); }
 inline unsigned fma_rn_bf16x2(unsigned a, unsigned b, unsigned c) { return BF16::both(a, b, c, fused); }
+
+
+template <typename Integer, typename Operation>
+inline unsigned both_integers(unsigned a, unsigned b, Operation operation) {
+    const unsigned low = (unsigned short)operation(Integer(a), Integer(b));
+    return low | unsigned((unsigned short)operation(Integer(a >> 16), Integer(b >> 16))) << 16;
+}
+inline int lesser_integer(int a, int b) { return a < b ? a : b; }
+inline int greater_integer(int a, int b) { return a > b ? a : b; }
+inline unsigned min_s16x2(unsigned a, unsigned b) { return both_integers<short>(a, b, lesser_integer); }
+inline unsigned max_s16x2(unsigned a, unsigned b) { return both_integers<short>(a, b, greater_integer); }
+inline unsigned min_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, lesser_integer); }
 
 }  // namespace ptx
 }  // namespace gpucast

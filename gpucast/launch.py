@@ -7,25 +7,32 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 
-from gpucast import compiler
+from gpucast import compiler, plans
 from gpucast import driver as nvidia
 from gpucast.errors import DeviceUnavailable
 from gpucast.rule import Rule
+from gpucast.scaled_source import Scale
 from gpucast.source import KernelSource, Shape, kernel_source
 from gpucast.strides import Dims
 
 
 class Kernel(Protocol):
-    """A kernel loaded on one device; launches on a stream and returns at once."""
+    """A kernel loaded on one device, which is the current one whenever it is called.
 
-    def __call__(self, src: int, src_bit: int, dst: int, n: int, dims: Dims | None, stream: int) -> None: ...
+    Launches for n > 0 elements on the device's current stream and returns at once.
+    """
+
+    def __call__(self, src: int, dst: int, n: int, more: Dims | Scale | None) -> None: ...
 
 
 class Driver(Protocol):
@@ -46,14 +53,17 @@ class Driver(Protocol):
     def stream(self) -> int:
         """The current stream of the current device."""
 
-    def capturing(self, stream: int) -> bool:
-        """Whether a CUDA graph is being captured from the stream."""
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured from the current stream."""
 
     def load(self, source: KernelSource) -> Kernel:
         """Compile (or find in the cache) and load on the current device."""
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """A C-contiguous array on the current device."""
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+        """An array without gaps on the current device, C-contiguous where no strides are given.
+
+        Any dtype will do, also those that CuPy does not know.
+        """
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         """A NumPy copy of a device array of plain bytes, C-contiguous; waits for the current stream."""
@@ -61,12 +71,60 @@ class Driver(Protocol):
     def to_device(self, x: Any) -> Any:
         """A copy on the current device of a C-contiguous NumPy or device array of plain bytes."""
 
+    # For arrays of other libraries:
+
+    def using(self, stream: int, device: int) -> contextlib.AbstractContextManager[None]:
+        """Make a device and a stream of it the current ones for the length of a ``with`` block."""
+
+    def follow(self, stream: int) -> None:
+        """Let the current stream wait for what has been given to another stream so far."""
+
+    def synchronize(self) -> None:
+        """Wait for the current stream."""
+
+    def device_of(self, address: int) -> int:
+        """The index of the device that holds an address."""
+
+
+class _Arguments:
+    """Room for the arguments of a launch, and the list of their addresses, which CUDA wants."""
+
+    __slots__ = ("address", "addresses", "bit", "dst", "n", "src")
+
+    def __init__(self) -> None:
+        self.src, self.bit, self.dst, self.n = c_uint64(), c_uint32(), c_uint64(), c_int64()
+        self.addresses = (c_void_p * 5)(*map(addressof, (self.src, self.bit, self.dst, self.n)), None)
+        self.address = addressof(self.addresses)
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A stream of another library, in the words of the CUDA stream protocol. CuPy never destroys it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+class _Thread(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        from cupy_backends.cuda.api import runtime
+
+        # Makes the device's context current in this thread: the driver needs it, and CuPy may not have had to.
+        runtime.setDevice(runtime.getDevice())
+        #: A list, because a launch may be interrupted (by a finalizer, say) by another one in the same thread.
+        self.free: list[_Arguments] = []
+
 
 class CupyDriver:
     """CUDA through CuPy."""
 
-    def __init__(self) -> None:
-        self._parameters = threading.local()
+    @cached_property
+    def _thread(self) -> _Thread:
+        return _Thread()
 
     def unavailable(self) -> tuple[str, str] | None:
         found = nvidia.find()
@@ -92,10 +150,12 @@ class CupyDriver:
 
         return int(cupy.cuda.runtime.getDeviceCount())
 
-    def current(self) -> int:
+    @cached_property
+    def current(self) -> Callable[[], int]:
         from cupy_backends.cuda.api import runtime
 
-        return int(runtime.getDevice())
+        # CuPy's function itself, because it is asked in every cast.
+        return runtime.getDevice  # type: ignore[no-any-return]
 
     def on(self, device: int) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if device == self.current() else self._switched(device)
@@ -112,56 +172,52 @@ class CupyDriver:
 
         return int(cupy.cuda.get_current_stream().ptr)
 
-    def capturing(self, stream: int) -> bool:
+    @cached_property
+    def capturing(self) -> Callable[[], bool]:
+        from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import runtime
 
-        return bool(runtime.streamIsCapturing(stream))
+        return lambda: bool(runtime.streamIsCapturing(get_current_stream().ptr))
 
     def load(self, source: KernelSource) -> Kernel:
-        from cupy_backends.cuda.api import driver
+        from cupy.cuda import get_current_stream
+        from cupy_backends.cuda.api import driver, runtime
 
-        self._bind()
-        capability = self._capability(self.current())
-        image = compiler.compile_for(source.text, source.name, capability)
+        device, thread = self.current(), self._thread
+        runtime.setDevice(device)
+        image = compiler.compile_for(source.text, source.name, self._capability(device))
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
         function = driver.moduleGetFunction(driver.moduleLoadData(image), source.name)
+        launch_kernel, threads, blocks = driver.launchKernel, source.threads, lru_cache(source.blocks)
 
-        def launch(src: int, src_bit: int, dst: int, n: int, dims: Dims | None, stream: int) -> None:
-            parameters = self._pack(src, src_bit, dst, n, dims)
-            blocks = source.blocks(n)
-            if blocks:
-                driver.launchKernel(function, blocks, 1, 1, source.threads, 1, 1, 0, stream, parameters, 0)
+        def launch(src: int, dst: int, n: int, more: Dims | Scale | None) -> None:
+            free = thread.free
+            arguments = free.pop() if free else _Arguments()
+            arguments.src.value = src
+            arguments.dst.value = dst
+            arguments.n.value = n
+            if more is not None:
+                held = create_string_buffer(more.to_bytes())
+                arguments.addresses[4] = addressof(held)
+            # CUDA copies the arguments before it returns.
+            launch_kernel(
+                function, blocks(n), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
+            )
+            free.append(arguments)
 
         return launch
 
-    @staticmethod
-    def _bind() -> None:
-        """Make the device's context current in this thread: the driver needs it, and CuPy may not have had to."""
-        from cupy_backends.cuda.api import runtime
-
-        runtime.setDevice(runtime.getDevice())
-
-    def _pack(self, src: int, src_bit: int, dst: int, n: int, dims: Dims | None) -> int:
-        """The address of the list of argument addresses; CUDA copies the arguments when it launches."""
-        try:
-            arguments, addresses = self._parameters.held
-        except AttributeError:
-            self._bind()
-            arguments = (ctypes.c_uint64(), ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_int64())
-            addresses = (ctypes.c_void_p * 5)(*map(ctypes.addressof, arguments), None)
-            self._parameters.held = arguments, addresses
-        for argument, value in zip(arguments, (src, src_bit, dst, n), strict=True):
-            argument.value = value
-        if dims is not None:
-            # Held as long as the launch may read it.
-            self._parameters.dims = ctypes.create_string_buffer(dims.to_bytes())
-            addresses[4] = ctypes.addressof(self._parameters.dims)
-        return ctypes.addressof(addresses)
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    @cached_property
+    def empty(self) -> Callable[..., Any]:
         import cupy
 
-        return cupy.empty(shape, dtype)
+        array, allocate = cupy.ndarray, cupy.cuda.alloc
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+            # CuPy checks the dtype only where it allocates by itself.
+            return array(shape, dtype, allocate(math.prod(shape) * dtype.itemsize), strides)
+
+        return empty
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         return np.asarray(x.get())
@@ -170,6 +226,35 @@ class CupyDriver:
         import cupy
 
         return cupy.array(x, order="C")
+
+    def using(self, stream: int, device: int) -> contextlib.AbstractContextManager[None]:
+        from cupy.cuda import get_current_stream
+
+        return self.on(device) if get_current_stream(device).ptr == stream else self._using(stream, device)
+
+    @contextlib.contextmanager
+    def _using(self, stream: int, device: int) -> Iterator[None]:
+        from cupy.cuda import Stream
+
+        with self.on(device), Stream.from_external(_Foreign(stream)):
+            yield
+
+    def follow(self, stream: int) -> None:
+        from cupy.cuda import Event, Stream, get_current_stream
+
+        event = Event(disable_timing=True)
+        event.record(Stream.from_external(_Foreign(stream)))
+        get_current_stream().wait_event(event)
+
+    def synchronize(self) -> None:
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
+
+    def device_of(self, address: int) -> int:
+        from cupy_backends.cuda.api import runtime
+
+        return int(runtime.pointerGetAttributes(address).device)
 
     @staticmethod
     def _capability(device: int) -> tuple[int, int]:
@@ -180,9 +265,7 @@ class CupyDriver:
 
 
 _driver: Driver = CupyDriver()
-_plans: dict[tuple[Rule, Shape, bool, int], Kernel] = {}
-
-
+_kernels: dict[tuple[Rule, Shape, bool, int, Callable[..., KernelSource]], Kernel] = {}
 _available = False
 
 
@@ -199,27 +282,30 @@ def driver() -> Driver:
 
 
 def use(other: Driver) -> Driver:
-    """Put another driver in place, without any of the plans made so far; the one that it replaces."""
+    """Put another driver in place, without any kernel or plan made so far; the one that it replaces."""
     global _driver, _available  # noqa: PLW0603 (one object is what this module is for)
     before, _driver = _driver, other
     _available = False
-    _plans.clear()
+    _kernels.clear()
+    plans.forget()
     return before
 
 
-def plan(rule: Rule, shape: Shape, unpacked: bool, device: int) -> Kernel:
-    """The kernel for a cast on the current device, whose index is `device`.
+def kernel(
+    rule: Rule, shape: Shape, unpacked: bool, device: int, make: Callable[..., KernelSource] = kernel_source
+) -> Kernel:
+    """The kernel for a cast on the current device, whose index is `device`; `make` gives its source.
 
     RuntimeError for one that is not loaded yet while a CUDA graph is captured: loading would break the capture.
     """
-    key = (rule, shape, unpacked, device)
-    kernel = _plans.get(key)
-    if kernel is None:
-        if _driver.capturing(_driver.stream()):
+    key = (rule, shape, unpacked, device, make)
+    found = _kernels.get(key)
+    if found is None:
+        if _driver.capturing():
             raise RuntimeError(
                 f"cast: {rule.src.name} to {rule.dst.name} is not loaded yet, and loading is not possible while a CUDA "
                 "graph is captured; cast once before the capture (gpucast.warmup compiles ahead of time)"
             )
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
-        kernel = _plans[key] = _driver.load(kernel_source(rule, shape, unpacked=unpacked))
-    return kernel
+        found = _kernels[key] = _driver.load(make(rule, shape, unpacked=unpacked))
+    return found

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,23 +27,47 @@ def check_out(x: Any, rule: Rule, out: Any, remote: bool, who: str) -> None:
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         raise ValueError(f"{who}: out is read-only")
     source = x.data if isinstance(x, PackedArray) else x
-    if _shares_within(target):
+    if _shares_within(target.shape, target.strides, target.itemsize):
         raise ValueError(f"{who}: elements of out share memory; expected one place for each")
-    if namespace(source) is not namespace(target):
+    if namespace(source) is not namespace(target) or not _bounds_meet(source, target):
         return
     source, target = _footprint(source), _footprint(target)
     if _overlap(source, target) and not _same_layout(source, target):
         raise ValueError(f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size")
 
 
-def _shares_within(out: Any) -> bool:
+def apart(x: Any, out: Any) -> bool:
+    """True where bounds alone tell that no element of `out` (CuPy arrays both) shares memory with another or with x."""
+    return not (_shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
+
+
+@lru_cache(maxsize=1024)
+def _shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """True unless, from the shortest stride to the longest, each steps over all that the shorter ones reach."""
-    reach = out.dtype.itemsize
-    for stride, length in sorted((abs(s), n) for s, n in zip(out.strides, out.shape, strict=True) if n != 1):
-        if stride < reach and out.size:
+    reached, empty = itemsize, 0 in shape
+    for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if stride < reached and not empty:
             return True
-        reach += stride * (length - 1)
+        reached += stride * (length - 1)
     return False
+
+
+def _bounds_meet(x: Any, out: Any) -> bool:
+    """Whether the bytes from the first to the last one of two arrays have any in common."""
+    if isinstance(x, np.ndarray):
+        return np.may_share_memory(x, out)
+    (x_begin, x_end), (begin, end) = (_bounds(array.shape, array.strides, array.itemsize) for array in (x, out))
+    ahead = out.data.ptr - x.data.ptr
+    return bool(x_begin < ahead + end and ahead + begin < x_end)
+
+
+@lru_cache(maxsize=1024)
+def _bounds(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Bytes from the address of an array to its first byte (0 or less), and to the one behind its last."""
+    if 0 in shape:
+        return 0, 0
+    steps = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
 
 
 def _footprint(x: Any) -> np.ndarray[Any, Any]:
@@ -63,8 +88,6 @@ def _footprint(x: Any) -> np.ndarray[Any, Any]:
 
 
 def _overlap(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
-    if not np.may_share_memory(x, out):
-        return False
     try:
         return np.shares_memory(x, out, max_work=100_000)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:

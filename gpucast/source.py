@@ -34,8 +34,6 @@ FILES = (
 )
 
 THREADS = 128
-#: Tiles of one thread in the contiguous shape: so many vector loads are under way at a time.
-TILES = 4
 #: Bytes of one vector access.
 VECTOR = 16
 
@@ -124,7 +122,9 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
         kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {side}, {THREADS})\n"
     else:
         tile = tile_elements(src_bits, dst.bits)
-        elements, sizes = tile * TILES, f"{src_bits}, {tile}, {TILES}, {THREADS}"
+        # Two vectors of a thread under way fill the memory's queues; four save instructions where elements are small.
+        tiles = 4 if src_bits + dst.bits <= 20 else 2
+        elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {THREADS}"
         if entry is None:
             kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
         else:

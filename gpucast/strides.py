@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from functools import cached_property
 
 from gpucast.source import MAX_DIMS
@@ -51,6 +52,7 @@ def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Di
     return Dims(lengths, sources, destinations)
 
 
+@lru_cache(maxsize=1024)
 def squares(dims: Dims, src_size: int, dst_size: int, side: int) -> tuple[Dims, int] | None:
     """The dimensions of a transposed cast and the elements of all its squares, filled up; None where it is not one.
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from gpucast import hostbuild
 from gpucast.rule import Rule
-from gpucast.source import KernelSource, Shape, kernel_source
+from gpucast.scaled_source import Scale
+from gpucast.source import KernelSource, kernel_source
 from gpucast.strides import Dims
 
 
@@ -29,18 +30,20 @@ class HostDriver:
         self.loaded: list[tuple[str, int]] = []
         self.launched: list[tuple[str, int]] = []
         self.copied = 0
-        self._built: dict[tuple[Rule, Shape, bool], hostbuild.HostKernels] = {}
+        #: Who waited for which stream; None is the host.
+        self.waits: list[tuple[int | None, int]] = []
+        #: The device of memory that other libraries own.
+        self.memory_of = 0
+        self._built: dict[str, hostbuild.HostKernels] = {}
 
     def prepare(self, sources: Iterable[KernelSource]) -> None:
         """Compile many kernels at once, which is quicker than one by one."""
-        sources = [
-            source
-            for source in dict.fromkeys(sources)
-            if (source.rule, source.shape, source.unpacked) not in self._built
-        ]
-        kernels = hostbuild.build(sources)
-        for source in sources:
-            self._built[source.rule, source.shape, source.unpacked] = kernels
+        by_prelude: dict[str, list[KernelSource]] = {}
+        for source in dict.fromkeys(sources):
+            if source.name not in self._built:
+                by_prelude.setdefault(source.prelude, []).append(source)
+        for alike in by_prelude.values():
+            self._built |= dict.fromkeys((source.name for source in alike), hostbuild.build(alike))
 
     def unavailable(self) -> tuple[str, str] | None:
         return None
@@ -62,27 +65,26 @@ class HostDriver:
     def stream(self) -> int:
         return self.streams[self.index]
 
-    def capturing(self, stream: int) -> bool:
+    def capturing(self) -> bool:
         return self.capture
 
     def load(self, source: KernelSource) -> Any:
         self.loaded.append((source.name, self.index))
         self.prepare([source])
-        kernels, device = self._built[source.rule, source.shape, source.unpacked], self.index
+        kernels, device = self._built[source.name], self.index
 
-        def launch(src: int, src_bit: int, dst: int, n: int, dims: Dims | None, stream: int) -> None:
-            assert stream == self.streams[device] and self.index == device, "launched beside its device and stream"
-            self.launched.append((source.name, stream))
-            if dims is None:
-                kernels.run(source.rule, src, src_bit, dst, n, unpacked=source.unpacked)
-            else:
-                kernels.run_strided(source.rule, src, src_bit, dst, n, dims, unpacked=source.unpacked)
+        def launch(src: int, dst: int, n: int, more: Dims | Scale | None) -> None:
+            assert self.index == device and n > 0, "launched beside its device, or without work"
+            self.launched.append((source.name, self.streams[device]))
+            more_bytes = () if more is None else (more.to_bytes(),)
+            kernels.launch(source.rule, source.shape, source.unpacked, src, 0, dst, n, 0, *more_bytes)
 
         return launch
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         assert not self.capture, "allocated while a graph was captured"
-        return device_array(shape, dtype, self.index)
+        array = device_array(shape, dtype, self.index)
+        return cupy.ndarray(shape, dtype, array.data, strides)
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         assert x.flags.c_contiguous and x.dtype.kind in "uV" and x.device.id == self.index
@@ -96,6 +98,24 @@ class HostDriver:
         ctypes.memmove(copy.data.ptr, x.ctypes.data, copy.nbytes)
         self.copied += copy.nbytes
         return copy
+
+    @contextlib.contextmanager
+    def using(self, stream: int, device: int) -> Iterator[None]:
+        before, self.streams[device] = self.streams[device], stream
+        try:
+            with self.on(device):
+                yield
+        finally:
+            self.streams[device] = before
+
+    def follow(self, stream: int) -> None:
+        self.waits.append((self.stream(), stream))
+
+    def synchronize(self) -> None:
+        self.waits.append((None, self.stream()))
+
+    def device_of(self, address: int) -> int:
+        return self.memory_of
 
 
 def device_array(shape: tuple[int, ...], dtype: Any, device: int = 0, offset: int = 0) -> Any:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,6 +126,22 @@ def test_out(src: DType, dst: DType, driver: HostDriver) -> None:
             packed = PackedArray.pack(x)
             gpucast.cast(PackedArray(upload(packed.data), src, (6, 8)), dst, out=out)
             assert same(values(out), wanted)
+
+
+@pytest.mark.parametrize("dst", ["FLOAT16", "DOUBLE", "INT2"])
+def test_transposes_go_by_squares(dst: str, driver: HostDriver) -> None:
+    """Into an `out` of the other order; packed results are row-major streams, which the strided kernel writes."""
+    row = dtype(dst)
+    x = codes(dtype("FLOAT"), (3, 40, 50))
+    source, wanted = upload(x), gpucast.reference.cast(x, dst)
+    if row.packed:
+        out: Any = PackedArray(device_array((row.nbytes(x.size),), np.uint8), row, (3, 50, 40))
+    else:
+        out = device_array((3, 50, 40), row.code_numpy).view(row.numpy)
+    gpucast.cast(source.transpose(0, 2, 1), dst, out=out)
+    assert same(values(out), wanted.transpose(0, 2, 1))
+    shape = "strided" if row.packed else "transposed"
+    assert driver.launched == [(f"gpucast_float32_to_{row.numpy_name}_{shape}", 0)]
 
 
 def test_contiguous_and_permuted_arrays_take_the_contiguous_kernel(driver: HostDriver) -> None:
@@ -295,6 +313,29 @@ def test_out_of_memory_leaves_nothing_behind(driver: HostDriver, monkeypatch: py
         with pytest.raises(MemoryError, match="Out of memory"):
             gpucast.cast(x, "UINT16")
     assert driver.launched == [] and gpucast.cast(x, "UINT16").shape == (9,)
+
+
+def test_out_of_memory_after_a_move_frees_what_was_moved(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = codes(dtype("FLOAT"), (9,))
+    moved = []
+    move = driver.to_device
+
+    def watched(x: Any) -> Any:
+        copy = move(x)
+        moved.append(weakref.ref(copy))
+        return copy
+
+    def full(*args: Any) -> Any:
+        raise MemoryError("Out of memory allocating 72 bytes")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "to_device", watched)
+        patch.setattr(driver, "empty", full)
+        with pytest.raises(MemoryError, match="Out of memory"):
+            gpucast.cast(host, "DOUBLE", device="cuda:1")
+    gc.collect()
+    assert [ref() for ref in moved] == [None]
+    assert same(values(gpucast.cast(host, "DOUBLE", device="cuda:1")), host.astype(np.float64))
 
 
 def test_two_threads(driver: HostDriver) -> None:

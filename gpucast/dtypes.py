@@ -366,6 +366,9 @@ class Lookup:
                 # NumPy takes any class for object.
                 if found.kind != "O":
                     return self._from_numpy(found, kind)
+        of_jax = getattr(kind, "dtype", None)  # jax.numpy.bfloat16 and the like.
+        if isinstance(of_jax, np.dtype):
+            return self._from_numpy(of_jax, kind)
         raise _unknown(kind)
 
 

@@ -15,6 +15,8 @@ Where a lane is exact for nearly all elements only, it finds the others and mend
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -32,6 +34,8 @@ Load = Callable[[Array], Array]
 
 #: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
 CHUNK = 1 << 16
+#: Elements up to which an array is short: calls of NumPy take longer than its elements.
+SHORT = 1 << 11
 
 
 def apply(x: Array, rule: Rule, out: Array) -> None:
@@ -40,10 +44,14 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
     Any strides and byte orders. `out` must not overlap `x`. Extra memory does not grow with `x`. Safe to call from
     several threads.
     """
-    codes = x.view(rule.src.code_numpy.newbyteorder(x.dtype.byteorder))
-    result = out.view(rule.dst.code_numpy.newbyteorder(out.dtype.byteorder))
+    if not x.size:
+        return
+    codes, result = _codes(x, rule.src), _codes(out, rule.dst)
+    flat = _flat(codes, result)
+    if flat is not None and x.size <= SHORT:
+        _short_lanes(rule)(*flat)
+        return
     with np.errstate(all="ignore"):
-        flat = _flat(codes, result)
         if flat is None:
             _apply_strided(codes, result, rule)
             return
@@ -51,37 +59,91 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
         if lane is not None:
             lane(*flat)
             return
-        chunk = _chunk(rule)
+        chunk = min(x.size, _chunk(rule))
         lane = _lane(rule, x.size, chunk)
         for start in range(0, x.size, chunk):
             lane(flat[0][start : start + chunk], flat[1][start : start + chunk])
 
 
+def _codes(x: Array, row: DType) -> Array:
+    kind = row.code_numpy
+    return x.view(kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder))
+
+
 def _flat(x: Array, out: Array) -> tuple[Array, Array] | None:
     """Flat views of both arrays in one order, where both are native and lie in memory without gaps in that order."""
-    if not (x.flags.c_contiguous and out.flags.c_contiguous):
+    of_x, of_out = x.flags, out.flags
+    if not (of_x.c_contiguous and of_out.c_contiguous):
         order = np.argsort([-stride for stride in x.strides], kind="stable")
         x, out = x.transpose(order), out.transpose(order)
-    if all(a.flags.c_contiguous and a.flags.aligned and a.dtype.isnative for a in (x, out)):
-        return x.reshape(-1), out.reshape(-1)
-    return None
+        of_x, of_out = x.flags, out.flags
+        if not (of_x.c_contiguous and of_out.c_contiguous):
+            return None
+    if not (of_x.aligned and of_out.aligned and x.dtype.isnative and out.dtype.isnative):
+        return None
+    return (x, out) if x.ndim == 1 else (x.reshape(-1), out.reshape(-1))
+
+
+class _ShortLanes:
+    """The lanes of one rule for short arrays, where making a lane would take longer than using it.
+
+    A lane has scratch memory, so each is lent to one call at a time.
+    """
+
+    #: A call takes as long as some elements.
+    _CALL = 64
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._free: list[Lane] = []
+        self._elements = self._next = 0
+
+    def __call__(self, x: Array, out: Array) -> None:
+        # Which lane pays, with what tables, is a matter of all elements that have come so far.
+        self._elements += x.size + self._CALL
+        if self._elements >= self._next:
+            self._next = 2 * self._elements
+            self._free = []
+        free = self._free
+        try:
+            lane = free.pop()
+        except IndexError:
+            lane = _silent(self._make)
+        lane(x, out)
+        # What is not zero depends on the thread.
+        if self._rule.dst.family != "bool":
+            free.append(lane)
+
+    def _make(self) -> Lane:
+        return _one_pass(self._rule) or _lane(self._rule, self._elements, SHORT)
+
+
+def _silent(make: Callable[[], Lane]) -> Lane:
+    """The lane that is made, to run where floating-point errors are ignored: with a context of its own, in a small part
+    of the time that `numpy.errstate` takes."""
+    context = Context()
+    context.run(np.seterr, all="ignore")
+    lane = context.run(make)
+    return lambda x, out: context.run(lane, x, out)
+
+
+_short_lanes = lru_cache(maxsize=host_tables.KEPT)(_ShortLanes)
 
 
 def _apply_strided(x: Array, out: Array, rule: Rule) -> None:
     """Gather chunks of both arrays into native, contiguous buffers of NumPy's iterator."""
-    lane = _one_pass(rule) or _lane(rule, x.size, CHUNK)
+    lane = _one_pass(rule) or _lane(rule, x.size, min(x.size, CHUNK))
     chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
         [x, out],
-        flags=["external_loop", "buffered", "zerosize_ok"],
+        flags=["external_loop", "buffered"],
         op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
         op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
         casting="equiv",
         buffersize=CHUNK,
     )
     with chunks:
-        if x.size:
-            for codes, result in chunks:
-                lane(codes, result)
+        for codes, result in chunks:
+            lane(codes, result)
 
 
 def _chunk(rule: Rule) -> int:
@@ -105,12 +167,12 @@ def _carried(rule: Rule) -> bool:
 
 
 def _lane(rule: Rule, size: int, chunk: int) -> Lane:
+    """The lane for an array of `size` elements, in chunks of at most `chunk`."""
     src, dst = rule.src, rule.dst
-    chunk = min(size, chunk)
     if dst.family == "bool":
         return _to_bool(src, chunk)
     if src.bits <= 16 and not _carried(rule):
-        return _look_up(rule, size)
+        return _look_up(rule, size, chunk)
     if src.is_float and src.bits <= 16 and dst.family == "int" and size >= 1 << src.bits:
         if host_tables.astype_keeps_low_bits(rule):
             return _astype_low_bits(rule)
@@ -178,14 +240,14 @@ def _discard(_: Any) -> None:
 # ---- tables ----
 
 
-def _look_up(rule: Rule, size: int) -> Lane:
+def _look_up(rule: Rule, size: int, chunk: int) -> Lane:
     if host_tables.too_long(1 << rule.src.bits, size):
         return lambda x, out: np.copyto(out, encode(decode(x, rule.src), rule))
     table = host_tables.by_code(rule)
     if table.size > 256 or table.itemsize == 8 or host_tables.too_long(1 << 16, size):
-        return _take(table, size)
+        return _take(table, chunk)
     pairs = host_tables.by_pair(rule)
-    index = np.empty(min(size, CHUNK) // 2, np.intp)
+    index = np.empty(chunk // 2, np.intp)
 
     def lane(x: Array, out: Array) -> None:
         half = x.size // 2
@@ -197,8 +259,8 @@ def _look_up(rule: Rule, size: int) -> Lane:
     return lane
 
 
-def _take(table: Array, size: int) -> Lane:
-    index = np.empty(min(size, CHUNK), np.intp)
+def _take(table: Array, chunk: int) -> Lane:
+    index = np.empty(chunk, np.intp)
 
     def lane(x: Array, out: Array) -> None:
         np.copyto(index[: x.size], x)

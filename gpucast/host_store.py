@@ -27,6 +27,8 @@ Array = npt.NDArray[Any]
 Lane = Callable[[Array, Array], None]
 
 _FLOAT = dtype("FLOAT")
+#: Elements up to which the number of NumPy's calls counts most.
+_FEW = 1 << 12
 
 
 def store(carrier: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
@@ -169,24 +171,27 @@ def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
     if dst.numpy == ml_dtypes.bfloat16:
         return _to_bfloat16(rule, chunk)
     if dst.numpy == np.float16:
-        return _to_float16(rule, chunk)
+        return _to_float16_by_numpy(rule) if chunk <= _FEW else _to_float16(rule, chunk)
     return _encode(rule)
 
 
 def _by_leading_bits(rule: Rule, chunk: int) -> Lane:
     table = host_tables.by_leading_bits(rule)
-    dropped = host_tables.dropped_bits(rule.dst)
-    low = (1 << dropped) - 1
+    count = host_tables.dropped_bits(rule.dst)
+    # Arrays, because NumPy takes longer to convert a number than to work on a short array.
+    dropped, low = np.array(count, np.uint32), np.array((1 << count) - 1, np.uint32)
     scratch, index = np.empty(chunk, np.uint32), np.empty(chunk, np.intp)
+    # The same memory in long arrays, for the sake of the cache; in short ones working in place takes longer.
+    second = np.empty(chunk, np.uint32) if chunk <= _FEW else scratch
 
     def lane(x: Array, out: Array) -> None:
-        bits, odd, leading = x.view(np.uint32), scratch[: x.size], index[: x.size]
+        bits, odd, other, leading = x.view(np.uint32), scratch[: x.size], second[: x.size], index[: x.size]
         # Adding `low` to the dropped bits carries into the last kept bit unless all of them are 0.
-        np.bitwise_and(bits, low, out=odd)
-        np.add(odd, low, out=odd)
-        np.bitwise_or(odd, bits, out=odd)
-        np.right_shift(odd, dropped, out=odd)
-        np.copyto(leading, odd)
+        np.bitwise_and(bits, low, odd)
+        np.add(odd, low, other)
+        np.bitwise_or(other, bits, odd)
+        np.right_shift(odd, dropped, other)
+        np.copyto(leading, other)
         table.take(leading, out=out, mode="clip")
 
     return lane
@@ -242,8 +247,20 @@ def _wide_to_bfloat16(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
     return lane
 
 
+def _to_float16_by_numpy(rule: Rule) -> Lane:
+    saturate, limit = rule.overflow == "saturate", np.float32(rule.dst.max)
+
+    def lane(x: Array, out: Array) -> None:
+        np.copyto(out.view(np.float16), np.clip(x, -limit, limit) if saturate else x, casting="unsafe")
+        nan = np.isnan(x)
+        if np.count_nonzero(nan):
+            out[nan] = (x.view(np.uint32)[nan] >> 16) & rule.dst.sign_code | rule.dst.nan_code
+
+    return lane
+
+
 def _to_float16(rule: Rule, chunk: int) -> Lane:
-    """NumPy's own conversion is right as well, but two to three times as slow."""
+    """NumPy's own conversion is right as well, but two to three times as slow in long arrays."""
     one, other = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32)
     # NumPy compares two arrays much more quickly than an array and a scalar.
     limits = np.full(chunk, rule.dst.max if rule.overflow == "saturate" else 2.0**16, np.float32)

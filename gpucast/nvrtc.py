@@ -31,6 +31,10 @@ class CompileError(RuntimeError):
         self.code = code
         self.log = log
 
+    def __reduce__(self) -> tuple[type[CompileError], tuple[str, int, str]]:
+        # For the way from a process of a pool to its parent.
+        return type(self), (str(self), self.code, self.log)
+
 
 @dataclass(frozen=True)
 class Compiled:

@@ -7,8 +7,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from gpucast.source import MAX_DIMS
 

@@ -15,7 +15,7 @@ from gpucast.dtypes import dtype
 from gpucast.files import npy, npz, onnx_pb, safetensors
 from gpucast.files.atomic import replacing
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
-from gpucast.packed import PackedArray
+from gpucast.packed import PackedArray, as_array, home
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
 SUFFIXES = tuple(_MODULES)
@@ -80,7 +80,7 @@ def load(path: str) -> dict[str, Array]:
 
 
 def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays (NumPy, ml_dtypes, PackedArray) by name."""
+    """Write arrays by name: anything that `gpucast.cast` takes, from the host or a device."""
     loaded = {checked_name(name, path): _loaded(name, x) for name, x in tensors.items()}
     plan = [kept(tensor, path) for tensor in loaded.values()]
     with create(path, plan, metadata) as writer:
@@ -89,7 +89,13 @@ def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 
 def _loaded(name: str, x: Any) -> LoadedTensor:
-    array = x.get() if isinstance(x, PackedArray) else np.asarray(x)
+    array = as_array(x, f"save: tensor {name!r}")
+    if home(array) is not None:
+        from gpucast import device_cast
+
+        array = device_cast.to_host(array)
+    if isinstance(array, PackedArray):
+        array = array.get()
     row = dtype(array.dtype, who=f"save: tensor {name!r}: ")
     native = array if row.family == "string" else np.ascontiguousarray(array, dtype=row.numpy).reshape(array.shape)
     return LoadedTensor(name, row, array.shape, row.name, array.nbytes, native)

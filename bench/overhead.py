@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call costs before any element is cast: `gpucast.cast` of one element beside its rivals.
+
+On a GPU whole calls, each given before the ones before are done. Without one (device: none) our own part alone: CUDA's
+functions are replaced by nothing, CuPy's allocation too, and there is no rival. On the host always beside NumPy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from bench import idle_cuda
+from gpucast import device
+from gpucast.benchmark.timing import Times
+
+Call = Callable[[], object]
+
+#: Calls in a row, fewer than the queue of a stream takes, and how many such rows.
+CALLS, ROWS = 500, 40
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds of a call."""
+
+    what: str
+    where: str
+    times: dict[str, Times]
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    del arguments
+    problem = device.unavailable()
+    results = list(_measure(_host_calls(), "host", time.thread_time, _at_once))
+    where = "none"
+    if importlib.util.find_spec("cupy") is None:
+        print("overhead: CuPy is not installed; only the host is measured")
+    elif problem is not None:
+        print(f"overhead: {problem[0]}: our own part of a call, without CUDA's (device: none)")
+        with idle_cuda.idle():
+            calls = _device_calls(idle_cuda.array, rivals=False)
+            results += _measure(calls, "device, our own part", time.thread_time, _at_once)
+    else:
+        import cupy
+
+        where = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+        calls = _device_calls(cupy.zeros, rivals=True)
+        results += _measure(calls, where, time.perf_counter, cupy.cuda.Device().synchronize)
+    for result in results:
+        best = ", ".join(f"{name} {_text(times)}" for name, times in result.times.items())
+        print(f"{result.where}: {result.what}: {best} us")
+    return {"device": where, "rows": [asdict(result) for result in results]}
+
+
+def _text(times: Times) -> str:
+    return f"{times.median * 1e6:.2f} ({times.p5 * 1e6:.2f} to {times.p95 * 1e6:.2f})"
+
+
+def _at_once() -> None:
+    """The work is done when the call returns."""
+
+
+def _measure(
+    calls: dict[str, dict[str, Call]], where: str, now: Callable[[], float], synchronize: Call
+) -> Iterator[Result]:
+    for what, contenders in calls.items():
+        taken: dict[str, list[float]] = {name: [] for name in contenders}
+        for call in contenders.values():
+            for _ in range(CALLS):
+                call()
+        for _ in range(ROWS):
+            for name, call in contenders.items():
+                synchronize()
+                begin = now()
+                for _ in range(CALLS):
+                    call()
+                synchronize()
+                taken[name].append(now() - begin)
+        yield Result(what, where, {name: Times.of(rows, CALLS) for name, rows in taken.items()})
+
+
+def _host_calls() -> dict[str, dict[str, Call]]:
+    calls: dict[str, dict[str, Call]] = {}
+    for src, dst in (("FLOAT", "FLOAT16"), ("FLOAT", "FLOAT8E4M3FN"), ("INT32", "INT8"), ("BFLOAT16", "FLOAT")):
+        row = gpucast.dtype(dst)
+        x, out = np.zeros(1, gpucast.dtype(src).numpy), np.zeros(1, row.numpy)
+        calls[f"{src} to {dst}"] = {"gpucast": _new(x, dst), "astype": _method(x.astype, row.numpy)}
+        calls[f"{src} to {dst}, out="] = {"gpucast": _into(x, dst, out), "copyto": _copy(np.copyto, out, x)}
+    return calls
+
+
+def _device_calls(make: Callable[..., Any], rivals: bool) -> dict[str, dict[str, Call]]:
+    x, square = make((1,), np.float32), make((4, 4), np.float32).T
+    half, halves = make((1,), np.float16), make((4, 4), np.float16)
+    calls = {
+        "FLOAT to FLOAT16, out=": {"gpucast": _into(x, "FLOAT16", half)},
+        "FLOAT to FLOAT16": {"gpucast": _new(x, "FLOAT16")},
+        "FLOAT to FLOAT8E4M3FN, saturate=False": {"gpucast": _new(x, "FLOAT8E4M3FN", saturate=False)},
+        "FLOAT to INT4, a PackedArray": {"gpucast": _new(x, "INT4")},
+        "FLOAT to FLOAT16, 4 x 4 transposed, out=": {"gpucast": _into(square, "FLOAT16", halves)},
+    }
+    if rivals:
+        import cupy
+
+        calls["FLOAT to FLOAT16, out="]["CuPy copyto"] = _copy(cupy.copyto, half, x)
+        calls["FLOAT to FLOAT16"]["CuPy astype"] = _method(x.astype, np.float16)
+        calls["FLOAT to FLOAT16, 4 x 4 transposed, out="]["CuPy copyto"] = _copy(cupy.copyto, halves, square)
+        with contextlib.suppress(ImportError):
+            import torch
+
+            tensor = torch.zeros(1, device="cuda")
+            narrow = tensor.half()
+            calls["FLOAT to FLOAT16, out="]["torch copy_"] = lambda: narrow.copy_(tensor)
+            calls["FLOAT to FLOAT16"]["torch to"] = lambda: tensor.to(torch.float16)
+    return calls
+
+
+def _new(x: Any, to: str, **attributes: Any) -> Call:
+    cast = gpucast.cast
+    return lambda: cast(x, to, **attributes)
+
+
+def _into(x: Any, to: str, out: Any) -> Call:
+    cast = gpucast.cast
+    return lambda: cast(x, to, out=out)
+
+
+def _method(method: Callable[[Any], object], dtype: Any) -> Call:
+    return lambda: method(dtype)
+
+
+def _copy(copy: Callable[..., object], out: Any, x: Any) -> Call:
+    return lambda: copy(out, x, casting="unsafe")

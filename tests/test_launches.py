@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches of the real `CupyDriver` in threads, on streams, interrupted and failing; only CUDA itself is replaced."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+import gpucast
+from bench import idle_cuda
+from fake_cuda import Cuda, arrays
+
+
+@pytest.fixture
+def cuda() -> Iterator[Cuda]:
+    with Cuda().in_use() as fake:
+        yield fake
+
+
+def test_two_threads_on_two_streams_at_once(cuda: Cuda) -> None:
+    """Each launch has its own arguments until CUDA has read them, and its thread's stream and context."""
+    x, out = arrays()
+    gpucast.cast(x, "FLOAT16", out=out)
+    cuda.launches.clear()
+    cuda.before_reading = lambda: time.sleep(0.0005)
+    wanted = set()
+    start = threading.Barrier(4)
+
+    def work(stream: int, x: Any, out: Any) -> None:
+        cuda.use_stream(stream)
+        start.wait()
+        for _ in range(30):
+            gpucast.cast(x, "FLOAT16", out=out)
+
+    threads = []
+    held = []
+    for stream in range(1, 5):
+        held.append(arrays(100 * stream))
+        x, out = held[-1]
+        wanted.add((stream, x.data.ptr, 0, out.data.ptr, 100 * stream))
+        threads.append(threading.Thread(target=work, args=(stream, x, out)))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    seen = Counter((one.stream, one.src, one.src_bit, one.dst, one.n) for one in cuda.launches)
+    assert seen == dict.fromkeys(wanted, 30)
+
+
+def test_the_context_is_bound_once_in_each_thread(cuda: Cuda) -> None:
+    x, out = arrays()
+    gpucast.cast(x, "FLOAT16", out=out)
+    before = dict(cuda.bound)
+    for _ in range(5):
+        gpucast.cast(x, "FLOAT16", out=out)
+    assert cuda.bound == before
+    thread = threading.Thread(target=lambda: [gpucast.cast(x, "FLOAT16", out=out) for _ in range(5)])
+    thread.start()
+    thread.join()
+    assert len(cuda.launches) == 11
+    assert sorted(cuda.bound.values())[0] == 1 and len(cuda.bound) == 2
+
+
+def test_a_launch_that_another_one_interrupts(cuda: Cuda) -> None:
+    """As when a finalizer casts while the arguments lie ready."""
+    x, out = arrays(100)
+    inner_x, inner_out = arrays(7)
+    gpucast.cast(x, "FLOAT16", out=out)
+    cuda.launches.clear()
+
+    def interrupt() -> None:
+        cuda.before_reading = lambda: None
+        gpucast.cast(inner_x, "FLOAT16", out=inner_out)
+
+    cuda.before_reading = interrupt
+    gpucast.cast(x, "FLOAT16", out=out)
+    assert [(one.src, one.dst, one.n) for one in cuda.launches] == [
+        (inner_x.data.ptr, inner_out.data.ptr, 7),
+        (x.data.ptr, out.data.ptr, 100),
+    ]
+
+
+def test_a_launch_that_fails_does_no_harm(cuda: Cuda) -> None:
+    x, out = arrays()
+    gpucast.cast(x, "FLOAT16", out=out)
+    cuda.error = RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+            gpucast.cast(x, "FLOAT16", out=out)
+    cuda.error = None
+    assert gpucast.cast(x, "FLOAT16", out=out) is out
+    assert cuda.launches[-1].n == 100
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+@pytest.mark.parametrize("to", ["FLOAT16", "FLOAT8E4M3FN", "INT4"])
+def test_a_device_that_is_full(to: str, warm: bool, cuda: Cuda) -> None:
+    """The error is CuPy's own, nothing is kept, and the next call works."""
+    x = idle_cuda.array((100,), np.float32)
+    if warm:
+        gpucast.cast(x, to)
+    launches = len(cuda.launches)
+    cuda.full = cupy.cuda.memory.OutOfMemoryError(512, 10, 0)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="Out of memory allocating 512 bytes"):
+            gpucast.cast(x, to)
+    assert len(cuda.launches) == launches
+    cuda.full = None
+    assert gpucast.cast(x, to).shape == (100,) and len(cuda.launches) == launches + 1
+    given = weakref.ref(x)
+    del x
+    gc.collect()
+    assert given() is None

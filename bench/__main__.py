@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench --host``: check, then time.
+"""``python -m bench``: check results, then measure speed; on the GPU, unless told otherwise.
 
-Each benchmark is a module with ``run(arguments) -> dict``: it prints its tables and returns what ``--json`` writes.
+Each benchmark is a module with ``run(arguments) -> dict``: it prints its tables and returns what ``--json`` writes;
+"failures" in it, where there are some, make the exit code 1.
 """
 
 from __future__ import annotations
@@ -9,45 +10,88 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from bench import host
+from bench import gpu, host, overhead, static
+from bench.revision import code_digest, commit
+from gpucast import device
+from gpucast.benchmark.machine import processor
 
 #: Option -> (what it does, the benchmark).
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
+    "gpu": ("casts on the GPU beside CuPy, PyTorch and others (the default)", gpu.run),
     "host": ("gpucast.cast on NumPy arrays beside astype, and strings", host.run),
+    "overhead": ("what a call costs for one element, with and without a GPU", overhead.run),
+    "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
+#: What --allow-cpu measures where there is no GPU, with arrays of so many elements.
+WITHOUT_GPU, FEW = ("static", "host"), 1 << 18
+_ELEMENTS = 1 << 24
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    chosen = [name for name in BENCHMARKS if getattr(arguments, name)] or ["gpu"]
+    figures: dict[str, Any] = {"machine": _machine()}
+    problem = device.unavailable() if "gpu" in chosen and not arguments.report_only else None
+    if problem is not None:
+        if not arguments.allow_cpu:
+            print(f"bench: no GPU to measure: {problem[0]}; {problem[1]}, or --allow-cpu", file=sys.stderr)
+            return 1
+        print(f"bench: no GPU to measure: {problem[0]}; what follows is of the host (device: none)", file=sys.stderr)
+        chosen = list(WITHOUT_GPU)
+        arguments.elements = arguments.elements or FEW
+        if arguments.json is None:
+            today = figures["machine"]["date"]
+            arguments.json = _unused(arguments.results, f"none-{today}-{code_digest()}")
+    folders = [arguments.results] if "gpu" in chosen else []
+    problems = [_unwritable(folder) for folder in [*folders, *([arguments.json.parent] if arguments.json else [])]]
+    if any(problems):
+        print(f"bench: results cannot be written: {next(filter(None, problems))}", file=sys.stderr)
+        return 1
+    arguments.elements = arguments.elements or _ELEMENTS
+    if not {"gpu", "overhead"}.intersection(chosen):
+        figures["device"] = "none"
+    for name in chosen:
+        begin = time.perf_counter()
+        try:
+            figures[name] = BENCHMARKS[name][1](arguments)
+        except (OSError, RuntimeError, ValueError) as error:
+            # The others may do without what this one lacks.
+            print(f"bench: {name}: {error}", file=sys.stderr)
+            figures[name] = {"failures": [str(error)]}
+        print(f"\n{name}: {time.perf_counter() - begin:.0f} s")
+    if arguments.json:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return int(any(figures[name].get("failures") for name in chosen))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Check results, then measure speed.")
     for name, (text, _) in BENCHMARKS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--elements", type=_count, default=1 << 24, help="elements of an array (default: 16 M)")
+    parser.add_argument("--allow-cpu", action="store_true", help="without a GPU do what needs none (device: none)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    parser.add_argument(
+        "--elements",
+        type=_count,
+        help=f"elements of an array on the host (default: {_ELEMENTS:,}; {FEW:,} with --allow-cpu)",
+    )
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")
     parser.add_argument("--dst", nargs="+", default=[], metavar="TYPE", help="only these destination types")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
-    arguments = parser.parse_args()
-    chosen = [name for name in BENCHMARKS if getattr(arguments, name)]
-    if not chosen:
-        parser.error(f"nothing to do; expected one of {', '.join(f'--{name}' for name in BENCHMARKS)}")
-    figures: dict[str, Any] = {"machine": _machine()}
-    for name in chosen:
-        begin = time.perf_counter()
-        figures[name] = BENCHMARKS[name][1](arguments)
-        print(f"\n{name}: {time.perf_counter() - begin:.0f} s")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 0
+    gpu.add_arguments(parser)
+    static.add_arguments(parser)
+    return parser
 
 
 def _count(text: str) -> int:
@@ -58,29 +102,34 @@ def _count(text: str) -> int:
     return number
 
 
+def _unused(folder: Path, stem: str) -> Path:
+    """A file that is not there yet: results are never overwritten."""
+    numbers = iter(range(2, 10_000))
+    path = folder / f"{stem}.json"
+    while path.exists():
+        path = folder / f"{stem}-{next(numbers)}.json"
+    return path
+
+
+def _unwritable(folder: Path) -> str:
+    """Why no file can be put into a folder, or "". To be known before the work, and not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return ""
+
+
 def _machine() -> dict[str, str]:
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        name = next((line.split(":")[1].strip() for line in cpuinfo.open() if line.startswith("model name")), name)
     return {
-        "processor": name,
+        "processor": processor(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "ml_dtypes": ml_dtypes.__version__,
         "date": time.strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": commit(),
     }
-
-
-def _commit() -> str:
-    """The commit that is measured, with a + when the checkout has changes; "" outside a checkout."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty=+"]
-    try:
-        result = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return result.stdout.strip()
 
 
 if __name__ == "__main__":

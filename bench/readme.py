@@ -7,17 +7,21 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import re
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench import gpu_results, gpu_tables
 from gpucast import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "bench" / "results"
+#: Of a GPU's results: the end of a picture's name, and what it shows.
+PICTURES = {"ceiling": "share of a copy's speed", "sizes": "speed by size", "speed-up": "speed-up over each rival"}
 
 
 def main() -> int:
@@ -34,7 +38,7 @@ def main() -> int:
 
 def rendered(text: str) -> str:
     """The README with every table written anew."""
-    for name, table in (("dtypes", dtype_table()), ("speed", speed_table())):
+    for name, table in (("dtypes", dtype_table()), ("speed", speed_table()), ("gpu", gpu_section())):
         places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", text, flags=re.DOTALL)
         if len(places) != 1:
             raise SystemExit(f"bench.readme: README.md has {len(places)} places for the {name} table; expected one")
@@ -74,6 +78,31 @@ def speed_table() -> str:
         lines.append(f"| {src} | {dst} | {len(next(iter(kinds.values())))} | {' | '.join(cells)} |")
     lines += ["", slow_line(host["rows"]), "", strings_line(host["strings"])]
     return "\n".join(lines) + "\n"
+
+
+def gpu_section(folder: Path = RESULTS) -> str:
+    """The newest results of a GPU: tables, and the pictures that are there."""
+    results = gpu_results.newest(folder)
+    if results is None:
+        return "No run on a GPU is recorded yet.\n"
+    lines = [*gpu_tables.pair_lines(results), *gpu_tables.rival_lines(results)]
+    path = results.path
+    tables, figures = (_link(text, path.with_suffix(end)) for text, end in (("tables", ".md"), ("figures", ".csv")))
+    parts = [
+        f"`python -m bench` on {results.label} (all {tables} and {figures}).",
+        gpu_tables.common_table(results),
+        "\n".join(f"- {line}" for line in lines),
+        gpu_tables.call_table(results),
+    ]
+    for name, what in PICTURES.items():
+        picture = path.with_name(f"{path.stem}-{name}.png")
+        if picture.exists():
+            parts.append("!" + _link(f"{what}: {results.label}", picture))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _link(text: str, path: Path) -> str:
+    return f"[{text}]({Path(os.path.relpath(path, ROOT)).as_posix()})"
 
 
 def kind_of(name: str) -> str:

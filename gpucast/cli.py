@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 import gpucast
-from gpucast.commands import convert, dtypes, info, kernel, parity, warmup
+from gpucast.commands import bench, convert, dtypes, info, kernel, parity, warmup
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"gpucast {gpucast.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
-    for module in (convert, dtypes, info, kernel, parity, warmup):
+    for module in (bench, convert, dtypes, info, kernel, parity, warmup):
         module.add(commands)
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):

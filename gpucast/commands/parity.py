@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-import gpucast
+from gpucast.commands import arguments
 from gpucast.commands.progress import progress_bar
-from gpucast.dtypes import DType
 
 if TYPE_CHECKING:
     from gpucast.parity.backends import Backend
@@ -45,9 +43,13 @@ def add(commands: Any) -> None:
     much.add_argument(
         "--exhaustive", action="store_true", help="try all 2^32 codes of the 32-bit sources of the chosen pairs"
     )
-    much.add_argument("--seconds", metavar="S", type=_positive, help="length of a sample (default: 10)")
+    much.add_argument("--seconds", metavar="S", type=arguments.positive, help="length of a sample (default: 10)")
     parser.add_argument(
-        "--pair", metavar="SRC:DST", type=_pair, action="append", help="try this pair in full (may be repeated)"
+        "--pair",
+        metavar="SRC:DST",
+        type=arguments.pair,
+        action="append",
+        help="try this pair in full (may be repeated)",
     )
     parser.add_argument("--defaults-only", action="store_true", help="try the rule of the default attributes alone")
     parser.add_argument(
@@ -59,54 +61,19 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--random",
         metavar="N",
-        type=_count,
+        type=arguments.count,
         help=f"random codes of wide sources (default: {_ALL[0]:,}, in a sample {_SAMPLE[0]:,})",
     )
-    parser.add_argument("--seed", metavar="N", type=_count, default=0, help="of the sample and the random codes")
     parser.add_argument(
-        "--threads", metavar="N", type=_threads, help="default: as many as there are processors, up to 16"
+        "--seed", metavar="N", type=arguments.count, default=0, help="of the sample and the random codes"
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=arguments.at_least_one, help="default: as many as there are processors, up to 16"
     )
     parser.add_argument("--json", metavar="FILE", help="write the result of every pair")
     parser.add_argument("--picture", metavar="FILE", help="write the grid of pairs as SVG")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run, wrong_usage=parser.error)
-
-
-def _pair(text: str) -> tuple[DType, DType]:
-    names = text.split(":")
-    if len(names) != 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a pair; expected SRC:DST such as FLOAT:INT8")
-    try:
-        src, dst = (gpucast.dtype(int(name) if name.isdecimal() else name, who="") for name in names)
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if "string" in (src.family, dst.family):
-        raise argparse.ArgumentTypeError(f"{text!r} has STRING, which is cast on the host only; expected numeric types")
-    return src, dst
-
-
-def _count(text: str) -> int:
-    return _number(text, 0)
-
-
-def _threads(text: str) -> int:
-    return _number(text, 1)
-
-
-def _number(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return number
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     from gpucast.parity.backends import backend
 
     _check(args)
-    with _created(args.json) as json_file, _created(args.picture) as picture_file:
+    with arguments.created(args.json) as json_file, arguments.created(args.picture) as picture_file:
         try:
             report = _compare(args, backend(args.backend))
         except CompilerMissing as missing:
@@ -149,18 +116,6 @@ def _check(args: argparse.Namespace) -> None:
                 )
     if args.json is not None and args.json == args.picture:
         args.wrong_usage("--json and --picture are the same file")
-
-
-@contextlib.contextmanager
-def _created(path: str | None) -> Iterator[BinaryIO | None]:
-    """A file that appears when all is done; whether it can be written is known at once."""
-    if path is None:
-        yield None
-        return
-    from gpucast.files.atomic import replacing
-
-    with replacing(path) as file:
-        yield file
 
 
 def _compare(args: argparse.Namespace, chosen: Backend) -> Report:

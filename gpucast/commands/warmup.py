@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import signal
 import sys
@@ -11,9 +12,8 @@ import time
 from typing import Any
 
 from gpucast import compiler
-from gpucast.commands import attributes
+from gpucast.commands import arguments, attributes
 from gpucast.commands.progress import progress_bar
-from gpucast.dtypes import DType
 from gpucast.warmup import compile_all, every_pair, tasks
 
 _DESCRIPTION = """\
@@ -28,36 +28,29 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--pair",
         metavar="SRC:DST",
         action="append",
-        type=_pair,
+        type=arguments.pair,
         help="the casts from one type to another; may be repeated (default: all 625 pairs)",
     )
+    which.add_argument("--types", metavar="T", nargs="+", type=arguments.numeric, help="all casts between these types")
     parser.add_argument(
-        "--arch", action="append", help="such as sm_90; may be repeated (default: the GPUs of this machine)"
+        "--arch", nargs="+", action="extend", help="such as sm_80 sm_90 (default: those of this machine's GPUs)"
     )
     attributes.add(parser)
     parser.add_argument(
-        "--jobs", metavar="N", type=_jobs, default=os.cpu_count() or 1, help="processes (default: one per CPU)"
+        "--jobs",
+        metavar="N",
+        type=arguments.at_least_one,
+        default=os.cpu_count() or 1,
+        help="processes (default: one per CPU)",
     )
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.set_defaults(run=run)
-
-
-def _pair(text: str) -> tuple[DType, DType]:
-    src, colon, dst = text.partition(":")
-    if not colon:
-        raise argparse.ArgumentTypeError(f"{text!r} is no pair; expected SRC:DST, such as FLOAT:FLOAT8E4M3FN")
-    return attributes.dtype(src), attributes.dtype(dst)
-
-
-def _jobs(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; expected 1 or more")
-    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     cache = compiler.compiler().cache
     if cache.limit == 0:
         raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
-    pairs = every_pair() if args.pair is None else args.pair
+    pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else every_pair())
     work = tasks(pairs, args.arch, who="warmup", **attributes.of(args))
     # Forked children would inherit the state of libraries that do not expect it.
     jobs = min(args.jobs, len(work))

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark on a GPU: ceilings, calls, and every pair beside its rivals, checked first and then timed.
+
+It writes as it goes, and a later run goes on where this one ended: see gpu_results. What it does not finish in its time
+is what gpu_plan puts last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bench import gpu_first_call, gpu_plan, gpu_rivals, gpu_tables
+from bench.gpu_figures import OURS
+from bench.gpu_results import FOLDER, Results, newest, open_for
+from gpucast.benchmark.buffers import make_sets
+from gpucast.benchmark.ceilings import measure_ceilings, nearest
+from gpucast.benchmark.contenders import Contender
+from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.latency import measure_latency, works_of
+from gpucast.benchmark.machine import Machine
+from gpucast.benchmark.pairs import Pairs
+from gpucast.commands.arguments import positive
+from gpucast.commands.progress import progress_bar
+from gpucast.dtypes import dtype
+
+#: Bytes that a ceiling moves.
+CEILING_SIZES = tuple(1 << power for power in (20, 22, 24, *range(26, 34)))
+#: The calls whose cost is measured: pair and elements.
+CALLS = tuple(
+    (dtype(src), dtype(dst), n)
+    for src, dst, n in (
+        ("FLOAT", "FLOAT16", 1),
+        ("FLOAT", "FLOAT16", 1 << 10),
+        ("FLOAT", "FLOAT16", 1 << 16),
+        ("UINT8", "FLOAT", 1),
+        ("FLOAT", "FLOAT8E4M3FN", 1),
+    )
+)
+#: All is to be done within 15 minutes; the start of the process and the pictures take some of them.
+_BUDGET = 840.0
+#: Measurements in a row without a single time after which there is no use in going on.
+_GIVE_UP = 5
+#: A guess where no ceiling could be measured, bytes per second.
+_SPEED = 1e12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("--gpu")
+    group.add_argument(
+        "--results", type=Path, default=FOLDER, metavar="FOLDER", help="where results are (default: bench/results)"
+    )
+    group.add_argument(
+        "--budget-s",
+        type=positive,
+        default=_BUDGET,
+        metavar="S",
+        help=f"seconds to measure (default: {_BUDGET:.0f}); a later run goes on with what is left",
+    )
+    group.add_argument(
+        "--report-only", action="store_true", help="measure nothing: write tables and pictures of the newest results"
+    )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure, and write the results, tables and pictures."""
+    if arguments.report_only:
+        found = newest(arguments.results)
+        if found is None:
+            raise ValueError(f"{arguments.results} holds no results of a GPU")
+        return report(found)
+    machine = Gpu()
+    results = open_for(machine.device, arguments.results)
+    left = measure(machine, gpu_rivals.all_contenders(machine), results, arguments.budget_s)
+    print(f"{results.path}: {len(results.rows):,} rows; {left} measurements are left", file=sys.stderr)
+    return report(results)
+
+
+def report(results: Results) -> dict[str, Any]:
+    """The tables and pictures of results, beside their file."""
+    results.write_csv(results.path.with_suffix(".csv"))
+    text = gpu_tables.markdown(results)
+    results.path.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+    try:
+        from bench import gpu_plots
+
+        pictures = gpu_plots.draw(results)
+    except ImportError as error:
+        print(f"no pictures: {error}; run pip install matplotlib, then python -m bench --report-only", file=sys.stderr)
+        pictures = []
+    failures = [
+        f"{row.src} to {row.dst}, {row.n:,}, {row.layout}: {row.problem or f'{row.wrong:,} differ: {row.first}'}"
+        for row in results.rows
+        if row.contender.startswith(OURS) and (row.wrong or row.problem)
+    ]
+    return {"file": results.path.name, "pictures": [path.name for path in pictures], "failures": failures}
+
+
+def measure(
+    machine: Machine,
+    contenders: Sequence[Contender],
+    results: Results,
+    seconds: float,
+    first_calls: Callable[[], list[dict[str, Any]]] = gpu_first_call.measure,
+) -> int:
+    """Measure what the results lack, for so many seconds; the number of measurements that are left."""
+    end = machine.now() + seconds
+    with machine.current():
+        results.begin({**machine.facts(), "contenders": [one.name for one in contenders]})
+        results.add("state", [{"stage": "begin", **machine.state()}])
+        results.add_ceilings(measure_ceilings(machine, CEILING_SIZES, samples=40, limit=0.1))
+        machine.release()
+        if not results.latencies:
+            results.add("latency", _latencies(machine, contenders))
+        if not results.first_calls:
+            results.add("first call", first_calls())
+        pairs = Pairs(machine, contenders)
+        budget = _budget(machine, pairs, results, end - machine.now())
+        stage, count, broken = "", len(budget.left), 0
+        with progress_bar(count, True, "measurements") as advance:
+            for task in budget:
+                if task.stage != stage:
+                    stage = task.stage
+                    results.add("state", [{"stage": stage, **machine.state()}])
+                    print(f"{stage}: {len(budget.left)} of {count} measurements to go, "
+                          f"{end - machine.now():.0f} s", file=sys.stderr)  # fmt: skip
+                rows = pairs.measure(
+                    task.src, task.dst, task.n, task.layout, task.via,
+                    only=task.only, samples=task.samples, limit=task.limit,
+                )  # fmt: skip
+                results.add_rows(rows)
+                advance(1)
+                # An error of the device stays with the process: no later cast can work.
+                broken = 0 if any(row.times for row in rows) else broken + 1
+                if broken == _GIVE_UP:
+                    raise RuntimeError(f"nothing works any more: {rows[0].problem if rows else 'no contender'}")
+        results.add("state", [{"stage": "end", **machine.state()}])
+    return len(budget.left)
+
+
+def _budget(machine: Machine, pairs: Pairs, results: Results, seconds: float) -> gpu_plan.Budget:
+    def has(src: Any, dst: Any) -> list[str]:
+        return [one.name for one in pairs.supporting(src, dst)]
+
+    done = results.done
+    tasks = [task for task in gpu_plan.plan(has, machine.free_bytes()) if task.key not in done]
+    speed = nearest(results.ceilings, 1 << 31) or _SPEED
+    estimator = gpu_plan.Estimator(speed, {one.name: one.heavy for one in pairs.contenders}, has)
+    return gpu_plan.Budget(tasks, seconds, estimator.seconds, machine.now)
+
+
+def _latencies(machine: Machine, contenders: Sequence[Contender]) -> list[dict[str, Any]]:
+    lines = []
+    for src, dst, n in CALLS:
+        works = works_of([one for one in contenders if not one.heavy], make_sets(machine, src, dst, n))
+        for work, latency in zip(works, measure_latency(machine, works), strict=True):
+            lines.append({"src": src.name, "dst": dst.name, "n": n, "contender": work.name, **asdict(latency)})
+    return lines

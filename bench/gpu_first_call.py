@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the first call of a process costs: with an empty cache of kernels, with a full one, and once all is loaded.
+
+Each figure is of a process of its own: ``python -m bench.gpu_first_call SRC DST`` prints one as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.revision import ROOT
+
+#: Two pairs that are cast one after the other: the second finds the compiler loaded.
+PAIRS = (("FLOAT", "FLOAT16"), ("FLOAT", "FLOAT8E4M3FN"))
+_ELEMENTS = 1 << 10
+_SECONDS = 60
+
+
+def measure(run: Callable[[dict[str, str]], dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Figures with an empty and then with the full cache. `run` starts a process with an environment."""
+    run = run or _process
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {"GPUCAST_CACHE_DIR": str(Path(folder, "gpucast")), "CUPY_CACHE_DIR": str(Path(folder, "cupy"))}
+        return [{"cache": cache, **run(caches)} for cache in ("empty", "full")]
+
+
+def _process(variables: dict[str, str]) -> dict[str, Any]:
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join([str(ROOT), *_paths()])}
+    command = [sys.executable, "-m", "bench.gpu_first_call"]
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=_SECONDS
+        )
+    except subprocess.CalledProcessError as error:
+        return {"problem": (error.stderr.strip() or str(error)).splitlines()[-1][:200]}
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"problem": str(error)[:200]}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _paths() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def in_this_process(now: Callable[[], float], wait: Callable[[], object], make: Callable[[str], Any]) -> dict[str, Any]:
+    """Seconds of the first, the second and a later cast. `make` gives a source array of a type on the device."""
+    import gpucast
+
+    sources = {src: make(src) for src, _ in PAIRS}
+    wait()
+    seconds = []
+    for src, dst in (*PAIRS, PAIRS[0]):
+        begin = now()
+        gpucast.cast(sources[src], dst)
+        wait()
+        seconds.append(now() - begin)
+    return dict(zip(("first", "second pair", "again"), seconds, strict=True))
+
+
+def _cupy_first(now: Callable[[], float], wait: Callable[[], object], x: Any) -> float:
+    begin = now()
+    x.astype("float16")
+    wait()
+    return now() - begin
+
+
+def main() -> int:
+    import time
+
+    import cupy
+    import numpy as np
+
+    import gpucast
+
+    def make(src: str) -> Any:
+        return cupy.zeros(_ELEMENTS, gpucast.dtype(src).numpy)
+
+    def wait() -> None:
+        cupy.cuda.Device().synchronize()
+
+    # The context is made before any time is taken: every program on the GPU pays for it.
+    x = cupy.asarray(np.zeros(_ELEMENTS, np.float32))
+    wait()
+    found = in_this_process(time.perf_counter, wait, make)
+    print(json.dumps({**found, "CuPy astype": _cupy_first(time.perf_counter, wait, x)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

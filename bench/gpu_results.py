@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results of the benchmark on a GPU: one file of JSON lines per GPU, date and code, which later runs go on with.
+
+A line is a session (what was measured, on what, when), or a figure of it: a ceiling, the rows of a measurement, a
+latency, a first call, a state of the GPU. Lines are only ever appended.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.revision import ROOT, code_digest, commit
+from gpucast.benchmark.ceilings import Ceiling
+from gpucast.benchmark.pairs import Row
+from gpucast.benchmark.timing import Times
+
+FOLDER = ROOT / "bench" / "results"
+
+#: What one measurement is of: source, destination, elements, layout, calls or graph.
+Key = tuple[str, str, int, str, str]
+
+
+@dataclass
+class Results:
+    """All that a file holds."""
+
+    path: Path
+    sessions: list[dict[str, Any]] = field(default_factory=list)
+    ceilings: list[Ceiling] = field(default_factory=list)
+    #: By measurement and contender: what is measured again takes the place of what was.
+    _rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
+    #: As written: {"src", "dst", "n", "contender", "times", "p99"}, and {"cache", "first", ...}.
+    latencies: list[dict[str, Any]] = field(default_factory=list)
+    first_calls: list[dict[str, Any]] = field(default_factory=list)
+    states: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(self._rows.values())
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.sessions[-1]["facts"]
+        return found
+
+    @property
+    def label(self) -> str:
+        """For every table and picture: the GPU, the date and the commit."""
+        last = self.sessions[-1]
+        return f"{last['facts']['name']}, {last['date']}, commit {last['commit'] or last['code']}"
+
+    @property
+    def done(self) -> set[Key]:
+        """What need not be measured again: all in which nothing of ours went wrong."""
+        failed = {key(row) for row in self.rows if row.contender.startswith("gpucast") and row.problem}
+        return {key(row) for row in self.rows} - failed
+
+    def begin(self, facts: dict[str, Any]) -> None:
+        """Open a session."""
+        today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+        session = {"date": today, "commit": commit(), "code": code_digest(), "facts": facts}
+        self.sessions.append(session)
+        self._append([{"kind": "session", **session}])
+
+    def add_ceilings(self, ceilings: Iterable[Ceiling]) -> None:
+        ceilings = list(ceilings)
+        self.ceilings += ceilings
+        self._append({"kind": "ceiling", **asdict(one)} for one in ceilings)
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """All rows of one measurement: one line, so that they are there together or not at all."""
+        rows = list(rows)
+        self._keep(rows)
+        self._append([{"kind": "rows", "rows": [row.as_json() for row in rows]}])
+
+    def _keep(self, rows: Iterable[Row]) -> None:
+        self._rows |= {(key(row), row.contender): row for row in rows}
+
+    def add(self, kind: str, lines: Iterable[dict[str, Any]]) -> None:
+        """Latencies, first calls or states."""
+        lines = list(lines)
+        getattr(self, _LISTS[kind]).extend(lines)
+        self._append({"kind": kind, **line} for line in lines)
+
+    def _append(self, lines: Iterable[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def write_csv(self, path: Path) -> None:
+        """The rows as a table for other tools: seconds and bytes."""
+        columns = ("src", "dst", "n", "layout", "via", "contender", "bytes", "checked", "wrong", "sets", "cold")
+        times = ("median", "p5", "p95", "samples", "calls")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow([*columns, *times, "problem", "device", "date", "commit"])
+            last = self.sessions[-1]
+            end = [last["facts"]["name"], last["date"], last["commit"]]
+            for row in self.rows:
+                measured = [getattr(row.times, name) if row.times else "" for name in times]
+                writer.writerow([*(getattr(row, name) for name in columns), *measured, row.problem, *end])
+
+
+_LISTS = {"latency": "latencies", "first call": "first_calls", "state": "states"}
+
+
+def key(row: Row) -> Key:
+    return row.src, row.dst, row.n, row.layout, row.via
+
+
+def read(path: Path) -> Results:
+    """A file's results. A line that was cut off by a crash counts as absent."""
+    results = Results(path)
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for line in lines[:-1]:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        kind = entry.pop("kind")
+        if kind == "session":
+            results.sessions.append(entry)
+        elif kind == "ceiling":
+            results.ceilings.append(Ceiling(entry["name"], entry["bytes"], Times(**entry["times"])))
+        elif kind == "rows":
+            results._keep(map(Row.from_json, entry["rows"]))
+        else:
+            getattr(results, _LISTS[kind]).append(entry)
+    return results
+
+
+def open_for(name: str, folder: Path = FOLDER) -> Results:
+    """The file to go on with, for a GPU's name: of the same code and GPU, else a new one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    code = code_digest()
+    # Figures of changed text are told apart by the digest, whatever the commit says.
+    for path in sorted(folder.glob(f"gpu-{slug}-*-{code}.jsonl"), reverse=True):
+        _mend(path)
+        return read(path)
+    today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+    return Results(folder / f"gpu-{slug}-{today}-{code}.jsonl")
+
+
+def _mend(path: Path) -> None:
+    """End a line that a crash cut off, so that what is appended begins a new one."""
+    data = path.read_bytes()
+    if data and not data.endswith(b"\n"):
+        with path.open("ab") as file:
+            file.write(b"\n")
+
+
+def newest(folder: Path = FOLDER) -> Results | None:
+    """The results that were measured last, of those that hold rows; None without any."""
+    found = [results for results in map(read, folder.glob("gpu-*.jsonl")) if results.sessions and results.rows]
+    return max(found, key=lambda results: (results.sessions[-1]["date"], results.path.name), default=None)

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kernel at many sizes and misalignments, in few launches: what compute-sanitizer is run on.
+
+    compute-sanitizer --tool memcheck --error-exitcode 9 python -m bench.gpu_sweep --seconds 60
+
+Each side is an allocation of its own that ends with the array, so that memcheck sees every byte too many; what lies in
+front of the array is never written, so that initcheck sees it read. Results are compared with the reference as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.benchmark.buffers import LAYOUTS, as_array, raw, source_codes
+from gpucast.benchmark.check import compare
+from gpucast.benchmark.contenders import array_codes
+from gpucast.benchmark.machine import Machine
+from gpucast.commands.arguments import positive
+from gpucast.dtypes import DType
+from gpucast.parity.compare import wanted_codes
+from gpucast.rule import resolve
+from gpucast.rules_of_pair import NUMERIC
+
+#: All sizes up to a few blocks of the smallest tiles, one more than a multiple included.
+SIZES = 4100
+#: Elements (bytes of packed types) in front of an array.
+SHIFTS = 17
+_STRIDED = LAYOUTS["strided"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One launch. `strided`: every other element of the source."""
+
+    src: DType
+    dst: DType
+    n: int
+    src_shift: int
+    dst_shift: int
+    strided: bool
+
+
+def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[Case]:
+    """Over all pairs together each size once; the pairs in a seeded order, so that any part of them is spread."""
+    order = random.Random(0)
+    sizes = list(range(SIZES))
+    pairs = list(pairs)
+    order.shuffle(pairs)
+    order.shuffle(sizes)
+    shifts = itertools.cycle(itertools.product(range(SHIFTS), repeat=2))
+    for number, (src, dst) in enumerate(pairs):
+        for n in sizes[number :: len(pairs)]:
+            src_shift, dst_shift = next(shifts)
+            yield Case(src, dst, n, src_shift, dst_shift, False)
+        if not src.packed:
+            yield Case(src, dst, order.randrange(SIZES), number % SHIFTS, 2 * number % SHIFTS, True)
+
+
+def sweep(machine: Machine, chosen: Iterator[Case], seconds: float) -> tuple[int, int, list[str]]:
+    """For so many seconds: the launches, the results compared, and what differs, in words."""
+    end = machine.now() + seconds
+    launches, checked, wrong = 0, 0, list[str]()
+    with machine.current():
+        for case in chosen:
+            if machine.now() >= end:
+                break
+            found = _run(machine, case)
+            launches, checked = launches + 1, checked + found.checked
+            if found.wrong:
+                wrong.append(f"{case}: {found.wrong} differ: {found.first}")
+    return launches, checked, wrong
+
+
+def _run(machine: Machine, case: Case) -> Any:
+    src, dst, n = case.src, case.dst, case.n
+    held = 2 * n - 1 if case.strided and n else n
+    codes = source_codes(src)[:held]
+    source = _side(machine, src, held, case.src_shift)
+    out = _side(machine, dst, n, case.dst_shift)
+    if n:
+        machine.upload(source, raw(codes, src))
+    x, y = as_array(source, src, held), as_array(out, dst, n)
+    if case.strided:
+        x, codes = _STRIDED.view(x), _STRIDED.view(codes)
+    gpucast.cast(x, dst, out=y)
+    machine.synchronize()
+    codes = np.ascontiguousarray(codes)
+    got = array_codes(machine, y, dst, n) if n else codes[:0].astype(dst.code_numpy)
+    return compare(got, codes, wanted_codes(resolve(src, dst), codes), src, dst, True)
+
+
+def _side(machine: Machine, row: DType, n: int, shift: int) -> Any:
+    offset = shift * row.code_numpy.itemsize
+    return machine.empty(offset + row.nbytes(n))[offset:]
+
+
+def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu_sweep", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--seconds", type=positive, default=60.0, metavar="S", help="stop after S seconds (default: 60)"
+    )
+    arguments = parser.parse_args(argv)
+    chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
+    launches, checked, wrong = sweep(machine or _gpu(), iter(chosen), arguments.seconds)
+    for line in wrong[:20]:
+        print(line)
+    print(f"{launches:,} of {len(chosen):,} launches, {checked:,} results; {len(wrong)} launches differ")
+    return 1 if wrong or not launches else 0
+
+
+def _gpu() -> Machine:
+    import cupy
+
+    from gpucast.benchmark.gpu import Gpu
+
+    # A pool would put the arrays next to each other, where no byte too many is seen.
+    cupy.cuda.set_allocator(None)
+    return Gpu()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast the memory is: the system's copy and our own copy kernel, in the same run as the casts."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from gpucast.benchmark.buffers import CACHES, MOST_SETS
+from gpucast.benchmark.machine import ALIGNMENT, Machine
+from gpucast.benchmark.timing import Times, Work, measure
+
+MEMCPY = "memcpy"
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A copy that moves so many bytes: read and written ones both count."""
+
+    name: str
+    bytes: int
+    times: Times
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second."""
+        return self.bytes / self.times.median
+
+
+def measure_ceilings(
+    machine: Machine, sizes: Iterable[int], *, samples: int = 100, limit: float = math.inf
+) -> list[Ceiling]:
+    """Every copy at every size that fits; a size is the sum of the bytes read and written, a multiple of 32."""
+    found: list[Ceiling] = []
+    copies = _working(machine)
+    for size in sizes:
+        count = min(max(2, -(-CACHES * machine.cache_bytes // size)), MOST_SETS)
+        half, step = size // 2, -(-size // 2 // ALIGNMENT) * ALIGNMENT
+        if 2 * step * count > machine.free_bytes() * 0.8:
+            continue
+        arena = machine.empty(2 * step * count)
+        # Zeros may be quicker to move.
+        machine.fill(arena, 0x5A)
+        sides = [(arena[2 * i * step :][:half], arena[(2 * i + 1) * step :][:half]) for i in range(count)]
+        works = [Work(name, _run(copy, sides), count) for name, copy in copies.items()]
+        times = measure(machine, works, samples=samples, limit=limit)
+        found += [Ceiling(work.name, size, taken) for work, taken in zip(works, times, strict=True)]
+    return found
+
+
+def _working(machine: Machine) -> dict[str, Callable[[Any, Any], object]]:
+    """The copies by name; one that fails is named on stderr."""
+    some = machine.empty(2 * ALIGNMENT)
+    found: dict[str, Callable[[Any, Any], object]] = {}
+    for name, copy in {MEMCPY: machine.copy, **machine.copy_kernels()}.items():
+        try:
+            copy(some[:ALIGNMENT], some[ALIGNMENT:])
+            found[name] = copy
+        except Exception as error:  # noqa: PERF203 (a handful; all the rest can be measured without it)
+            print(f"bench: {name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    return found
+
+
+def _run(copy: Callable[[Any, Any], object], sides: list[tuple[Any, Any]]) -> Callable[[int], object]:
+    return lambda i: copy(sides[i][1], sides[i][0])
+
+
+def nearest(ceilings: Iterable[Ceiling], moved: float, memcpy: bool | None = None) -> float:
+    """The best speed, in bytes per second, at the size nearest to `moved` bytes; 0 where none was measured.
+
+    `memcpy`: only the system's copy (True), or only our own kernels (False).
+    """
+    chosen = [one for one in ceilings if memcpy is None or memcpy == (one.name == MEMCPY)]
+    if not chosen:
+        return 0.0
+    # Of two that are as near the larger one: it has less of what a launch takes.
+    size = min({one.bytes for one in chosen}, key=lambda size: (round(abs(math.log2(size / moved)), 9), -size))
+    return max(one.speed for one in chosen if one.bytes == size)

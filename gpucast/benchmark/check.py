@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check first: what is timed is compared with the reference, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gpucast.benchmark.buffers import CONTIGUOUS, Sets, as_array, sets_of
+from gpucast.benchmark.contenders import Contender, array_codes
+from gpucast.benchmark.machine import Array, Machine
+from gpucast.dtypes import DType
+from gpucast.parity.compare import codes_of, describe, wanted_codes
+from gpucast.rule import Rule, resolve
+
+#: Of the codes of a wide source: the share of the destination's midpoints, and random ones.
+_SHARE, _RANDOM = 1 / 16, 4096
+#: Elements at the beginning, in the middle and at the end of a large result.
+WINDOW = 4096
+
+
+@dataclass(frozen=True)
+class Check:
+    """How many results were compared, how many differ, and the first that does, in words."""
+
+    checked: int
+    wrong: int
+    first: str = ""
+
+    def __add__(self, other: Check) -> Check:
+        return Check(self.checked + other.checked, self.wrong + other.wrong, self.first or other.first)
+
+
+def check_sample(machine: Machine, contender: Contender, src: DType, dst: DType, exact: bool) -> Check:
+    """Every code of a source of 16 bits or fewer; of a wider one the hard values, and random ones.
+
+    `exact`: NaNs count by their bits; else any NaN is as good as another.
+    """
+    codes, wanted = _sample(resolve(src, dst))
+    sets = sets_of(machine, src, dst, codes.size, CONTIGUOUS, codes, 1)
+    result = contender.prepare(sets)(0)
+    contender.wait(result)
+    return compare(contender.codes(result, dst, codes.size), codes, wanted, src, dst, exact)
+
+
+def check_head(contender: Contender, sets: Sets, result: Any) -> Check:
+    """The first results of a rival that takes too long to prepare for a sample of its own."""
+    elements = np.arange(min(sets.n, 16 * WINDOW))
+    codes = sets.taken(elements)
+    contender.wait(result)
+    got = contender.codes(result, sets.dst, elements.size)
+    return compare(got, codes, wanted_codes(resolve(sets.src, sets.dst), codes), sets.src, sets.dst, False)
+
+
+def check_windows(contender: Contender, sets: Sets) -> Check:
+    """The beginning, the middle and the end of the destination that a contender writes to."""
+    out, row, n = sets.outs[0], sets.dst, sets.n
+    sets.machine.fill(out, 0xA5)
+    contender.wait(contender.prepare(sets)(0))
+    found = Check(0, 0)
+    # Types below one byte are read from whole bytes on.
+    for begin in sorted({0, n // 2 // 8 * 8, max(0, n - WINDOW) // 8 * 8}):
+        count = min(WINDOW, n - begin)
+        data = out[begin * row.bits // 8 : row.nbytes(begin + count)]
+        got = array_codes(sets.machine, as_array(data, row, count), row, count)
+        codes = sets.taken(np.arange(begin, begin + count))
+        found += compare(got, codes, wanted_codes(resolve(sets.src, row), codes), sets.src, row, True)
+    return found
+
+
+def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exact: bool) -> Check:
+    differs = got != wanted
+    if dst.has_nan and not exact:
+        differs &= ~(_is_nan(got, dst) & _is_nan(wanted, dst))
+    wrong = int(np.count_nonzero(differs))
+    if not wrong:
+        return Check(got.size, 0)
+    i = int(differs.argmax())
+    first = (
+        f"{describe(src, int(codes[i]))} gives {describe(dst, int(got[i]))}, "
+        f"the reference {describe(dst, int(wanted[i]))}"
+    )
+    return Check(got.size, wrong, first)
+
+
+def _is_nan(codes: Array, row: DType) -> Array:
+    return np.isnan(codes.view(row.numpy).astype(np.float64))
+
+
+@lru_cache(maxsize=2)
+def _sample(rule: Rule) -> tuple[Array, Array]:
+    codes = codes_of(rule, 0, _SHARE, _RANDOM)
+    return codes, wanted_codes(rule, codes)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: gpucast, and those that it is compared with. A rival is there if its package can be imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+import gpucast
+from gpucast.benchmark.buffers import Sets
+from gpucast.benchmark.machine import Array, Machine
+from gpucast.dtypes import DType
+from gpucast.packed import PackedArray, unpack_codes
+
+Run = Callable[[int], Any]
+
+
+class Contender(Protocol):
+    """A way to cast."""
+
+    def __init__(self, machine: Machine) -> None: ...
+
+    name: str
+    #: Its results are new arrays.
+    allocates: bool
+    #: It compiles for seconds before the first cast of a pair.
+    heavy: bool
+    #: It launches on the machine's stream, so that marks there tell its time, and its calls can be captured.
+    streamed: bool
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        """Whether it has the pair, on the machine that it was made for."""
+
+    def prepare(self, sets: Sets) -> Run:
+        """The function that casts the i-th set, and returns the result. May raise what its library raises."""
+
+    def wait(self, result: Any) -> None:
+        """Wait until a result is there."""
+
+    def codes(self, result: Any, dst: DType, count: int) -> Array:
+        """The first codes of a result, one element each, on the host."""
+
+
+class Ours:
+    """`gpucast.cast`, into `out` or allocating."""
+
+    heavy = False
+    streamed = True
+
+    def __init__(self, machine: Machine, allocates: bool = False) -> None:
+        self.machine = machine
+        self.allocates = allocates
+        self.name = "gpucast allocating" if allocates else "gpucast"
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        # On the host types below one byte take a byte each, and other arrays than those that are made here.
+        return self.machine.stream is not None or not (src.packed or dst.packed)
+
+    def prepare(self, sets: Sets) -> Run:
+        cast, dst, xs = gpucast.cast, sets.dst, sets.source_arrays()
+        if self.allocates:
+            return lambda i: cast(xs[i], dst)
+        outs = sets.out_arrays()
+        return lambda i: cast(xs[i], dst, out=outs[i])
+
+    def wait(self, result: Any) -> None:
+        self.machine.synchronize()
+
+    def codes(self, result: Any, dst: DType, count: int) -> Array:
+        return array_codes(self.machine, result, dst, count)
+
+
+def array_codes(machine: Machine, result: Any, dst: DType, count: int) -> Array:
+    """The first codes of a NumPy or CuPy array, or of a PackedArray, in row-major order."""
+    if isinstance(result, PackedArray):
+        data = machine.download(result.data[: dst.nbytes(count)])
+        return np.asarray(unpack_codes(data, dst.bits, count))
+    return machine.download(result.view(dst.code_numpy).reshape(-1)[:count])
+
+
+class NumpyAstype:
+    """``x.astype(dtype)`` on the host."""
+
+    name = "NumPy astype"
+    allocates = True
+    heavy = False
+    streamed = True
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        if src.packed or dst.packed:
+            return False
+        try:
+            with np.errstate(all="ignore"):
+                np.zeros(1, src.numpy).astype(dst.numpy)
+        except TypeError:  # ml_dtypes lacks the pair.
+            return False
+        return True
+
+    def prepare(self, sets: Sets) -> Run:
+        kind, xs = sets.dst.numpy, sets.source_arrays()
+        return lambda i: xs[i].astype(kind)
+
+    def wait(self, result: Any) -> None:
+        pass
+
+    def codes(self, result: Any, dst: DType, count: int) -> Array:
+        return array_codes(self.machine, result, dst, count)
+
+
+class NumpyCopyto(NumpyAstype):
+    """``numpy.copyto(out, x)`` on the host."""
+
+    name = "NumPy copyto"
+    allocates = False
+
+    def prepare(self, sets: Sets) -> Run:
+        xs, outs = sets.source_arrays(), sets.out_arrays()
+
+        def run(i: int) -> Any:
+            np.copyto(outs[i], xs[i], casting="unsafe")
+            return outs[i]
+
+        return run
+
+
+class CupyAstype:
+    """``x.astype(dtype)`` of CuPy."""
+
+    name = "CuPy astype"
+    allocates = True
+    heavy = False
+    streamed = True
+
+    def __init__(self, machine: Machine) -> None:
+        import cupy
+
+        self.cupy = cupy
+        self.machine = machine
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        return {src.numpy_name, dst.numpy_name} <= _CUPY_TYPES
+
+    def prepare(self, sets: Sets) -> Run:
+        kind, xs = sets.dst.numpy, sets.source_arrays()
+        return lambda i: xs[i].astype(kind)
+
+    def wait(self, result: Any) -> None:
+        self.machine.synchronize()
+
+    def codes(self, result: Any, dst: DType, count: int) -> Array:
+        return array_codes(self.machine, result, dst, count)
+
+
+class CupyCopyto(CupyAstype):
+    """``cupy.copyto(out, x)``: the same kernel as ``out[...] = x``."""
+
+    name = "CuPy copyto"
+    allocates = False
+
+    def prepare(self, sets: Sets) -> Run:
+        copyto, xs, outs = self.cupy.copyto, sets.source_arrays(), sets.out_arrays()
+
+        def run(i: int) -> Any:
+            copyto(outs[i], xs[i], casting="unsafe")
+            return outs[i]
+
+        return run
+
+
+#: What CuPy casts. The other types it carries only under the names of ml_dtypes, at most.
+_CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+class TorchTo:
+    """``x.to(dtype, copy=True)`` of PyTorch, on the machine's device and stream."""
+
+    name = "torch .to"
+    allocates = True
+    heavy = False
+    streamed = True
+
+    def __init__(self, machine: Machine) -> None:
+        import torch
+
+        self.torch = torch
+        self.machine = machine
+        if machine.stream is not None:
+            if not torch.cuda.is_available():
+                raise ImportError("torch cannot use the GPU")
+            torch.cuda.set_stream(torch.cuda.ExternalStream(machine.stream))
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        return all(not row.packed and hasattr(self.torch, row.numpy_name) for row in (src, dst))
+
+    def tensors(self, sets: Sets) -> list[Any]:
+        """The sources over the same memory."""
+        return [sets.layout.view(self.flat(data, sets.src)) for data in sets.sources]
+
+    def flat(self, data: Any, row: DType) -> Any:
+        """A flat tensor over the memory of bytes."""
+        device = "cpu" if self.machine.stream is None else "cuda"
+        return self.torch.as_tensor(data, device=device).view(getattr(self.torch, row.numpy_name))
+
+    def prepare(self, sets: Sets) -> Run:
+        kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
+        return lambda i: xs[i].to(kind, copy=True)
+
+    def wait(self, result: Any) -> None:
+        self.machine.synchronize()
+
+    def codes(self, result: Any, dst: DType, count: int) -> Array:
+        data = result.contiguous().reshape(-1)[:count].view(self.torch.uint8).cpu().numpy()
+        return np.asarray(data).view(dst.code_numpy)
+
+
+class TorchCopy(TorchTo):
+    """``out.copy_(x)`` of PyTorch."""
+
+    name = "torch copy_"
+    allocates = False
+
+    def prepare(self, sets: Sets) -> Run:
+        xs, shape = self.tensors(sets), sets.layout.shape(sets.n)
+        copies = [self.flat(data, sets.dst).reshape(shape).copy_ for data in sets.outs]
+        return lambda i: copies[i](xs[i])
+
+
+def contenders(machine: Machine) -> list[Contender]:
+    """Ours first, then the rivals that can be imported."""
+    kinds = (NumpyAstype, NumpyCopyto) if machine.stream is None else (CupyAstype, CupyCopyto)
+    return [Ours(machine), Ours(machine, allocates=True), *available([*kinds, TorchTo, TorchCopy], machine)]
+
+
+def available(kinds: Sequence[type[Contender]], machine: Machine) -> list[Contender]:
+    """Those of some rivals whose packages are here. One that is here but does not start is named on stderr."""
+    found = []
+    for kind in kinds:
+        try:
+            found.append(kind(machine))
+        except ImportError:  # noqa: PERF203 (a handful of packages)
+            continue
+        except Exception as error:
+            print(f"bench: {kind.__name__} is left out: {type(error).__name__}: {error}", file=sys.stderr)
+    return found

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call costs the host: many calls, none of which is waited for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpucast.benchmark.buffers import Sets
+from gpucast.benchmark.contenders import Contender
+from gpucast.benchmark.machine import Machine
+from gpucast.benchmark.timing import Times, Work
+
+#: Calls in a row. The queue of a stream takes about 1024 launches before it makes callers wait.
+CALLS = 1000
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Seconds of one call: of rows of CALLS calls with one wait at the end, and the 99th percentile of single calls."""
+
+    times: Times
+    p99: float
+
+
+def measure_latency(machine: Machine, works: Sequence[Work], loops: int = 20, calls: int = CALLS) -> list[Latency]:
+    """Rows of calls of several works in turn."""
+    rows: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work.give(calls // 10)
+    for turn in range(loops):
+        for place in range(len(works)):
+            number = (turn + place) % len(works)
+            machine.synchronize()
+            begin = machine.now()
+            result = works[number].give(calls)
+            _wait(machine, works[number], result)
+            rows[number].append(machine.now() - begin)
+    return [Latency(Times.of(row, calls), _p99(machine, work, calls)) for row, work in zip(rows, works, strict=True)]
+
+
+def works_of(contenders: Iterable[Contender], sets: Sets) -> list[Work]:
+    """The calls of the contenders that have the pair; those that fail are named on stderr."""
+    works = []
+    for one in contenders:
+        if not one.supports(sets.src, sets.dst):
+            continue
+        try:
+            run = one.prepare(sets)
+            one.wait(run(0))
+        except Exception as error:  # A rival may raise anything, and the others go on.
+            print(f"bench: the calls of {one.name} are left out: {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        works.append(Work(one.name, run, len(sets.sources), None if one.streamed else one.wait))
+    return works
+
+
+def _p99(machine: Machine, work: Work, calls: int) -> float:
+    now, give = machine.now, work.give
+    machine.synchronize()
+    stamps = [now()]
+    result = None
+    for _ in range(calls):
+        result = give(1)
+        stamps.append(now())
+    _wait(machine, work, result)
+    return float(np.percentile(np.diff(stamps), 99))
+
+
+def _wait(machine: Machine, work: Work, result: object) -> None:
+    if work.wait is None:
+        machine.synchronize()
+    else:
+        work.wait(result)

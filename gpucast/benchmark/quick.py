@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Seconds of measuring, for a person who waits: common pairs beside the rivals that are here, and what a call costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpucast.benchmark.buffers import make_sets
+from gpucast.benchmark.ceilings import Ceiling, measure_ceilings, nearest
+from gpucast.benchmark.contenders import Contender
+from gpucast.benchmark.latency import CALLS, Latency, measure_latency, works_of
+from gpucast.benchmark.machine import Machine
+from gpucast.benchmark.pairs import Pairs, Row
+from gpucast.benchmark.timing import LEAST, verdict
+from gpucast.dtypes import DType, dtype
+
+Pair = tuple[DType, DType]
+
+#: In the order of their worth: where the time is short, the last ones are left out.
+PAIRS: tuple[Pair, ...] = tuple(
+    (dtype(src), dtype(dst))
+    for src, dst in (
+        ("FLOAT", "FLOAT16"),
+        ("INT8", "UINT8"),
+        ("FLOAT", "FLOAT8E4M3FN"),
+        ("BFLOAT16", "FLOAT"),
+        ("INT4", "FLOAT16"),
+        ("UINT8", "FLOAT"),
+        ("FLOAT8E4M3FN", "FLOAT16"),
+        ("FLOAT", "BFLOAT16"),
+        ("DOUBLE", "FLOAT"),
+        ("FLOAT", "INT8"),
+        ("BFLOAT16", "FLOAT4E2M1"),
+        ("INT64", "INT32"),
+    )
+)
+#: The pair whose calls are timed.
+LATENCY_PAIR: Pair = (dtype("FLOAT"), dtype("FLOAT16"))
+#: The share of the time that each contender's batches of one pair may take, and that of a ceiling's.
+_PAIR_SHARE, _CEILING_SHARE = 0.01, 0.01
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured; `left` pairs were not, for want of time."""
+
+    device: str
+    facts: dict[str, Any]
+    n: int
+    ceilings: list[Ceiling]
+    rows: list[Row]
+    latencies: dict[str, Latency]
+    left: int
+
+    @property
+    def wrong(self) -> list[Row]:
+        """Our own rows with results that differ from the reference, or without any."""
+        return [row for row in self.rows if row.contender.startswith("gpucast") and (row.wrong or row.problem)]
+
+    def as_json(self) -> dict[str, Any]:
+        from dataclasses import asdict
+
+        return {
+            "device": self.device,
+            "facts": self.facts,
+            "n": self.n,
+            "ceilings": [asdict(one) for one in self.ceilings],
+            "rows": [row.as_json() for row in self.rows],
+            "latencies": {name: asdict(latency) for name, latency in self.latencies.items()},
+            "left": self.left,
+        }
+
+
+def run(
+    machine: Machine,
+    contenders: Sequence[Contender],
+    pairs: Sequence[Pair],
+    n: int,
+    seconds: float,
+    advance: Callable[[int], object] = lambda pairs: None,
+) -> Report:
+    """Measure for about so many seconds, one pair at least."""
+    end = machine.now() + seconds
+    with machine.current():
+        # So many bytes that the figure stands for large arrays of every pair.
+        size = min(1 << (4 * n).bit_length(), machine.free_bytes() // 8 // 256 * 256)
+        ceilings = measure_ceilings(machine, [size], samples=100, limit=_CEILING_SHARE * seconds)
+        latencies = _latencies(machine, contenders)
+        measured, rows = Pairs(machine, contenders), list[Row]()
+        left = len(pairs)
+        for src, dst in pairs:
+            if rows and machine.now() >= end:
+                break
+            rows += measured.measure(src, dst, n, samples=100, limit=_PAIR_SHARE * seconds)
+            left -= 1
+            advance(1)
+        return Report(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)
+
+
+def _latencies(machine: Machine, contenders: Sequence[Contender]) -> dict[str, Latency]:
+    src, dst = LATENCY_PAIR
+    works = works_of(contenders, make_sets(machine, src, dst, 1))
+    # Calls on the host take long: they do the work.
+    taken = measure_latency(machine, works, loops=LEAST, calls=CALLS if machine.stream is not None else CALLS // 10)
+    return {work.name: latency for work, latency in zip(works, taken, strict=True)}
+
+
+def text(report: Report) -> str:
+    """The report as a table for people."""
+    place = "the host (device: none)" if report.device == "none" else report.device
+    lines = [f"gpucast bench on {place}: {report.n:,} elements, GB/s of bytes read and written"]
+    lines += [f"ceiling, {one.name}: {one.speed / 1e9:,.0f} GB/s" for one in report.ceilings]
+    names = list(dict.fromkeys(row.contender for row in report.rows))
+    # Allocating takes the GPU no time: one of our two columns says it all there.
+    names = [name for name in names if name != "gpucast allocating"]
+    width = max((len(f"{row.src} to {row.dst}") for row in report.rows), default=4)
+    lines.append(" ".join([f"{'pair':<{width}}", "of ceiling", *(f"{name:>13}" for name in names), "differ"]))
+    for (src, dst), group in _by_pair(report.rows).items():
+        ours = group.get("gpucast")
+        best = nearest(report.ceilings, ours.bytes) if ours else 0.0
+        share = f"{ours.speed / best:9.0%} " if ours and ours.times and best else f"{'-':>10}"
+        cells = [_cell(group.get(name), ours) for name in names]
+        wrong = sum(row.wrong for row in group.values() if row.contender.startswith("gpucast"))
+        lines.append(" ".join([f"{f'{src} to {dst}':<{width}}", share, *cells, f"{wrong:>6,}"]))
+    lines += _claims(report.rows, names)
+    if report.left:
+        lines.append(f"{report.left} pairs left out for want of time")
+    one_call = " to ".join(map(str, LATENCY_PAIR))
+    lines.append(f"one call at n = 1, {one_call}, microseconds (99th percentile of single calls):")
+    lines += [
+        f"  {name:<18} {latency.times.median * 1e6:6.2f} ({latency.p99 * 1e6:.2f})"
+        for name, latency in report.latencies.items()
+    ]
+    lines += [f"DIFFERS from the reference: {row.src} to {row.dst}: {row.first or row.problem}" for row in report.wrong]
+    return "\n".join(lines)
+
+
+def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Row]]:
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row.src, row.dst), {})[row.contender] = row
+    return found
+
+
+def _cell(row: Row | None, ours: Row | None) -> str:
+    """A speed; ~ where it cannot be told from ours, * where its results are not the reference's."""
+    if row is None or row.times is None:
+        return f"{'-':>13}"
+    same = ours is not None and row is not ours and ours.times is not None and verdict(ours.times, row.times) == "same"
+    mark = ("~" if same else "") + ("*" if row.wrong else "")
+    return f"{row.speed / 1e9:#.4g}{mark}".rjust(13)
+
+
+def _claims(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Against every rival: the geometric mean of the speed-ups, and what may be claimed pair by pair."""
+    lines = []
+    for name in names:
+        if name.startswith("gpucast"):
+            continue
+        ratios, verdicts = [], list[str]()
+        for group in _by_pair(rows).values():
+            ours, theirs = group.get("gpucast"), group.get(name)
+            if ours and theirs and ours.times and theirs.times:
+                ratios.append(theirs.times.median / ours.times.median)
+                verdicts.append(verdict(ours.times, theirs.times))
+        if ratios:
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("faster", "same", "slower"))
+            lines.append(f"{mean:.2f} x {name} (geometric mean of {len(ratios)} pairs: {counts})")
+    lines.append("~ not to be told from gpucast (5th to 95th percentiles overlap), * results differ from the reference")
+    return lines

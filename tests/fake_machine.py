@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A GPU for the benchmark that is none: CuPy arrays over host memory, real kernels built for the host, and a clock that
+goes forward only when work is given. So the whole benchmark runs, and every time is known beforehand."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpucast.benchmark.buffers import Sets
+from gpucast.benchmark.contenders import Run
+from gpucast.dtypes import DType
+from gpucast.parity.compare import wanted_codes
+from gpucast.rule import resolve
+from gpucast.source import KernelSource
+from host_driver import HostDriver, device_array
+
+#: Bytes per second of the fake's copies; its copy kernel is a tenth quicker than its memcpy.
+MEMCPY, COPY_KERNEL = 1.0e9, 1.1e9
+#: Seconds that a launch takes beside the bytes that it moves, and a launch in a graph.
+LAUNCH, NODE = 5e-6, 1e-6
+
+
+class FakeMachine:
+    device = "NVIDIA Fake"
+    cache_bytes = 1 << 14
+    peak = 2.0e9
+    stream: int | None = 7
+
+    def __init__(self, free: int = 1 << 26) -> None:
+        self.time = 100.0
+        self.free = free
+        self.released = 0
+        #: Each copy: its name, and the addresses and bytes.
+        self.copies: list[tuple[str, int, int, int]] = []
+        self.capturing = False
+
+    def spend(self, seconds: float, launches: int = 1) -> None:
+        self.time += seconds + launches * (NODE if self.capturing else LAUNCH)
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.device, "peak_bytes_per_second": self.peak, "packages": {"numpy": np.__version__}}
+
+    def state(self) -> dict[str, Any]:
+        return {"sm_mhz": 1980.0, "watts": 500.0}
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        yield
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def release(self) -> None:
+        self.released += 1
+
+    def empty(self, nbytes: int) -> Any:
+        return device_array((nbytes,), np.uint8)
+
+    def upload(self, into: Any, data: np.ndarray) -> None:
+        data = np.ascontiguousarray(data)
+        assert into.nbytes == data.nbytes
+        ctypes.memmove(into.data.ptr, data.ctypes.data, data.nbytes)
+
+    def download(self, x: Any) -> np.ndarray:
+        assert x.flags.c_contiguous
+        return np.frombuffer(ctypes.string_at(x.data.ptr, x.nbytes), x.dtype).reshape(x.shape)
+
+    def copy(self, dst: Any, src: Any) -> None:
+        self._copy("memcpy", MEMCPY, dst, src)
+
+    def copy_kernels(self) -> dict[str, Callable[[Any, Any], object]]:
+        return {"copy kernel": lambda dst, src: self._copy("copy kernel", COPY_KERNEL, dst, src)}
+
+    def _copy(self, name: str, speed: float, dst: Any, src: Any) -> None:
+        assert dst.nbytes == src.nbytes
+        ctypes.memmove(dst.data.ptr, src.data.ptr, dst.nbytes)
+        self.copies.append((name, src.data.ptr, dst.data.ptr, dst.nbytes))
+        self.spend(2 * dst.nbytes / speed)
+
+    def fill(self, x: Any, byte: int) -> None:
+        ctypes.memset(x.data.ptr, byte, x.nbytes)
+
+    def record(self) -> float:
+        return self.time
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+    def synchronize(self) -> None:
+        pass
+
+    def now(self) -> float:
+        return self.time
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
+        begin, self.capturing = self.time, True
+        work()
+        taken, self.time, self.capturing = self.time - begin, begin, False
+        return lambda: self.spend(taken, launches=0)
+
+
+class TimedDriver(HostDriver):
+    """The host's kernels, at `speed` bytes per second of the fake's clock."""
+
+    def __init__(self, machine: FakeMachine, speed: float = 0.99e9) -> None:
+        super().__init__()
+        self.machine, self.speed = machine, speed
+        #: The source address of every launch.
+        self.sources: list[int] = []
+
+    def load(self, source: KernelSource) -> Any:
+        launch = super().load(source)
+        bits = source.rule.src.bits + source.rule.dst.bits
+
+        def timed(src: int, dst: int, n: int, more: Any) -> None:
+            launch(src, dst, n, more)
+            self.sources.append(src)
+            self.machine.spend(n * bits / 8 / self.speed)
+
+        return timed
+
+
+class FakeRival:
+    """Casts by the reference, at a speed of its own; `wrong` of its results differ, and `broken` ones raise."""
+
+    allocates = False
+    heavy = False
+    streamed = True
+
+    def __init__(
+        self, machine: FakeMachine, name: str, speed: float, *, wrong: int = 0, broken: bool = False, lacks: str = ""
+    ) -> None:
+        self.machine, self.name, self.speed = machine, name, speed
+        self.wrong, self.broken, self.lacks = wrong, broken, lacks
+        self.prepared = 0
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        return not (src.packed or dst.packed) and self.lacks not in (src.name, dst.name)
+
+    def prepare(self, sets: Sets) -> Run:
+        if self.broken:
+            raise NotImplementedError("no kernel for it\nand more lines")
+        self.prepared += 1
+        wanted = wanted_codes(resolve(sets.src, sets.dst), sets.taken(np.arange(min(sets.n, 1 << 20))))
+        wanted[: self.wrong] ^= wanted.dtype.type(1)
+
+        def run(i: int) -> np.ndarray:
+            self.machine.spend(sets.n * (sets.src.bits + sets.dst.bits) / 8 / self.speed)
+            return wanted
+
+        return run
+
+    def wait(self, result: Any) -> None:
+        pass
+
+    def codes(self, result: Any, dst: DType, count: int) -> np.ndarray:
+        return np.asarray(result[:count])

@@ -23,9 +23,33 @@ inline unsigned shr(unsigned a, unsigned b) { return b < 32 ? a >> b : 0; }
 inline unsigned long long shl(unsigned long long a, unsigned b) { return b < 64 ? a << b : 0; }
 inline unsigned long long shr(unsigned long long a, unsigned b) { return b < 64 ? a >> b : 0; }
 
-inline unsigned ld_u8(const unsigned char* from, bool condition) { return condition ? *from : 0; }
-inline void st_u8(unsigned char* to, unsigned byte, bool condition) {
-    if (condition) *to = (unsigned char)byte;
+inline void ld(const unsigned char* from, unsigned& a, unsigned& b) {
+    std::memcpy(&a, from, 4);
+    std::memcpy(&b, from + 4, 4);
+}
+inline void ld(const unsigned char* from, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
+    ld(from, a, b);
+    ld(from + 8, c, d);
+}
+inline void st(unsigned char* to, unsigned a, unsigned b) {
+    std::memcpy(to, &a, 4);
+    std::memcpy(to + 4, &b, 4);
+}
+inline void st(unsigned char* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    st(to, a, b);
+    st(to + 8, c, d);
+}
+inline unsigned ld_bytes(const unsigned char* from, unsigned i, unsigned begin, unsigned count) {
+    unsigned d = 0;
+    for (unsigned j = 0; j < 4; ++j) {
+        if (i + j - begin < count) d |= unsigned(from[j]) << (8 * j);
+    }
+    return d;
+}
+inline void st_bytes(unsigned char* to, unsigned bytes, unsigned i, unsigned begin, unsigned count) {
+    for (unsigned j = 0; j < 4; ++j) {
+        if (i + j - begin < count) to[j] = (unsigned char)(bytes >> (8 * j));
+    }
 }
 
 inline unsigned bits(float a) {

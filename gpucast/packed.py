@@ -46,10 +46,14 @@ def unmasked(x: Any, who: str) -> None:
 
 
 def as_array(x: Any, who: str) -> Any:
-    """`x` as an array that casts take: a PackedArray or CuPy array as it is, all else as a plain NumPy array."""
+    """`x` as an array that casts take: a PackedArray or CuPy array as it is, arrays of other libraries over their own
+    memory, all else as a plain NumPy array."""
     unmasked(x, f"{who}: x")
-    # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
-    return x if isinstance(x, PackedArray) or namespace(x) not in (None, np) else np.asarray(x)
+    if isinstance(x, PackedArray) or namespace(x) not in (None, np):
+        return x
+    from gpucast import intake
+
+    return intake.take(x, who)
 
 
 def _group(bits: int) -> tuple[int, int]:
@@ -189,12 +193,35 @@ class PackedArray:
         return unpacked
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if home(self) is not None:
+            raise TypeError("PackedArray: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("PackedArray: unpacking copies; numpy.asarray(x, copy=False) is not possible")
         unpacked = self.get()
         if dtype is None or np.dtype(dtype) == unpacked.dtype:
             return unpacked
         raise TypeError(f"PackedArray: unpacks to {unpacked.dtype}, not to {dtype}; use gpucast.cast to convert")
+
+    def to_torch(self) -> Any:
+        """A tensor over the same memory (a copy of a read-only array), where the data is.
+
+        FLOAT4E2M1: ``torch.float4_e2m1fn_x2``, pairs along the last axis; other types: ``torch.uint8``, the packed
+        bytes. The last axis takes whole bytes and is as long as their number; else ValueError.
+        """
+        from gpucast.interop import torch
+
+        return torch.from_packed(self)
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        """DLPack: FLOAT4E2M1 alone, in pairs along the last axis, as torch takes it; else BufferError."""
+        from gpucast.interop import dlpack
+
+        return dlpack.Export(self).__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from gpucast.interop import dlpack
+
+        return dlpack.Export(self).__dlpack_device__()
 
     def tobytes(self) -> bytes:
         """The packed bytes: what ONNX stores as raw_data."""
@@ -217,7 +244,32 @@ class PackedArray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> PackedArray:
-        return PackedArray.pack(self.codes()[key], self.dtype)
+        """A copy of what NumPy's indexing selects. Where an int or a slice comes first, only its rows are unpacked."""
+        head, *rest = key if isinstance(key, tuple) and key else (key,)
+        if not self.shape or isinstance(head, bool) or not isinstance(head, (int, np.integer, slice)):
+            return PackedArray.pack(self.codes()[key], self.dtype)
+        rows = range(self.shape[0])
+        if isinstance(head, slice):
+            rows = rows[head]
+            begin, end = (min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1) if rows else (0, 0)
+            head = slice(None, None, rows.step)
+        else:
+            try:
+                begin = rows[head]
+            except IndexError:
+                raise IndexError(f"PackedArray: index {head} is out of bounds for {len(rows)} rows") from None
+            end, head = begin + 1, 0
+        selected = (head, *rest)
+        return PackedArray.pack(self._rows(begin, end)[selected], self.dtype)
+
+    def _rows(self, begin: int, end: int) -> Any:
+        """The codes of some rows, as `codes` gives them for all."""
+        row, bits = math.prod(self.shape[1:]), self.dtype.bits
+        count, width = _group(bits)
+        group = begin * row // count
+        skip = begin * row - group * count
+        data = self.data[group * width : -(-end * row * bits // 8)]
+        return unpack_codes(data, bits, skip + (end - begin) * row)[skip:].reshape(end - begin, *self.shape[1:])
 
     def transpose(self, *axes: Any) -> PackedArray:
         raise TypeError("PackedArray: packed data cannot be transposed; unpack it first with .get()")
@@ -230,6 +282,7 @@ class PackedArray:
         return PackedArray(self.data.copy(), self.dtype, self.shape)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # CuPy pickles its arrays by way of the host, and brings them back to the device that is current then.
         return PackedArray, (self.data, self.dtype, self.shape)
 
     def __repr__(self) -> str:

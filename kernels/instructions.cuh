@@ -88,16 +88,39 @@ GPUCAST_INLINE u32 lane() {
     return d;
 }
 
-// Global memory, under a condition: without branches, of which a compiler makes much. A byte not loaded is 0.
-GPUCAST_INLINE u32 ld_u8(const u8* from, bool condition) {
+// Vectors in global memory. Written in C++ a load of which only some words count would be split.
+GPUCAST_INLINE void ld(const u8* from, u32& a, u32& b) {
+    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from));
+}
+GPUCAST_INLINE void ld(const u8* from, u32& a, u32& b, u32& c, u32& d) {
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(from));
+}
+GPUCAST_INLINE void st(u8* to, u32 a, u32 b) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(a), "r"(b) : "memory");
+}
+GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Those bytes of four, the first of which has number i, whose number is one of `count` from `begin` on; others are zero, or
+// are left as they are. One piece of text each, because compilers take long over so many branches.
+GPUCAST_INLINE u32 ld_bytes(const u8* from, u32 i, u32 begin, u32 count) {
     u32 d;
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; mov.u32 %0, 0; @p ld.global.u8 %0, [%1];}"
-                 : "=r"(d) : "l"(from), "r"(u32(condition)) : "memory");
+    asm volatile("{.reg .pred p; .reg .u32 i, b; sub.u32 i, %2, %3; mov.u32 %0, 0;\n"
+                 "setp.lt.u32 p, i, %4; @p ld.u8 %0, [%1]; add.u32 i, i, 1; mov.u32 b, 0;\n"
+                 "setp.lt.u32 p, i, %4; @p ld.u8 b, [%1+1]; add.u32 i, i, 1; bfi.b32 %0, b, %0, 8, 8; mov.u32 b, 0;\n"
+                 "setp.lt.u32 p, i, %4; @p ld.u8 b, [%1+2]; add.u32 i, i, 1; bfi.b32 %0, b, %0, 16, 8; mov.u32 b, 0;\n"
+                 "setp.lt.u32 p, i, %4; @p ld.u8 b, [%1+3]; bfi.b32 %0, b, %0, 24, 8;}"
+                 : "=&r"(d) : "l"(from), "r"(i), "r"(begin), "r"(count) : "memory");
     return d;
 }
-GPUCAST_INLINE void st_u8(u8* to, u32 byte, bool condition) {
-    asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.u8 [%0], %1;}"
-                 : : "l"(to), "r"(byte), "r"(u32(condition)) : "memory");
+GPUCAST_INLINE void st_bytes(u8* to, u32 bytes, u32 i, u32 begin, u32 count) {
+    asm volatile("{.reg .pred p; .reg .u32 i, b; sub.u32 i, %2, %3;\n"
+                 "setp.lt.u32 p, i, %4; @p st.u8 [%0], %1; add.u32 i, i, 1; shr.u32 b, %1, 8;\n"
+                 "setp.lt.u32 p, i, %4; @p st.u8 [%0+1], b; add.u32 i, i, 1; shr.u32 b, %1, 16;\n"
+                 "setp.lt.u32 p, i, %4; @p st.u8 [%0+2], b; add.u32 i, i, 1; shr.u32 b, %1, 24;\n"
+                 "setp.lt.u32 p, i, %4; @p st.u8 [%0+3], b;}"
+                 : : "l"(to), "r"(bytes), "r"(i), "r"(begin), "r"(count) : "memory");
 }
 
 // A float16 in the low half; exact.

@@ -17,11 +17,6 @@ struct Piece {
     enum : u32 { lowest_bit = Bytes & (~Bytes + 1), bytes = lowest_bit < 16 ? lowest_bit : 16 };
 };
 
-template <u32 Bytes>
-struct alignas(Bytes) Words {
-    u32 word[Bytes / 4];
-};
-
 // The fewest elements that fill whole bytes together.
 template <u32 Bits>
 struct Unit {
@@ -62,12 +57,13 @@ GPUCAST_INLINE void load_aligned(const u8* from, Tile<Bytes>& tile) {
     } else if constexpr (Bytes == 2) {
         tile.word[0] = *reinterpret_cast<const u16*>(from);
     } else {
-        typedef Words<Tile<Bytes>::piece> Vector;
+        const u32 count = Tile<Bytes>::piece / 4;
 #pragma unroll
-        for (u32 i = 0; i < Bytes / sizeof(Vector); ++i) {
-            const Vector vector = reinterpret_cast<const Vector*>(from)[i];
-#pragma unroll
-            for (u32 j = 0; j < sizeof(Vector) / 4; ++j) tile.word[i * (sizeof(Vector) / 4) + j] = vector.word[j];
+        for (u32 i = 0; i < Bytes / 4; i += count) {
+            u32* word = tile.word + i;
+            if constexpr (count == 1) *word = *reinterpret_cast<const u32*>(from + 4 * i);
+            if constexpr (count == 2) ptx::ld(from + 4 * i, word[0], word[1]);
+            if constexpr (count == 4) ptx::ld(from + 4 * i, word[0], word[1], word[2], word[3]);
         }
     }
 }
@@ -113,13 +109,13 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
     } else if constexpr (Bytes == 2) {
         *reinterpret_cast<u16*>(to) = u16(tile.word[0]);
     } else {
-        typedef Words<Tile<Bytes>::piece> Vector;
+        const u32 count = Tile<Bytes>::piece / 4;
 #pragma unroll
-        for (u32 i = 0; i < Bytes / sizeof(Vector); ++i) {
-            Vector vector;
-#pragma unroll
-            for (u32 j = 0; j < sizeof(Vector) / 4; ++j) vector.word[j] = tile.word[i * (sizeof(Vector) / 4) + j];
-            reinterpret_cast<Vector*>(to)[i] = vector;
+        for (u32 i = 0; i < Bytes / 4; i += count) {
+            const u32* word = tile.word + i;
+            if constexpr (count == 1) *reinterpret_cast<u32*>(to + 4 * i) = *word;
+            if constexpr (count == 2) ptx::st(to + 4 * i, word[0], word[1]);
+            if constexpr (count == 4) ptx::st(to + 4 * i, word[0], word[1], word[2], word[3]);
         }
     }
 }
@@ -129,26 +125,25 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
 template <u32 Bytes>
 GPUCAST_INLINE void load_part(const u8* from, u32 bit, u32 first, u32 last, Tile<Bytes>& tile) {
     const u32 words = Tile<Bytes>::words, begin = first / 8, count = (last + 7) / 8 - begin;
-    u32 wide[words + 1] = {};
+    u32 low = ptx::ld_bytes(from, 0, begin, count);
 #pragma unroll
-    for (u32 i = 0; i <= Bytes; ++i) wide[i / 4] |= ptx::ld_u8(from + i, i - begin < count) << (i % 4 * 8);
-#pragma unroll
-    for (u32 i = 0; i < words; ++i) tile.word[i] = u32((u64(wide[i + 1]) << 32 | wide[i]) >> bit);
+    for (u32 i = 0; i < words; ++i) {
+        const u32 high = ptx::ld_bytes(from + 4 * i + 4, 4 * i + 4, begin, count);
+        tile.word[i] = u32((u64(high) << 32 | low) >> bit);
+        low = high;
+    }
 }
 
 // The bits from `first` to `last`, `first` on a whole byte; those behind `last` in its byte become zero.
 template <u32 Bytes>
 GPUCAST_INLINE void store_part(u8* to, u32 first, u32 last, const Tile<Bytes>& tile) {
-    const u32 begin = first / 8, whole = last / 8 - begin;
-    u32 rest = 0;
+    const u32 begin = first / 8, count = (last + 7) / 8 - begin;
 #pragma unroll
-    for (u32 i = 0; i < Bytes; ++i) {
-        const u32 byte = tile.word[i / 4] >> (i % 4 * 8);
-        ptx::st_u8(to + i, byte, i - begin < whole);
-        // The last byte of packed elements.
-        rest = i == last / 8 ? byte : rest;
+    for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
+        // Zeros from `last` on.
+        const u32 kept = ptx::shl(~0u, last < 32 * i ? 0 : last - 32 * i);
+        ptx::st_bytes(to + 4 * i, tile.word[i] & ~kept, 4 * i, begin, count);
     }
-    ptx::st_u8(to + last / 8, rest & ((1u << last % 8) - 1), last % 8 != 0);
 }
 
 // Element i of a tile; with i known to the compiler no register is indexed at run time.

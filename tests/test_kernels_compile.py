@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import pytest
 
-import cubin
+from bench import cubin
 from gpucast.cache import Cache
 from gpucast.compiler import Compiler
 from gpucast.dtypes import DType
@@ -105,7 +105,7 @@ def test_the_choice_covers_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("major", INSTALLED)
-def test_a_pair_takes_at_most_four_times_an_empty_kernel(major: int) -> None:
+def test_a_pair_takes_at_most_five_times_an_empty_kernel(major: int) -> None:
     """Processor time, taken in turns. The empty kernel is compiled as anyone would, without options."""
     draw = random.Random(7)
     pairs = [(src, dst) for src in NUMERIC for dst in NUMERIC]
@@ -122,4 +122,4 @@ def test_a_pair_takes_at_most_four_times_an_empty_kernel(major: int) -> None:
             times[kind].append(time.thread_time() - start)
     empty, pair = (statistics.median(times[kind]) for kind in ("empty", "pair"))
     print(f"NVRTC {major}: empty {empty * 1e3:.0f} ms, pair {pair * 1e3:.0f} ms", file=sys.stderr)
-    assert pair <= 4 * empty
+    assert pair <= 5 * empty

@@ -116,7 +116,10 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     CuPy's current stream is given to the producer, which makes it wait for its own work. Types below one byte are a
     PackedArray where the producer packs them.
     """
-    device_type, device_id = (int(number) for number in x.__dlpack_device__())
+    try:
+        device_type, device_id = (int(number) for number in x.__dlpack_device__())
+    except Exception as error:
+        raise TypeError(f"{who}: {type(x).__name__} does not say through DLPack where it is: {error}") from error
     if device_type not in _ON_HOST + _ON_DEVICE:
         raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
     if device_type in _ON_HOST:

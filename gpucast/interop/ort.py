@@ -125,7 +125,7 @@ def _is_known(row: DType) -> bool:
 def _memory(value: onnxruntime.OrtValue) -> npt.NDArray[np.uint8]:
     """The bytes of an OrtValue on the host."""
     size = value.tensor_size_in_bytes()
-    memory: npt.NDArray[np.uint8] = intake.view_at(value.data_ptr(), (size,), None, np.dtype(np.uint8), None, value)
+    memory: npt.NDArray[np.uint8] = intake.view_at(value.data_ptr(), (size,), None, dtype("UINT8"), None, value)
     return memory
 
 

@@ -18,11 +18,13 @@ _SIZED, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 4, 0x11, 0x12, 0x2F
 
 @dataclass(frozen=True)
 class Kernel:
-    """The static facts of one kernel: bytes of local memory per thread, registers per thread, bytes of machine code."""
+    """The static facts of one kernel: bytes of local memory and registers per thread, bytes of machine code, bytes of
+    shared memory per block."""
 
     local: int
     registers: int
     code: int
+    shared: int
 
 
 def whole(cubin: bytes) -> list[tuple[int, ...]]:
@@ -41,18 +43,25 @@ def whole(cubin: bytes) -> list[tuple[int, ...]]:
 
 def sections(cubin: bytes) -> dict[str, bytes]:
     """The bytes of every section by name."""
+    return {
+        name: b"" if header[1] == _NOBITS else cubin[header[4] : header[4] + header[5]]
+        for name, header in _named(cubin).items()
+    }
+
+
+def _named(cubin: bytes) -> dict[str, tuple[int, ...]]:
+    """The section headers by name."""
     headers = whole(cubin)
     text = headers[_HEADER.unpack_from(cubin)[13]]
     table = cubin[text[4] : text[4] + text[5]]
-    return {
-        _string(table, header[0]): b"" if header[1] == _NOBITS else cubin[header[4] : header[4] + header[5]]
-        for header in headers
-    }
+    return {_string(table, header[0]): header for header in headers}
 
 
 def kernels(cubin: bytes) -> dict[str, Kernel]:
     """The static facts of every kernel, by name."""
-    found = sections(cubin)
+    found, headers = sections(cubin), _named(cubin)
+    # A section without bytes in the file has a size all the same.
+    shared = {name: header[5] for name, header in headers.items() if name.startswith(".nv.shared.")}
     names = [_string(found[".strtab"], symbol[0]) for symbol in _SYMBOL.iter_unpack(found[".symtab"])]
     facts: dict[str, dict[int, int]] = {}
     for attribute, value in _attributes(found[".nv.info"]):
@@ -60,7 +69,12 @@ def kernels(cubin: bytes) -> dict[str, Kernel]:
             symbol, number = struct.unpack("<II", value)
             facts.setdefault(names[symbol], {})[attribute] = number
     return {
-        name: Kernel(max(fact[_FRAME_SIZE], fact[_MIN_STACK_SIZE]), fact[_REGCOUNT], len(found[f".text.{name}"]))
+        name: Kernel(
+            local=max(fact[_FRAME_SIZE], fact[_MIN_STACK_SIZE]),
+            registers=fact[_REGCOUNT],
+            code=len(found[f".text.{name}"]),
+            shared=shared.get(f".nv.shared.{name}", 0),
+        )
         for name, fact in facts.items()
         if f".text.{name}" in found
     }

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the machine code of a kernel may cost so that memory, not the processor, decides how long a cast takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from bench.static_kernels import Kernel
+
+#: Instructions per byte moved, by compute capability: 70 % of what the GPU issues while its memory moves a byte. H200:
+#: 132 SMs x 128 lanes x 1.83 GHz / 4.2 TB/s = 7.4. B200: 148 x 128 x 1.85 / 7.09 = 4.9.
+PER_BYTE = {90: 5.2, 100: 3.5}
+#: Instructions per element of a pair that moves less than one byte per element.
+LEAST = 6.0
+#: Bytes of one access on the wider side.
+VECTOR = 16
+
+#: (architecture, source, destination) -> why the default rule of this pair does not keep its budget. One that does has
+#: no place here.
+KNOWN: dict[tuple[str, str, str], str] = {}
+
+
+def budget(kernel: Kernel) -> float | None:
+    """Instructions per element that the kernel may take; None where its architecture or its shape has no budget."""
+    per_byte = PER_BYTE.get(kernel.capability)
+    if per_byte is None or kernel.source.shape != "contiguous":
+        return None
+    return max(per_byte * kernel.moved, LEAST if kernel.moved < 1 else 0.0)
+
+
+def over(kernel: Kernel) -> float:
+    """Instructions over budget: 1 is just within it. NaN without a budget."""
+    allowed = budget(kernel)
+    return math.nan if allowed is None else kernel.per_element / allowed
+
+
+def widths(kernel: Kernel) -> tuple[int, int]:
+    """Bytes that every load and every store must have at least: 16 on the wider side, what belongs to these on the
+    other. Of 6-bit elements 16 come in 12 bytes, which only words of 4 fit."""
+    sides = kernel.src_bits, kernel.rule.dst.bits
+    elements = max(VECTOR * 8 // max(sides), *(8 // math.gcd(bits, 8) for bits in sides))
+    if 6 in sides:
+        elements = 16
+    load, store = (4 if bits == 6 else min(VECTOR, elements * bits // 8) for bits in sides)
+    return load, store
+
+
+def problems(kernel: Kernel) -> list[str]:
+    """What is wrong with a kernel; nothing as a rule.
+
+    Too many instructions are so for the default rule of a pair only, and in the strided shape only spills are wrong.
+    """
+    found = [f"{kernel.local} bytes of local memory: registers spill"] if kernel.local else []
+    if kernel.source.shape != "contiguous":
+        return found
+    if kernel.loop:
+        found.append("the way of a full tile has a loop, so that its instructions are not counted")
+    allowed = budget(kernel)
+    if kernel.default and allowed is not None and kernel.per_element > allowed:
+        found.append(f"{kernel.per_element:.2f} instructions per element, over the budget of {allowed:.2f}")
+    # A table in shared memory is filled from global memory.
+    table = -(-kernel.shared // kernel.source.threads)
+    for what, counts, bits, least, more in (
+        ("loads", kernel.loads, kernel.src_bits, widths(kernel)[0], table),
+        ("stores", kernel.stores, kernel.rule.dst.bits, widths(kernel)[1], 0),
+    ):
+        tile = kernel.source.elements * bits // 8
+        wide = sum(width * count for width, count in counts.items() if width >= least)
+        total = sum(width * count for width, count in counts.items())
+        if what == "loads" and total == 0:
+            continue  # The result is the same for every source.
+        if not tile <= total <= tile + more:
+            found.append(f"{what} of {total} bytes where the elements of a thread have {tile}")
+        elif wide < tile:
+            found.append(f"{what} of {min(counts)} bytes at a time, not of {least}")
+    return found
+
+
+def verdict(kernels: Sequence[Kernel], known: Mapping[tuple[str, str, str], str] = KNOWN) -> list[str]:
+    """Why the check fails, a line for each reason: kernels with a problem that is not known, and known ones without."""
+    failures: list[str] = []
+    for kernel in kernels:
+        pair = (kernel.arch, kernel.rule.src.name, kernel.rule.dst.name)
+        found = problems(kernel)
+        if kernel.default and pair in known:
+            found = [] if found else ["keeps its budget; take it out of the known misses"]
+        failures += [f"{kernel.arch} {kernel.source.name}: {problem}" for problem in found]
+    return failures

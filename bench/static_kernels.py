@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a rule and an architecture to the static facts of its kernel: compile, disassemble, find the way of a tile."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from bench import cubin
+from bench.sass import Instruction, blocks, parse
+from bench.sass_paths import full_tile
+from gpucast import compiler
+from gpucast.commands import disassembler
+from gpucast.rule import Rule, resolve
+from gpucast.source import KernelSource, Shape, join, kernel_source
+
+#: Kernels of one program: they share the time that the prelude and the start of the disassembler take, most of it.
+BATCH = 25
+#: NVRTC lets no more threads than these work at a time, nearly.
+_THREADS = 4
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the machine code of one kernel says. Counts are per thread, on the way of a full aligned tile."""
+
+    source: KernelSource
+    arch: str
+    #: Everything that is issued from the entry to the exit: of the longest such way, and of the shortest.
+    instructions: int
+    shortest: int
+    #: The same of the longest way by something rare; None where there is none. See `bench.sass_paths`.
+    rare: int | None
+    #: Whether the way has a loop, so that the count is of one turn.
+    loop: bool
+    #: Branches, and exits under a condition.
+    branches: int
+    #: Global accesses: width in bytes -> how many.
+    loads: dict[int, int]
+    stores: dict[int, int]
+    #: Reads from shared memory, and the bytes of it that a block has.
+    shared_loads: int
+    shared: int
+    registers: int
+    #: Bytes of local memory: 0 unless registers spill.
+    local: int
+    #: The way, in order.
+    way: tuple[Instruction, ...]
+
+    @property
+    def rule(self) -> Rule:
+        return self.source.rule
+
+    @property
+    def default(self) -> bool:
+        """Whether the rule is what a cast without attributes follows."""
+        return self.rule == resolve(self.rule.src, self.rule.dst)
+
+    @property
+    def capability(self) -> int:
+        """Of the device: 90 for sm_90 and for sm_90a."""
+        return int(self.arch.removeprefix("sm_").rstrip("af"))
+
+    @property
+    def src_bits(self) -> int:
+        """Bits of an element as it is stored."""
+        return 8 if self.source.unpacked else self.rule.src.bits
+
+    @property
+    def per_element(self) -> float:
+        """Instructions per element."""
+        return self.instructions / self.source.elements
+
+    @property
+    def moved(self) -> float:
+        """Bytes read and written per element."""
+        return (self.src_bits + self.rule.dst.bits) / 8
+
+
+def measure(
+    rules: Iterable[Rule],
+    arch: str,
+    shape: Shape = "contiguous",
+    advance: Callable[[int], object] = lambda done: None,
+) -> list[Kernel]:
+    """The kernels of these rules for an architecture such as "sm_90", in order. `advance` is told how many are done.
+
+    DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for machine code that cannot be
+    followed.
+    """
+    sources = [kernel_source(rule, shape) for rule in rules]
+    batches = list(_batches(sources))
+
+    def work(batch: Sequence[KernelSource]) -> list[Kernel]:
+        found = facts(batch, arch)
+        advance(len(batch))
+        return found
+
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
+        try:
+            return [kernel for batch in executor.map(work, batches) for kernel in batch]
+        except BaseException:
+            executor.shutdown(cancel_futures=True)
+            raise
+
+
+def _batches(sources: Sequence[KernelSource]) -> Iterable[list[KernelSource]]:
+    """Neighbours with the same prelude, as many as go into a program."""
+    batch: list[KernelSource] = []
+    for source in sources:
+        if batch and (len(batch) == BATCH or source.prelude != batch[0].prelude):
+            yield batch
+            batch = []
+        batch.append(source)
+    if batch:
+        yield batch
+
+
+def facts(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
+    """The kernels of one program. One alone is compiled as a cast would, so that it comes from the cache."""
+    if len(sources) == 1:
+        name, text = sources[0].name, sources[0].text
+    else:
+        rows = dict(row for source in sources for row in source.rows)
+        name, text = "batch", join(sources[0].prelude, rows, [source.kernel for source in sources])
+    code = compiler.compile(text, name, arch).code
+    of_cubin = cubin.kernels(code)
+    of_code = parse(disassembler.disassemble(code).decode())
+    return [kernel(source, arch, of_code[source.name], of_cubin[source.name]) for source in sources]
+
+
+def kernel(source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.Kernel) -> Kernel:
+    """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses."""
+    flow = blocks(instructions)
+    if source.shape == "contiguous":
+        src_bits = 8 if source.unpacked else source.rule.src.bits
+        path = full_tile(flow, source.elements * src_bits // 8, source.elements * source.rule.dst.bits // 8)
+    else:
+        path = full_tile(flow)
+    way = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
+    counts = Counter(instruction.base for instruction in way)
+    return Kernel(
+        source=source,
+        arch=arch,
+        instructions=path.instructions,
+        shortest=path.shortest,
+        rare=path.rare,
+        loop=path.loop,
+        branches=counts["BRA"] + sum(one.base == "EXIT" and one.conditional for one in way),
+        loads=path.loads,
+        stores=path.stores,
+        shared_loads=counts["LDS"],
+        shared=fact.shared,
+        registers=fact.registers,
+        local=fact.local,
+        way=way,
+    )

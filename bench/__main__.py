@@ -8,6 +8,7 @@ Each benchmark is a module with ``run(arguments) -> dict``: it prints its tables
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
@@ -104,11 +105,8 @@ def _count(text: str) -> int:
 
 def _unused(folder: Path, stem: str) -> Path:
     """A file that is not there yet: results are never overwritten."""
-    numbers = iter(range(2, 10_000))
-    path = folder / f"{stem}.json"
-    while path.exists():
-        path = folder / f"{stem}-{next(numbers)}.json"
-    return path
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    return next(path for name in names if not (path := folder / f"{name}.json").exists())
 
 
 def _unwritable(folder: Path) -> str:

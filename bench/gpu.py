@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpu_first_call, gpu_plan, gpu_rivals, gpu_tables
-from bench.gpu_figures import OURS
 from bench.gpu_results import FOLDER, Results, newest, open_for
 from gpucast.benchmark.buffers import make_sets
 from gpucast.benchmark.ceilings import measure_ceilings, nearest
@@ -96,7 +95,7 @@ def report(results: Results) -> dict[str, Any]:
     failures = [
         f"{row.src} to {row.dst}, {row.n:,}, {row.layout}: {row.problem or f'{row.wrong:,} differ: {row.first}'}"
         for row in results.rows
-        if row.contender.startswith(OURS) and (row.wrong or row.problem)
+        if row.is_ours and (row.wrong or row.problem)
     ]
     return {"file": results.path.name, "pictures": [path.name for path in pictures], "failures": failures}
 

@@ -61,10 +61,10 @@ limited() {
 run_tests() {
   local jobs=()
   "$python" -c 'import xdist' 2>/dev/null && jobs=(-n 8)
-  # Packages of other versions than ours may warn.
   # Only files with such tests: others import what is not needed here.
   local files
   mapfile -t files < <(grep -l 'mark\.gpu' tests/test_*.py)
+  # Packages of other versions than ours may warn.
   limited tests "$1" "$python" -m pytest -q -m gpu -p no:cacheprovider -W default --continue-on-collection-errors \
     "${jobs[@]}" "${files[@]}"
 }

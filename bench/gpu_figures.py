@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from bench.gpu_results import Results
 from gpucast.benchmark.buffers import CONTIGUOUS
 from gpucast.benchmark.ceilings import nearest
+from gpucast.benchmark.contenders import OURS
 from gpucast.benchmark.pairs import Row
 from gpucast.dtypes import dtype
 
-OURS = "gpucast"
 #: The goals of the project: shares of the better ceiling, for types of whole bytes and for packed ones.
 WHOLE, PACKED = 0.95, 0.90
 
@@ -47,7 +47,7 @@ class Group:
 
     def rivals(self) -> list[Row]:
         """Those that were timed, the quickest first."""
-        found = [row for name, row in self.rows.items() if not name.startswith(OURS) and row.times]
+        found = [row for row in self.rows.values() if not row.is_ours and row.times]
         return sorted(found, key=lambda row: -row.speed)
 
 
@@ -65,7 +65,7 @@ def groups(results: Results, n: int | None = None, layout: str = CONTIGUOUS.name
 
 
 def rivals(results: Results) -> list[str]:
-    return list(dict.fromkeys(row.contender for row in results.rows if not row.contender.startswith(OURS)))
+    return list(dict.fromkeys(row.contender for row in results.rows if not row.is_ours))
 
 
 def speed_ups(found: Iterable[Group], name: str) -> list[tuple[Group, float]]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the first call of a process costs: with an empty cache of kernels, with a full one, and once all is loaded.
 
-Each figure is of a process of its own: ``python -m bench.gpu_first_call SRC DST`` prints one as JSON.
+Each cache has a process of its own: ``python -m bench.gpu_first_call`` prints those of its own as JSON.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def measure(run: Callable[[dict[str, str]], dict[str, Any]] | None = None) -> li
 
 
 def _process(variables: dict[str, str]) -> dict[str, Any]:
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join([str(ROOT), *_paths()])}
+    paths = (str(ROOT), os.environ.get("PYTHONPATH"))
+    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "bench.gpu_first_call"]
     try:
         done = subprocess.run(
@@ -44,10 +46,6 @@ def _process(variables: dict[str, str]) -> dict[str, Any]:
         return {"problem": str(error)[:200]}
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def _paths() -> list[str]:
-    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def in_this_process(now: Callable[[], float], wait: Callable[[], object], make: Callable[[str], Any]) -> dict[str, Any]:
@@ -73,8 +71,6 @@ def _cupy_first(now: Callable[[], float], wait: Callable[[], object], x: Any) ->
 
 
 def main() -> int:
-    import time
-
     import cupy
     import numpy as np
 

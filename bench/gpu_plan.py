@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from bench.gpu_results import Key
-from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, Layout, moved_bytes
+from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, MEMORY_SHARE, Layout, moved_bytes
 from gpucast.benchmark.pairs import COMMON, Via
 from gpucast.benchmark.timing import BATCH, LEAST
 from gpucast.dtypes import DType
@@ -64,7 +64,7 @@ def plan(has: Callable[[DType, DType], Collection[str]], free_bytes: int) -> lis
     """Every task whose arrays fit. `has` gives the names of the contenders that have a pair."""
     tasks: dict[Key, Task] = {}
     for task in _all(has):
-        if 2 * task.layout.held(task.n) * (task.src.bits + task.dst.bits) / 8 <= free_bytes * 0.4:
+        if 2 * task.layout.held(task.n) * (task.src.bits + task.dst.bits) / 8 <= free_bytes * MEMORY_SHARE:
             tasks.setdefault(task.key, task)
     return list(tasks.values())
 
@@ -98,9 +98,11 @@ def _all(has: Callable[[DType, DType], Collection[str]]) -> Iterator[Task]:
 
 @dataclass(frozen=True)
 class Estimator:
-    """Seconds of a task. `speed`: of the memory, bytes per second."""
+    """Seconds of a task."""
 
+    #: Of the memory, bytes per second.
     speed: float
+    #: By name: whether it is heavy.
     contenders: dict[str, bool]
     has: Callable[[DType, DType], Collection[str]]
 
@@ -110,7 +112,6 @@ class Estimator:
         return _SETUP + sum(self._contender(task, name) for name in names)
 
     def _contender(self, task: Task, name: str) -> float:
-        """`contenders` says of each whether it is heavy."""
         one = moved_bytes(task.src, task.dst, task.n) / (self.speed * _SHARES.get(name, _SHARE)) + 5e-6
         batch = max(one, BATCH)
         batches = min(task.samples, max(LEAST, task.limit / batch))

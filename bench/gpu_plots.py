@@ -12,10 +12,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bench import gpu_plan
-from bench.gpu_figures import OURS, PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
+from bench.gpu_figures import PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
 from bench.gpu_results import Results
 from bench.heatmap import heatmap
-from gpucast.benchmark.ceilings import MEMCPY
+from gpucast.benchmark.contenders import OURS
 from gpucast.rules_of_pair import NUMERIC
 
 #: Told apart by everyone, in print too: ours is the dark line.
@@ -90,12 +90,14 @@ def speed_by_size(results: Results, path: Path) -> bool:
             panel.plot(sizes, [row.speed / 1e9 for row in timed], color=colour, marker=_MARKERS[name], ms=4, label=name)
             low, high = ([row.bytes / getattr(row.times, field) / 1e9 for row in timed] for field in ("p95", "p5"))
             panel.fill_between(sizes, low, high, color=colour, alpha=0.2, linewidth=0)
-        for name, style in (("memcpy", ":"), ("copy kernel", "--")):
-            # The nearest ceiling may be far from what is smaller than all of them.
-            large = [group for group in found if group.ours.bytes >= least]
-            if large and (large[0].memcpy if name == MEMCPY else large[0].copy_kernel):
-                speeds = [(group.memcpy if name == MEMCPY else group.copy_kernel) / 1e9 for group in large]
-                sizes = [group.ours.n for group in large]
+        # The nearest ceiling may be far from what is smaller than all of them.
+        large = [group for group in found if group.ours.bytes >= least]
+        sizes = [group.ours.n for group in large]
+        for name, style, speeds in (
+            ("memcpy", ":", [group.memcpy / 1e9 for group in large]),
+            ("copy kernel", "--", [group.copy_kernel / 1e9 for group in large]),
+        ):
+            if any(speeds):
                 panel.plot(sizes, speeds, color="#777777", linestyle=style, lw=1, label=name)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")

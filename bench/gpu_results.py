@@ -59,13 +59,12 @@ class Results:
     @property
     def done(self) -> set[Key]:
         """What need not be measured again: all in which nothing of ours went wrong."""
-        failed = {key(row) for row in self.rows if row.contender.startswith("gpucast") and row.problem}
+        failed = {key(row) for row in self.rows if row.is_ours and row.problem}
         return {key(row) for row in self.rows} - failed
 
     def begin(self, facts: dict[str, Any]) -> None:
         """Open a session."""
-        today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-        session = {"date": today, "commit": commit(), "code": code_digest(), "facts": facts}
+        session = {"date": _today(), "commit": commit(), "code": code_digest(), "facts": facts}
         self.sessions.append(session)
         self._append([{"kind": "session", **session}])
 
@@ -145,8 +144,11 @@ def open_for(name: str, folder: Path = FOLDER) -> Results:
     for path in sorted(folder.glob(f"gpu-{slug}-*-{code}.jsonl"), reverse=True):
         _mend(path)
         return read(path)
-    today = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    return Results(folder / f"gpu-{slug}-{today}-{code}.jsonl")
+    return Results(folder / f"gpu-{slug}-{_today()}-{code}.jsonl")
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
 
 
 def _mend(path: Path) -> None:

@@ -108,8 +108,8 @@ class TransformerEngine(TorchTo):
 
     def prepare(self, sets: Sets) -> Run:
         torch = self.torch
-        one, none = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
-        quantizer = self.quantizer(one, none, self.kinds[sets.dst.name], rowwise=True, columnwise=False)
+        scale, largest = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
+        quantizer = self.quantizer(scale, largest, self.kinds[sets.dst.name], rowwise=True, columnwise=False)
         # Matrices are what it casts.
         xs = [x.reshape(1, -1) for x in self.tensors(sets)]
         outs = [quantizer.make_empty(x.shape, dtype=x.dtype, device="cuda") for x in xs]

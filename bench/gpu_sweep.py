@@ -13,7 +13,7 @@ import argparse
 import itertools
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 
 import gpucast
 from gpucast.benchmark.buffers import LAYOUTS, as_array, raw, source_codes
-from gpucast.benchmark.check import compare
+from gpucast.benchmark.check import Check, compare
 from gpucast.benchmark.contenders import array_codes
 from gpucast.benchmark.machine import Machine
 from gpucast.commands.arguments import positive
@@ -65,7 +65,7 @@ def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[Case]:
             yield Case(src, dst, order.randrange(SIZES), number % SHIFTS, 2 * number % SHIFTS, True)
 
 
-def sweep(machine: Machine, chosen: Iterator[Case], seconds: float) -> tuple[int, int, list[str]]:
+def sweep(machine: Machine, chosen: Iterable[Case], seconds: float) -> tuple[int, int, list[str]]:
     """For so many seconds: the launches, the results compared, and what differs, in words."""
     end = machine.now() + seconds
     launches, checked, wrong = 0, 0, list[str]()
@@ -80,7 +80,7 @@ def sweep(machine: Machine, chosen: Iterator[Case], seconds: float) -> tuple[int
     return launches, checked, wrong
 
 
-def _run(machine: Machine, case: Case) -> Any:
+def _run(machine: Machine, case: Case) -> Check:
     src, dst, n = case.src, case.dst, case.n
     held = 2 * n - 1 if case.strided and n else n
     codes = source_codes(src)[:held]
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> i
     )
     arguments = parser.parse_args(argv)
     chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
-    launches, checked, wrong = sweep(machine or _gpu(), iter(chosen), arguments.seconds)
+    launches, checked, wrong = sweep(machine or _gpu(), chosen, arguments.seconds)
     for line in wrong[:20]:
         print(line)
     print(f"{launches:,} of {len(chosen):,} launches, {checked:,} results; {len(wrong)} launches differ")

@@ -7,9 +7,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from bench import gpu_plan
-from bench.gpu_figures import OURS, PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
+from bench.gpu_figures import PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
 from bench.gpu_results import Results
 from gpucast.benchmark.buffers import CONTIGUOUS
+from gpucast.benchmark.contenders import OURS
 from gpucast.benchmark.pairs import COMMON, Row
 from gpucast.benchmark.timing import verdict
 from gpucast.dtypes import dtype
@@ -70,9 +71,8 @@ def common_table(results: Results) -> str:
         assert ours.times is not None
         cells = [ours.src, ours.dst, f"{ours.times.median * 1e6:,.1f}", f"{ours.speed / 1e9:,.0f}"]
         cells += [_share(ours.speed, ceiling) for ceiling in (group.memcpy, group.copy_kernel, peak)]
-        rivals = group.rivals()
-        if rivals:
-            best = rivals[0]
+        best = next(iter(group.rivals()), None)
+        if best is not None:
             cells += [best.contender + (" *" if best.wrong else ""), f"{best.speed / 1e9:,.0f}", _speed_up(ours, best)]
         else:
             cells += ["none has it", "", ""]
@@ -127,7 +127,7 @@ def pair_lines(results: Results) -> list[str]:
             line += ": short are " + ", ".join(f"{group.name} {group.share:.0%}" for group in short[:12])
             line += f" and {len(short) - 12} more" if len(short) > 12 else ""
         lines.append(line)
-    ours = [row for row in results.rows if row.contender.startswith(OURS)]
+    ours = [row for row in results.rows if row.is_ours]
     wrong, checked = sum(row.wrong for row in ours), sum(row.checked for row in ours)
     lines.append(f"results that differ from the reference: {wrong:,} of {checked:,}")
     lines += [f"not measured: {row.src} to {row.dst}, {row.n:,} elements: {row.problem}" for row in ours if row.problem]
@@ -181,12 +181,10 @@ def size_table(results: Results) -> str:
         for group in groups(results, via=via):
             if group.name in common:
                 by_size.setdefault(group.ours.n, []).append(group)
-        names = [
-            OURS,
-            *(name for name in rivals(results) if any(name in g.rows for gs in by_size.values() for g in gs)),
-        ]
         if not by_size:
             continue
+        measured = {name for of_size in by_size.values() for group in of_size for name in group.rows}
+        names = [OURS, *(name for name in rivals(results) if name in measured)]
         what = "one call after the other" if via == "calls" else "as nodes of a CUDA graph"
         lines += [
             *([""] if lines else []),

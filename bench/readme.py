@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpu_results, gpu_tables
+from bench.gpu_results import FOLDER
+from bench.revision import ROOT
 from gpucast import cli
 
-ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-RESULTS = ROOT / "bench" / "results"
 #: Of a GPU's results: the end of a picture's name, and what it shows.
 PICTURES = {"ceiling": "share of a copy's speed", "sizes": "speed by size", "speed-up": "speed-up over each rival"}
 
@@ -56,7 +56,7 @@ def dtype_table() -> str:
 
 def speed_table() -> str:
     """Ratios by family of source and destination from the newest host result."""
-    path = max(RESULTS.glob("host-*.json"))
+    path = max(FOLDER.glob("host-*.json"))
     figures = json.loads(path.read_text(encoding="utf-8"))
     host, machine = figures["host"], figures["machine"]
     lines = [
@@ -80,7 +80,7 @@ def speed_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def gpu_section(folder: Path = RESULTS) -> str:
+def gpu_section(folder: Path = FOLDER) -> str:
     """The newest results of a GPU: tables, and the pictures that are there."""
     results = gpu_results.newest(folder)
     if results is None:

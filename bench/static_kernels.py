@@ -66,8 +66,7 @@ class Kernel:
 
     @property
     def src_bits(self) -> int:
-        """Bits of an element as it is stored."""
-        return 8 if self.source.unpacked else self.rule.src.bits
+        return self.source.src_bits
 
     @property
     def per_element(self) -> float:
@@ -136,8 +135,7 @@ def kernel(source: KernelSource, arch: str, instructions: list[Instruction], fac
     """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses."""
     flow = blocks(instructions)
     if source.shape == "contiguous":
-        src_bits = 8 if source.unpacked else source.rule.src.bits
-        path = full_tile(flow, source.elements * src_bits // 8, source.elements * source.rule.dst.bits // 8)
+        path = full_tile(flow, source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8)
     else:
         path = full_tile(flow)
     way = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)

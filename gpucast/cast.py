@@ -10,7 +10,7 @@ import numpy as np
 from gpucast import device as devices
 from gpucast import host_cast, placement, plans
 from gpucast.dtypes import dtype
-from gpucast.intake import door
+from gpucast.intake import destination, door
 from gpucast.out import check_out
 from gpucast.packed import PackedArray, as_array, home, namespace
 from gpucast.plans import ARRAYS, PLANS
@@ -149,7 +149,7 @@ def _cast(
             return _cast(
                 array, to, saturate, round_mode, opset, rounding, overflow, device, out, copy, who, versions
             )  # fmt: skip
-        dst = dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
+        dst = destination(to, who)
         rule = resolve(
             dtype(x.dtype, who=f"{who}: x.dtype="),
             dst,

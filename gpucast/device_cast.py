@@ -61,7 +61,7 @@ def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
 def apply(x: Any, rule: Rule, out: Any = None, scale: float | None = None) -> Any:
     """Cast an array on the device that holds it, on that device's current stream; `out` is on the same device.
 
-    With `scale` it is its product with that number, and `rule` a `gpucast.scaled_cast.scaled_rule`.
+    With `scale` the product of x and that number is cast, and `rule` is a `gpucast.scaled_cast.scaled_rule`.
 
     Allocates nothing with `out`. RuntimeError for what a CUDA graph capture cannot take in.
     """

@@ -130,7 +130,6 @@ inline float cvt_f32_f16(unsigned a) {
     return (a & 0x8000) && d == d ? neg(d) : d;
 }
 
-
 // A format of 16 bits, as the packed instructions see it.
 template <int MantissaBits, int Bias>
 struct Half {

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpucast.dtypes import DType
+from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray
 
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
@@ -87,6 +87,11 @@ def take(x: Any, who: str) -> Any:
             "__dlpack__, __cuda_array_interface__ or __array__"
         )
     return array
+
+
+def destination(to: Any, who: str) -> DType:
+    """The row of `to`, for the caller of `gpucast.cast` or, `to` being the dtype of `like`, of `cast_like`."""
+    return dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
 
 
 def _speaks(x: Any, protocol: str) -> bool:

@@ -29,7 +29,7 @@ def scaled_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     )
     halves = {"to_double": resolve(src, _DOUBLE), "from_double": from_double}
     typedefs = "".join(f"typedef Rule<{options(half)}> {name}_{way};\n" for way, half in halves.items())
-    src_bits = 8 if plain.unpacked else src.bits
+    src_bits = plain.src_bits
     head = f"{name}, {src.name}, {dst.name}, {src_bits}"
     tile, elements = plain.tile, plain.elements
     if shape == "strided":

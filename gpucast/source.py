@@ -70,6 +70,11 @@ class KernelSource:
     more: str | None = None
 
     @property
+    def src_bits(self) -> int:
+        """Bits of a source element as it lies in memory."""
+        return 8 if self.unpacked else self.rule.src.bits
+
+    @property
     def text(self) -> str:
         return join(self.prelude, dict(self.rows), [self.kernel])
 
@@ -122,8 +127,7 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
         kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {side}, {THREADS})\n"
     else:
         tile = tile_elements(src_bits, dst.bits)
-        # Two vectors of a thread under way fill the memory's queues; four save instructions where elements are small.
-        tiles = 4 if src_bits + dst.bits <= 20 else 2
+        tiles = tiles_of_thread(src_bits, dst.bits, looks_up=entry is not None)
         elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {THREADS}"
         if entry is None:
             kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
@@ -180,6 +184,17 @@ def tile_elements(src_bits: int, dst_bits: int) -> int:
     """Elements of a tile: one vector of the wider side, but whole bytes (6 bits: three whole words) of both."""
     widest = VECTOR * 8 // max(src_bits, dst_bits)
     return max(1 << (widest.bit_length() - 1), *(16 if bits == 6 else _unit(bits) for bits in (src_bits, dst_bits)))
+
+
+def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
+    """Tiles that a thread of the contiguous shape casts, all of them loaded before the first is cast.
+
+    Two vectors under way fill the memory's queues; more save instructions per element, where elements are small or a
+    table is to be filled.
+    """
+    if looks_up:
+        return 8 if dst_bits == 64 else 4
+    return 4 if src_bits + dst_bits <= 20 or min(src_bits, dst_bits) < 8 else 2
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codes import random_codes  # noqa: F401 (for the tests of kernels)
 from gpucast import reference
 from gpucast.dtypes import DType
 from gpucast.hostbuild import HostKernels

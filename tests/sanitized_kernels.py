@@ -12,16 +12,17 @@ import sys
 
 import numpy as np
 
+from codes import every_code, random_codes
 from gpucast import hard_values, hostbuild
 from gpucast.dtypes import DType
 from gpucast.rules_of_pair import NUMERIC, SMALL, rules
 from gpucast.source import kernel_source
-from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, random_codes, wanted_codes
+from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, wanted_codes
 
 
 def sample(src: DType, dst: DType) -> np.ndarray:
     if src in SMALL:
-        return np.arange(2 if src.family == "bool" else 1 << src.bits, dtype=src.code_numpy)
+        return every_code(src)
     return hard_values.codes(src, dst, seed=30, share=0, random=9)
 
 

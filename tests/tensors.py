@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from codes import random_codes
 from gpucast import files
 from gpucast.dtypes import DTYPES, DType
 
@@ -37,21 +38,11 @@ def sample(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
         array = np.empty(size, dtype=object)
         array[:] = [TEXTS[i % len(TEXTS)] for i in range(size)]
         return array.reshape(shape)
+    codes = random_codes(row, size, seed)
     top = 1 if row.family == "bool" else row.code_mask
-    codes = np.random.default_rng(seed).integers(0, top, size, dtype=np.uint64, endpoint=True)
     edges = [top, 0, row.sign_code, *([row.nan_code] if row.has_nan else []), *([row.inf_code] if row.has_inf else [])]
-    codes[: len(edges)] = np.array(edges, dtype=np.uint64)[:size] & np.uint64(top)
-    return codes.astype(row.code_numpy).view(row.numpy).reshape(shape)
-
-
-def assert_same(got: np.ndarray, wanted: np.ndarray, row: DType) -> None:
-    """Shape, type and every bit."""
-    assert got.shape == wanted.shape
-    if row.family == "string":
-        assert got.tolist() == wanted.tolist()
-    else:
-        assert got.dtype == row.numpy
-        assert got.tobytes() == wanted.tobytes()
+    codes[: len(edges)] = [edge & top for edge in edges[:size]]
+    return codes.view(row.numpy).reshape(shape)
 
 
 def leftovers(folder: Path, *known: str) -> list[str]:

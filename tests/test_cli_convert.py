@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import gpucast
+from codes import assert_same
 from gpucast import files
 from gpucast.cli import main
 from gpucast.commands import convert, progress
 from gpucast.dtypes import DType
-from tensors import HELD, assert_same, ids, leftovers, sample
+from tensors import HELD, ids, leftovers, sample
 
 
 @pytest.fixture

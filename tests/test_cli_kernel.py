@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import cubin
+from bench import cubin
 from gpucast import compiler, driver, dtype
 from gpucast.cli import main
 from gpucast.commands import disassembler
@@ -197,6 +197,10 @@ def test_the_warmup_command(machine: Path) -> None:
     silent = command("--pair", "FLOAT:FLOAT8E4M3FN", "--arch", "sm_90", "--jobs", "1", "--quiet")
     assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
     assert set(machine.iterdir()) == before
+    # Four pairs, of which the two from INT4 are warmed for PackedArrays and for arrays of one element per byte.
+    among = command("--types", "FLOAT8E4M3FN", "int4", "--arch", "sm_90", "8.0")
+    assert (among.returncode, among.stderr) == (0, "")
+    assert among.stdout.startswith("24 kernels for sm_90, sm_80 in ")
 
 
 def test_a_warmup_that_keeps_nothing_fails(tmp_path: Path) -> None:
@@ -213,10 +217,13 @@ def test_a_warmup_that_keeps_nothing_fails(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--pair", "FLOAT"], "'FLOAT' is no pair; expected SRC:DST, such as FLOAT:FLOAT8E4M3FN"),
+        (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
         (["--pair", "FLOAT:int7"], "int7"),
-        (["--jobs", "0"], "'0' is no number of processes"),
-        (["--jobs", "-1"], "is no number of processes"),
+        (["--pair", "FLOAT:8"], "'8' is cast on the host only; expected a numeric type"),
+        (["--types", "FLOAT", "STRING"], "'STRING' is cast on the host only; expected a numeric type"),
+        (["--types", "FLOAT", "--pair", "INT8:FLOAT"], "not allowed with argument --types"),
+        (["--jobs", "0"], "'0' is not a whole number from 1 on"),
+        (["--jobs", "-1"], "'-1' is not a whole number from 1 on"),
     ],
 )
 def test_wrong_options_of_warmup(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:

@@ -172,7 +172,7 @@ def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     [
         (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
         (["--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; expected one of"),
-        (["--pair", "STRING:INT8"], "has STRING, which is cast on the host only"),
+        (["--pair", "STRING:INT8"], "'STRING' is cast on the host only; expected a numeric type"),
         (["--pair", "FLOAT:INT8", "--full"], "leave out --pair"),
         (["--pair", "FLOAT:INT8", "--seconds", "3"], "leave out one of them"),
         (["--exhaustive"], "--exhaustive needs --pair"),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-import cubin
+from bench import cubin
 from gpucast import compiler, dtype, nvrtc
 from gpucast.cache import Cache
 from gpucast.compiler import CompileError, Compiler

@@ -4,15 +4,15 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import functions_on_host
 import gpucast
-from codes import every_code
-from gpucast import compiler, hard_values, hostbuild
+from codes import assert_codes, codes_of, every_code
+from gpucast import compiler, hard_values
 from gpucast.device_function import _type
 from gpucast.rule import resolve
 from gpucast.source import kernel_name
@@ -28,16 +28,6 @@ PAIRS = [
     ("FLOAT6E2M3", "BOOL"),
 ]
 
-#: What CUDA has built in and the host has not.
-SHIM = """
-#include <cstring>
-template <class T, class S> T bits(S value) { T result; std::memcpy(&result, &value, sizeof(T)); return result; }
-#define __float_as_uint bits<unsigned>
-#define __uint_as_float bits<float>
-#define __double_as_longlong bits<long long>
-#define __longlong_as_double bits<double>
-"""
-
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_it_is_the_rule_of_cast(one: str, other: str, tmp_path: Path) -> None:
@@ -48,20 +38,15 @@ extern "C" void run(const {_type(src)}* x, {_type(dst)}* y, int n) {{
     for (int i = 0; i < n; ++i) y[i] = {name}(x[i]);
 }}
 """
-    text = hostbuild.shim() + SHIM + gpucast.device_function(one, other) + loop
-    (tmp_path / "f.cpp").write_text(text)
-    command = [*hostbuild.compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-o", str(tmp_path / "f.so")]
-    subprocess.run([*command, str(tmp_path / "f.cpp")], check=True)
+    library = functions_on_host.build(gpucast.device_function(one, other) + loop, tmp_path)
     if src.bits > 16:
         codes = hard_values.codes(src, dst, seed=1, share=1 / 16, random=500)
     else:
         codes = every_code(src)
     got = np.empty(codes.size, dst.code_numpy)
-    ctypes.CDLL(str(tmp_path / "f.so")).run(
-        ctypes.c_void_p(codes.ctypes.data), ctypes.c_void_p(got.ctypes.data), codes.size
-    )
-    wanted = gpucast.reference.cast(codes.view(src.numpy), dst).view(dst.code_numpy)
-    assert np.array_equal(got, wanted)
+    library.run(ctypes.c_void_p(codes.ctypes.data), ctypes.c_void_p(got.ctypes.data), codes.size)
+    wanted = gpucast.reference.cast(codes.view(src.numpy), dst)
+    assert_codes(got, codes_of(wanted, dst), name, codes)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)

@@ -14,9 +14,10 @@ import safetensors.numpy
 from onnx import numpy_helper
 
 import gpucast
+from codes import assert_same
 from gpucast import PackedArray, files
 from gpucast.dtypes import DTYPES, DType
-from tensors import SHAPES, assert_same, ids, sample
+from tensors import SHAPES, ids, sample
 
 NUMERIC = [row for row in DTYPES if row.family != "string"]
 #: What safetensors.numpy can show; the rest it opens, but knows no NumPy type for.

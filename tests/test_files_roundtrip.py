@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import gpucast
+from codes import assert_same
 from gpucast import PackedArray, files
 from gpucast.dtypes import DTYPES, DType
-from tensors import HELD, REFUSED, SHAPES, assert_same, ids, sample
+from tensors import HELD, REFUSED, SHAPES, ids, sample
 
 
 @pytest.mark.parametrize(("suffix", "row"), HELD, ids=ids)

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 from collections import Counter
 from typing import Any
 
 import pytest
 
-import cubin
+from bench import cubin
 from gpucast.nvrtc import CompileError, Nvrtc
 from nvrtc_wheels import INSTALLED, load
 
@@ -128,6 +129,12 @@ def test_a_long_log_is_cut_in_the_message_only(major: int) -> None:
     assert len(lines) == 42
     assert lines[-1].startswith("... and ")
     assert len(caught.value.log.splitlines()) > 60
+
+
+def test_an_error_comes_out_of_a_process_pool_as_it_was() -> None:
+    """`gpucast warmup` compiles in processes; an error that cannot be unpickled would break the pool."""
+    error = pickle.loads(pickle.dumps(CompileError("message", 6, "log")))
+    assert (type(error), str(error), error.code, error.log) == (CompileError, "message", 6, "log")
 
 
 @each_nvrtc

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import pickle
 
 import numpy as np
 import pytest
 
 import gpucast
+from codes import random_codes
 from gpucast import PackedArray
 from gpucast.dtypes import DTYPES, DType
+from gpucast.packed import unpack_codes
 
 PACKED = [row for row in DTYPES if row.packed]
-
-
-def random_codes(row: DType, shape: object, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, 1 << row.bits, shape, dtype=np.uint8)  # type: ignore[arg-type]
 
 
 def bit_stream(codes: np.ndarray, bits: int) -> bytes:
@@ -93,8 +92,41 @@ def test_indexing_copies(row: DType) -> None:
         assert isinstance(part, PackedArray)
         assert np.array_equal(part.get().view(np.uint8), codes[key])
         assert not np.shares_memory(part.data, packed.data)
-    with pytest.raises(IndexError):
-        packed[9]
+    for wrong in (9, -5, np.int64(4), (slice(None), 5), (0, 0, 0, 0)):
+        with pytest.raises(IndexError):
+            packed[wrong]
+
+
+@pytest.mark.parametrize("row", PACKED, ids=str)
+@pytest.mark.parametrize("shape", [(11,), (5, 3), (4, 1, 7), (0, 3), (3, 0)])
+def test_rows_that_begin_and_end_inside_a_byte(row: DType, shape: tuple[int, ...]) -> None:
+    codes = random_codes(row, shape)
+    packed = PackedArray.pack(codes, row)
+    bounds, steps = (None, *range(-6, 7)), (None, 1, 2, -1, -3)
+    for key in itertools.product(bounds, bounds, steps):
+        assert packed[slice(*key)].tobytes() == bit_stream(codes[slice(*key)], row.bits), key
+    for i in range(-shape[0], shape[0]):
+        for part in (packed[i], packed[np.int8(i)], packed[(i,)], packed[i, ...]):
+            assert part.tobytes() == bit_stream(codes[i], row.bits), i
+        assert packed[i, None].shape == (1, *shape[1:])
+    for key in (True, False, np.True_, ()):
+        assert np.array_equal(packed[key].codes(), codes[key])
+
+
+def test_a_row_of_a_large_array_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = []
+
+    def watched(data: np.ndarray, bits: int, size: int) -> np.ndarray:
+        unpacked.append((data.size, size))
+        return unpack_codes(data, bits, size)
+
+    codes = random_codes(gpucast.dtype("FLOAT6E2M3"), (100, 7))
+    packed = PackedArray.pack(codes, "FLOAT6E2M3")
+    monkeypatch.setattr("gpucast.packed.unpack_codes", watched)
+    assert [part.tobytes() for part in packed] == [bit_stream(row, 6) for row in codes]
+    assert len(unpacked) == 100
+    # A row is 42 bits; up to three codes of its first group lie before it.
+    assert max(unpacked) <= (8, 10)
 
 
 def test_upper_bits_of_an_unpacked_array_do_not_count() -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from codes import every_code
 from gpucast import CastReport, PackedArray, cast_report, hard_values, reference, report
 from gpucast.dtypes import DType
 from gpucast.rules_of_pair import NUMERIC, cases
@@ -60,7 +61,7 @@ def test_quick_ways_report_what_comparing_each_element_does(src: DType, dst: DTy
     if src.bits > 16:
         codes = hard_values.codes(src, dst, seed=5, share=1 / 16, random=300)
     else:
-        codes = np.arange(2 if src.family == "bool" else 1 << src.bits).astype(src.code_numpy)
+        codes = every_code(src)
     ordinary = reference.cast(np.random.default_rng(6).standard_normal(5000), src.name).view(src.code_numpy)
     few = np.resize(ordinary, 3 * report._COMPARED)
     few[::30] = np.resize(codes, few[::30].size)

@@ -17,10 +17,10 @@ from gpucast.rules_of_pair import NUMERIC
 
 #: Elements that are made once per source type, and repeated to the wanted length.
 BLOCK = 1 << 20
-#: Rotation goes through so much more than the cache holds, but through no more sets than that.
-CACHES, MOST_SETS = 4, 512
+#: Rotation goes through so many times what the cache holds, but through no more sets than that.
+CACHES, _MOST_SETS = 4, 512
 #: The share of the free memory that the arrays of one cast may take.
-_MEMORY_SHARE = 0.4
+MEMORY_SHARE = 0.4
 
 
 class TooLarge(Exception):
@@ -149,16 +149,21 @@ class Sets:
 
 
 def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout = CONTIGUOUS) -> Sets:
-    """Sets of which two uses are CACHES times the cache apart, or MOST_SETS of them; TooLarge if the memory is."""
+    """Sets of which two uses are CACHES times the cache apart, or _MOST_SETS of them; TooLarge where the memory does not hold them."""
     each = src.nbytes(layout.held(n)) + dst.nbytes(n)
-    free = int(_MEMORY_SHARE * machine.free_bytes())
-    wanted = min(max(2, -(-CACHES * machine.cache_bytes // each)), MOST_SETS)
+    free = int(MEMORY_SHARE * machine.free_bytes())
+    wanted = rotation(machine, each)
     if wanted * each > free:
         # One set that is larger than the cache is cold whenever it comes round.
         wanted = free // each
         if wanted * each < CACHES * machine.cache_bytes:
             raise TooLarge(f"{each:,} bytes for each of {max(wanted, 1)} sets, but {free:,} may be used")
     return sets_of(machine, src, dst, n, layout, source_codes(src), wanted)
+
+
+def rotation(machine: Machine, each: int) -> int:
+    """How many sets of so many bytes to go through, so that none is in the cache when its turn comes again."""
+    return min(max(2, -(-CACHES * machine.cache_bytes // each)), _MOST_SETS)
 
 
 def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, codes: Array, count: int) -> Sets:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpucast.benchmark.buffers import CACHES, MOST_SETS
+from gpucast.benchmark.buffers import rotation
 from gpucast.benchmark.machine import ALIGNMENT, Machine
 from gpucast.benchmark.timing import Times, Work, measure
 
@@ -37,7 +37,7 @@ def measure_ceilings(
     found: list[Ceiling] = []
     copies = _working(machine)
     for size in sizes:
-        count = min(max(2, -(-CACHES * machine.cache_bytes // size)), MOST_SETS)
+        count = rotation(machine, size)
         half, step = size // 2, -(-size // 2 // ALIGNMENT) * ALIGNMENT
         if 2 * step * count > machine.free_bytes() * 0.8:
             continue

@@ -17,6 +17,9 @@ from gpucast.packed import PackedArray, unpack_codes
 
 Run = Callable[[int], Any]
 
+#: Our own contenders have names that begin so; the one that writes to `out` is called just this.
+OURS = "gpucast"
+
 
 class Contender(Protocol):
     """A way to cast."""
@@ -44,16 +47,29 @@ class Contender(Protocol):
         """The first codes of a result, one element each, on the host."""
 
 
-class Ours:
-    """`gpucast.cast`, into `out` or allocating."""
+class _Streamed:
+    """What those share that cast arrays of NumPy or CuPy, on the machine's stream."""
 
     heavy = False
     streamed = True
 
-    def __init__(self, machine: Machine, allocates: bool = False) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
+
+    def wait(self, result: Any) -> None:
+        self.machine.synchronize()
+
+    def codes(self, result: Any, dst: DType, count: int) -> Array:
+        return array_codes(self.machine, result, dst, count)
+
+
+class Ours(_Streamed):
+    """`gpucast.cast`, into `out` or allocating."""
+
+    def __init__(self, machine: Machine, allocates: bool = False) -> None:
+        super().__init__(machine)
         self.allocates = allocates
-        self.name = "gpucast allocating" if allocates else "gpucast"
+        self.name = f"{OURS} allocating" if allocates else OURS
 
     def supports(self, src: DType, dst: DType) -> bool:
         # On the host types below one byte take a byte each, and other arrays than those that are made here.
@@ -66,12 +82,6 @@ class Ours:
         outs = sets.out_arrays()
         return lambda i: cast(xs[i], dst, out=outs[i])
 
-    def wait(self, result: Any) -> None:
-        self.machine.synchronize()
-
-    def codes(self, result: Any, dst: DType, count: int) -> Array:
-        return array_codes(self.machine, result, dst, count)
-
 
 def array_codes(machine: Machine, result: Any, dst: DType, count: int) -> Array:
     """The first codes of a NumPy or CuPy array, or of a PackedArray, in row-major order."""
@@ -81,16 +91,26 @@ def array_codes(machine: Machine, result: Any, dst: DType, count: int) -> Array:
     return machine.download(result.view(dst.code_numpy).reshape(-1)[:count])
 
 
-class NumpyAstype:
+def _astype(sets: Sets) -> Run:
+    kind, xs = sets.dst.numpy, sets.source_arrays()
+    return lambda i: xs[i].astype(kind)
+
+
+def _copyto(copyto: Callable[..., None], sets: Sets) -> Run:
+    xs, outs = sets.source_arrays(), sets.out_arrays()
+
+    def run(i: int) -> Any:
+        copyto(outs[i], xs[i], casting="unsafe")
+        return outs[i]
+
+    return run
+
+
+class NumpyAstype(_Streamed):
     """``x.astype(dtype)`` on the host."""
 
     name = "NumPy astype"
     allocates = True
-    heavy = False
-    streamed = True
-
-    def __init__(self, machine: Machine) -> None:
-        self.machine = machine
 
     def supports(self, src: DType, dst: DType) -> bool:
         if src.packed or dst.packed:
@@ -103,14 +123,7 @@ class NumpyAstype:
         return True
 
     def prepare(self, sets: Sets) -> Run:
-        kind, xs = sets.dst.numpy, sets.source_arrays()
-        return lambda i: xs[i].astype(kind)
-
-    def wait(self, result: Any) -> None:
-        pass
-
-    def codes(self, result: Any, dst: DType, count: int) -> Array:
-        return array_codes(self.machine, result, dst, count)
+        return _astype(sets)
 
 
 class NumpyCopyto(NumpyAstype):
@@ -120,41 +133,26 @@ class NumpyCopyto(NumpyAstype):
     allocates = False
 
     def prepare(self, sets: Sets) -> Run:
-        xs, outs = sets.source_arrays(), sets.out_arrays()
-
-        def run(i: int) -> Any:
-            np.copyto(outs[i], xs[i], casting="unsafe")
-            return outs[i]
-
-        return run
+        return _copyto(np.copyto, sets)
 
 
-class CupyAstype:
+class CupyAstype(_Streamed):
     """``x.astype(dtype)`` of CuPy."""
 
     name = "CuPy astype"
     allocates = True
-    heavy = False
-    streamed = True
 
     def __init__(self, machine: Machine) -> None:
         import cupy
 
+        super().__init__(machine)
         self.cupy = cupy
-        self.machine = machine
 
     def supports(self, src: DType, dst: DType) -> bool:
         return {src.numpy_name, dst.numpy_name} <= _CUPY_TYPES
 
     def prepare(self, sets: Sets) -> Run:
-        kind, xs = sets.dst.numpy, sets.source_arrays()
-        return lambda i: xs[i].astype(kind)
-
-    def wait(self, result: Any) -> None:
-        self.machine.synchronize()
-
-    def codes(self, result: Any, dst: DType, count: int) -> Array:
-        return array_codes(self.machine, result, dst, count)
+        return _astype(sets)
 
 
 class CupyCopyto(CupyAstype):
@@ -164,13 +162,7 @@ class CupyCopyto(CupyAstype):
     allocates = False
 
     def prepare(self, sets: Sets) -> Run:
-        copyto, xs, outs = self.cupy.copyto, sets.source_arrays(), sets.out_arrays()
-
-        def run(i: int) -> Any:
-            copyto(outs[i], xs[i], casting="unsafe")
-            return outs[i]
-
-        return run
+        return _copyto(self.cupy.copyto, sets)
 
 
 #: What CuPy casts. The other types it carries only under the names of ml_dtypes, at most.
@@ -179,19 +171,17 @@ _CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
 }
 
 
-class TorchTo:
+class TorchTo(_Streamed):
     """``x.to(dtype, copy=True)`` of PyTorch, on the machine's device and stream."""
 
     name = "torch .to"
     allocates = True
-    heavy = False
-    streamed = True
 
     def __init__(self, machine: Machine) -> None:
         import torch
 
+        super().__init__(machine)
         self.torch = torch
-        self.machine = machine
         if machine.stream is not None:
             if not torch.cuda.is_available():
                 raise ImportError("torch cannot use the GPU")
@@ -212,9 +202,6 @@ class TorchTo:
     def prepare(self, sets: Sets) -> Run:
         kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
         return lambda i: xs[i].to(kind, copy=True)
-
-    def wait(self, result: Any) -> None:
-        self.machine.synchronize()
 
     def codes(self, result: Any, dst: DType, count: int) -> Array:
         data = result.contiguous().reshape(-1)[:count].view(self.torch.uint8).cpu().numpy()

@@ -36,8 +36,7 @@ def measure_latency(machine: Machine, works: Sequence[Work], loops: int = 20, ca
             number = (turn + place) % len(works)
             machine.synchronize()
             begin = machine.now()
-            result = works[number].give(calls)
-            _wait(machine, works[number], result)
+            works[number].finish(machine, works[number].give(calls))
             rows[number].append(machine.now() - begin)
     return [Latency(Times.of(row, calls), _p99(machine, work, calls)) for row, work in zip(rows, works, strict=True)]
 
@@ -66,12 +65,5 @@ def _p99(machine: Machine, work: Work, calls: int) -> float:
     for _ in range(calls):
         result = give(1)
         stamps.append(now())
-    _wait(machine, work, result)
+    work.finish(machine, result)
     return float(np.percentile(np.diff(stamps), 99))
-
-
-def _wait(machine: Machine, work: Work, result: object) -> None:
-    if work.wait is None:
-        machine.synchronize()
-    else:
-        work.wait(result)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gpucast.benchmark.buffers import CONTIGUOUS, Layout, Sets, TooLarge, make_sets, moved_bytes
 from gpucast.benchmark.check import Check, check_head, check_sample, check_windows
-from gpucast.benchmark.contenders import Contender, Ours, Run
+from gpucast.benchmark.contenders import OURS, Contender, Ours, Run
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Times, Work, measure
 from gpucast.dtypes import DType, dtype
@@ -77,6 +77,10 @@ class Row:
     def speed(self) -> float:
         """Bytes per second; 0 without times."""
         return self.bytes / self.times.median if self.times else 0.0
+
+    @property
+    def is_ours(self) -> bool:
+        return self.contender.startswith(OURS)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpucast.benchmark.buffers import make_sets
 from gpucast.benchmark.ceilings import Ceiling, measure_ceilings, nearest
-from gpucast.benchmark.contenders import Contender
+from gpucast.benchmark.contenders import OURS, Contender
 from gpucast.benchmark.latency import CALLS, Latency, measure_latency, works_of
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.pairs import Pairs, Row
@@ -58,11 +58,9 @@ class Report:
     @property
     def wrong(self) -> list[Row]:
         """Our own rows with results that differ from the reference, or without any."""
-        return [row for row in self.rows if row.contender.startswith("gpucast") and (row.wrong or row.problem)]
+        return [row for row in self.rows if row.is_ours and (row.wrong or row.problem)]
 
     def as_json(self) -> dict[str, Any]:
-        from dataclasses import asdict
-
         return {
             "device": self.device,
             "facts": self.facts,
@@ -115,15 +113,15 @@ def text(report: Report) -> str:
     lines += [f"ceiling, {one.name}: {one.speed / 1e9:,.0f} GB/s" for one in report.ceilings]
     names = list(dict.fromkeys(row.contender for row in report.rows))
     # Allocating takes the GPU no time: one of our two columns says it all there.
-    names = [name for name in names if name != "gpucast allocating"]
+    names = [name for name in names if name == OURS or not name.startswith(OURS)]
     width = max((len(f"{row.src} to {row.dst}") for row in report.rows), default=4)
     lines.append(" ".join([f"{'pair':<{width}}", "of ceiling", *(f"{name:>13}" for name in names), "differ"]))
     for (src, dst), group in _by_pair(report.rows).items():
-        ours = group.get("gpucast")
+        ours = group.get(OURS)
         best = nearest(report.ceilings, ours.bytes) if ours else 0.0
         share = f"{ours.speed / best:9.0%} " if ours and ours.times and best else f"{'-':>10}"
         cells = [_cell(group.get(name), ours) for name in names]
-        wrong = sum(row.wrong for row in group.values() if row.contender.startswith("gpucast"))
+        wrong = sum(row.wrong for row in group.values() if row.is_ours)
         lines.append(" ".join([f"{f'{src} to {dst}':<{width}}", share, *cells, f"{wrong:>6,}"]))
     lines += _claims(report.rows, names)
     if report.left:
@@ -158,11 +156,11 @@ def _claims(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     """Against every rival: the geometric mean of the speed-ups, and what may be claimed pair by pair."""
     lines = []
     for name in names:
-        if name.startswith("gpucast"):
+        if name.startswith(OURS):
             continue
         ratios, verdicts = [], list[str]()
         for group in _by_pair(rows).values():
-            ours, theirs = group.get("gpucast"), group.get(name)
+            ours, theirs = group.get(OURS), group.get(name)
             if ours and theirs and ours.times and theirs.times:
                 ratios.append(theirs.times.median / ours.times.median)
                 verdicts.append(verdict(ours.times, theirs.times))

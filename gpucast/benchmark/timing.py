@@ -73,6 +73,13 @@ class Work:
         self._next = i
         return result
 
+    def finish(self, machine: Machine, result: Any) -> None:
+        """Wait until all that was given is done, `result` being what the last run returned."""
+        if self.wait is None:
+            machine.synchronize()
+        else:
+            self.wait(result)
+
 
 def measure(machine: Machine, works: Sequence[Work], *, samples: int = 100, limit: float = math.inf) -> list[Times]:
     """The times of several works in turn (A B C, B C A, ...), so that whatever disturbs the machine disturbs all alike.
@@ -132,9 +139,5 @@ def _by_the_host(machine: Machine, work: Work) -> float:
     """Seconds of a batch, until it is done, by the host's clock."""
     machine.synchronize()
     begin = machine.now()
-    result = work.give(work.runs)
-    if work.wait is None:
-        machine.synchronize()
-    else:
-        work.wait(result)
+    work.finish(machine, work.give(work.runs))
     return machine.now() - begin

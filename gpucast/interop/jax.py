@@ -24,6 +24,7 @@ except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
 from gpucast.dtypes import DType, dtype
+from gpucast.intake import destination
 from gpucast.interop import dlpack
 from gpucast.packed import PackedArray, home
 
@@ -72,7 +73,7 @@ def cast(
 ) -> Any:
     """See `gpucast.intake.Door`."""
     array = take(x, who)
-    dst = dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
+    dst = destination(to, who)
     if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
         raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
     room = out

@@ -133,7 +133,7 @@ def cast(
     versions: tuple[int, ...],
 ) -> Any:
     """See `gpucast.intake.Door`."""
-    dst = dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
+    dst = intake.destination(to, who)
     src = _row(x, who)
     if dst.family == "string":
         with _on_stream_of(x, who):

@@ -105,8 +105,9 @@ def _count(text: str) -> int:
 
 def _unused(folder: Path, stem: str) -> Path:
     """A file that is not there yet: results are never overwritten."""
-    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    return next(path for name in names if not (path := folder / f"{name}.json").exists())
+    ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    paths = (folder / f"{stem}{end}.json" for end in ends)
+    return next(path for path in paths if not path.exists())
 
 
 def _unwritable(folder: Path) -> str:

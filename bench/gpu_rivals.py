@@ -55,9 +55,10 @@ class JaxJit:
         os.environ.setdefault(_XLA_MEMORY, "false")
         import jax
 
-        self.jax = jax
+        # Some of it has no types.
+        self.jax: Any = jax
         self.machine = machine
-        jax.config.update("jax_enable_x64", True)
+        self.jax.config.update("jax_enable_x64", True)
         if machine.stream is not None and jax.default_backend() != "gpu":
             raise ImportError("jax cannot use the GPU")
 

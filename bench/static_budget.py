@@ -16,9 +16,36 @@ LEAST = 6.0
 #: Bytes of one access on the wider side.
 VECTOR = 16
 
+_LOOK_UP = "an offset, a look-up and a code put in its place are five instructions per element"
+_BY_FLOAT = "the way by a float is longer than the budget of so few bytes"
+
+
+def _misses(archs: Sequence[str], sources: str, destinations: str, why: str) -> dict[tuple[str, str, str], str]:
+    return {(arch, src, dst): why for arch in archs for src in sources.split() for dst in destinations.split()}
+
+
 #: (architecture, source, destination) -> why the default rule of this pair does not keep its budget. One that does has
 #: no place here.
-KNOWN: dict[tuple[str, str, str], str] = {}
+KNOWN: dict[tuple[str, str, str], str] = {
+    **_misses(
+        ("sm_80", "sm_90", "sm_100a"),
+        "INT64 UINT64",
+        "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4 INT2 UINT2",
+        "the assembler loads the halves that count alone, in narrower accesses to the same sectors",
+    ),
+    **_misses(
+        ("sm_100a",),
+        "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0",
+        "INT4 UINT4 INT2 UINT2 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2",
+        _LOOK_UP,
+    ),
+    **_misses(("sm_100a",), "BOOL INT8 UINT8", "FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", _LOOK_UP),
+    **_misses(("sm_100a",), "FLOAT6E2M3", "INT4 UINT4 INT2 UINT2 FLOAT4E2M1 FLOAT6E3M2", _LOOK_UP),
+    **_misses(("sm_100a",), "FLOAT6E3M2", "INT4 UINT4 INT2 UINT2 FLOAT4E2M1 FLOAT6E2M3", _LOOK_UP),
+    **_misses(("sm_100a",), "INT16", "FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", _BY_FLOAT),
+    **_misses(("sm_100a",), "INT32 UINT32 INT64 FLOAT16", "FLOAT8E8M0", _BY_FLOAT),
+    **_misses(("sm_100a",), "FLOAT16", "INT2 UINT2", _BY_FLOAT),
+}
 
 
 def budget(kernel: Kernel) -> float | None:

@@ -118,13 +118,23 @@ class HostKernels:
             self._kernels[source.rule, source.shape, source.unpacked] = (source, function)
 
     def run(
-        self, rule: Rule, src: int, src_bit: int, dst: int, n: int, *, unpacked: bool = False, first_block: int = 0
+        self,
+        rule: Rule,
+        src: int,
+        src_bit: int,
+        dst: int,
+        n: int,
+        *,
+        unpacked: bool = False,
+        first_block: int = 0,
+        blocks: int | None = None,
     ) -> None:
-        """Cast n elements between contiguous arrays at two addresses; those of the blocks from `first_block` on.
+        """Cast n elements between contiguous arrays at two addresses: those of so many blocks (None: all) from
+        `first_block` on.
 
         RuntimeError for a misaligned access, on which a GPU would stop.
         """
-        self.launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block)
+        self.launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block, blocks=blocks)
 
     def run_strided(
         self,
@@ -152,12 +162,14 @@ class HostKernels:
         n: int,
         first_block: int,
         *more: bytes,
+        blocks: int | None = None,
     ) -> None:
         """Any kernel, `more` being the bytes of its `KernelSource.more` where it has one."""
         source, function = self._kernels[rule, shape, unpacked]
+        end = source.blocks(n) if blocks is None else first_block + blocks
         misaligned = function(
             ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
-            ctypes.c_uint(first_block), ctypes.c_uint(source.blocks(n)),
+            ctypes.c_uint(first_block), ctypes.c_uint(end),
         )  # fmt: skip
         if misaligned:
             raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses (src={src:#x}, dst={dst:#x}, n={n})")

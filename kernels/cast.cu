@@ -234,7 +234,8 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
         const u32 place = u * Threads + threadIdx.x;
         const bool whole = begin >= 0 && begin + Elements <= n;
         // The elements of this tile that there are.
-        const u32 first = begin < 0 ? u32(0 - begin) : 0, last = whole ? Elements : begin < n ? u32(n - begin) : 0;
+        const u32 first = begin < 0 ? u32(0 - begin) : 0;
+        const u32 last = begin + Elements <= n ? Elements : begin < n ? u32(n - begin) : 0;
         if (first >= last) continue;
         SrcTile in;
         DstTile out = {};

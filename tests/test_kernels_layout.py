@@ -111,6 +111,26 @@ def test_more_elements_than_32_bits_count() -> None:
     assert (dst[written:-1] == 0b10101010).all() and dst[-1] == 0b1010
 
 
+@pytest.mark.parametrize(
+    ("src", "dst", "n"),
+    [("FLOAT", "INT32", 1 << 27), ("FLOAT", "FLOAT16", 1 << 28), ("INT8", "UINT8", 1 << 29), ("DOUBLE", "INT8", 1 << 26)],
+)
+def test_the_first_block_of_more_bits_than_32_bits_count(src: str, dst: str, n: int) -> None:
+    """Where the first tile begins before the array; only as much memory as the block touches."""
+    rule = resolve(dtype(src), dtype(dst))
+    source = kernel_source(rule)
+    kernels = hostbuild.build([source], optimize=False)
+    some = source.elements * source.threads
+    x = (np.arange(some + 64) % 50 + 1).astype(rule.src.numpy)
+    out = np.zeros(some + 64, rule.dst.numpy)
+    begin = -out.ctypes.data % 16 // out.itemsize + 1
+    for more in (0, -1, 5):
+        out[...] = 0
+        kernels.run(rule, x.ctypes.data, 0, out[begin:].ctypes.data, n + more, blocks=1)
+        assert not out[:begin].any()
+        assert np.array_equal(out[begin : begin + some - 64], x[: some - 64].astype(rule.dst.numpy))
+
+
 # ---- strided ----
 
 # Views of a one-dimensional array of 720 elements.

@@ -18,7 +18,7 @@ from gpucast.rules_of_pair import NUMERIC
 #: Elements that are made once per source type, and repeated to the wanted length.
 BLOCK = 1 << 20
 #: Rotation goes through so many times what the cache holds, but through no more sets than that.
-CACHES, _MOST_SETS = 4, 512
+CACHES, MOST_SETS = 4, 512
 #: The share of the free memory that the arrays of one cast may take.
 MEMORY_SHARE = 0.4
 
@@ -149,7 +149,7 @@ class Sets:
 
 
 def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout = CONTIGUOUS) -> Sets:
-    """Sets of which two uses are CACHES times the cache apart, or _MOST_SETS of them; TooLarge where the memory does not hold them."""
+    """Sets of which two uses are CACHES times the cache apart, or MOST_SETS of them; TooLarge without room."""
     each = src.nbytes(layout.held(n)) + dst.nbytes(n)
     free = int(MEMORY_SHARE * machine.free_bytes())
     wanted = rotation(machine, each)
@@ -163,7 +163,7 @@ def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout =
 
 def rotation(machine: Machine, each: int) -> int:
     """How many sets of so many bytes to go through, so that none is in the cache when its turn comes again."""
-    return min(max(2, -(-CACHES * machine.cache_bytes // each)), _MOST_SETS)
+    return min(max(2, -(-CACHES * machine.cache_bytes // each)), MOST_SETS)
 
 
 def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, codes: Array, count: int) -> Sets:

@@ -169,9 +169,20 @@ def to_device(x: Any, device: int) -> Any:
         with driver.on(_device(x)):
             x = _copy(x)
     row = row_of(x)
-    plain = x.view(row.code_numpy) if not isinstance(x, np.ndarray) else _plain(x, row)
+    if isinstance(x, np.ndarray):
+        with driver.on(device):
+            return driver.to_device(_plain(x, row)).view(row.numpy).reshape(x.shape)
+    source = _device(x)
+    with driver.on(source):
+        written = driver.stream()
     with driver.on(device):
-        return driver.to_device(plain).view(row.numpy).reshape(x.shape)
+        # The copy waits for x, and what frees or changes x waits for the copy.
+        driver.follow(written, source)
+        copy = driver.to_device(x.view(row.code_numpy))
+        copied = driver.stream()
+    with driver.on(source):
+        driver.follow(copied, device)
+    return copy.view(row.numpy).reshape(x.shape)
 
 
 def _plain(x: np.ndarray[Any, Any], row: DType) -> np.ndarray[Any, Any]:

@@ -76,8 +76,8 @@ class Driver(Protocol):
     def using(self, stream: int, device: int) -> contextlib.AbstractContextManager[None]:
         """Make a device and a stream of it the current ones for the length of a ``with`` block."""
 
-    def follow(self, stream: int) -> None:
-        """Let the current stream wait for what has been given to another stream so far."""
+    def follow(self, stream: int, device: int) -> None:
+        """Let the current stream wait for what has been given to another stream, of this device, so far."""
 
     def synchronize(self) -> None:
         """Wait for the current stream."""
@@ -239,11 +239,13 @@ class CupyDriver:
         with self.on(device), Stream.from_external(_Foreign(stream)):
             yield
 
-    def follow(self, stream: int) -> None:
+    def follow(self, stream: int, device: int) -> None:
         from cupy.cuda import Event, Stream, get_current_stream
 
-        event = Event(disable_timing=True)
-        event.record(Stream.from_external(_Foreign(stream)))
+        with self.on(device):
+            # An event belongs to the device that it is made on, and only streams of that one can record it.
+            event = Event(disable_timing=True)
+            event.record(Stream.from_external(_Foreign(stream)))
         get_current_stream().wait_event(event)
 
     def synchronize(self) -> None:

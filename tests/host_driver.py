@@ -108,7 +108,7 @@ class HostDriver:
         finally:
             self.streams[device] = before
 
-    def follow(self, stream: int) -> None:
+    def follow(self, stream: int, device: int) -> None:
         self.waits.append((self.stream(), stream))
 
     def synchronize(self) -> None:

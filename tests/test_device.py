@@ -210,6 +210,14 @@ def test_device_keyword_moves_both_ways_and_moves_the_fewer_bytes(driver: HostDr
         gpucast.cast(host, "UINT16", device="cuda:2")
 
 
+def test_a_copy_between_devices_waits_for_its_source_and_is_waited_for(driver: HostDriver) -> None:
+    x = upload(codes(dtype("FLOAT"), (6, 8)))
+    one, other = driver.streams[0], driver.streams[1]
+    driver.waits.clear()
+    gpucast.cast(x, "UINT16", device="cuda:1")
+    assert driver.waits == [(other, one), (one, other)]
+
+
 def test_out_with_a_device(driver: HostDriver) -> None:
     host = codes(dtype("FLOAT"), (100,))
     wanted = gpucast.reference.cast(host, "UINT16")

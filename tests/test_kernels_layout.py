@@ -113,7 +113,12 @@ def test_more_elements_than_32_bits_count() -> None:
 
 @pytest.mark.parametrize(
     ("src", "dst", "n"),
-    [("FLOAT", "INT32", 1 << 27), ("FLOAT", "FLOAT16", 1 << 28), ("INT8", "UINT8", 1 << 29), ("DOUBLE", "INT8", 1 << 26)],
+    [
+        ("FLOAT", "INT32", 1 << 27),
+        ("FLOAT", "FLOAT16", 1 << 28),
+        ("INT8", "UINT8", 1 << 29),
+        ("DOUBLE", "INT8", 1 << 26),
+    ],
 )
 def test_the_first_block_of_more_bits_than_32_bits_count(src: str, dst: str, n: int) -> None:
     """Where the first tile begins before the array; only as much memory as the block touches."""

@@ -49,7 +49,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     index = driver.current() if 0 in shape else driver.device_of(address)
     if stream is not None:
         with driver.on(index):
-            driver.follow(stream)
+            driver.follow(stream, index)
     return view_at(address, shape, None if strides is None else tuple(strides), row, index, x)
 
 

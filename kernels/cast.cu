@@ -56,19 +56,20 @@ GPUCAST_INLINE Word cast_code(Word code, R rule) {
 template <typename Src, typename Dst, u32 N, typename Word, typename R>
 GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], R rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
-    if constexpr (is_small<Dst>() && has_float32<Src>() && !is_same<Src, Dst>) {
+    constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
+    if constexpr (is_small<Dst>() && by_float) {
         return small_lanes<Src, Dst>(codes, rule);
     } else {
         u32 part[N];
 #pragma unroll
         for (u32 i = 0; i < N; ++i) {
-            if constexpr (is_upper_half<Dst>() && has_float32<Src>() && !is_same<Src, Dst>) {
+            if constexpr (is_upper_half<Dst>() && by_float) {
                 part[i] = upper_half<Src, Dst>(codes[i], rule);
             } else {
                 part[i] = u32(Cast<Src, Dst>::low_bits(codes[i], rule));
             }
         }
-        if constexpr (is_upper_half<Dst>() && has_float32<Src>() && !is_same<Src, Dst>) return high_lanes<16>(part);
+        if constexpr (is_upper_half<Dst>() && by_float) return high_lanes<16>(part);
         const u32 lanes = low_lanes<lane>(part);
         return Dst::bits < lane ? lanes & repeated<lane>(u32(Dst::mask)) : lanes;
     }
@@ -148,10 +149,10 @@ struct Lookup {
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         // Bits that a look-up, or as many as a byte has places, adds to the destination's stream.
         const u32 places = Shape::places, bits = Shape::entry_bits * places;
-        const u32 entries = Elements / Shape::elements / places, count = entries < 4 ? entries : 4;
+        const u32 parts = Elements / Shape::elements / places, count = parts < 4 ? parts : 4;
         const u32 lane = ptx::lane();
 #pragma unroll
-        for (u32 i = 0; i < entries; i += count) {
+        for (u32 i = 0; i < parts; i += count) {
             u32 entry[count];
             if constexpr (Shape::index_bits == 8 && count == 4) {
                 look_up_bytes<Shape>(shared, lane, in.word[i / 4], entry);

@@ -111,8 +111,9 @@ def test_how_much_python_a_warm_call_is() -> None:
         for call, python, builtin in (
             (lambda: gpucast.cast(x, "FLOAT16", out=out), 6, 3),
             (lambda: gpucast.cast(x, "FLOAT16"), 10, 4),
-            (lambda: gpucast.cast(h, "FLOAT16"), 17, 10),
-            (lambda: gpucast.cast(h, "FLOAT16", out=host_out), 17, 10),
+            # One more or less, by what NumPy has been asked to do before.
+            (lambda: gpucast.cast(h, "FLOAT16"), 18, 10),
+            (lambda: gpucast.cast(h, "FLOAT16", out=host_out), 18, 10),
         ):
             # Plans and lanes change on the way, ever more seldom.
             counted = min((events(call) for _ in range(100)), key=Counter.total)

@@ -19,7 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = {
     "demo": ("demo", [str(ROOT / "examples" / "digits.py")]),
-    "test": ("test", ["-m", "pytest", "-n", "auto", "--rootdir", str(ROOT), str(ROOT / "tests")]),
+    "test": (
+        "test",
+        ["-m", "pytest", "-n", "auto", "--dist", "worksteal", "--rootdir", str(ROOT), str(ROOT / "tests")],
+    ),
 }
 #: What the tests take on a machine without a driver: they run CuPy on host memory, and compile every kernel.
 WITHOUT_DRIVER = {"demo": [], "test": ["cuda12"]}

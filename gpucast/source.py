@@ -194,7 +194,7 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     """
     if looks_up:
         return 8 if dst_bits == 64 else 4
-    return 4 if src_bits + dst_bits <= 20 or min(src_bits, dst_bits) < 8 else 2
+    return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 20) else 2
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:

@@ -51,6 +51,21 @@ def test_strides_streams_and_graphs() -> None:
     assert np.array_equal(out.get(), host.astype(np.float16))
 
 
+@pytest.mark.parametrize("dst", ["INT8", "FLOAT16", "DOUBLE"])
+def test_transposes_and_unaligned_ends(dst: str) -> None:
+    import cupy
+
+    host = np.random.default_rng(1).standard_normal((3, 130, 70)).astype(np.float32)
+    wanted = gpucast.reference.cast(host, dst)
+    out = cupy.empty((3, 70, 130), wanted.dtype)
+    assert np.array_equal(
+        gpucast.cast(cupy.asarray(host).transpose(0, 2, 1), dst, out=out).get(), wanted.transpose(0, 2, 1)
+    )
+    flat = cupy.empty(host.size + 1, wanted.dtype)
+    gpucast.cast(cupy.asarray(host).ravel(), dst, out=flat[1:])
+    assert np.array_equal(flat[1:].get(), wanted.ravel())
+
+
 def test_more_than_2_31_elements() -> None:
     import cupy
 

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from bench.sass import Access, Block, Instruction, UnknownCode
 
@@ -50,15 +52,13 @@ class Path:
     rare: int | None
 
 
-@dataclass(frozen=True)
-class _Way:
+class _Way(NamedTuple):
     length: int
     #: The next block, and under which key the rest of the way is found there.
     onward: tuple[int, _Key] | None
 
 
-@dataclass(frozen=True)
-class _Key:
+class _Key(NamedTuple):
     accesses: Accesses
     loop: bool = False
     marked: bool = False
@@ -162,11 +162,10 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _Ways]]:
                     (key, _Way(ways.shortest.length, (other, key)), _Way(ways.longest.length, (other, key)))
                     for key, ways in tables[other].items()
                 ]
+        loop, marked = number in reach[number], _marked(block)
         for accesses in _accesses(block.instructions):
             for rest, shortest, longest in rests:
-                key = _Key(
-                    _sum(accesses, rest.accesses), rest.loop or number in reach[number], rest.marked or _marked(block)
-                )
+                key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
                 _keep(table, key, len(block.instructions), shortest, longest)
         if len(table) > _LIMIT:
             raise UnknownCode(f"sass: more than {_LIMIT} ways lead through the kernel")
@@ -183,6 +182,8 @@ def _keep(table: dict[_Key, _Ways], key: _Key, length: int, shortest: _Way, long
         ways.longest = longest
 
 
+# The same few sums are asked for again and again.
+@lru_cache(maxsize=1 << 16)
 def _sum(one: Accesses, other: Accesses) -> Accesses:
     loads, stores = (tuple(a + b for a, b in zip(*sides, strict=True)) for sides in zip(one, other, strict=True))
     return loads, stores

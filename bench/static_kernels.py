@@ -7,13 +7,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from bench import cubin
 from bench.sass import Instruction, blocks, parse
 from bench.sass_paths import full_tile
 from gpucast import compiler
 from gpucast.commands import disassembler
+from gpucast.many_source import ARGUMENT_BYTES, Kind, many_source
 from gpucast.rule import Rule, resolve
 from gpucast.source import KernelSource, Shape, join, kernel_source
 
@@ -47,12 +49,19 @@ class Kernel:
     registers: int
     #: Bytes of local memory: 0 unless registers spill.
     local: int
+    #: What the compiler said about the kernel's program: nothing as a rule.
+    log: str
     #: The way, in order.
     way: tuple[Instruction, ...]
 
     @property
     def rule(self) -> Rule:
         return self.source.rule
+
+    @property
+    def many(self) -> bool:
+        """Whether it is one for many arrays."""
+        return (self.source.more or "").startswith("gpucast::Arrays")
 
     @property
     def default(self) -> bool:
@@ -79,18 +88,35 @@ class Kernel:
         return (self.src_bits + self.rule.dst.bits) / 8
 
 
+def in_many(rule: Rule) -> KernelSource:
+    """The kernel of `gpucast.cast_many` whose only cast is this one, told as the contiguous kernel of one array is."""
+    kind = Kind(rule)
+    one, many = kind.source, many_source((kind,), ARGUMENT_BYTES[-1])
+    return replace(
+        one,
+        name=many.name,
+        prelude=many.prelude,
+        rows=tuple(many.rows.items()),
+        kernel=many.kernel,
+        elements=kind.tiles * one.tile,
+        more=many.more,
+    )
+
+
 def measure(
     rules: Iterable[Rule],
     arch: str,
-    shape: Shape = "contiguous",
+    shape: Shape | Literal["many"] = "contiguous",
     advance: Callable[[int], object] = lambda done: None,
 ) -> list[Kernel]:
     """The kernels of these rules for an architecture such as "sm_90", in order. `advance` is told how many are done.
 
+    The shape "many" stands for contiguous arrays, many in one launch (see `in_many`).
+
     DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for machine code that cannot be
     followed.
     """
-    sources = [kernel_source(rule, shape) for rule in rules]
+    sources = [in_many(rule) if shape == "many" else kernel_source(rule, shape) for rule in rules]
     batches = list(_batches(sources))
 
     def work(batch: Sequence[KernelSource]) -> list[Kernel]:
@@ -125,13 +151,13 @@ def facts(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
     else:
         rows = dict(row for source in sources for row in source.rows)
         name, text = "batch", join(sources[0].prelude, rows, [source.kernel for source in sources])
-    code = compiler.compile(text, name, arch).code
-    of_cubin = cubin.kernels(code)
-    of_code = parse(disassembler.disassemble(code).decode())
-    return [kernel(source, arch, of_code[source.name], of_cubin[source.name]) for source in sources]
+    compiled = compiler.compile(text, name, arch)
+    of_cubin = cubin.kernels(compiled.code)
+    of_code = parse(disassembler.disassemble(compiled.code).decode())
+    return [kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log) for one in sources]
 
 
-def kernel(source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.Kernel) -> Kernel:
+def kernel(source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.Kernel, log: str) -> Kernel:
     """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses."""
     flow = blocks(instructions)
     if source.shape == "contiguous":
@@ -154,5 +180,6 @@ def kernel(source: KernelSource, arch: str, instructions: list[Instruction], fac
         shared=fact.shared,
         registers=fact.registers,
         local=fact.local,
+        log=log,
         way=way,
     )

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from gpucast.dtypes import DType, dtype
-from gpucast.rule import DEFAULT_OPSET, resolve
-from gpucast.source import join, kernel_name, options, prelude, rows
+from gpucast.rule import DEFAULT_OPSET, STOCHASTIC, resolve
+from gpucast.source import join, kernel_file, kernel_name, options, prelude, rows
 
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -32,6 +32,9 @@ def device_function(
     integer, the upper bits of which are ignored and zero. The text needs no header, takes C++17, and works with any
     flags, fast math included: it is integer arithmetic, and inline PTX that no flag changes. Two of these texts do not
     fit into one program: each holds the whole prelude.
+
+    With ``rounding="stochastic"`` the function takes 32 random bits behind the value, ``unsigned random``; those that
+    `cast` takes are ``gpucast::Random{seed, offset}.one(index)``, from the same text.
 
     Attributes and errors as for `cast`; ValueError for STRING.
 
@@ -59,15 +62,20 @@ def device_function(
         )
     name, one, other = kernel_name(rule), rule.src.name, rule.dst.name
     wide = "true" if max(rule.src.bits, rule.dst.bits) > 32 else "false"
+    files, parameter, convert, argument = [prelude()], "", "cast_code", ""
+    if rule.rounding == STOCHASTIC:
+        files += map(kernel_file, ("philox.cuh", "stochastic.cuh"))
+        parameter, convert, argument = ", unsigned random", "convert_stochastic", " random,"
     function = f"""
-__device__ __forceinline__ {_type(rule.dst)} {name}({_type(rule.src)} value) {{
+__device__ __forceinline__ {_type(rule.dst)} {name}({_type(rule.src)} value{parameter}) {{
     typedef gpucast::WordOf<{wide}>::type Word;
     const Word code = {_to_code(rule.src)};
-    const Word result = gpucast::cast_code<gpucast::{one}, gpucast::{other}>(code, gpucast::Rule<{options(rule)}>());
+    const gpucast::Rule<{options(rule)}> rule = {{}};
+    const Word result = gpucast::{convert}<gpucast::{one}, gpucast::{other}>(code,{argument} rule);
     return {_from_code(rule.dst)};
 }}
 """
-    return join(prelude(), dict(rows(rule.src, rule.dst)), [function])
+    return join("\n".join(files), dict(rows(rule.src, rule.dst)), [function])
 
 
 def _type(row: DType) -> str:

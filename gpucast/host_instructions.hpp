@@ -23,6 +23,8 @@ inline unsigned shr(unsigned a, unsigned b) { return b < 32 ? a >> b : 0; }
 inline unsigned long long shl(unsigned long long a, unsigned b) { return b < 64 ? a << b : 0; }
 inline unsigned long long shr(unsigned long long a, unsigned b) { return b < 64 ? a >> b : 0; }
 
+inline unsigned long long mul_wide(unsigned a, unsigned b) { return (unsigned long long)a * b; }
+
 inline void ld(const unsigned char* from, unsigned& a, unsigned& b) {
     std::memcpy(&a, from, 4);
     std::memcpy(&b, from + 4, 4);
@@ -52,6 +54,8 @@ inline void st_bytes(unsigned char* to, unsigned bytes, unsigned i, unsigned beg
     }
 }
 
+inline void red_max(int* to, int a) { *to = a > *to ? a : *to; }
+
 inline unsigned bits(float a) {
     unsigned d;
     std::memcpy(&d, &a, sizeof d);
@@ -78,7 +82,13 @@ inline float abs(float a) { return as_float(bits(a) & 0x7fffffff); }
 inline float neg(float a) { return as_float(bits(a) ^ 0x80000000); }
 inline float min(float a, float b) { return a != a ? canonical(b) : b != b ? a : a < b || (a == b && bits(a) >> 31) ? a : b; }
 inline float max(float a, float b) { return a != a ? canonical(b) : b != b ? a : a > b || (a == b && bits(b) >> 31) ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline float max_nan(float a, float b) { return canonical(a != a || b != b ? a + b : max(a, b)); }
+inline float rcp(float a) { return canonical(1 / a); }
+inline void mark_rare() {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
+inline unsigned set_ne(float a, float b) { return a < b || a > b; }
+inline float mul_rn(float a, float b) { return canonical(a * b); }
 inline float fma_rn(float a, float b, float c) { return canonical(std::fmaf(a, b, c)); }
 
 // Toward zero: the nearest float, stepped back where it lies farther from zero. `Exact` holds a and every float near it.
@@ -90,6 +100,8 @@ inline float toward_zero(Exact a) {
     }
     return canonical(nearest);
 }
+// A double holds the product.
+inline float mul_rz(float a, float b) { return toward_zero(double(a) * double(b)); }
 inline float cvt_rn_f32(int a) { return float(a); }
 inline float cvt_rn_f32(unsigned a) { return float(a); }
 inline float cvt_rn_f32(long long a) { return float(a); }

@@ -19,11 +19,18 @@ import numpy.typing as npt
 
 from gpucast import strings
 from gpucast.dtypes import DType, dtype
-from gpucast.rule import DEFAULT_OPSET, Rule, resolve
+from gpucast.random_bits import Random, resolve_random
+from gpucast.reference_floats import (
+    POWERS,
+    floor_log2,
+    nearest_fraction,
+    nearest_in_table,
+    nearest_step,
+    random_in_table,
+)
+from gpucast.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
 
 Array = npt.NDArray[Any]
-
-_POWERS = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
 
 
 def cast(
@@ -35,6 +42,8 @@ def cast(
     opset: int = DEFAULT_OPSET,
     rounding: str | None = None,
     overflow: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
 ) -> Array:
     """Cast a NumPy array of any shape; same meaning, types and errors as `gpucast.cast`.
 
@@ -50,11 +59,15 @@ def cast(
         rounding=rounding,
         overflow=overflow,
     )
-    return apply(array, rule)
+    random = resolve_random(rounding, seed, offset)
+    return apply(array, rule, None if random is None else random_words(random, array.size))
 
 
-def apply(x: Array, rule: Rule) -> Array:
-    """Cast an array whose dtype is that of ``rule.src``."""
+def apply(x: Array, rule: Rule, random: Array | None = None) -> Array:
+    """Cast an array whose dtype is that of ``rule.src``.
+
+    `random`: for stochastic rounding a uint32 for each element, in row-major order.
+    """
     src, dst = rule.src, rule.dst
     if src.family == "string":
         return _from_strings(x, rule).reshape(x.shape)
@@ -64,7 +77,7 @@ def apply(x: Array, rule: Rule) -> Array:
         result = np.empty(len(texts), dtype=object)
         result[:] = texts
         return result.reshape(x.shape)
-    return _to_array(_cast_codes(codes, rule), dst).reshape(x.shape)
+    return _to_array(_cast_codes(codes, rule, random), dst).reshape(x.shape)
 
 
 def _codes_of(x: Array, row: DType) -> Array:
@@ -77,7 +90,7 @@ def _to_array(codes: Array, row: DType) -> Array:
     return codes.astype(row.code_numpy).view(row.numpy)
 
 
-def _cast_codes(codes: Array, rule: Rule) -> Array:
+def _cast_codes(codes: Array, rule: Rule, random: Array | None) -> Array:
     if rule.src is rule.dst:
         return codes
     x = _decode(codes, rule.src)
@@ -87,7 +100,7 @@ def _cast_codes(codes: Array, rule: Rule) -> Array:
         return _to_int(x, rule)
     if rule.dst.family == "e8m0":
         return _to_e8m0(x, rule)
-    return _to_float(x, rule)
+    return _to_float(x, rule, random)
 
 
 # ---- source: codes -> numbers ----
@@ -152,8 +165,8 @@ def _to_int(x: Numbers, rule: Rule) -> Array:
 
 def _to_e8m0(x: Numbers, rule: Rule) -> Array:
     row = rule.dst
-    powers, midpoints = _e8m0_table(row) if x.magnitude.dtype == np.float64 else (_POWERS, _POWERS + _POWERS // 2)
-    zero_code = 0 if powers is not _POWERS else row.bias
+    powers, midpoints = _e8m0_table(row) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
+    zero_code = 0 if powers is not POWERS else row.bias
     # The power at or below the number; numbers below the first one are judged apart.
     below = np.maximum(np.searchsorted(powers, x.magnitude, side="right") - 1, 0)
     if rule.round_mode == "up":
@@ -172,10 +185,14 @@ def _to_e8m0(x: Numbers, rule: Rule) -> Array:
     return code
 
 
-def _to_float(x: Numbers, rule: Rule) -> Array:
+def _to_float(x: Numbers, rule: Rule, random: Array | None) -> Array:
     row = rule.dst
     finite = np.where(x.infinite, 0, x.magnitude)
-    code = _nearest_in_table(finite, row) if row.bits <= 16 else _nearest_step(finite, row)
+    if rule.rounding == STOCHASTIC:
+        assert random is not None and random.dtype == np.uint32 and random.size == finite.size
+        code = random_in_table(finite, random.reshape(-1), row)
+    else:
+        code = nearest_in_table(finite, row) if row.bits <= 16 else nearest_step(finite, row)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
 
 
@@ -202,67 +219,36 @@ def _nan(row: DType, sign: Array) -> Array:
 
 
 @lru_cache
-def _float_table(row: DType) -> tuple[float, ...]:
-    """The values of the codes 0, 1, 2, ... and one more, where the next would be if exponents had no upper limit."""
-    values = [float(row.value(code)) for code in range(row.max_code + 1)]
-    return (*values, 2 * values[-1] - values[-2])
-
-
-@lru_cache
-def _midpoints(row: DType) -> tuple[Array, Array, Array]:
-    """The midpoints between neighbouring values; the integers at or below them; which midpoints are integers.
-
-    Each is exact in float64: a midpoint has one bit more than the values. Integers above 2^64 count as 2^64 - 1: no
-    64-bit number lies between.
-    """
-    values = np.array(_float_table(row))
-    middle = (values[:-1] + values[1:]) / 2
-    floor = np.array([min(int(m), 2**64 - 1) for m in middle.tolist()], dtype=np.uint64)
-    return middle, floor, (middle == np.floor(middle)) & (middle < 2.0**64)
-
-
-def _nearest_in_table(magnitude: Array, row: DType) -> Array:
-    middle, floor, whole = _midpoints(row)
-    points = floor if magnitude.dtype == np.uint64 else middle
-    # The midpoints below the number, for an integer the midpoints whose integer part is below it.
-    code = np.searchsorted(points, magnitude, side="left")
-    at = np.minimum(code, len(points) - 1)
-    tie = (points[at] == magnitude) & (code < len(points))
-    if magnitude.dtype == np.uint64:
-        tie &= whole[at]
-    return np.asarray(code + (tie & (code % 2 == 1)), dtype=np.uint64)
-
-
-@lru_cache
 def _e8m0_table(row: DType) -> tuple[Array, Array]:
     powers = np.array([float(row.value(code)) for code in range(row.max_code + 1)])
     return powers, 1.5 * powers
 
 
-def _nearest_step(magnitude: Array, row: DType) -> Array:
-    """Round to FLOAT or DOUBLE: whole steps of the spacing at the number, ties to an even count.
+# ---- random words ----
 
-    A code is the count of steps of 2^(1 - bias - mantissa_bits) below the first normal number, and each further binade
-    adds 2^mantissa_bits steps of twice the length: so (binade << mantissa_bits) + steps is the code, carry included.
+
+def random_words(random: Random, n: int) -> Array:
+    """The uint32 words of the elements 0 to n - 1."""
+    first, skip = divmod(random.offset, 4)
+    # 63 bits are enough for the number of a block.
+    blocks = np.uint64(first) + np.arange(-(-(skip + n) // 4), dtype=np.uint64)
+    low, zero = np.uint64(2**32 - 1), np.zeros(blocks.shape, np.uint64)
+    words = philox((blocks & low, blocks >> np.uint64(32), zero, zero), (random.seed & 2**32 - 1, random.seed >> 32))
+    return np.stack(words, axis=1).reshape(-1)[skip : skip + n].astype(np.uint32)
+
+
+def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...]:
+    """Philox4x32-10: four words for each counter of four, all of them 32 bits in uint64, the low words first.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    lowest = 1 - row.bias - row.mantissa_bits
-    if magnitude.dtype == np.uint64:
-        exponent = np.maximum(np.searchsorted(_POWERS, magnitude, side="right") - 1, 0)
-        step = exponent - row.mantissa_bits
-        right = np.maximum(step, 0).astype(np.uint64)
-        steps = (magnitude >> right) << np.maximum(-step, 0).astype(np.uint64)
-        rest = magnitude - (magnitude >> right << right)
-        half = np.where(right > 0, np.uint64(1) << (np.maximum(right, np.uint64(1)) - np.uint64(1)), np.uint64(1))
-    else:
-        exponent = np.frexp(magnitude)[1].astype(np.int64) - 1
-        step = np.maximum(exponent - row.mantissa_bits, lowest)
-        scaled = np.ldexp(magnitude, (-step).astype(np.intc))
-        whole = np.floor(scaled)
-        steps, rest, half = whole.astype(np.uint64), scaled - whole, np.float64(0.5)
-    up = (rest > half) | ((rest == half) & (steps % np.uint64(2) == 1))
-    binade = (step - lowest).astype(np.uint64)
-    code = (binade << np.uint64(row.mantissa_bits)) + steps + up.astype(np.uint64)
-    return np.asarray(np.where(magnitude == 0, np.uint64(0), code))
+    low, half = np.uint64(2**32 - 1), np.uint64(32)
+    a, b, c, d = counter
+    for turn in range(10):
+        one, other = (key[0] + turn * 0x9E3779B9) % 2**32, (key[1] + turn * 0xBB67AE85) % 2**32
+        of_a, of_c = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        a, b, c, d = (of_c >> half) ^ b ^ np.uint64(one), of_c & low, (of_a >> half) ^ d ^ np.uint64(other), of_a & low
+    return a, b, c, d
 
 
 # ---- text: one exact fraction at a time ----
@@ -289,31 +275,15 @@ def _from_strings(x: Array, rule: Rule) -> Array:
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
-    codes = np.array([_nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
+    codes = np.array([nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
     return _to_array(_finish_float(codes, negative, nan, infinite, rule), dst)
-
-
-def _floor_log2(magnitude: Fraction) -> int:
-    k = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
-    return k if magnitude >= Fraction(2) ** k else k - 1
-
-
-def _nearest_fraction(magnitude: Fraction, row: DType) -> int:
-    """As `_nearest_step`; Python rounds a fraction to the nearest integer, ties to even."""
-    if magnitude == 0:
-        return 0
-    lowest = 1 - row.bias - row.mantissa_bits
-    step = max(_floor_log2(magnitude) - row.mantissa_bits, lowest)
-    # Far out of range every magnitude rounds alike; the count has to fit 64 bits.
-    binade = min(step - lowest, 1 << (row.exponent_bits + 1))
-    return (binade << row.mantissa_bits) + round(magnitude / Fraction(2) ** step)
 
 
 def _between_powers(magnitude: Fraction) -> float:
     """A float64 that lies as the magnitude does to each power of two and to each 1.5 times a power of two."""
     if magnitude == 0:
         return 0.0
-    k = _floor_log2(magnitude)
+    k = floor_log2(magnitude)
     scaled = magnitude / Fraction(2) ** k
     quarters = 4.0 if scaled == 1 else 5.0 if scaled < Fraction(3, 2) else 6.0 if scaled == Fraction(3, 2) else 7.0
     # Beyond FLOAT8E8M0's range only the side matters.

@@ -14,7 +14,7 @@ from gpucast import device as devices
 from gpucast import host, host_strings
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, as_array, home
-from gpucast.rule import DEFAULT_OPSET, Rule, resolve
+from gpucast.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
 
 Array = npt.NDArray[Any]
 
@@ -86,6 +86,8 @@ def cast_report(
         overflow=overflow,
         who="cast_report",
     )
+    if rule.rounding == STOCHASTIC:
+        raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
     if home(x) is not None:
         devices.require("cast_report")
         from gpucast import device_cast

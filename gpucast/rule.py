@@ -27,12 +27,14 @@ SATURATE_SINCE = 19
 ROUND_MODE_SINCE = 24
 
 RoundMode = Literal["up", "down", "nearest"]
-Rounding = Literal["truncate", "nearest_even"]
+Rounding = Literal["truncate", "nearest_even", "stochastic"]
 #: What becomes of a number that is out of the destination's range.
 Overflow = Literal["wrap", "saturate", "infinity", "nan"]
 
 ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
+#: Values of the `rounding` keyword: for integers, and for the floats of 16 bits or fewer.
 ROUNDINGS: tuple[Rounding, ...] = ("truncate", "nearest_even")
+STOCHASTIC: Rounding = "stochastic"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class Rule:
       have a NaN (float8, FLOAT8E8M0) "saturate", or else "infinity" where the type has one and "nan" where not; to the
       types with neither (float4, float6) "saturate". To BOOL and STRING it has no meaning and is "wrap".
     - `infinity_is_nan`: with overflow "saturate" a source infinity gives NaN (FNUZ types, opsets 19 to 23).
-    - `rounding`: to integers only; every other destination rounds as its family does.
+    - `rounding`: to integers "truncate" or "nearest_even"; to floats of 16 bits or fewer "stochastic". Every other
+      destination rounds as its family does, and so do these floats by default; then it is "truncate".
     - `round_mode`: to FLOAT8E8M0 only.
     """
 
@@ -105,7 +108,7 @@ def resolve(
         raise ValueError(
             f"{who}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
         )
-    _check_choice(who, "rounding", rounding, ROUNDINGS if dst.family == "int" else (), src, dst)
+    _check_choice(who, "rounding", rounding, _roundings(dst), src, dst)
     _check_choice(who, "overflow", overflow, _overflows(dst), src, dst)
 
     if src is dst:
@@ -114,24 +117,38 @@ def resolve(
         return Rule(src, dst, overflow=overflow or "wrap", rounding=rounding or "truncate")
     if dst.family in ("bool", "string"):
         return Rule(src, dst)
+    rounding = rounding or "truncate"
     if not dst.has_nan:
-        return Rule(src, dst, overflow="saturate")
+        return Rule(src, dst, overflow="saturate", rounding=rounding)
     if not dst.saturate_applies:
-        return Rule(src, dst, overflow=overflow or "infinity")
+        return Rule(src, dst, overflow=overflow or "infinity", rounding=rounding)
     if not saturate:
         without: Overflow = "infinity" if dst.has_inf else "nan"
-        return Rule(src, dst, overflow=without, round_mode=_mode(dst, round_mode))
+        return Rule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
     return Rule(
         src,
         dst,
         overflow="saturate",
         infinity_is_nan=dst.specials == "fnuz" and SATURATE_SINCE <= version < 24,
+        rounding=rounding,
         round_mode=_mode(dst, round_mode),
     )
 
 
 def _mode(dst: DType, round_mode: Any) -> RoundMode:
     return round_mode if dst.family == "e8m0" else "up"
+
+
+def has_stochastic(dst: DType) -> bool:
+    """True for a destination that numbers can be rounded to at random: a float of 16 bits or fewer."""
+    return dst.family == "float" and dst.bits <= 16
+
+
+def _roundings(dst: DType) -> tuple[Rounding, ...]:
+    """The values of the `rounding` keyword that mean something for a destination."""
+    if dst.family == "int":
+        return ROUNDINGS
+    return (STOCHASTIC,) if has_stochastic(dst) else ()
 
 
 def _overflows(dst: DType) -> tuple[Overflow, ...]:
@@ -146,7 +163,7 @@ def _overflows(dst: DType) -> tuple[Overflow, ...]:
 def _check_choice(who: str, name: str, value: Any, legal: tuple[str, ...], src: DType, dst: DType) -> None:
     if value is None:
         return
-    if src.family == "string" and dst.family == "int":
+    if src.family == "string" and (dst.family == "int" or name == "rounding"):
         raise ValueError(f"{who}: {name}={value!r} does not apply to text; expected None from STRING to {dst.name}")
     if not isinstance(value, str) or value not in legal:
         expected = " or ".join(["None", *map(repr, legal)])

@@ -6,11 +6,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.dtypes import DTYPES, DType
-from gpucast.rule import DEFAULT_OPSET, ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, Rule, resolve
+from gpucast.random_bits import Random, resolve_random
+from gpucast.rule import (
+    DEFAULT_OPSET,
+    ROUND_MODE_SINCE,
+    ROUND_MODES,
+    ROUNDINGS,
+    STOCHASTIC,
+    Rule,
+    has_stochastic,
+    resolve,
+)
 
 NUMERIC = tuple(row for row in DTYPES if row.family != "string")
 SMALL = tuple(row for row in NUMERIC if row.bits <= 16)
@@ -19,6 +29,9 @@ WIDE = tuple(row for row in NUMERIC if row.bits > 16)
 #: The newest opset, and one from before FNUZ infinities became numbers.
 OPSETS = (DEFAULT_OPSET, 23)
 
+#: Of the stochastic cases. Blocks of random words begin inside of vectors, and their numbers take more than 32 bits.
+RANDOM = Random(seed=0x0123456789ABCDEF, offset=2**36 - 3)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -26,6 +39,12 @@ class Case:
 
     rule: Rule
     attributes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def random(self) -> Random | None:
+        """The random bits of a stochastic rule."""
+        given = dict(self.attributes)
+        return resolve_random(given.get("rounding"), given.get("seed"), given.get("offset"))
 
     def __str__(self) -> str:
         words = ", ".join(f"{name}={value!r}" for name, value in self.attributes)
@@ -52,6 +71,16 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
         rule = resolve(src, dst, **keywords)
         found.setdefault(rule, Case(rule, tuple(pair for pair in keywords.items() if pair[1] != defaults[pair[0]])))
     return tuple(found.values())
+
+
+def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+    """The same with stochastic rounding, all with one seed and offset; none where the pair has no such rule."""
+    if not has_stochastic(dst) or src is dst:
+        return []
+    asked = (("rounding", STOCHASTIC), *RANDOM._asdict().items())
+    return [
+        Case(replace(case.rule, rounding=STOCHASTIC), (*case.attributes, *asked)) for case in cases(src, dst, opsets)
+    ]
 
 
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Rule]:

@@ -32,6 +32,7 @@ GPUCAST_BINARY(shl, "shl.b32", u32, "r", u32, "r")
 GPUCAST_BINARY(shr, "shr.u32", u32, "r", u32, "r")
 GPUCAST_BINARY(shl, "shl.b64", u64, "l", u32, "r")
 GPUCAST_BINARY(shr, "shr.u64", u64, "l", u32, "r")
+GPUCAST_BINARY(min, "min.u32", u32, "r", u32, "r")
 GPUCAST_UNARY(bits, "mov.b32", u32, "r", float, "f")
 GPUCAST_UNARY(bits, "mov.b64", u64, "l", double, "d")
 GPUCAST_UNARY(as_float, "mov.b32", float, "f", u32, "r")
@@ -42,8 +43,21 @@ GPUCAST_UNARY(abs, "abs.f32", float, "f", float, "f")
 GPUCAST_UNARY(neg, "neg.f32", float, "f", float, "f")
 GPUCAST_BINARY(min, "min.f32", float, "f", float, "f")
 GPUCAST_BINARY(max, "max.f32", float, "f", float, "f")
+// NaN where one is NaN; from sm_80 on.
+GPUCAST_BINARY(max_nan, "max.NaN.f32", float, "f", float, "f")
+// Within one unit in the last place.
+GPUCAST_UNARY(rcp, "rcp.approx.ftz.f32", float, "f", float, "f")
 GPUCAST_BINARY(add_rn, "add.rn.f32", float, "f", float, "f")
+GPUCAST_BINARY(mul_rn, "mul.rn.f32", float, "f", float, "f")
+GPUCAST_BINARY(mul_rz, "mul.rz.f32", float, "f", float, "f")
 GPUCAST_TERNARY(fma_rn, "fma.rn.f32", float, "f")
+
+// 1 where the two differ, 0 where they are equal or one is NaN.
+GPUCAST_INLINE u32 set_ne(float a, float b) {
+    u32 d;
+    asm("{.reg .pred p; setp.ne.f32 p, %1, %2; selp.u32 %0, 1, 0, p;}" : "=r"(d) : "f"(a), "f"(b));
+    return d;
+}
 
 // Conversions. To integers they saturate; NaN gives 0, in 64 bits the lowest integer.
 GPUCAST_UNARY(cvt_rn_f32, "cvt.rn.f32.s32", float, "f", int, "r")
@@ -81,11 +95,36 @@ GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_s16x2, "max.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(min_u16x2, "min.u16x2", u32, "r", u32, "r")
 
+// Tells the static check of the machine code that what comes here is rare (bench/sass_paths.py); else without effect.
+GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
+
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {
     u32 d;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(d));
     return d;
+}
+
+// The largest of the integers of a warp's threads, all of which come here.
+GPUCAST_INLINE int redux_max(int a) {
+#if __CUDA_ARCH__ >= 800
+    int d;
+    asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(a));
+    return d;
+#else
+#pragma unroll
+    for (u32 step = 16; step != 0; step >>= 1) {
+        int other;
+        asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(other) : "r"(a), "r"(step));
+        a = other > a ? other : a;
+    }
+    return a;
+#endif
+}
+
+// The larger of two integers takes the place of the first, in one step.
+GPUCAST_INLINE void red_max(int* to, int a) {
+    asm volatile("red.global.max.s32 [%0], %1;" : : "l"(to), "r"(a) : "memory");
 }
 
 // Vectors in global memory. Written in C++ a load of which only some words count would be split.
@@ -121,6 +160,13 @@ GPUCAST_INLINE void st_bytes(u8* to, u32 bytes, u32 i, u32 begin, u32 count) {
                  "setp.lt.u32 p, i, %4; @p st.u8 [%0+2], b; add.u32 i, i, 1; shr.u32 b, %1, 24;\n"
                  "setp.lt.u32 p, i, %4; @p st.u8 [%0+3], b;}"
                  : : "l"(to), "r"(bytes), "r"(i), "r"(begin), "r"(count) : "memory");
+}
+
+// The whole product. Written in C++ its upper half is moved and added to zero.
+GPUCAST_INLINE u64 mul_wide(u32 a, u32 b) {
+    u64 d;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(d) : "r"(a), "r"(b));
+    return d;
 }
 
 // A float16 in the low half; exact.

@@ -28,7 +28,7 @@ struct E8M0Family {};
 
 // The options of a cast, as gpucast/rule.py resolves them.
 enum class Overflow { wrap, saturate, infinity, nan };
-enum class Rounding { truncate, nearest_even };
+enum class Rounding { truncate, nearest_even, stochastic };
 enum class RoundMode { up, down, nearest };
 template <Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
 struct Rule {};

@@ -7,17 +7,11 @@ GPUCAST_CONSTANT Word nan_of_sign(Word sign) {
     return Word(Row::nan_code) | (Row::nan_is_signed ? sign : 0);
 }
 
+// From a rounded magnitude, a code that runs on past the largest one, to the code of x.
 template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>, FloatFamily) {
+GPUCAST_CONSTANT Word finish_float(
+    Word code, const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
     const Word sign = x.negative ? Word(Row::sign_code) : 0;
-    // A code counts steps: those of field 1 begin below the first normal number, and each later field doubles them.
-    // So field and rounded significand add up to the code, and a carry lands in the exponent by itself.
-    const int field = x.exponent + Row::bias;
-    const int above = field > 1 ? field - 1 : 0;
-    const int below = field < 1 ? 1 - field : 0;
-    const int drop = Width<Word>::bits - 1 - int(Row::mantissa_bits) + below;
-    Word code = (Word(above) << Row::mantissa_bits) + round_nearest_even(x.significand, drop);
-
     if (code > Word(Row::max_code) || x.kind == Kind::infinite) {
         if constexpr (overflow == Overflow::infinity) {
             code = Word(Row::inf_code) | sign;
@@ -43,6 +37,18 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule<overflow, infinity_is_n
     return code;
 }
 
+template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
+GPUCAST_CONSTANT Word encode(
+    const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, FloatFamily) {
+    // A code counts steps: those of field 1 begin below the first normal number, and each later field doubles them.
+    // So field and rounded significand add up to the code, and a carry lands in the exponent by itself.
+    const int field = x.exponent + Row::bias;
+    const int above = field > 1 ? field - 1 : 0;
+    const int below = field < 1 ? 1 - field : 0;
+    const int drop = Width<Word>::bits - 1 - int(Row::mantissa_bits) + below;
+    return finish_float<Row>((Word(above) << Row::mantissa_bits) + round_nearest_even(x.significand, drop), x, rule);
+}
+
 // ---- shortcuts ----
 // By way of a float that is the number itself or the number rounded to odd (float32.cuh).
 
@@ -60,13 +66,21 @@ GPUCAST_CONSTANT bool is_upper_half() {
     else return Row::bits == 16 && Row::mantissa_bits == 7;
 }
 
-// The magnitude's code of a small float, in the low bits.
+// The code of a magnitude that is not above a small float's largest, in the low bits.
 //
 // A power of two is added whose last bit is worth the destination's last one at this size: the sum's fraction is the
 // rounded number in steps of the destination, and its exponent tells how many steps lie below.
+template <typename Row>
+GPUCAST_INLINE u32 small_steps(float a) {
+    const int shift = 23 - int(Row::mantissa_bits);
+    const float power = ptx::as_float(ptx::bits(ptx::max(a, ptx::as_float(u32(128 - Row::bias) << 23))) & 0x7f800000);
+    const u32 sum = ptx::bits(ptx::fma_rn(power, ptx::as_float(u32(127 + shift) << 23), a));
+    return sum + (sum >> shift) - (u32(128 + shift - Row::bias) << Row::mantissa_bits);
+}
+
+// The magnitude's code of a small float, in the low bits.
 template <typename Row, bool maybe_nan, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
 GPUCAST_INLINE u32 small_magnitude(float x, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
-    const int shift = 23 - int(Row::mantissa_bits);
     u32 last = u32(Row::max_code);
     if constexpr (overflow == Overflow::infinity) last = u32(Row::inf_code);
     if constexpr (overflow == Overflow::nan) last = u32(Row::nan_code);
@@ -76,9 +90,7 @@ GPUCAST_INLINE u32 small_magnitude(float x, Rule<overflow, infinity_is_nan, roun
         const bool nan = infinity_is_nan ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : x != x;
         a = nan ? ptx::as_float(float32_bits<Row>(u32(Row::nan_code))) : a;
     }
-    const float power = ptx::as_float(ptx::bits(ptx::max(a, ptx::as_float(u32(128 - Row::bias) << 23))) & 0x7f800000);
-    const u32 sum = ptx::bits(ptx::fma_rn(power, ptx::as_float(u32(127 + shift) << 23), a));
-    return sum + (sum >> shift) - (u32(128 + shift - Row::bias) << Row::mantissa_bits);
+    return small_steps<Row>(a);
 }
 
 // The number as a float, for a small destination: integers far beyond its largest one need not be exact.
@@ -97,9 +109,23 @@ GPUCAST_INLINE float float32_for_small(Word code) {
     }
 }
 
+// Magnitudes side by side, each with its number's sign: the top bit of `sign`.
+template <typename Src, typename Dst, u32 N>
+GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N]) {
+    constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
+    const u32 code = low_lanes<lane>(magnitude);
+    if constexpr (Src::sign_code == 0) {
+        return code;
+    } else {
+        const u32 signs = high_lanes<lane>(sign) >> (lane - Dst::bits) & repeated<lane>(u32(Dst::sign_code));
+        if constexpr (Dst::has_negative_zero) return code | signs;
+        // A lane's top bit is set in the sum unless the lane is zero. Only types of 8 bits are so.
+        return code | (signs & (code + 0x7f7f7f7f));
+    }
+}
+
 template <typename Src, typename Dst, u32 N, typename Word, typename R>
 GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], R rule) {
-    constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     u32 sign[N], magnitude[N];
 #pragma unroll
     for (u32 i = 0; i < N; ++i) {
@@ -113,15 +139,7 @@ GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], R rule) {
         }
         magnitude[i] = small_magnitude<Dst, Src::has_nan>(x, rule);
     }
-    const u32 code = low_lanes<lane>(magnitude);
-    if constexpr (Src::sign_code == 0) {
-        return code;
-    } else {
-        const u32 signs = high_lanes<lane>(sign) >> (lane - Dst::bits) & repeated<lane>(u32(Dst::sign_code));
-        if constexpr (Dst::has_negative_zero) return code | signs;
-        // A lane's top bit is set in the sum unless the lane is zero. Only types of 8 bits are so.
-        return code | (signs & (code + 0x7f7f7f7f));
-    }
+    return signed_lanes<Src, Dst>(magnitude, sign);
 }
 
 // ---- two halves of a word at a time, from FLOAT16 or BFLOAT16 to a float of 8 bits or fewer ----
@@ -217,7 +235,7 @@ GPUCAST_INLINE u32 halves_lanes(
     const u32 a = low & magnitudes, b = high & magnitudes;
     // A half's top bit is set in the sum where it is NaN; it is copied over the whole byte.
     const u32 beyond = repeated<16>(0x8000 - u32(Src::inf_code) - (infinity_is_nan ? 0 : 1));
-    const u32 nan = ptx::prmt(a + beyond, b + beyond, 0xfdb9);
+    const u32 nan = Src::has_nan ? ptx::prmt(a + beyond, b + beyond, 0xfdb9) : 0;
     const u32 code = ptx::prmt(halves_magnitude<Src, Dst>(a, rule), halves_magnitude<Src, Dst>(b, rule), 0x6420);
     u32 signs = ptx::prmt(low, high, 0x7531);
     if constexpr (Dst::has_nan) {

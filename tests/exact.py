@@ -57,9 +57,11 @@ def numbers(row: DType) -> tuple[Number, ...]:
     return tuple(decode(row, code) for code in range(2 if row.family == "bool" else 1 << row.bits))
 
 
-def cast_codes(codes: Any, rule: Rule) -> list[int]:
-    """The destination codes of source codes (ints)."""
+def cast_codes(codes: Any, rule: Rule, words: Any = None) -> list[int]:
+    """The destination codes of source codes (ints); for stochastic rounding of a random word for each."""
     codes = [int(code) for code in codes]
+    if rule.rounding == "stochastic":
+        return [to_float(decode(rule.src, code), rule, int(word)) for code, word in zip(codes, words, strict=True)]
     if rule.src is rule.dst:
         return [int(code != 0) for code in codes] if rule.src.family == "bool" else codes
     if rule.src.bits <= 16:
@@ -148,7 +150,19 @@ def round_magnitude(magnitude: Fraction, row: DType) -> int:
     return ((exponent - lowest) << row.mantissa_bits) + steps
 
 
-def to_float(x: Number, rule: Rule) -> int:
+def round_at_random(magnitude: Fraction, row: DType, word: int) -> int:
+    """The value below or above as a code, with no upper limit on the exponent."""
+    if magnitude == 0:
+        return 0
+    lowest = 1 - row.bias
+    exponent = max(floor_log2(magnitude), lowest)
+    steps = magnitude / Fraction(2) ** (exponent - row.mantissa_bits)
+    below = math.floor(steps)
+    above = math.floor((steps - below) * 2**32) + word >= 2**32
+    return ((exponent - lowest) << row.mantissa_bits) + below + above
+
+
+def to_float(x: Number, rule: Rule, word: int | None = None) -> int:
     row = rule.dst
     width = row.bits - 1
     sign = int(x.negative) << width
@@ -163,6 +177,8 @@ def to_float(x: Number, rule: Rule) -> int:
         if rule.infinity_is_nan:
             return nan[row.specials]
         code = largest + 1
+    elif word is not None:
+        code = round_at_random(x.magnitude, row, word)
     else:
         cached = x.memo.get(row)
         if cached is None:

@@ -58,6 +58,26 @@ def test_it_compiles_inside_a_kernel_of_the_users_own(one: str, other: str) -> N
     assert cubin.log == "" and cubin.code.startswith(b"\x7fELF")
 
 
+def test_at_random_it_takes_random_bits(tmp_path: Path) -> None:
+    src, dst = gpucast.dtype("FLOAT"), gpucast.dtype("FLOAT8E5M2")
+    text = gpucast.device_function(src, dst, rounding="stochastic")
+    call = "gpucast_float32_to_float8e5m2_stochastic(x[i], gpucast::Random{7, 1}.one(i))"
+    loop = f"""
+extern "C" void run(const float* x, unsigned char* y, int n) {{
+    for (int i = 0; i < n; ++i) y[i] = {call};
+}}
+"""
+    library = functions_on_host.build(text + loop, tmp_path)
+    x = np.random.default_rng(0).standard_normal(1001).astype(np.float32)
+    got = np.empty(x.size, dst.code_numpy)
+    library.run(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(got.ctypes.data), x.size)
+    assert_codes(got, codes_of(gpucast.reference.cast(x, dst, rounding="stochastic", seed=7, offset=1), dst))
+    kernel = (
+        f'extern "C" __global__ void kernel(const float* x, unsigned char* y) {{ const int i = 0; y[i] = {call}; }}\n'
+    )
+    assert compiler.compile(text + kernel, "kernel", "sm_90").code.startswith(b"\x7fELF")
+
+
 def test_attributes_and_errors_are_those_of_cast() -> None:
     text = gpucast.device_function("FLOAT", "INT8", rounding="nearest_even", overflow="saturate")
     assert "signed char gpucast_float32_to_int8_saturate_nearest_even(float value)" in text

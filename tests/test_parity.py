@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from codes import every_code
-from gpucast import device, source
+from gpucast import device, fused_source, source
 from gpucast.parity import backends, compare, plan, sweep, work
 from gpucast.parity.backends import Array, CastCodes
-from gpucast.rules_of_pair import NUMERIC, SMALL, Case, cases
+from gpucast.rules_of_pair import NUMERIC, SMALL, Case, cases, stochastic_cases
 
 ROWS = {row.name: row for row in NUMERIC}
 
@@ -83,7 +83,11 @@ def test_attributes_of_a_case_ask_for_its_rule() -> None:
     from gpucast.rule import resolve
 
     for one in plan.all_cases(plan.all_pairs()):
-        assert resolve(one.rule.src, one.rule.dst, **dict(one.attributes)) == one.rule
+        attributes = dict(one.attributes)
+        random = attributes.pop("seed", None), attributes.pop("offset", None)
+        assert resolve(one.rule.src, one.rule.dst, **attributes) == one.rule
+        assert random == ((None, None) if one.random is None else one.random)
+        assert (one.random is not None) == (one.rule.rounding == "stochastic")
     assert plan.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
     assert str(case("FLOAT", "INT8", 3)) == "FLOAT to INT8 (rounding='nearest_even', overflow='saturate')"
 
@@ -131,7 +135,9 @@ def test_what_a_mismatch_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["kernels", "host"])
-def test_small_pairs_are_equal(name: str) -> None:
+def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One compiler for all.
+    monkeypatch.setattr(backends.Kernels, "batch", 200)
     rows = [ROWS[row] for row in ("INT4", "FLOAT6E3M2", "BOOL", "FLOAT8E8M0", "INT32")]
     chosen = plan.all_cases((src, dst) for src in rows for dst in rows)
     for outcome in run(backends.backend(name), chosen):
@@ -159,18 +165,30 @@ def test_a_fault_in_the_kernels_text_is_found(
     assert outcome.first.wanted != outcome.first.got
 
 
+def test_a_fault_in_stochastic_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = fused_source.fused_prelude()
+    faulty = text.replace("key += 0x9e3779b9;", "key += 0x9e3779b8;")
+    assert faulty != text
+    monkeypatch.setattr(fused_source, "fused_prelude", lambda: faulty)
+    (one,) = stochastic_cases(ROWS["FLOAT6E3M2"], ROWS["FLOAT4E2M1"])
+    (outcome,) = run(backends.Kernels(), [one])
+    assert outcome.first is not None and 0 < outcome.wrong < outcome.elements
+
+
 def test_the_gpu_backend_goes_the_whole_device_path() -> None:
     """On real CuPy arrays over host memory, and the host build of the kernels."""
     host_driver = pytest.importorskip("host_driver", reason="needs CuPy; the other backends are tried without it")
     from gpucast import launch
 
-    driver = host_driver.HostDriver()
+    driver = host_driver.HostDriver(optimize=False)
+    chosen = [one for src in ("INT4", "FLOAT8E5M2", "FLOAT") for dst in ("FLOAT6E2M3", "BOOL", "FLOAT8E4M3FNUZ")
+              for one in cases(ROWS[src], ROWS[dst])]  # fmt: skip
+    driver.prepare(source.kernel_source(one.rule) for one in chosen)
+    chosen += [stochastic_cases(ROWS["FLOAT"], ROWS[dst])[0] for dst in ("FLOAT6E2M3", "FLOAT8E4M3FNUZ")]
     before = launch.use(driver)
     try:
         gpu = backends.backend(None)
         assert gpu.name == "gpu" and gpu.device
-        chosen = [one for src in ("INT4", "FLOAT8E5M2", "FLOAT") for dst in ("FLOAT6E2M3", "BOOL", "FLOAT8E4M3FNUZ")
-                  for one in cases(ROWS[src], ROWS[dst])]  # fmt: skip
         outcomes = run(gpu, chosen, threads=1)
     finally:
         launch.use(before)

@@ -99,6 +99,8 @@ def test_lost_is_every_change() -> None:
 def test_errors_are_those_of_cast() -> None:
     with pytest.raises(TypeError, match="^cast_report: to='float7' is not a dtype"):
         cast_report([1.0], "float7")
+    with pytest.raises(ValueError, match="^cast_report: rounding='stochastic' has no report"):
+        cast_report([1.0], "FLOAT16", rounding="stochastic")
     with pytest.raises(ValueError, match="^cast_report: opset=0"):
         cast_report([1.0], "FLOAT", opset=0)
     with pytest.raises(TypeError, match="element 1 is None"):

@@ -43,12 +43,11 @@ class Host:
         self.device = f"NumPy {np.__version__}, ml_dtypes {ml_dtypes.__version__}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast import host
+        from gpucast import host_cast
 
         def cast(case: Case, codes: Array) -> Array:
-            out = np.empty(codes.shape, case.rule.dst.numpy)
-            host.apply(codes.view(case.rule.src.numpy), case.rule, out)
-            return out.view(case.rule.dst.code_numpy)
+            x = codes.view(case.rule.src.numpy)
+            return np.asarray(host_cast.apply(x, case.rule, random=case.random).view(case.rule.dst.code_numpy))
 
         return cast
 
@@ -67,15 +66,28 @@ class Kernels:
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         from gpucast import hostbuild
+        from gpucast.fused_source import FusedArguments, Options
         from gpucast.packed import pack_codes, unpack_codes
+        from gpucast.source import kernel_source
 
-        kernels = hostbuild.build([case.rule for case in cases], optimize=optimize)
+        # Those that take random words have a longer prelude.
+        kernels, fused = (
+            hostbuild.build(
+                [make(case.rule) for case in cases if (case.random is not None) == at_random], optimize=optimize
+            )
+            for make, at_random in ((kernel_source, False), (Options(), True))
+        )
 
         def cast(case: Case, codes: Array) -> Array:
             src, dst = case.rule.src, case.rule.dst
             data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
             out = np.empty(dst.nbytes(codes.size), np.uint8)
-            kernels.run(case.rule, data.ctypes.data, 0, out.ctypes.data, codes.size)
+            addresses = data.ctypes.data, 0, out.ctypes.data
+            if case.random is None:
+                kernels.run(case.rule, *addresses, codes.size)
+            else:
+                more = FusedArguments(seed=case.random.seed, offset=case.random.offset).to_bytes()
+                fused.launch(case.rule, "contiguous", False, *addresses, codes.size, 0, more)
             return np.asarray(unpack_codes(out, dst.bits, codes.size) if dst.packed else out.view(dst.code_numpy))
 
         return cast

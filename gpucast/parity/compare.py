@@ -10,6 +10,7 @@ import numpy as np
 from gpucast import hard_values, reference
 from gpucast.dtypes import DType
 from gpucast.parity.backends import Array, CastCodes
+from gpucast.random_bits import Random
 from gpucast.rule import Rule
 from gpucast.rules_of_pair import Case
 
@@ -67,18 +68,21 @@ def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
     return np.resize(np.arange(count, dtype=src.code_numpy), max(count, _LEAST))
 
 
-def wanted_codes(rule: Rule, codes: Array) -> Array:
-    """What the reference makes of codes."""
-    return np.asarray(reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy))
+def wanted_codes(rule: Rule, codes: Array, random: Random | None = None, start: int = 0) -> Array:
+    """What the reference makes of codes; for stochastic rounding, of those from element `start` on of an array."""
+    words = None
+    if random is not None:
+        words = reference.random_words(random._replace(offset=random.offset + start), codes.size)
+    return np.asarray(reference.apply(codes.view(rule.src.numpy), rule, words).view(rule.dst.code_numpy))
 
 
 def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
     """Cast the codes, as one array, and compare them block by block."""
     got = cast(case, codes)
-    wrong, first = 0, None
+    wrong, first, random = 0, None, case.random
     for start in range(0, codes.size, BLOCK):
         block = slice(start, start + BLOCK)
-        differs = got[block] != wanted_codes(case.rule, codes[block])
+        differs = got[block] != wanted_codes(case.rule, codes[block], random, start)
         wrong += int(np.count_nonzero(differs))
         if wrong and first is None:
             first = mismatch(case, codes, got, start + int(differs.argmax()))
@@ -87,5 +91,5 @@ def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
 
 def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:
     """The element at `index` of two arrays; `base` is the index of their first element in what is tried."""
-    wanted = wanted_codes(case.rule, codes[index : index + 1])
+    wanted = wanted_codes(case.rule, codes[index : index + 1], case.random, index)
     return Mismatch(case, base + index, int(codes[index]), int(wanted[0]), int(got[index]))

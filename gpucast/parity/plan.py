@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from gpucast.dtypes import DType
-from gpucast.rules_of_pair import NUMERIC, Case, cases
+from gpucast.rules_of_pair import NUMERIC, Case, cases, stochastic_cases
 
 Pair = tuple[DType, DType]
 
@@ -19,7 +19,9 @@ def all_pairs() -> list[Pair]:
 
 def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
     """The cases of some pairs: one for every rule, or for that of the default attributes alone."""
-    return [case for pair in pairs for case in cases(*pair)[: 1 if defaults_only else None]]
+    if defaults_only:
+        return [cases(*pair)[0] for pair in pairs]
+    return [case for pair in pairs for case in (*cases(*pair), *stochastic_cases(*pair))]
 
 
 def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:

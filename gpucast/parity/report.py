@@ -12,7 +12,7 @@ import gpucast
 from gpucast.dtypes import DType
 from gpucast.parity.compare import Mismatch, Outcome, describe
 from gpucast.parity.plan import Pair
-from gpucast.rules_of_pair import NUMERIC, cases
+from gpucast.rules_of_pair import NUMERIC, cases, stochastic_cases
 
 #: "equal": under every rule; "equal in part": under the rules that were tried.
 State = Literal["equal", "equal in part", "differing", "not tried"]
@@ -46,7 +46,7 @@ class PairResult(_Counts):
     @property
     def rules(self) -> int:
         """How many rules the pair has."""
-        return len(cases(self.src, self.dst))
+        return len(cases(self.src, self.dst)) + len(stochastic_cases(self.src, self.dst))
 
     @property
     def state(self) -> State:

@@ -3,7 +3,8 @@
 
 A cast to a narrow type is piecewise constant in the order of the source's codes: within a binade of the source every
 destination code has one interval. The reference is asked only where intervals end, which bisection finds; a backend's
-output is compared with whole intervals. Casts to wide types, and those that wrap, are compared code by code.
+output is compared with whole intervals. Casts to wide types, and those that wrap or round at random, are compared code
+by code.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 from gpucast.parity.backends import Array, Backend
 from gpucast.parity.compare import BLOCK, Mismatch, Outcome, mismatch, wanted_codes
 from gpucast.parity.work import together
-from gpucast.rule import Rule
+from gpucast.random_bits import Random
+from gpucast.rule import STOCHASTIC, Rule
 from gpucast.rules_of_pair import Case
 
 #: Elements that a backend casts at a time.
@@ -54,7 +56,8 @@ def sweep(
                 break
             codes = np.arange(start, min(start + _CHUNK, count), dtype=rule.src.code_numpy)
             got = cast(case, codes)
-            differs = got != (_by_block(rule, codes) if wanted is None else wanted.codes(start, codes.size))
+            right = _by_block(rule, codes, case.random) if wanted is None else wanted.codes(start, codes.size)
+            differs = got != right
             if differs.any():
                 wrong += int(np.count_nonzero(differs))
                 found.append(mismatch(case, codes, got, int(differs.argmax()), start))
@@ -68,9 +71,10 @@ def sweep(
 
 
 def piecewise_constant(rule: Rule) -> bool:
-    """True where few intervals hold all codes of the source: a narrow destination that does not wrap."""
+    """True where few intervals hold all codes of the source: a narrow destination, no wrapping and no
+    rounding at random."""
     wraps = rule.dst.family == "int" and rule.overflow == "wrap"
-    return rule.dst.bits <= 16 and not wraps and rule.src is not rule.dst
+    return rule.dst.bits <= 16 and not wraps and rule.rounding != STOCHASTIC and rule.src is not rule.dst
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,10 @@ def _binades(rule: Rule) -> Array:
     return np.unique(np.concatenate([[0], powers, count - powers]))
 
 
-def _by_block(rule: Rule, codes: Array) -> Array:
+def _by_block(rule: Rule, codes: Array, random: Random | None = None) -> Array:
     """What the reference makes of codes (of any integer type), with scratch arrays that stay in the cache."""
     result = np.empty(codes.shape, rule.dst.code_numpy)
     for start in range(0, codes.size, BLOCK):
         block = slice(start, start + BLOCK)
-        result[block] = wanted_codes(rule, codes[block].astype(rule.src.code_numpy))
+        result[block] = wanted_codes(rule, codes[block].astype(rule.src.code_numpy), random, start)
     return result

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random words for the host path: Philox4x32-10 (see `gpucast.random_bits`) over whole arrays of counters.
+
+NumPy's own Philox is another member of the family, with words of 64 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.random_bits import Random
+
+Array = npt.NDArray[Any]
+
+_LOW = 2**32 - 1
+
+
+class Words:
+    """Makes the words of up to `most` elements at a time, in memory of its own."""
+
+    def __init__(self, random: Random, most: int) -> None:
+        self._random = random
+        blocks = most // 4 + 2
+        self._words = np.empty((blocks, 4), np.uint32)
+        self._scratch = np.empty((6, blocks), np.uint64)
+        self._count = np.arange(blocks, dtype=np.uint64)
+
+    def __call__(self, start: int, n: int) -> Array:
+        """The uint32 words of the elements from `start` on; they stand until the next call."""
+        first, skip = divmod(self._random.offset + start, 4)
+        blocks = (skip + n + 3) // 4
+        a, b, c, d, *_ = self._scratch[:, :blocks]
+        np.add(self._count[:blocks], np.uint64(first), out=b)
+        np.bitwise_and(b, _LOW, out=a)
+        np.right_shift(b, 32, out=b)
+        c[...] = d[...] = 0
+        words = self._words[:blocks]
+        for i, word in enumerate(philox(self._scratch[:, :blocks], self._random.seed)):
+            words[:, i] = word
+        return words.reshape(-1)[skip : skip + n]
+
+
+def philox(space: Array, key: int) -> tuple[Array, ...]:
+    """The four words of each counter; they lie in `space`, uint64 of shape (6, counters), whose first four rows are the
+    counters' words, the lowest first. What else was there is lost."""
+    a, b, c, d, e, f = space
+    half = np.uint64(32)
+    low, high = key & _LOW, key >> 32
+    for _ in range(10):
+        # The products' lower halves are words of the next round as they are, the upper ones after exchange and mixing.
+        np.multiply(a, np.uint64(0xD2511F53), out=e)
+        np.multiply(c, np.uint64(0xCD9E8D57), out=f)
+        np.bitwise_xor(b, np.uint64(low), out=b)
+        np.bitwise_xor(d, np.uint64(high), out=d)
+        np.right_shift(f, half, out=a)
+        np.bitwise_xor(a, b, out=a)
+        np.right_shift(e, half, out=c)
+        np.bitwise_xor(c, d, out=c)
+        np.bitwise_and(f, np.uint64(_LOW), out=b)
+        np.bitwise_and(e, np.uint64(_LOW), out=d)
+        low, high = (low + 0x9E3779B9) & _LOW, (high + 0xBB67AE85) & _LOW
+    return a, b, c, d

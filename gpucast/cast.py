@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 
 from gpucast import device as devices
-from gpucast import host_cast, placement, plans
+from gpucast import fused_cast, host_cast, placement, plans
+from gpucast.call import Call
 from gpucast.dtypes import dtype
+from gpucast.fusion import Fusion, check_apart, resolve_fusion
 from gpucast.intake import destination, door
 from gpucast.out import check_out
 from gpucast.packed import PackedArray, as_array, home, namespace
-from gpucast.plans import ARRAYS, PLANS
-from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Rule, resolve
+from gpucast.plans import ARRAYS, PLANS, Plan
+from gpucast.random_bits import resolve_random
+from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
 
 
 def cast(
@@ -26,6 +29,10 @@ def cast(
     opset: int = DEFAULT_OPSET,
     rounding: str | None = None,
     overflow: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    amax: Any = None,
     device: str | None = None,
     out: Any = None,
     copy: bool = True,
@@ -48,10 +55,25 @@ def cast(
     opset
         1 to 28: the newest Cast version up to it, with its types, attributes and rules.
     rounding
-        To integers: "truncate" (what None means) or "nearest_even".
+        To integers: "truncate" (what None means) or "nearest_even". To floats of 16 bits or fewer: None (to nearest,
+        ties to even) or "stochastic": up or down at random, the nearer of both the more likely, so that the mean is
+        the number; this needs a `seed`.
     overflow
         To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
         DOUBLE: None (infinity) or "saturate" (the largest finite value).
+    seed, offset
+        For "stochastic", each from 0 to 2^64 - 1. Element i in row-major order takes 32 random bits: word
+        ``(offset + i) % 4`` of block ``(offset + i) // 4`` of Philox4x32-10 with the key `seed`. Equal seeds give equal
+        bits everywhere; the next cast goes on with ``offset + x.size``.
+    scale
+        Every value is multiplied with it before it is rounded: a finite number that is not negative, or an array of one
+        FLOAT or DOUBLE, of NumPy or of x's library on x's device (read when the cast runs, not checked). Values become
+        DOUBLE as a cast has them, the product is rounded to DOUBLE and then as any DOUBLE is, so that of two FLOATs
+        once in all. NaN keeps its sign; infinity times 0 is the positive NaN.
+    amax
+        An array of one FLOAT, of NumPy for a host array, else of x's library on x's device. It becomes the largest
+        magnitude of x's values, before `scale`, rounded to FLOAT, if that is larger than what is there; NaN counts as
+        the largest. So start with 0.
     device
         None: where x is; "cpu", "cuda", "cuda:N": there.
     out
@@ -68,9 +90,10 @@ def cast(
     Raises
     ------
     TypeError
-        For what is no dtype, complex, a type newer than the opset, or an `out` of another dtype.
+        For what is no dtype, complex, a type newer than the opset, or an `out`, `scale` or `amax` of another dtype.
     ValueError
-        For illegal attributes, text that is no number (with its index), an `out` of another shape or that overlaps x.
+        For illegal attributes, text that is no number (with its index), an `out` of another shape or that overlaps x, a
+        missing seed, a `scale` that is negative or not finite, memory shared with `scale` or `amax`.
     OverflowError
         For integer text outside the destination's range (with its index).
     RuntimeError
@@ -78,10 +101,14 @@ def cast(
     DeviceUnavailable
         When a GPU is asked for that cannot be used.
 
-    Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md.
+    With `scale`, `amax` or random rounding it is still one pass over x and one launch; the cast runs where x is.
+
+    Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md. Random bits: Salmon et
+    al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     return _cast(
-        x, to, saturate, round_mode, opset, rounding, overflow, device, out, copy, "cast", CAST_VERSIONS
+        x, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
+        "cast", CAST_VERSIONS,
     )  # fmt: skip
 
 
@@ -94,6 +121,10 @@ def cast_like(
     opset: int | None = None,
     rounding: str | None = None,
     overflow: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    amax: Any = None,
     device: str | None = None,
     out: Any = None,
     copy: bool = True,
@@ -110,7 +141,8 @@ def cast_like(
         if kind.kind == "O":
             raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
     return _cast(
-        x, kind, saturate, round_mode, opset, rounding, overflow, device, out, copy, "cast_like", versions
+        x, kind, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
+        "cast_like", versions,
     )  # fmt: skip
 
 
@@ -122,6 +154,10 @@ def _cast(
     opset: Any,
     rounding: Any,
     overflow: Any,
+    seed: Any,
+    offset: Any,
+    scale: Any,
+    amax: Any,
     device: Any,
     out: Any,
     copy: Any,
@@ -136,56 +172,96 @@ def _cast(
             type(saturate), saturate, round_mode, type(opset), opset, rounding, overflow, versions is CAST_VERSIONS,
         )  # fmt: skip
         # torch.compile traces these lines for tensors, and would compile anew whenever PLANS has grown.
-        plan = PLANS.get(key) if type(x) in ARRAYS else None
+        plan = PLANS.get(key) if type(x) in ARRAYS and seed is scale is amax is None and not offset else None
     except Exception:  # x has no dtype, or some part no hash. The whole path takes it, or tells what is wrong.
-        plan = None
+        key, plan = None, None
+    if plan is not None and device is None and copy is True:
+        result = plan.run(x, out)
+        if result is not None:
+            return result
+    call = Call(
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, who, versions
+    )
+    return _whole(x, to, call, key, plan)
+
+
+def _inner(x: Any, to: Any, call: Call) -> Any:
+    """The cast of an array of ours, as the doors ask for it."""
+    return _cast(x, to, *call)
+
+
+def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
+    """The cast with all checks. It makes the plan under `key` where there is none yet."""
+    who, out = call.who, call.out
     if plan is None:
         way = door(x)
         if way is not None:
-            attributes = saturate, round_mode, opset, rounding, overflow
-            return way.cast(_cast, x, to, attributes, device, out, copy, who, versions)
+            return way.cast(_inner, x, to, call)
         array = as_array(x, who)
         if array is not x:
-            return _cast(
-                array, to, saturate, round_mode, opset, rounding, overflow, device, out, copy, who, versions
-            )  # fmt: skip
-        dst = destination(to, who)
-        rule = resolve(
-            dtype(x.dtype, who=f"{who}: x.dtype="),
-            dst,
-            saturate=saturate,
-            round_mode=round_mode,
-            opset=opset,
-            rounding=rounding,
-            overflow=overflow,
-            versions=versions,
-            who=who,
-        )
+            return _inner(array, to, call)
+        rule, fusion = _resolve(x, to, call, key)
     else:
-        if device is None and copy is True:
-            result = plan.run(x, out)
-            if result is not None:
-                return result
-        rule = plan.rule
-    if not isinstance(copy, (bool, np.bool_)):
-        raise TypeError(f"{who}: copy={copy!r} must be True or False")
-    place = devices.parse(device, who)
+        rule, fusion = plan.rule, None
+    if not isinstance(call.copy, (bool, np.bool_)):
+        raise TypeError(f"{who}: copy={call.copy!r} must be True or False")
+    place = devices.parse(call.device, who)
     source = home(x)
     remote = source is not None or home(out) is not None or place not in (None, "cpu")
     if out is not None:
         way = door(out)
         if way is not None:
-            target = way.take(out, who, writing=True)
-            attributes = saturate, round_mode, opset, rounding, overflow
-            _cast(x, to, *attributes, device, target, copy, who, versions)
+            _inner(x, to, call._replace(out=way.take(out, who, writing=True)))
             return out
         check_out(x, rule, out, remote, who)
-    elif not copy and place in (None, "cpu" if source is None else f"cuda:{source}") and _unchanged(x, rule):
+    elif (
+        fusion is None
+        and not call.copy
+        and place in (None, "cpu" if source is None else f"cuda:{source}")
+        and _unchanged(x, rule)
+    ):
         return x
+    if fusion is not None:
+        check_apart(fusion, x, out, who)
+        return placement.cast(x, rule, place, out, who, fusion) if remote else fused_cast.apply(x, rule, fusion, out)
     result = placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
-    if plan is None:
+    # One that was asked for with a seed rounds nothing at random, but without the seed it would be wrong.
+    if plan is None and key is not None and call.seed is None:
         _keep_plan(key, x, rule)
     return result
+
+
+def _resolve(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None) -> tuple[Rule, Fusion | None]:
+    """The rule of a cast, and what is done beside."""
+    who, scaled = call.who, call.scale is not None
+    # Of fused casts the rules alone are kept: finding one takes longer than all else here.
+    key = (*key, scaled) if key is not None and (scaled or call.amax is not None or call.seed is not None) else None
+    plan = PLANS.get(key) if key is not None else None
+    rule = _rule(x, to, call) if plan is None else plan.rule
+    random = resolve_random(call.rounding, call.seed, call.offset, who)
+    if rule.rounding != STOCHASTIC:
+        random = None
+    if random is None and not scaled and call.amax is None:
+        return rule, None
+    if key is not None and plan is None:
+        plans.keep(key, Plan(rule, lambda x, out: None))
+    return rule, resolve_fusion(rule, call.scale, call.amax, random, home(x), who)
+
+
+def _rule(x: Any, to: Any, call: Call) -> Rule:
+    who = call.who
+    return fused_cast.fused_rule(
+        dtype(x.dtype, who=f"{who}: x.dtype="),
+        destination(to, who),
+        scaled=call.scale is not None,
+        saturate=call.saturate,
+        round_mode=call.round_mode,
+        opset=call.opset,
+        rounding=call.rounding,
+        overflow=call.overflow,
+        versions=call.versions,
+        who=who,
+    )
 
 
 def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
@@ -197,9 +273,9 @@ def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
 
         data = x.data if isinstance(x, PackedArray) else x
         if type(data) is namespace(data).ndarray:
-            plans.keep(key, plans.Plan(rule, device_cast.short_way(x, rule)))
+            plans.keep(key, Plan(rule, device_cast.short_way(x, rule)))
     elif type(x) is np.ndarray and x.dtype.isnative:
-        plans.keep(key, plans.Plan(rule, host_cast.short_way(rule)))
+        plans.keep(key, Plan(rule, host_cast.short_way(rule)))
 
 
 def _unchanged(x: Any, rule: Rule) -> bool:

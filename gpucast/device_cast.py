@@ -12,14 +12,16 @@ import numpy as np
 
 from gpucast import launch
 from gpucast.dtypes import DType, dtype
+from gpucast.fused_source import FusedArguments, Options
+from gpucast.fusion import Fusion
 from gpucast.out import apart
 from gpucast.packed import PackedArray, home, namespace
 from gpucast.rule import Rule, resolve
-from gpucast.scaled_source import Scale, scaled_source
-from gpucast.source import Shape, kernel_source, square_side
+from gpucast.source import KernelSource, Shape, kernel_source, square_side
 from gpucast.strides import Dims, collapse, squares
 
 _BYTE = np.dtype(np.uint8)
+_LAST = 2**64 - 1
 
 
 def _device(x: Any) -> int:
@@ -41,7 +43,7 @@ def new(shape: tuple[int, ...], row: DType) -> Any:
 
 def _new_like(x: Any, row: DType) -> Any:
     """An array of x's shape without set values: in the order of x's memory ("K"), row-major where a side is packed."""
-    if row.packed or _is_contiguous(x):
+    if row.packed or is_contiguous(x):
         return new(x.shape, row)
     shape, dtype = x.shape, row.numpy
     return launch.driver().empty(shape, dtype, _strides_like(shape, x.strides, dtype.itemsize))
@@ -58,24 +60,27 @@ def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return tuple(dense)
 
 
-def apply(x: Any, rule: Rule, out: Any = None, scale: float | None = None) -> Any:
+def apply(x: Any, rule: Rule, out: Any = None, fusion: Fusion | None = None) -> Any:
     """Cast an array on the device that holds it, on that device's current stream; `out` is on the same device.
 
-    With `scale` the product of x and that number is cast, and `rule` is a `gpucast.scaled_cast.scaled_rule`.
+    With a `fusion` more is done in the same pass, and `rule` is a `gpucast.fused_cast.fused_rule`.
 
     Allocates nothing with `out`. RuntimeError for what a CUDA graph capture cannot take in.
     """
     driver, device = launch.driver(), _device(x)
     with driver.on(device):
         if out is None:
-            if driver.capturing():
-                raise RuntimeError(
-                    "cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out="
-                )
-            out = _new_like(x, rule.dst)
+            out = room(x, rule.dst)
         if x.size:
-            _launch(x, rule, out, device, scale)
+            _launch(x, rule, out, device, fusion)
     return out
+
+
+def room(x: Any, row: DType) -> Any:
+    """Memory on the current device for a cast of x; RuntimeError while a CUDA graph is captured."""
+    if launch.driver().capturing():
+        raise RuntimeError("cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out=")
+    return _new_like(x, row)
 
 
 def short_way(x: Any, rule: Rule) -> Callable[[Any, Any], Any]:
@@ -203,18 +208,45 @@ def _copy(x: Any) -> Any:
     return copy.view(x.dtype)
 
 
-def _launch(x: Any, rule: Rule, out: Any, device: int, scale: float | None = None) -> None:
-    flat = _is_contiguous(x) and _is_contiguous(out)
-    dims = None if flat else _dims(x.shape, _strides(x), _strides(out), _itemsize(x), _itemsize(out))
+def _launch(x: Any, rule: Rule, out: Any, device: int, fusion: Fusion | None = None) -> None:
+    dims = dims_of(x, out, fusion is not None and fusion.random is not None)
     unpacked = rule.src.packed and not isinstance(x, PackedArray)
     shape: Shape = "contiguous" if dims is None else "strided"
     n = x.size
-    if scale is None and dims is not None and not (isinstance(x, PackedArray) or isinstance(out, PackedArray)):
+    if fusion is None and dims is not None and not (isinstance(x, PackedArray) or isinstance(out, PackedArray)):
         transpose = squares(dims, x.itemsize, out.itemsize, square_side(8 * x.itemsize, 8 * out.itemsize))
         if transpose is not None:
             shape, (dims, n) = "transposed", transpose
-    make, more = (kernel_source, dims) if scale is None else (scaled_source, Scale(scale, dims))
-    launch.kernel(rule, shape, unpacked, device, make)(_address(x), _address(out), n, more)
+    make: Callable[..., KernelSource] = kernel_source
+    more: Dims | FusedArguments | None = dims
+    if fusion is not None:
+        make, more = fused_kernel(fusion, dims)
+    launch.kernel(rule, shape, unpacked, device, make)(address(x), address(out), n, more)
+
+
+def dims_of(x: Any, out: Any, in_order: bool) -> Dims | None:
+    """The dimensions of a cast, for the strided kernels; None where both sides are contiguous in the same order.
+
+    `in_order` where it matters which element is which one of the row-major order.
+    """
+    if is_contiguous(x) and is_contiguous(out):
+        return None
+    return _dims(x.shape, _strides(x), _strides(out), _itemsize(x), _itemsize(out), in_order)
+
+
+def fused_kernel(fusion: Fusion, dims: Dims | None) -> tuple[Options, FusedArguments]:
+    """The options of a fused kernel, and its last argument."""
+    number, scale_at = 1.0, 0
+    if isinstance(fusion.scale, float):
+        number = fusion.scale
+    elif fusion.scale is not None:
+        scale_at = address(fusion.scale)
+    amax, finite = (0 if array is None else address(array) for array in (fusion.amax, fusion.finite))
+    seed, offset = fusion.random or (0, 0)
+    # Of `cast_many`, whose arrays go on in one stream, the offset may be beyond 64 bits.
+    first = max(0, offset - _LAST)
+    options = Options(fusion.scaling, fusion.amax is not None, fusion.finite is not None)
+    return options, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
 
 
 @lru_cache(maxsize=1024)
@@ -224,13 +256,15 @@ def _dims(
     dst_strides: tuple[int, ...] | None,
     src_itemsize: int,
     dst_itemsize: int,
+    in_order: bool,
 ) -> Dims | None:
     """The dimensions of a strided cast; None where both sides turn out to be contiguous in the same order.
 
-    A packed side has no strides, and elements of one byte stand for its own: only neighbours' ratios matter.
+    A packed side has no strides, and elements of one byte stand for its own: only neighbours' ratios matter. `in_order`
+    where it matters which element is which one of the row-major order.
     """
     axes = list(range(len(shape)))
-    if src_strides is not None and dst_strides is not None:
+    if src_strides is not None and dst_strides is not None and not in_order:
         # Any order will do, and the destination's makes long writes; a packed side is the row-major stream.
         axes.sort(key=lambda axis: -abs(dst_strides[axis]))
     row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
@@ -239,11 +273,13 @@ def _dims(
     return None if not dims.lengths or (dims.src, dims.dst) == ((src_itemsize,), (dst_itemsize,)) else dims
 
 
-def _is_contiguous(x: Any) -> bool:
+def is_contiguous(x: Any) -> bool:
+    """Whether an array on a device lies in row-major order without gaps."""
     return isinstance(x, PackedArray) or bool(x._c_contiguous)
 
 
-def _address(x: Any) -> int:
+def address(x: Any) -> int:
+    """Where the elements of an array on a device begin."""
     return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
 
 

@@ -9,31 +9,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import host, host_strings
+from gpucast import host, host_stochastic, host_strings
 from gpucast.packed import PackedArray, pack_codes, unpack_codes
-from gpucast.rule import Rule
+from gpucast.random_bits import Random
+from gpucast.rule import STOCHASTIC, Rule
 
 #: Elements of a PackedArray that are unpacked at a time: whole bytes of every layout, and few enough for the cache.
 _CHUNK = 1 << 16
 
 
-def apply(x: Any, rule: Rule, out: Any = None) -> Any:
-    """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind."""
+def apply(x: Any, rule: Rule, out: Any = None, random: Random | None = None) -> Any:
+    """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind.
+
+    `random` is for stochastic rounding, and only for that.
+    """
     # asarray, because subclasses such as np.matrix change what reshaping and assignment mean.
     target = np.asarray(out) if isinstance(out, np.ndarray) else out
-    result = _packed(x, rule, target) if isinstance(x, PackedArray) else _array(x, rule, target)
+    result = (_packed if isinstance(x, PackedArray) else _array)(x, rule, target, random)
     return result if out is None else out
 
 
-def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+def _into(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any], random: Random | None) -> None:
+    if rule.rounding == STOCHASTIC:
+        assert random is not None, "who asks for this rounding has to say which random bits"
+        host_stochastic.apply(x, rule, out, random)
+    else:
+        host.apply(x, rule, out)
+
+
+def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None, random: Random | None) -> npt.NDArray[Any]:
     if "string" in (rule.src.family, rule.dst.family):
         # All of it before `out` is touched: a text that is no number leaves `out` as it was.
         result = (host_strings.parse if rule.src.family == "string" else host_strings.format)(x, rule)
     elif out is None or np.may_share_memory(x, out):
         result = np.empty_like(x, dtype=rule.dst.numpy, order="K", subok=False)
-        host.apply(x, rule, result)
+        _into(x, rule, result, random)
     else:
-        host.apply(x, rule, out)
+        _into(x, rule, out, random)
         return out
     if out is None:
         return result
@@ -41,7 +53,7 @@ def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None) -> npt
     return out
 
 
-def _packed(x: PackedArray, rule: Rule, out: Any) -> Any:
+def _packed(x: PackedArray, rule: Rule, out: Any, random: Random | None) -> Any:
     src, dst = rule.src, rule.dst
     if out is None:
         whole = np.empty(dst.nbytes(x.size), np.uint8) if dst.packed else np.empty(x.shape, dst.numpy)
@@ -55,13 +67,14 @@ def _packed(x: PackedArray, rule: Rule, out: Any) -> Any:
         count = min(_CHUNK, x.size - start)
         first = src.nbytes(start)
         codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
+        part = random and random._replace(offset=random.offset + start)
         if dst.packed:
             first = dst.nbytes(start)
             result = np.empty(count, dst.numpy)
-            host.apply(codes, rule, result)
+            _into(codes, rule, result, part)
             flat[first : first + dst.nbytes(count)] = pack_codes(result.view(np.uint8), dst.bits)
         else:
-            host.apply(codes, rule, flat[start : start + count])
+            _into(codes, rule, flat[start : start + count], part)
     if not dst.packed and not out.flags.c_contiguous:
         out[...] = flat.reshape(out.shape)
     return out

@@ -15,12 +15,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from gpucast.many_source import ManySource
 from gpucast.rule import Rule
 from gpucast.source import KernelSource, Shape, join, kernel_source
 from gpucast.strides import Dims
@@ -36,6 +39,7 @@ _SHIM = """
 #define __grid_constant__
 #define __launch_bounds__(threads)
 #define __shared__ static
+#define GPUCAST_GRID_CONSTANT(TYPE) const TYPE&
 #define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
 #define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
 namespace {
@@ -48,10 +52,22 @@ void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigne
 namespace gpucast {
 namespace ptx {
 inline unsigned lane() { return threadIdx.x % 32; }
+// Threads run one after the other: the last lane alone has them all.
+inline int redux_max(int a) {
+    static int largest;
+    largest = lane() == 0 || a > largest ? a : largest;
+    return largest;
+}
 }
 }
 // A block's threads run one after the other: first all of them up to the barrier, then all of them anew, past it.
 #define GPUCAST_BARRIER() if (before_barrier) { at_barrier = true; return; }
+// The first time each thread leaves what it has found.
+#define GPUCAST_MERGE(LANES, FOUND) \\
+    static decltype(FOUND) found_by[1024]; \\
+    found_by[threadIdx.x] = FOUND; \\
+    GPUCAST_BARRIER() \\
+    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) FOUND.merge(found_by[i]);
 """
 
 #: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
@@ -108,14 +124,16 @@ def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
 
 
 class HostKernels:
-    """Compiled kernels, found by the rule, shape and packing of their source."""
+    """Compiled kernels, found by name, or by the rule, shape and packing of their source."""
 
     def __init__(self, sources: Sequence[KernelSource], libraries: Sequence[ctypes.CDLL]) -> None:
-        self._kernels: dict[tuple[Rule, Shape, bool], tuple[KernelSource, Any]] = {}
+        self._kernels: dict[str, tuple[KernelSource, Any]] = {}
+        self._names: dict[tuple[Rule, Shape, bool], str] = {}
         for source, library in zip(sources, libraries, strict=True):
             function = library[f"launch_{source.name}"]
             function.restype = ctypes.c_ulonglong
-            self._kernels[source.rule, source.shape, source.unpacked] = (source, function)
+            self._kernels[source.name] = (source, function)
+            self._names[source.rule, source.shape, source.unpacked] = source.name
 
     def run(
         self,
@@ -165,7 +183,22 @@ class HostKernels:
         blocks: int | None = None,
     ) -> None:
         """Any kernel, `more` being the bytes of its `KernelSource.more` where it has one."""
-        source, function = self._kernels[rule, shape, unpacked]
+        name = self._names[rule, shape, unpacked]
+        self.launch_named(name, src, src_bit, dst, n, first_block, *more, blocks=blocks)
+
+    def launch_named(
+        self,
+        name: str,
+        src: int,
+        src_bit: int,
+        dst: int,
+        n: int,
+        first_block: int,
+        *more: bytes,
+        blocks: int | None = None,
+    ) -> None:
+        """The kernel of a name, which fused kernels have one each of for the same rule."""
+        source, function = self._kernels[name]
         end = source.blocks(n) if blocks is None else first_block + blocks
         misaligned = function(
             ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
@@ -193,9 +226,33 @@ def build(
         tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor(_PROCESSES) as pool,
     ):
-        paths = pool.map(lambda i: _compile(command, units[i], arch, Path(folder) / f"unit{i}"), range(len(units)))
+        paths = pool.map(
+            lambda i: _compile(command, unit_text(units[i], arch), Path(folder) / f"unit{i}"), range(len(units))
+        )
         libraries = [ctypes.CDLL(str(path)) for path in paths]
     return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
+
+
+def build_many(
+    source: ManySource, *, optimize: bool = True, arch: int = 90
+) -> Callable[[int, np.ndarray[Any, Any]], None]:
+    """The kernel of many arrays as a function of the blocks and a record of its table; errors as for `build`."""
+    launcher = _LAUNCH.format(
+        name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
+    )
+    text = shim(arch) + join(source.prelude, source.rows, [source.kernel, launcher])
+    with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
+        library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize)], text, Path(folder) / "many")))
+    function = library[f"launch_{source.name}"]
+    function.restype = ctypes.c_ulonglong
+
+    def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
+        assert table.dtype == source.table and table.ndim == 0
+        misaligned = function(ctypes.c_void_p(table.ctypes.data), ctypes.c_uint(0), ctypes.c_uint(blocks))
+        if misaligned:
+            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses")
+
+    return launch
 
 
 def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
@@ -219,10 +276,10 @@ def _launcher(source: KernelSource) -> str:
     return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
 
 
-def _compile(command: list[str], sources: Sequence[KernelSource], arch: int, path: Path) -> Path:
-    text, library = path.with_suffix(".cpp"), path.with_suffix(".so")
-    text.write_text(unit_text(sources, arch), encoding="utf-8")
-    result = subprocess.run([*command, "-o", str(library), str(text)], capture_output=True, text=True, check=False)
+def _compile(command: list[str], text: str, path: Path) -> Path:
+    written, library = path.with_suffix(".cpp"), path.with_suffix(".so")
+    written.write_text(text, encoding="utf-8")
+    result = subprocess.run([*command, "-o", str(library), str(written)], capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"hostbuild: {' '.join(command)} failed:\n{result.stderr[-4000:]}")
     return library

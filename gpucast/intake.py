@@ -13,11 +13,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gpucast.call import Call
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray
 
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
 _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
+
+
+#: ``inner(x, to, call)``: the cast of an array of ours.
+Inner = Callable[[Any, Any, Call], Any]
 
 
 class Door(Protocol):
@@ -26,23 +31,8 @@ class Door(Protocol):
     def take(self, x: Any, who: str, writing: bool = False) -> Any:
         """`x` as a NumPy or CuPy array or a PackedArray over the same memory; `writing` where it is to be changed."""
 
-    def cast(
-        self,
-        inner: Callable[..., Any],
-        x: Any,
-        to: Any,
-        attributes: tuple[Any, ...],
-        device: Any,
-        out: Any,
-        copy: Any,
-        who: str,
-        versions: tuple[int, ...],
-    ) -> Any:
-        """The cast of `x` as an array of its library.
-
-        `inner` casts arrays of ours: ``inner(x, to, *attributes, device, out, copy, who, versions)``.
-        `attributes` are saturate, round_mode, opset, rounding and overflow.
-        """
+    def cast(self, inner: Inner, x: Any, to: Any, call: Call) -> Any:
+        """The cast of `x` as an array of its library; `inner` casts arrays of ours."""
 
 
 def door(x: Any) -> Door | None:

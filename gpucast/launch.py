@@ -20,10 +20,15 @@ import numpy as np
 from gpucast import compiler, plans
 from gpucast import driver as nvidia
 from gpucast.errors import DeviceUnavailable
+from gpucast.many_source import ARGUMENT_BYTES, LARGE_ARGUMENTS, ManySource
 from gpucast.rule import Rule
-from gpucast.scaled_source import Scale
 from gpucast.source import KernelSource, Shape, kernel_source
-from gpucast.strides import Dims
+
+
+class Argument(Protocol):
+    """The last argument of a kernel that has a fifth one, such as a `gpucast.strides.Dims`."""
+
+    def to_bytes(self) -> bytes: ...
 
 
 class Kernel(Protocol):
@@ -32,7 +37,16 @@ class Kernel(Protocol):
     Launches for n > 0 elements on the device's current stream and returns at once.
     """
 
-    def __call__(self, src: int, dst: int, n: int, more: Dims | Scale | None) -> None: ...
+    def __call__(self, src: int, dst: int, n: int, more: Argument | None) -> None: ...
+
+
+class ManyKernel(Protocol):
+    """A kernel for many arrays, loaded on one device, which is the current one whenever it is called.
+
+    Launches so many blocks, which find their work in a record of `ManySource.table`; returns at once, having copied it.
+    """
+
+    def __call__(self, blocks: int, table: np.ndarray[Any, Any]) -> None: ...
 
 
 class Driver(Protocol):
@@ -58,6 +72,13 @@ class Driver(Protocol):
 
     def load(self, source: KernelSource) -> Kernel:
         """Compile (or find in the cache) and load on the current device."""
+
+    def load_many(self, source: ManySource) -> ManyKernel:
+        """The same for a kernel of many arrays."""
+
+    @property
+    def argument_bytes(self) -> int:
+        """The most bytes of arguments that a kernel takes."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         """An array without gaps on the current device, C-contiguous where no strides are given.
@@ -117,6 +138,9 @@ class _Thread(threading.local):
         runtime.setDevice(runtime.getDevice())
         #: A list, because a launch may be interrupted (by a finalizer, say) by another one in the same thread.
         self.free: list[_Arguments] = []
+
+    def bind(self) -> None:
+        """Does what a thread's first access does."""
 
 
 class CupyDriver:
@@ -181,16 +205,13 @@ class CupyDriver:
 
     def load(self, source: KernelSource) -> Kernel:
         from cupy.cuda import get_current_stream
-        from cupy_backends.cuda.api import driver, runtime
+        from cupy_backends.cuda.api import driver
 
         device, thread = self.current(), self._thread
-        runtime.setDevice(device)
-        image = compiler.compile_for(source.text, source.name, self._capability(device))
-        # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
-        function = driver.moduleGetFunction(driver.moduleLoadData(image), source.name)
+        function = self._function(source, device)
         launch_kernel, threads, blocks = driver.launchKernel, source.threads, lru_cache(source.blocks)
 
-        def launch(src: int, dst: int, n: int, more: Dims | Scale | None) -> None:
+        def launch(src: int, dst: int, n: int, more: Argument | None) -> None:
             free = thread.free
             arguments = free.pop() if free else _Arguments()
             arguments.src.value = src
@@ -206,6 +227,37 @@ class CupyDriver:
             free.append(arguments)
 
         return launch
+
+    def load_many(self, source: ManySource) -> ManyKernel:
+        from cupy.cuda import get_current_stream
+        from cupy_backends.cuda.api import driver
+
+        device, thread = self.current(), self._thread
+        function, launch_kernel, threads = self._function(source, device), driver.launchKernel, source.threads
+
+        def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
+            thread.bind()
+            address = c_void_p(table.ctypes.data)
+            launch_kernel(
+                function, blocks, 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, addressof(address), 0
+            )
+
+        return launch
+
+    def _function(self, source: KernelSource | ManySource, device: int) -> int:
+        """The kernel on the current device, whose index is `device`."""
+        from cupy_backends.cuda.api import driver, runtime
+
+        # Also makes the device's context current in this thread.
+        runtime.setDevice(device)
+        image = compiler.compile_for(source.text, source.name, self._capability(device))
+        # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
+        return int(driver.moduleGetFunction(driver.moduleLoadData(image), source.name))
+
+    @cached_property
+    def argument_bytes(self) -> int:
+        versions = nvidia.cuda_version() or (0, 0), compiler.compiler().version
+        return ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
 
     @cached_property
     def empty(self) -> Callable[..., Any]:
@@ -268,6 +320,7 @@ class CupyDriver:
 
 _driver: Driver = CupyDriver()
 _kernels: dict[tuple[Rule, Shape, bool, int, Callable[..., KernelSource]], Kernel] = {}
+_many: dict[tuple[ManySource, int], ManyKernel] = {}
 _available = False
 
 
@@ -289,6 +342,7 @@ def use(other: Driver) -> Driver:
     before, _driver = _driver, other
     _available = False
     _kernels.clear()
+    _many.clear()
     plans.forget()
     return before
 
@@ -303,11 +357,24 @@ def kernel(
     key = (rule, shape, unpacked, device, make)
     found = _kernels.get(key)
     if found is None:
-        if _driver.capturing():
-            raise RuntimeError(
-                f"cast: {rule.src.name} to {rule.dst.name} is not loaded yet, and loading is not possible while a CUDA "
-                "graph is captured; cast once before the capture (gpucast.warmup compiles ahead of time)"
-            )
+        _check_capture(f"cast: {rule.src.name} to {rule.dst.name}", " (gpucast.warmup compiles ahead of time)")
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
         found = _kernels[key] = _driver.load(make(rule, shape, unpacked=unpacked))
     return found
+
+
+def many_kernel(source: ManySource, device: int) -> ManyKernel:
+    """The kernel on the current device, whose index is `device`; RuntimeError as for `kernel`."""
+    found = _many.get((source, device))
+    if found is None:
+        _check_capture(f"cast_many: {source.name}")
+        found = _many[source, device] = _driver.load_many(source)
+    return found
+
+
+def _check_capture(what: str, more: str = "") -> None:
+    if _driver.capturing():
+        raise RuntimeError(
+            f"{what} is not loaded yet, and loading is not possible while a CUDA graph is captured; cast once before "
+            f"the capture{more}"
+        )

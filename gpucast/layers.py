@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cast and CastLike as layers of a network: a forward pass, and the gradient's way back.
 
-layer = gpucast.layers.Cast("FLOAT8E4M3FN", lda_coeff=0.5)
-y = layer.forward(x)
-dx = layer.backward(dy)
+Example::
+
+    layer = gpucast.layers.Cast("FLOAT8E4M3FN", lda_coeff=0.5)
+    y = layer.forward(x)
+    dx = layer.backward(dy)
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import scaled_cast
+from gpucast import fused_cast
 from gpucast.cast import cast, cast_like
 from gpucast.dtypes import DType, dtype
+from gpucast.fusion import Fusion
 from gpucast.intake import door
 from gpucast.packed import as_array
 from gpucast.rule import resolve
@@ -97,8 +100,8 @@ class _Layer:
                 f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
                 "PackedArray"
             )
-        rule = scaled_cast.scaled_rule(src, row, saturate=self.saturate, round_mode=self.round_mode, who=who)
-        return scaled_cast.apply(as_array(dy, who), rule, coefficient)
+        rule = fused_cast.fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
+        return fused_cast.apply(as_array(dy, who), rule, Fusion(scale=coefficient))
 
 
 def _with_dtype(x: Any) -> Any:
@@ -120,6 +123,8 @@ class Cast(_Layer):
     name
         For messages.
 
+    Raises
+    ------
     TypeError and ValueError for illegal attributes, as for `gpucast.cast`.
     """
 

@@ -56,13 +56,19 @@ def _bounds_meet(x: Any, out: Any) -> bool:
     """Whether the bytes from the first to the last one of two arrays have any in common."""
     if isinstance(x, np.ndarray):
         return np.may_share_memory(x, out)
-    (x_begin, x_end), (begin, end) = (_bounds(array.shape, array.strides, array.itemsize) for array in (x, out))
+    (x_begin, x_end), (begin, end) = (bounds(array.shape, array.strides, array.itemsize) for array in (x, out))
     ahead = out.data.ptr - x.data.ptr
     return bool(x_begin < ahead + end and ahead + begin < x_end)
 
 
+def share_memory(x: Any, other: Any) -> bool:
+    """Whether two arrays in one place have memory in common; True too where that would take long to find out."""
+    one, two = (array.data if isinstance(array, PackedArray) else array for array in (x, other))
+    return _bounds_meet(one, two) and _overlap(_footprint(one), _footprint(two))
+
+
 @lru_cache(maxsize=1024)
-def _bounds(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+def bounds(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
     """Bytes from the address of an array to its first byte (0 or less), and to the one behind its last."""
     if 0 in shape:
         return 0, 0

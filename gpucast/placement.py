@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 
 from gpucast import device as devices
-from gpucast import host_cast
+from gpucast import fused_cast, host_cast
+from gpucast.fusion import Fusion
 from gpucast.packed import PackedArray, home
 from gpucast.rule import Rule, resolve
 
 
-def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str) -> Any:
+def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str, fusion: Fusion | None = None) -> Any:
     """Cast `x` (checked, as is `out`) to where `place` says; None is where x is.
 
-    The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host.
+    The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host. One
+    that does more beside (`fusion`) runs where x is.
     """
     devices.require(who)
     from gpucast import device_cast
@@ -29,6 +31,10 @@ def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str) -> Any:
         target = None
     if out is not None and home(out) != target:
         raise ValueError(f"{who}: out is on {_name(home(out))}; the result belongs on {_name(target)}")
+    if fusion is not None:
+        if source == target:
+            return fused_cast.apply(x, rule, fusion, out)
+        return _moved(fused_cast.apply(x, rule, fusion), target, isinstance(x, PackedArray), out)
     if source == target:
         return host_cast.apply(x, rule, out) if source is None else device_cast.apply(x, rule, out)
     if rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:

@@ -52,6 +52,11 @@ def keep(key: tuple[Any, ...], plan: Plan) -> None:
         ARRAYS.add(key[0])
 
 
+#: Those of `gpucast.many_plans`.
+OF_MANY: dict[tuple[Any, ...], Any] = {}
+
+
 def forget() -> None:
     """Drop all plans."""
     PLANS.clear()
+    OF_MANY.clear()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpucast.dtypes import DType, dtype
-from gpucast.rule import Rule, resolve
+from gpucast.rule import STOCHASTIC, Rule, resolve
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
@@ -105,6 +105,8 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     src, dst = rule.src, rule.dst
     if "string" in (src.family, dst.family):
         raise ValueError(f"kernel_source: {src.name} to {dst.name} has no kernel; STRING is cast on the host")
+    if rule.rounding == STOCHASTIC:
+        raise ValueError(f"kernel_source: {src.name} to {dst.name} at random has only fused kernels")
     if shape not in SHAPES:
         raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected one of {', '.join(SHAPES)}")
     unpacked = unpacked and src.packed

@@ -84,19 +84,24 @@ GPUCAST_CONSTANT bool keeps_low_bits(Rule<overflow, infinity_is_nan, rounding, r
            || ((Src::is_int || Src::is_bool) && Dst::is_int && overflow == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
 }
 
+// A converter casts the elements that a thread has read: `one` of them, or a `tile` into another, which is still zero. Both
+// are told the row-major index of the (first) element in its array. One that `observes` the source, for what it finds out
+// beside the result, sees zeros in place of elements before and behind the array. `fill` makes the table of one that has any.
+
 // By arithmetic, a group of elements at a time.
 template <typename Src, typename Dst, u32 SrcBits, typename R>
 struct Arithmetic {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(R()) };
     enum : u32 { shared_bytes = 0 };
+    enum : bool { observes = false };
 
     GPUCAST_INLINE void fill() const {}
 
-    GPUCAST_INLINE Word one(Word code) const { return cast_code<Src, Dst>(code, R()); }
+    GPUCAST_INLINE Word one(Word code, i64) const { return cast_code<Src, Dst>(code, R()); }
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
         if constexpr (same_bits) {
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = in.word[i];
@@ -140,13 +145,14 @@ struct Lookup {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef TableShape<Src, Entry, SrcBits> Shape;
     enum : u32 { shared_bytes = Shape::bytes };
+    enum : bool { observes = false };
     const Table<Shape::words>& entries;
     FourCopies* shared;
 
     GPUCAST_INLINE void fill() const { fill_table<Shape, Threads>(shared, entries); }
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
         // Bits that a look-up, or as many as a byte has places, adds to the destination's stream.
         const u32 places = Shape::places, bits = Shape::entry_bits * places;
         const u32 parts = Elements / Shape::elements / places, count = parts < 4 ? parts : 4;
@@ -193,9 +199,10 @@ struct Lookup {
 // ---- contiguous to contiguous ----
 
 // One thread casts `Unroll` tiles of `Elements` elements, a block's width apart, so that a warp's accesses lie side by
-// side. The destination's tiles are aligned, so that the first one may begin before the array.
+// side. The destination's tiles are aligned, so that the first one may begin before the array. `number` is the block's.
 template <u32 SrcBits, u32 DstBits, u32 Elements, u32 Unroll, u32 Threads, typename Converter>
-GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, const Converter& converter) {
+GPUCAST_INLINE void cast_contiguous(
+    const u8* src, u32 src_bit, u8* dst, i64 n, u32 number, Converter& converter) {
     typedef Tile<Elements * SrcBits / 8> SrcTile;
     typedef Tile<Elements * DstBits / 8> DstTile;
     const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
@@ -203,7 +210,7 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
     const Head head = elements_before<DstBits, DstTile::piece>(dst);
     const u32 missing = head.elements == 0 ? 0 : Elements - head.elements;
     // All of this is the same for the whole block. Only packed elements begin inside a byte.
-    const i64 block_begin = i64(blockIdx.x) * block - missing;
+    const i64 block_begin = i64(number) * block - missing;
     const i64 src_begin = (SrcBits < 8 ? i64(src_bit) : 0) + block_begin * SrcBits;
     const u8* from = src + (src_begin >> 3);
     u8* to = dst + (block_begin * i64(DstBits) >> 3);
@@ -221,7 +228,7 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
 #pragma unroll
         for (u32 u = 0; u < Unroll; ++u) {
             DstTile out = {};
-            converter.template tile<Elements>(in[u], out);
+            converter.template tile<Elements>(in[u], out, block_begin + i64(u * width + threadIdx.x * Elements));
             store_aligned(mine_to + u * Threads * dst_bytes, out);
         }
         return;
@@ -248,8 +255,10 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
             }
         } else {
             load_part(from + place * src_bytes, bit, bit + first * SrcBits, bit + last * SrcBits, in);
+            // Of neighbours some bits may have come along.
+            if constexpr (Converter::observes) keep_bits(in, first * SrcBits, last * SrcBits);
         }
-        converter.template tile<Elements>(in, out);
+        converter.template tile<Elements>(in, out, begin);
         if (head.reachable && whole) {
             store_aligned(to + place * dst_bytes, out);
         } else {
@@ -264,10 +273,10 @@ GPUCAST_INLINE void cast_contiguous(const u8* src, u32 src_bit, u8* dst, i64 n, 
 // byte. A packed side has no strides: it is the row-major stream.
 template <u32 SrcBits, u32 DstBits, u32 Threads, u32 MaxDims, typename Converter>
 GPUCAST_INLINE void cast_strided(
-    const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, const Converter& converter) {
+    const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, u32 number, Converter& converter) {
     typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
     const u32 group = Unit<DstBits>::elements;
-    const i64 first = (i64(blockIdx.x) * Threads + threadIdx.x) * group;
+    const i64 first = (i64(number) * Threads + threadIdx.x) * group;
     const i64 last = first + group < n ? first + group : n;
     Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
 #pragma unroll 1
@@ -279,7 +288,7 @@ GPUCAST_INLINE void cast_strided(
         } else {
             code = load_element<SrcBits, Word>(src + at.src);
         }
-        code = converter.one(code);
+        code = converter.one(code, i);
         if constexpr (DstBits < 8) {
             writer.put(code);
         } else {
@@ -333,7 +342,7 @@ GPUCAST_INLINE void cast_transposed(
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \
         const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
-            src, src_bit, dst, n, converter);                                                                          \
+            src, src_bit, dst, n, blockIdx.x, converter);                                                              \
     }
 #define GPUCAST_LOOKUP(NAME, SRC, DST, ENTRY, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                      \
     namespace gpucast {                                                                                                \
@@ -347,14 +356,15 @@ GPUCAST_INLINE void cast_transposed(
         __shared__ gpucast::FourCopies table[Converter::shared_bytes / sizeof(gpucast::FourCopies)];                   \
         const Converter converter = {gpucast::NAME##_entries, table};                                                  \
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
-            src, src_bit, dst, n, converter);                                                                          \
+            src, src_bit, dst, n, blockIdx.x, converter);                                                              \
     }
 #define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, THREADS)                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
         const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
-        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, THREADS>(src, src_bit, dst, n, dims, converter);           \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, THREADS>(                                                  \
+            src, src_bit, dst, n, dims, blockIdx.x, converter);                                                        \
     }
 #define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \

@@ -134,6 +134,16 @@ GPUCAST_INLINE void load_part(const u8* from, u32 bit, u32 first, u32 last, Tile
     }
 }
 
+// Zeros in place of the bits before `first` and from `last` on.
+template <u32 Bytes>
+GPUCAST_INLINE void keep_bits(Tile<Bytes>& tile, u32 first, u32 last) {
+#pragma unroll
+    for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
+        const u32 from = ptx::shl(~0u, first < 32 * i ? 0 : first - 32 * i);
+        tile.word[i] &= from & ~ptx::shl(~0u, last < 32 * i ? 0 : last - 32 * i);
+    }
+}
+
 // The bits from `first` to `last`, `first` on a whole byte; those behind `last` in its byte become zero.
 template <u32 Bytes>
 GPUCAST_INLINE void store_part(u8* to, u32 first, u32 last, const Tile<Bytes>& tile) {

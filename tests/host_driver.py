@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cupy
 import numpy as np
 
 from gpucast import hostbuild
+from gpucast.many_source import ARGUMENT_BYTES, ManySource
 from gpucast.rule import Rule
-from gpucast.scaled_source import Scale
 from gpucast.source import KernelSource, kernel_source
-from gpucast.strides import Dims
+
+#: Kernels of many arrays, which all drivers share: building one takes longer than a test.
+_MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
 
 
 class HostDriver:
-    def __init__(self, devices: int = 2) -> None:
+    def __init__(self, devices: int = 2, *, optimize: bool = True) -> None:
         self.devices = devices
+        #: As of `hostbuild.build`.
+        self.optimize = optimize
         self.index = 0
         self.capture = False
         self.streams = {0: 0, 1: 100}
@@ -34,6 +38,7 @@ class HostDriver:
         self.waits: list[tuple[int | None, int]] = []
         #: The device of memory that other libraries own.
         self.memory_of = 0
+        self.argument_bytes = ARGUMENT_BYTES[1]
         self._built: dict[str, hostbuild.HostKernels] = {}
 
     def prepare(self, sources: Iterable[KernelSource]) -> None:
@@ -43,7 +48,9 @@ class HostDriver:
             if source.name not in self._built:
                 by_prelude.setdefault(source.prelude, []).append(source)
         for alike in by_prelude.values():
-            self._built |= dict.fromkeys((source.name for source in alike), hostbuild.build(alike))
+            self._built |= dict.fromkeys(
+                (source.name for source in alike), hostbuild.build(alike, optimize=self.optimize)
+            )
 
     def unavailable(self) -> tuple[str, str] | None:
         return None
@@ -73,11 +80,25 @@ class HostDriver:
         self.prepare([source])
         kernels, device = self._built[source.name], self.index
 
-        def launch(src: int, dst: int, n: int, more: Dims | Scale | None) -> None:
+        def launch(src: int, dst: int, n: int, more: Any) -> None:
             assert self.index == device and n > 0, "launched beside its device, or without work"
             self.launched.append((source.name, self.streams[device]))
             more_bytes = () if more is None else (more.to_bytes(),)
-            kernels.launch(source.rule, source.shape, source.unpacked, src, 0, dst, n, 0, *more_bytes)
+            kernels.launch_named(source.name, src, 0, dst, n, 0, *more_bytes)
+
+        return launch
+
+    def load_many(self, source: ManySource) -> Any:
+        self.loaded.append((source.name, self.index))
+        if source.name not in _MANY:
+            _MANY[source.name] = hostbuild.build_many(source, optimize=False)
+        run, device = _MANY[source.name], self.index
+
+        def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
+            assert self.index == device and blocks > 0, "launched beside its device, or without work"
+            assert table.nbytes <= self.argument_bytes
+            self.launched.append((source.name, self.streams[device]))
+            run(blocks, table)
 
         return launch
 
@@ -138,6 +159,8 @@ def upload(x: np.ndarray[Any, Any], device: int = 0, offset: int = 0) -> Any:
 def download(x: Any) -> np.ndarray[Any, Any]:
     """Any CuPy array on host memory as a NumPy copy, strides and all."""
     code = np.dtype(f"u{x.dtype.itemsize}")
+    if x.size and x.flags.c_contiguous:
+        return np.frombuffer(ctypes.string_at(x.data.ptr, x.nbytes), code).reshape(x.shape).copy().view(x.dtype)
     result = np.empty(x.shape, code)
     for place in np.ndindex(x.shape):
         address = x.data.ptr + sum(i * stride for i, stride in zip(place, x.strides, strict=True))

@@ -22,16 +22,23 @@ ALLOWED = {
     "rule": {"dtypes"},
     # Other libraries' arrays come and go through the last two, which are imported when there is one.
     "packed": {"dtypes", "intake", "interop"},
-    "intake": {"dtypes", "packed", "interop"},
+    "call": set(),
+    "intake": {"call", "dtypes", "packed", "interop"},
     "strings": {"dtypes"},
-    "reference": {"dtypes", "rule", "strings"},
+    "random_bits": {"rule"},
+    "reference": {"dtypes", "random_bits", "reference_floats", "rule", "strings"},
+    "reference_floats": {"dtypes"},
     "errors": set(),
     "device": {"errors", "launch"},
     "source": {"dtypes", "rule"},
     "strides": {"source"},
 }
 #: Modules that must not see each other even through a third.
-STRANGERS = [("reference", "host"), ("host", "reference"), ("host_strings", "reference"), ("reference", "host_strings")]
+STRANGERS = [
+    (one, other)
+    for host in ("host", "host_stochastic", "host_strings")
+    for one, other in (("reference", host), (host, "reference"))
+]
 
 
 def imports(module: str) -> set[str]:

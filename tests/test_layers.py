@@ -5,70 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-import exact
 import gpucast
-from bench import cubin
-from codes import assert_codes, assert_same, every_code, random_codes
-from gpucast import PackedArray, compiler, hard_values, launch, layers, scaled_cast
+from codes import assert_same, random_codes
+from gpucast import PackedArray, launch, layers
 from gpucast.dtypes import DType, dtype
-from gpucast.rule import Rule
 from gpucast.rules_of_pair import NUMERIC
-from gpucast.scaled_cast import scaled_rule
-from gpucast.scaled_source import scaled_source
 from host_driver import HostDriver, device_array, download, upload
-
-DOUBLE = dtype("DOUBLE")
-TO_DOUBLE = Rule(DOUBLE, DOUBLE, overflow="infinity")
-#: 1 - 2^-53 makes products that are rounded twice; the smallest and the largest ones leave the range.
-COEFFICIENTS = (0.1, -3.0, 0.0, 1 - 2**-53, 5e-324, -1.7e308)
-
-
-def scaled_exactly(code: int, rule: Rule, scale: float) -> int:
-    """A product by rational arithmetic, from the words of gpucast.scaled_cast."""
-    x = exact.decode(DOUBLE, exact.to_float(exact.decode(rule.src, code), TO_DOUBLE))
-    negative = x.negative != (math.copysign(1, scale) < 0)
-    if x.kind == "nan":
-        product = x
-    elif x.kind == "infinite":
-        product = exact.Number("nan", False) if scale == 0 else exact.Number("infinite", negative)
-    else:
-        product = exact.Number("finite", negative, x.magnitude * abs(Fraction(scale)))
-        product = exact.decode(DOUBLE, exact.to_float(product, TO_DOUBLE))
-    return exact.cast(product, TO_DOUBLE if rule.dst is DOUBLE else replace(rule, src=DOUBLE))
-
-
-def hard_codes(src: DType, dst: DType, most: int) -> np.ndarray:
-    """Codes of src, its extremes among them."""
-    if src.bits <= 16:
-        codes = every_code(src)
-    else:
-        codes = hard_values.codes(src, dst, seed=1, share=1 / 64, random=50)
-    if codes.size <= most:
-        return codes
-    chosen = np.random.default_rng(1).choice(codes, most, replace=False)
-    special = [0, 1, src.max_code, src.sign_code]
-    special += [src.inf_code, src.inf_code | src.sign_code] if src.has_inf else []
-    special += [src.nan_code, src.nan_code | src.sign_code] if src.has_nan else []
-    chosen[: len(special)] = special
-    return chosen
-
-
-@pytest.mark.parametrize("src", NUMERIC, ids=str)
-def test_the_scaled_rule_is_rational_arithmetic(src: DType) -> None:
-    for i, dst in enumerate(NUMERIC):
-        codes, rule = hard_codes(src, dst, 24), scaled_rule(src, dst)
-        for scale in (COEFFICIENTS[i % 2], COEFFICIENTS[2 + i % 4]):
-            got = scaled_cast.apply(codes.view(src.numpy), rule, scale).view(dst.code_numpy)
-            wanted = np.array([scaled_exactly(int(code), rule, scale) for code in codes], dst.code_numpy)
-            assert_codes(got, wanted, f"{src} times {scale} to {dst}", codes)
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
@@ -225,73 +173,13 @@ def test_gradients_of_other_libraries() -> None:
 
 # ---- on a device ----
 
-#: Every width on both sides, and every family of destination; one of each as its own source.
-PAIRS = [
-    (dtype(src), dtype(dst))
-    for src, dst in (
-        ("FLOAT", "FLOAT16"),
-        ("FLOAT", "FLOAT"),
-        ("BFLOAT16", "FLOAT8E4M3FNUZ"),
-        ("FLOAT8E5M2", "BFLOAT16"),
-        ("DOUBLE", "FLOAT8E8M0"),
-        ("INT64", "DOUBLE"),
-        ("FLOAT6E3M2", "UINT64"),
-        ("FLOAT", "FLOAT6E2M3"),
-        ("INT2", "FLOAT4E2M1"),
-        ("FLOAT4E2M1", "INT2"),
-        ("UINT4", "BOOL"),
-        ("FLOAT8E8M0", "INT4"),
-    )
-]
-#: The kernels of a pair: each takes seconds to build, and half of that where it shares a program with others.
-SOURCES = [
-    scaled_source(scaled_rule(src, dst), shape, unpacked=unpacked)
-    for src, dst in PAIRS
-    for shape in ("contiguous", "strided")
-    for unpacked in sorted({False, src.packed})
-]
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-
-
-@pytest.fixture(scope="module")
-def shared() -> HostDriver:
-    driver = HostDriver()
-    driver.prepare(SOURCES)
-    return driver
-
 
 @pytest.fixture
-def driver(shared: HostDriver) -> Iterator[HostDriver]:
-    before = launch.use(shared)
-    shared.launched.clear()
-    shared.capture = False
-    yield shared
+def driver() -> Iterator[HostDriver]:
+    driver = HostDriver()
+    before = launch.use(driver)
+    yield driver
     launch.use(before)
-
-
-def on_host(x: Any) -> np.ndarray:
-    return PackedArray(download(x.data), x.dtype, x.shape).get() if isinstance(x, PackedArray) else download(x)
-
-
-@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
-def test_the_kernel_is_the_rule(src: DType, dst: DType, driver: HostDriver) -> None:
-    rule = scaled_rule(src, dst)
-    x = hard_codes(src, dst, 1501).view(src.numpy)
-    for scale in COEFFICIENTS:
-        sources = [
-            upload(x),
-            upload(x[:0]),
-            upload(x, offset=x.itemsize),
-            upload(np.resize(x, (6, 7, 5)))[::2, :, ::-1],
-        ]
-        if src.packed:
-            sources += [PackedArray(upload(PackedArray.pack(x).data, offset=offset), src, x.shape) for offset in (0, 1)]
-        for source in sources:
-            driver.launched.clear()
-            result = scaled_cast.apply(source, rule, scale)
-            assert len(driver.launched) == (source.size > 0), "one launch"
-            assert isinstance(result, PackedArray) == dst.packed
-            assert_same(on_host(result), scaled_cast.apply(on_host(source), rule, scale))
 
 
 def test_backward_on_a_device_is_one_launch(driver: HostDriver) -> None:
@@ -306,8 +194,8 @@ def test_backward_on_a_device_is_one_launch(driver: HostDriver) -> None:
     assert_same(download(layer.backward(dy)), reference.backward(host))
     assert_same(download(layer.backward(dy.T[::-1].T)), reference.backward(host[:, ::-1]))
     assert [name for name, _ in driver.launched] == [
-        "gpucast_scaled_float32_to_float16",
-        "gpucast_scaled_float32_to_float16_strided",
+        "gpucast_float32_to_float16_scaled_wide",
+        "gpucast_float32_to_float16_scaled_wide_strided",
     ]
     dx = layer.backward(far)
     assert dx.device.id == 1
@@ -315,20 +203,6 @@ def test_backward_on_a_device_is_one_launch(driver: HostDriver) -> None:
     layer.lda_coeff = 1
     assert_same(download(layer.backward(dy)), host.astype(np.float16))
     assert driver.launched[-1][0] == "gpucast_float32_to_float16"
-
-
-def test_a_scaled_kernel_is_not_taken_for_the_plain_one(driver: HostDriver) -> None:
-    x = upload(np.array([1.0, 2.0], np.float32))
-    rule = scaled_rule(dtype("FLOAT"), dtype("FLOAT16"))
-    for _ in range(2):
-        assert download(gpucast.cast(x, "FLOAT16")).tolist() == [1, 2]
-        assert download(scaled_cast.apply(x, rule, 3.0)).tolist() == [3, 6]
-        assert download(scaled_cast.apply(x, rule, 5.0)).tolist() == [5, 10]
-
-
-def test_there_is_no_transposed_kernel() -> None:
-    with pytest.raises(ValueError, match="^scaled_source: a scaled cast has no transposed kernel; expected"):
-        scaled_source(scaled_rule(*PAIRS[0]), "transposed")
 
 
 def test_nothing_is_allocated_while_a_graph_is_captured(driver: HostDriver) -> None:
@@ -348,26 +222,3 @@ def test_without_a_device_the_reason_is_told(driver: HostDriver, monkeypatch: py
     monkeypatch.setattr(HostDriver, "unavailable", lambda self: ("there is no driver", "install one"))
     with pytest.raises(gpucast.DeviceUnavailable, match="no cast on a GPU: there is no driver; install one"):
         layer.backward(dy)
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_kernels_compile(arch: str, exhaustive: bool) -> None:
-    for source in SOURCES if exhaustive else SOURCES[ARCHITECTURES.index(arch) :: 2 * len(ARCHITECTURES)]:
-        compiled = compiler.compile(source.text, source.name, arch)
-        assert compiled.log == ""
-        assert cubin.kernels(compiled.code)[source.name].local == 0
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(gpucast.device.unavailable() is not None, reason="siblings above run the kernels without a GPU")
-@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
-def test_the_kernel_is_the_rule_on_a_gpu(src: DType, dst: DType) -> None:
-    rule = scaled_rule(src, dst)
-    x = hard_codes(src, dst, 100_003).view(src.numpy)
-    for scale in COEFFICIENTS:
-        for there in (gpucast.cast(x, src, device="cuda"), gpucast.cast(x[::-1], src, device="cuda")):
-            back = gpucast.cast(there, src, device="cpu")
-            back = back.get() if isinstance(back, PackedArray) else back
-            got = gpucast.cast(scaled_cast.apply(there, rule, scale), dst, device="cpu")
-            got = got.get() if isinstance(got, PackedArray) else got
-            assert_same(got, scaled_cast.apply(back, rule, scale))

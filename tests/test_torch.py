@@ -481,6 +481,86 @@ def test_kernels_compile_beside_torchs_own_compiler(tmp_path: Path) -> None:
     assert int(result.stdout) > 0
 
 
+# ---- scale, amax and random rounding ----
+
+
+def test_scale_amax_and_random_rounding() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    for to, keywords in (
+        ("FLOAT8E4M3FN", {"scale": 3.5}),
+        ("FLOAT8E5M2", {"rounding": "stochastic", "seed": 2**64 - 1, "offset": 5}),
+        ("FLOAT4E2M1", {"scale": 0.1, "rounding": "stochastic", "seed": 0}),
+        ("INT4", {"scale": 2.0, "overflow": "saturate"}),
+        ("INT32", {"scale": 1e3, "rounding": "nearest_even"}),
+    ):
+        amax, theirs = np.zeros((), np.float32), torch.zeros(())
+        wanted = gpucast.cast(x, to, **keywords, amax=amax)
+        assert_same(array(gpucast.cast(torch.from_numpy(x), to, **keywords, amax=theirs), dtype(to)), wanted)
+        assert_same(theirs.numpy(), amax)
+    out, scale = torch.empty(4, 6, dtype=torch.float16), torch.tensor([3.5], dtype=torch.float64)
+    assert gpucast.cast(torch.from_numpy(x), "FLOAT16", scale=scale, out=out) is out
+    assert_same(out.numpy(), gpucast.cast(x, "FLOAT16", scale=3.5))
+    pairs = torch.empty(4, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert gpucast.cast(torch.from_numpy(x), "FLOAT4E2M1", scale=scale, out=pairs) is pairs
+    assert_same(array(pairs, PAIRED), gpucast.cast(x, "FLOAT4E2M1", scale=3.5))
+    packed = PackedArray.pack(np.zeros((4, 6), ml_dtypes.int4))
+    assert gpucast.cast(torch.from_numpy(x), "INT4", scale=scale, out=packed) is packed
+    assert_same(packed.get(), gpucast.cast(x, "INT4", scale=3.5))
+
+
+@pytest.mark.parametrize("scale", [3.5, torch.tensor(3.5)], ids=["number", "tensor"])
+def test_the_gradient_of_a_scaled_cast_is_scaled(scale: Any) -> None:
+    dy = values(dtype("BFLOAT16"), (4, 6), seed=1)
+    leaf = torch.ones(4, 6, requires_grad=True)
+    y = gpucast.cast(leaf, "BFLOAT16", scale=scale, amax=torch.zeros(1))
+    (dx,) = torch.autograd.grad(y, leaf, tensor(dy))
+    assert_same(dx.numpy(), gpucast.cast(dy, "FLOAT", scale=3.5))
+    y = gpucast.cast(leaf, "BFLOAT16", rounding="stochastic", seed=1)
+    (dx,) = torch.autograd.grad(y, leaf, tensor(dy))
+    assert_same(dx.numpy(), gpucast.cast(dy, "FLOAT"))
+    # Of a gradient there is one as well.
+    wide = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: gpucast.cast(x, "DOUBLE", scale=scale), (wide,))
+    assert not gpucast.cast(leaf, "INT8", scale=scale).requires_grad
+
+
+def test_a_scale_that_changed_before_the_backward_pass_is_noticed() -> None:
+    leaf, scale = torch.ones(3, requires_grad=True), torch.tensor(2.0)
+    y = gpucast.cast(leaf, "FLOAT16", scale=scale)
+    scale.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_compile_breaks_the_graph_at_a_fused_cast() -> None:
+    def step(x: Any) -> Any:
+        return gpucast.cast(2 * x, "FLOAT16", scale=2.0, rounding="stochastic", seed=3) + 1
+
+    x = torch.linspace(0, 1, 24)
+    assert torch.equal(torch.compile(step, backend="eager")(x), step(x))
+
+
+def test_bad_fused_calls() -> None:
+    x = torch.ones(4)
+    for keywords, error, match in (
+        ({"seed": 1}, ValueError, "cast: seed=1 does not apply to rounding=None"),
+        ({"rounding": "stochastic"}, ValueError, "cast: rounding='stochastic' needs seed="),
+        ({"scale": -1.0}, ValueError, "cast: scale=-1.0 must be finite, as a DOUBLE, and not negative"),
+        ({"scale": torch.ones(2)}, ValueError, r"cast: scale has shape \(2,\); expected one element"),
+        ({"scale": torch.ones(1, requires_grad=True)}, ValueError, "cast: scale requires grad, and is not diff"),
+        ({"amax": torch.ones(1, dtype=torch.float64)}, TypeError, "cast: amax has dtype float64; expected FLOAT"),
+        ({"amax": torch.ones(1, requires_grad=True)}, ValueError, "cast: amax: out requires grad"),
+        ({"amax": x[1:2]}, ValueError, "cast: amax shares memory with x"),
+    ):
+        with pytest.raises(error, match=f"^{match}"):
+            gpucast.cast(x, "FLOAT16", **keywords)
+    leaf = torch.ones(4, requires_grad=True)
+    with pytest.raises(ValueError, match="^cast: x requires grad, and out= is not differentiable"):
+        gpucast.cast(leaf, "FLOAT16", scale=2.0, out=torch.empty(4, dtype=torch.float16))
+    with pytest.raises(ValueError, match="^cast: scale= does not apply to text"):
+        gpucast.cast(x, "STRING", scale=2.0)
+
+
 # ---- CUDA, as far as it goes without one ----
 
 
@@ -490,7 +570,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     driver = HostDriver()
     before = launch.use(driver)
     monkeypatch.setattr(door, "_device", lambda x, who: 1)
-    monkeypatch.setattr(door, "_stream", lambda device: 700 + 77 * device)
+    monkeypatch.setattr(door, "stream", lambda device: 700 + 77 * device)
     yield driver
     assert driver.index == 0 and driver.streams == {0: 0, 1: 100}
     launch.use(before)
@@ -548,6 +628,22 @@ def test_a_captured_graph_takes_casts_into_torchs_memory(cuda: HostDriver) -> No
     finally:
         cuda.capture = False
     assert_same(array(y, dtype("FLOAT16")), gpucast.reference.cast(x.numpy(), "FLOAT16"))
+
+
+def test_fused_casts_on_a_device(cuda: HostDriver) -> None:
+    x = values(dtype("FLOAT"), (4, 6))
+    scale, amax, theirs = torch.tensor(0.25), torch.zeros(()), np.zeros((), np.float32)
+    wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=0.25, amax=theirs)
+    for view, host in ((torch.from_numpy(x), wanted), (torch.from_numpy(x).T, wanted.T)):
+        y = gpucast.cast(view, "FLOAT8E4M3FN", scale=scale, amax=amax)
+        assert_same(array(y, dtype("FLOAT8E4M3FN")), host)
+        assert_same(amax.numpy(), theirs)
+    # Both lie in one order, so that nothing is to be told apart.
+    assert cuda.launched == [("gpucast_float32_to_float8e4m3fn_scaled_amax", 777)] * 2
+    cuda.launched.clear()
+    y = gpucast.cast(torch.from_numpy(x).T, "FLOAT8E4M3FN", rounding="stochastic", seed=1)
+    assert_same(array(y, dtype("FLOAT8E4M3FN")), gpucast.cast(x.T, "FLOAT8E4M3FN", rounding="stochastic", seed=1))
+    assert cuda.launched == [("gpucast_float32_to_float8e4m3fn_stochastic_strided", 777)]
 
 
 def test_another_device_needs_cuda() -> None:

@@ -9,13 +9,13 @@ Source: Numba's CUDA Array Interface, versions 0 to 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gpucast.call import Call
 from gpucast.dtypes import dtype
-from gpucast.intake import view_at
+from gpucast.intake import Inner, view_at
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
@@ -53,20 +53,10 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     return view_at(address, shape, None if strides is None else tuple(strides), row, index, x)
 
 
-def cast(
-    inner: Callable[..., Any],
-    x: Any,
-    to: Any,
-    attributes: tuple[Any, ...],
-    device: Any,
-    out: Any,
-    copy: Any,
-    who: str,
-    versions: tuple[int, ...],
-) -> Any:
+def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
     """See `gpucast.intake.Door`. A library without a way back gets CuPy arrays, which speak its protocol."""
-    array = take(x, who)
-    y = inner(array, to, *attributes, device, out, copy, who, versions)
-    if out is not None:
-        return out
+    array = take(x, call.who)
+    y = inner(array, to, call)
+    if call.out is not None:
+        return call.out
     return x if y is array else y

@@ -13,13 +13,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gpucast.call import Call
 from gpucast.dtypes import DTYPES, DType, dtype
-from gpucast.intake import view_at
+from gpucast.intake import Inner, view_at
 from gpucast.packed import PackedArray, home
 
 # DLDeviceType.
@@ -216,24 +216,14 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def cast(
-    inner: Callable[..., Any],
-    x: Any,
-    to: Any,
-    attributes: tuple[Any, ...],
-    device: Any,
-    out: Any,
-    copy: Any,
-    who: str,
-    versions: tuple[int, ...],
-) -> Any:
+def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
     """See `gpucast.intake.Door`. The result is what the library's own `from_dlpack` makes of it, where it has one."""
-    array = take(x, who)
-    y = inner(array, to, *attributes, device, out, copy, who, versions)
+    array = take(x, call.who)
+    y = inner(array, to, call)
     settle(array, y)
-    if out is not None:
-        return out
-    return x if y is array else _given(y, x, who)
+    if call.out is not None:
+        return call.out
+    return x if y is array else _given(y, x, call.who)
 
 
 def settle(*arrays: Any) -> None:

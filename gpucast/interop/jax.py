@@ -13,7 +13,6 @@ values: use ``jax.pure_callback``. JAX's arrays cannot change, so none is taken 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,8 +22,9 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
+from gpucast.call import Call
 from gpucast.dtypes import DType, dtype
-from gpucast.intake import destination
+from gpucast.intake import Inner, destination
 from gpucast.interop import dlpack
 from gpucast.packed import PackedArray, home
 
@@ -60,26 +60,17 @@ def _on_cpu(x: Any) -> bool:
     return all(device.platform == "cpu" for device in x.devices())
 
 
-def cast(
-    inner: Callable[..., Any],
-    x: Any,
-    to: Any,
-    attributes: tuple[Any, ...],
-    device: Any,
-    out: Any,
-    copy: Any,
-    who: str,
-    versions: tuple[int, ...],
-) -> Any:
+def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
     """See `gpucast.intake.Door`."""
+    who, out = call.who, call.out
     array = take(x, who)
     dst = destination(to, who)
     if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
         raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
-    room = out
-    if out is None and device in (None, "cpu") and home(array) is None and _shareable(dst) and copy is True:
-        room = _aligned(array.shape, dst)
-    y = inner(array, to, *attributes, device, room, copy, who, versions)
+    inside = call
+    if out is None and call.device in (None, "cpu") and home(array) is None and _shareable(dst) and call.copy is True:
+        inside = call._replace(out=_aligned(array.shape, dst))
+    y = inner(array, to, inside)
     dlpack.settle(array, y)
     if out is not None:
         return out

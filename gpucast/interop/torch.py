@@ -11,9 +11,12 @@ has no float6); `PackedArray.to_torch` gives the tensor of bytes. As input ``tor
 Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)``, with the defaults
 of `gpucast.cast`: rounding and clamping count as the identity. torch hands over dy in the type of y. To and from
 integers, BOOL and types below one byte nothing is differentiable. ``torch.func`` has no gradients of custom ops.
+With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the number. None goes to `scale`
+itself, nor by way of `amax`; both may be tensors on x's device.
 
 ``torch.compile`` keeps a cast as one node of the graph (not where the result is a `PackedArray`: call
-``torch.ops.gpucast.cast``, which gives its bytes as a flat uint8 tensor). Inductor fuses nothing into that node. Within
+``torch.ops.gpucast.cast``, which gives its bytes as a flat uint8 tensor; with random rounding, `scale` or `amax` the
+graph breaks there). Inductor fuses nothing into that node. Within
 a chain of element-wise operations ``x.to(torch.bfloat16)`` is the better choice: inductor fuses it with its
 neighbours, and saves whole passes over memory. Use gpucast where its rules matter (float8 with ONNX's saturation,
 FLOAT8E8M0, float4, integers, one rounding from float64) or where the cast stands alone.
@@ -23,7 +26,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,11 +43,13 @@ if not hasattr(torch.library, "register_vmap"):
 import gpucast
 from gpucast import device as devices
 from gpucast import intake
+from gpucast.call import Call
 from gpucast.dtypes import DTYPES, DType, dtype
 from gpucast.packed import PackedArray, home
+from gpucast.random_bits import resolve_random
 from gpucast.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
 
-__all__ = ["cast", "from_packed", "take"]
+__all__ = ["attach", "cast", "check_into", "from_packed", "reader", "room", "stream", "take", "untraced"]
 
 #: torch's dtype of every type that it has whole elements of: for types below one byte, one element per byte.
 _DTYPES: dict[DType, Any] = {row: getattr(torch, row.numpy_name) for row in DTYPES if hasattr(torch, row.numpy_name)}
@@ -106,7 +112,8 @@ def _device(x: torch.Tensor, who: str) -> int | None:
     raise TypeError(f"{who}: x {where}; expected a tensor on 'cpu' or 'cuda'")
 
 
-def _stream(device: int) -> int:
+def stream(device: int) -> int:
+    """torch's current stream of a CUDA device."""
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
@@ -118,44 +125,36 @@ def _on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManage
     from gpucast import launch
 
     devices.require(who)
-    return launch.driver().using(_stream(device), device)
+    return launch.driver().using(stream(device), device)
 
 
-def cast(
-    inner: Callable[..., Any],
-    x: torch.Tensor,
-    to: Any,
-    attributes: tuple[Any, ...],
-    device: Any,
-    out: Any,
-    copy: Any,
-    who: str,
-    versions: tuple[int, ...],
-) -> Any:
+def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
     """See `gpucast.intake.Door`."""
+    attributes: tuple[Any, ...] = call[: len(_DEFAULTS)]
+    device, out, copy, who = call.device, call.out, call.copy, call.who
     dst = intake.destination(to, who)
     src = _row(x, who)
     if dst.family == "string":
         with _on_stream_of(x, who):
-            return inner(take(x, who), dst, *attributes, device, out, copy, who, versions)
+            return inner(take(x, who), dst, call)
     if not isinstance(copy, (bool, np.bool_)):
         raise TypeError(f"{who}: copy={copy!r} must be True or False")
-    if versions is CAST_VERSIONS and all(map(operator.is_, attributes, _DEFAULTS.values())):
+    if call.versions is CAST_VERSIONS and all(map(operator.is_, attributes, _DEFAULTS.values())):
         attributes = ()
     else:
-        _check(src, dst, attributes, versions, who)
+        _check(src, dst, attributes, call.versions, who)
         saturate, round_mode, opset, rounding, overflow = attributes
         # An op takes Python's own types only.
         attributes = bool(saturate), round_mode, int(opset), rounding, overflow
     place = x.device if device is None else _place(x, device, who)
+    random = resolve_random(call.rounding, call.seed, call.offset, who)
+    if random is not None or call.scale is not None or call.amax is not None:
+        extras = {"seed": call.seed, "offset": call.offset, "scale": call.scale, "amax": call.amax}
+        return _fused_untraced(x, dst, _named(attributes) | extras, place, out, who)
     if out is not None:
         return _into(x if place == x.device else x.to(place), dst, attributes, out, who)
     shape = _shape(x)
-    if dst is _PAIRED and _PAIRS is not None and (not shape or shape[-1] % 2):
-        raise ValueError(
-            f"{who}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose length must "
-            "be even: pad it, or cast an array of NumPy or CuPy"
-        )
+    _check_pairs(shape, dst, who)
     if place != x.device and not 0 < dst.bits < src.bits:
         x = x.to(place)
     if not copy and src is dst and place == x.device and not (src.packed or src.family == "bool"):
@@ -163,8 +162,28 @@ def cast(
     y = _op(x, dst.name, *attributes)
     if place != x.device:
         y = y.to(place)
-    if not dst.packed:
-        return y
+    return _given(y, shape, dst, who) if dst.packed else y
+
+
+def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
+    """See `gpucast.many_leaves.Library`, as for what follows."""
+    shape = _shape(x)
+    _check_pairs(shape, dst, who)
+    y = _new(x, dst.name)
+    array = take(y, who, writing=True)
+    return (_given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))) if dst.packed else (y, array)
+
+
+def _check_pairs(shape: Any, dst: DType, who: str) -> None:
+    if dst is _PAIRED and _PAIRS is not None and (not shape or shape[-1] % 2):
+        raise ValueError(
+            f"{who}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose length must "
+            "be even: pad it, or cast an array of NumPy or CuPy"
+        )
+
+
+def _given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
+    """The packed bytes of a result as the caller gets them."""
     if dst is _PAIRED and _PAIRS is not None:
         return y.view(_PAIRS).reshape(*shape[:-1], shape[-1] // 2)
     return PackedArray(take(y, who), dst, tuple(shape))
@@ -187,13 +206,26 @@ def _place(x: torch.Tensor, device: Any, who: str) -> torch.device:
     return torch.device("cpu") if place == "cpu" else torch.device("cuda", devices.index(place, who))
 
 
-def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
+def check_into(x: torch.Tensor, who: str) -> None:
+    """ValueError for a tensor whose cast is to be differentiable, where it is to be written to an `out`."""
     if torch.is_grad_enabled() and x.requires_grad:
         raise ValueError(f"{who}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
+
+
+def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
+    _check_out(x, dst, out, who)
     if isinstance(out, PackedArray):
         with _on_stream_of(x, who):
-            _write(take(x, who), dst, attributes, out, who)
-        return out
+            _write(take(x, who), dst, _named(attributes), out, who)
+    else:
+        _op_out(x, out, dst.name, *attributes)
+    return out
+
+
+def _check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
+    check_into(x, who)
+    if isinstance(out, PackedArray):
+        return
     if not isinstance(out, torch.Tensor):
         wanted = "a PackedArray" if dst.packed and dst is not _PAIRED else "a tensor"
         shape = tuple(_shape(x))
@@ -201,8 +233,53 @@ def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, wh
     _check_writable(out, who)
     if out.device != x.device:
         raise ValueError(f"{who}: out is on {out.device}; the result belongs on {x.device}")
-    _op_out(x, out, dst.name, *attributes)
-    return out
+
+
+# ---- with random rounding, scale= or amax= ----
+
+
+def _fused(x: torch.Tensor, dst: DType, keywords: dict[str, Any], place: Any, out: Any, who: str) -> Any:
+    """The cast of a tensor where it is, brought to `place`."""
+    scale = keywords["scale"]
+    if isinstance(scale, torch.Tensor) and scale.requires_grad:
+        raise ValueError(f"{who}: scale requires grad, and is not differentiable; pass scale.detach()")
+    if out is not None:
+        _check_out(x, dst, out, who)
+        if isinstance(out, PackedArray):
+            with _on_stream_of(x, who):
+                _write(take(x, who), dst, keywords, out, who)
+        else:
+            _fill(x, out, dst, keywords, False)
+        return out
+    shape = _shape(x)
+    _check_pairs(shape, dst, who)
+    y = _Fused.apply(x, dst, keywords, scale).to(place)
+    return _given(y, shape, dst, who) if dst.packed else y
+
+
+#: torch.compile runs it as it is, between two graphs.
+_fused_untraced: Any = torch.compiler.disable(_fused)
+
+
+class _Fused(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """The cast of a tensor to one of dtype `dst`, or the flat bytes of a packed type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
+        ctx.src, ctx.scale = _row(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
+        if ctx.scale is not scale:
+            # Refused in the backward pass if it has changed until then.
+            ctx.save_for_backward(scale)
+        y = _new(x, dst.name)
+        _fill(x, y, dst, keywords, dst.packed)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (scale,) = ctx.saved_tensors or (ctx.scale,)
+        if scale is None:
+            return _op(*gradients, ctx.src.name), None, None, None
+        return _Fused.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
 
 
 def from_packed(x: PackedArray) -> torch.Tensor:
@@ -252,16 +329,15 @@ def _new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     return torch.empty_like(x, dtype=_DTYPES[dst])
 
 
-def _fill(x: torch.Tensor, y: torch.Tensor, dst: DType, attributes: tuple[Any, ...], bytes_only: bool) -> None:
+def _fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any], bytes_only: bool) -> None:
     """Cast a tensor into another; `bytes_only` where that is the flat bytes of a packed type."""
     array, out = take(x, "cast"), take(y, "cast", writing=True)
     with _on_stream_of(x, "cast"):
-        _write(array, dst, attributes, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
+        _write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
 
 
-def _write(array: Any, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> None:
+def _write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
     """Cast an array into `out`, which is packed for types below one byte, on the host as on a device."""
-    keywords = _named(attributes)
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
         gpucast.cast(array, dst, **keywords, out=out)
         return
@@ -278,12 +354,12 @@ def _write(array: Any, dst: DType, attributes: tuple[Any, ...], out: Any, who: s
 def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     y = _new(x, to, *attributes)
     dst = dtype(to)
-    _fill(x, y, dst, attributes, dst.packed)
+    _fill(x, y, dst, _named(attributes), dst.packed)
     return y
 
 
 def _cast_out(x: torch.Tensor, out: torch.Tensor, to: str, *attributes: Any) -> None:
-    _fill(x, out, dtype(to, who="cast: to="), attributes, False)
+    _fill(x, out, dtype(to, who="cast: to="), _named(attributes), False)
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
@@ -309,3 +385,82 @@ _op_out: Any = torch.library.custom_op(
     "gpucast::cast_out", _cast_out, mutates_args=("out",), schema=f"(Tensor x, Tensor(a!) out, {_SCHEMA}) -> ()"
 )
 _op_out.register_fake(lambda *arguments: None)
+
+
+# ---- many tensors ----
+
+#: Calls a function, which torch.compile runs as it is, between two graphs.
+untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+
+
+class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """Results that are there already, as functions of the tensors that they were cast from."""
+
+    @staticmethod
+    def forward(ctx: Any, results: list[torch.Tensor], scale: Any, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.kinds, ctx.scale = [x.dtype for x in sources], None if isinstance(scale, torch.Tensor) else scale
+        if ctx.scale is not scale:
+            # As above.
+            ctx.save_for_backward(scale)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor | None) -> tuple[Any, ...]:
+        (scale,) = ctx.saved_tensors or (ctx.scale,)
+        dx: list[Any] = [None] * len(dy)
+        for kind in set(ctx.kinds):
+            places = [i for i, one in enumerate(dy) if one is not None and ctx.kinds[i] is kind]
+            gradients = gpucast.cast_many([dy[i] for i in places], kind, scale=scale)
+            for i, gradient in zip(places, gradients, strict=True):
+                dx[i] = gradient
+        return None, None, *dx
+
+
+def reader(kind: type) -> _Reader | None:
+    """The `gpucast.many_plans.Reader` of a class of tensors; None for one that may mean anything by its methods."""
+    return _Reader() if kind in (torch.Tensor, torch.nn.Parameter) else None
+
+
+class _Reader:
+    """Tensors that take part in differentiation have no plan."""
+
+    _describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", "is_cuda")
+    _states = attrgetter("requires_grad")
+
+    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        if torch.is_grad_enabled() and any(map(self._states, arrays)):
+            raise TypeError("a tensor requires grad")
+        if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
+            raise TypeError("a tensor is not contiguous, or a negated view")
+        return list(map(self._describe, arrays))
+
+    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, arrays))
+
+    def new(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
+        kind = _DTYPES[row]
+        return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
+
+    def stream(self, device: int) -> int:
+        return stream(device)
+
+
+def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
+    """The results of `gpucast.cast_many`, differentiable between floating types where gradients are asked for.
+
+    The gradients are those of `gpucast.cast`, cast all at once.
+    """
+    if isinstance(scale, torch.Tensor) and scale.requires_grad:
+        raise ValueError("cast_many: scale requires grad, and is not differentiable; pass scale.detach()")
+    places = [
+        i
+        for i, (x, y) in enumerate(zip(sources, results, strict=True))
+        if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype is not _PAIRS and y.dtype.is_floating_point
+    ]
+    attached = list(results)
+    if places and torch.is_grad_enabled():
+        differentiable = _Many.apply([results[i] for i in places], scale, *[sources[i] for i in places])
+        for i, y in zip(places, differentiable, strict=True):
+            attached[i] = y
+    return attached

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one call of `gpucast.cast` or `cast_like` asks for, beside the array and the type."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """The keywords of `gpucast.cast` as they were given, then who asks and the versions of its operator.
+
+    Made only where a plan does not serve. The order is that of the parameters that `gpucast.cast` hands on.
+    """
+
+    saturate: Any
+    round_mode: Any
+    opset: Any
+    rounding: Any
+    overflow: Any
+    seed: Any
+    offset: Any
+    scale: Any
+    amax: Any
+    device: Any
+    out: Any
+    copy: Any
+    who: str
+    versions: tuple[int, ...]

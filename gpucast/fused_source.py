@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of fused casts: what `gpucast.source` is for plain ones."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpucast.dtypes import DType, dtype
+from gpucast.rule import STOCHASTIC, Rule, resolve
+from gpucast.source import (
+    MAX_DIMS,
+    THREADS,
+    KernelSource,
+    Shape,
+    kernel_file,
+    kernel_name,
+    kernel_source,
+    options,
+    prelude,
+    rows,
+    tiles_of_thread,
+)
+from gpucast.strides import Dims
+
+#: none: no number; narrow: a value of FLOAT; wide: any DOUBLE.
+Scaling = Literal["none", "narrow", "wide"]
+
+#: Behind the files that every kernel needs, in this order.
+FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+#: The most elements of a tile where one takes a hundred instructions, and whole bytes allow it (6 bits take 16). Random
+#: words come in as many.
+_TILE = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a kernel does beside the cast: multiply, keep the largest magnitude, tell whether the source is finite.
+
+    Called as `gpucast.source.kernel_source` is, it gives the kernel of a `gpucast.fused_cast.fused_rule`. Rounding at
+    random is part of the rule.
+    """
+
+    scaling: Scaling = "none"
+    amax: bool = False
+    finite: bool = False
+
+    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+        return fused_source(rule, self, shape, unpacked=unpacked)
+
+
+def fused_source(rule: Rule, asked: Options, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+    """The kernel that casts as a `gpucast.fused_cast.fused_rule` says and does what is `asked`.
+
+    Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
+    """
+    src, dst = rule.src, rule.dst
+    if shape == "transposed":
+        raise ValueError("fused_source: a fused cast has no transposed kernel; expected 'contiguous' or 'strided'")
+    if asked == Options() and rule.rounding != STOCHASTIC:
+        raise ValueError(
+            f"fused_source: {src.name} to {dst.name} with nothing beside is a plain cast; see kernel_source"
+        )
+    plain = kernel_source(resolve(src, dst), shape, unpacked=unpacked)
+    name = fused_name(rule, asked, shape, plain.unpacked)
+    head = f"{name}, {src.name}, {dst.name}, {plain.src_bits}, {template_options(asked)}"
+    tile, elements = plain.tile, plain.elements
+    if shape == "strided":
+        line = f"GPUCAST_FUSED_STRIDED({head}, {MAX_DIMS}, {THREADS})\n"
+        more = f"gpucast::FusedDims<{MAX_DIMS}>"
+    else:
+        tile, tiles = fused_tiles(rule, asked, plain)
+        elements = tile * tiles
+        line = f"GPUCAST_FUSED_CONTIGUOUS({head}, {tile}, {tiles}, {THREADS})\n"
+        more = "gpucast::FusedArguments"
+    return replace(
+        plain,
+        name=name,
+        rule=rule,
+        prelude=fused_prelude(),
+        rows=fused_rows(src, dst),
+        kernel=f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name}_rule;\n}}\n{line}",
+        tile=tile,
+        elements=elements,
+        more=more,
+    )
+
+
+def fused_prelude() -> str:
+    """The text of the files that every fused kernel needs."""
+    return "\n".join([prelude(), *map(kernel_file, FILES)])
+
+
+def fused_rows(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
+    """The rows that a fused kernel needs."""
+    return rows(src, _FLOAT, _DOUBLE, dst)
+
+
+def template_options(asked: Options) -> str:
+    """Arguments of the macro ``GPUCAST_FUSED``, as the template ``gpucast::Fused`` ends in."""
+    return ", ".join((asked.scaling, *("true" if flag else "false" for flag in (asked.amax, asked.finite))))
+
+
+def fused_name(rule: Rule, asked: Options, shape: Shape, unpacked: bool) -> str:
+    """The name of the cast, and what it does beside."""
+    scaled = asked.scaling != "none"
+    name = kernel_name(replace(rule, src=_DOUBLE) if scaled else rule, unpacked=unpacked)
+    if scaled:
+        source = rule.src.numpy_name.replace("_", "")
+        name = name.replace(f"gpucast_{_DOUBLE.numpy_name}_to_", f"gpucast_{source}_to_", 1)
+    parts = [{"none": "", "narrow": "_scaled", "wide": "_scaled_wide"}[asked.scaling]]
+    parts += ["_amax"] * asked.amax + ["_finite"] * asked.finite + [f"_{shape}"] * (shape != "contiguous")
+    return name + "".join(parts)
+
+
+def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, int]:
+    """Elements of a tile, and tiles of a thread, for the contiguous shape; `plain` is the kernel of the cast alone."""
+    src, dst = rule.src, rule.dst
+    random = rule.rounding == STOCHASTIC
+    # As in fused.cu: products of two FLOATs that need no DOUBLE.
+    narrow = asked.scaling == "narrow" and not random and (src.bits <= 16 or src is _FLOAT) and dst.is_float
+    small = src.is_float and plain.src_bits <= 8
+    tile = plain.tile
+    if 6 not in (plain.src_bits, dst.bits):
+        # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
+        costly = random or small or not (narrow or asked.scaling == "none")
+        tile = max(min(tile, _TILE) if costly else tile, _TILE if random else 1)
+    return tile, tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)
+
+
+@dataclass(frozen=True)
+class FusedArguments:
+    """The last argument of a fused kernel; addresses are on its device, those of what is not asked for are 0."""
+
+    #: The number, where `scale_at` is 0; else there lies a FLOAT for narrow scaling, a DOUBLE for wide.
+    scale: float = 1.0
+    scale_at: int = 0
+    #: Where a FLOAT lies, which becomes the largest magnitude if that is larger.
+    amax: int = 0
+    #: Where a byte lies that becomes 0 if a source value is infinite or NaN.
+    finite: int = 0
+    seed: int = 0
+    offset: int = 0
+    #: The index of the array's first element among those that the random words are for.
+    first: int = 0
+    #: Those of the strided shape.
+    dims: Dims | None = None
+
+    def to_bytes(self) -> bytes:
+        """``struct FusedArguments`` or ``FusedDims`` of kernels/fused.cu."""
+        given = struct.pack(
+            "<dQQQQQq", self.scale, self.scale_at, self.amax, self.finite, self.seed, self.offset, self.first
+        )
+        return given + (b"" if self.dims is None else self.dims.to_bytes())

@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--arch", nargs="+", type=_architecture, default=[], help="such as sm_90 (default: for devices 8.0, 9.0, 10.0)"
     )
-    group.add_argument("--shape", choices=("contiguous", "strided"), default="contiguous", help="(default: contiguous)")
+    group.add_argument(
+        "--shape",
+        choices=("contiguous", "strided", "many"),
+        default="contiguous",
+        help="many: contiguous arrays, many in one launch (default: contiguous)",
+    )
     group.add_argument("--all-rules", action="store_true", help="every rule of each pair, not only the default one")
     group.add_argument("--sass", action="store_true", help="print the machine code that is counted")
     group.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a heat map for each architecture there")
@@ -53,7 +58,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     for arch in arguments.arch or architectures():
         with progress_bar(len(chosen), wanted=True, unit=" kernels") as advance:
             kernels = measure(chosen, arch, arguments.shape, advance)
-        _print(arch, kernels, arguments.sass)
+        _print(arch, arguments.shape, kernels, arguments.sass)
         figures["architectures"][arch] = [as_json(kernel) for kernel in kernels]
         figures["failures"] += verdict(kernels)
         if arguments.pictures is not None:
@@ -120,9 +125,9 @@ def as_json(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def _print(arch: str, kernels: Sequence[Kernel], sass: bool) -> None:
+def _print(arch: str, shape: str, kernels: Sequence[Kernel], sass: bool) -> None:
     ratios = [over(kernel) for kernel in kernels]
-    print(f"\n{arch}: {len(kernels)} kernels, {kernels[0].source.shape}")
+    print(f"\n{arch}: {len(kernels)} kernels, {shape}")
     if not any(map(math.isnan, ratios)):
         many = sum(ratio > 1 for ratio in ratios)
         middle = statistics.median(ratios)

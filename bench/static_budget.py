@@ -13,6 +13,8 @@ from bench.static_kernels import Kernel
 PER_BYTE = {90: 5.2, 100: 3.5}
 #: Instructions per element of a pair that moves less than one byte per element.
 LEAST = 6.0
+#: Instructions by which a thread finds its array, where there are many, beside the budget.
+FINDING = 64
 #: Bytes of one access on the wider side.
 VECTOR = 16
 
@@ -53,7 +55,8 @@ def budget(kernel: Kernel) -> float | None:
     per_byte = PER_BYTE.get(kernel.capability)
     if per_byte is None or kernel.source.shape != "contiguous":
         return None
-    return max(per_byte * kernel.moved, LEAST if kernel.moved < 1 else 0.0)
+    allowed = max(per_byte * kernel.moved, LEAST if kernel.moved < 1 else 0.0)
+    return allowed + FINDING / kernel.source.elements if kernel.many else allowed
 
 
 def over(kernel: Kernel) -> float:
@@ -111,6 +114,6 @@ def verdict(kernels: Sequence[Kernel], known: Mapping[tuple[str, str, str], str]
         pair = (kernel.arch, kernel.rule.src.name, kernel.rule.dst.name)
         found = problems(kernel)
         if kernel.default and pair in known:
-            found = [] if found else ["keeps its budget; take it out of the known misses"]
+            found = [] if found or kernel.many else ["keeps its budget; take it out of the known misses"]
         failures += [f"{kernel.arch} {kernel.source.name}: {problem}" for problem in found]
     return failures

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from gpucast import layers, reference
 from gpucast.cast import cast, cast_like
+from gpucast.cast_many import cast_many
 from gpucast.creation import empty, empty_like, from_bytes
 from gpucast.device_function import device_function
 from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
@@ -13,6 +16,9 @@ from gpucast.packed import PackedArray
 from gpucast.report import CastReport, cast_report
 from gpucast.rule import DEFAULT_OPSET
 from gpucast.warmup import warmup
+
+if TYPE_CHECKING:
+    from gpucast.quantization import Quantized, dequantize, quantize
 
 __version__ = "0.1.0"
 
@@ -23,9 +29,12 @@ __all__ = [
     "DType",
     "DeviceUnavailable",
     "PackedArray",
+    "Quantized",
     "cast",
     "cast_like",
+    "cast_many",
     "cast_report",
+    "dequantize",
     "device_function",
     "dtype",
     "empty",
@@ -34,6 +43,16 @@ __all__ = [
     "from_bytes",
     "iinfo",
     "layers",
+    "quantize",
     "reference",
     "warmup",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Quantization is imported when it is used, so that ``import gpucast`` stays quick."""
+    if name in ("Quantized", "dequantize", "quantize"):
+        from gpucast import quantization
+
+        return getattr(quantization, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``gpucast convert`` beside the same job written with safetensors.numpy and ml_dtypes, and with torch.
+
+    python -m bench.convert --torch-python PYTHON --json bench/results/convert-DATE.json
+
+Every contender is a process of its own, and each round runs all of them, one after the other, so that a neighbour on
+the machine disturbs all alike; a job's time is that of its fastest round, from the first byte read to the last one
+written, imports left out. The files are in memory (/dev/shm), unless --folder says otherwise: gpucast syncs what it
+writes to the disk, the others do not, and the disk is not what is measured. Memory is what the process held at most
+beyond its interpreter and imports: anonymous pages alone, not those of mapped files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tqdm import tqdm
+
+import gpucast
+from bench.revision import ROOT, commit
+from gpucast import files
+from gpucast.benchmark.machine import processor
+
+#: Names of types: of gpucast, of ml_dtypes, of torch.
+JOBS = [
+    ("FLOAT", "BFLOAT16", "bfloat16", "bfloat16"),
+    ("FLOAT", "FLOAT16", "float16", "float16"),
+    ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "float8_e4m3fn"),
+    ("BFLOAT16", "FLOAT", "float32", "float32"),
+    ("BFLOAT16", "FLOAT8E4M3FN", "float8_e4m3fn", "float8_e4m3fn"),
+]
+
+_TIMED = """
+import json, os, sys, time
+def anonymous():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+src, dst, to = sys.argv[1:]
+{imports}
+print(anonymous(), flush=True)
+sys.stdin.readline()
+wall, cpu = time.perf_counter(), time.process_time()
+{work}
+print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
+"""
+
+CONTENDERS = {
+    "gpucast": _TIMED.format(
+        imports="import gpucast.cli, gpucast.checkpoints",
+        work="assert gpucast.cli.main(['convert', src, dst, '--to', to, '--scale', 'none', '--quiet']) == 0",
+    ),
+    "safetensors.numpy": _TIMED.format(
+        imports="import ml_dtypes, numpy as np, safetensors.numpy as st",
+        work="st.save_file({name: x.astype(to) for name, x in st.load_file(src).items()}, dst)",
+    ),
+    "torch": _TIMED.format(
+        imports="import torch, safetensors.torch as st",
+        work="st.save_file({name: x.to(getattr(torch, to)) for name, x in st.load_file(src).items()}, dst)",
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.convert", description="Conversion of files beside others.")
+    parser.add_argument("--megabytes", type=int, default=1024, help="size of the input as FLOAT (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--torch-python", help="a Python with torch and safetensors; without it torch is left out")
+    parser.add_argument("--folder", type=Path, default="/dev/shm", help="where the files are (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        rows = measure(Path(folder), arguments)
+    show(rows)
+    if arguments.json is not None:
+        figures = {
+            "machine": {"date": datetime.date.today().isoformat(), "processor": processor(), "cpus": os.cpu_count()},
+            "commit": commit(),
+            "versions": {"python": platform.python_version(), "numpy": np.__version__, "gpucast": gpucast.__version__},
+            "megabytes": arguments.megabytes,
+            "rounds": arguments.rounds,
+            "rows": rows,
+        }
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """For each job and contender the fastest round: seconds, processor seconds, MiB of memory."""
+    count = arguments.megabytes << 18
+    sources = {"FLOAT": np.float32, "BFLOAT16": ml_dtypes.bfloat16}
+    x = np.random.default_rng(0).standard_normal(count // 16, np.float32)
+    for name, kind in sources.items():
+        tensors = {f"layers.{i}.weight": x.astype(kind) for i in range(16)}
+        files.save(str(folder / f"{name}.safetensors"), tensors)
+    del tensors
+    pythons = {"gpucast": sys.executable, "safetensors.numpy": sys.executable}
+    if arguments.torch_python:
+        pythons["torch"] = arguments.torch_python
+    rows = []
+    for src, dst, numpy_name, torch_name in tqdm(JOBS, disable=None):
+        names = {"gpucast": dst, "safetensors.numpy": numpy_name, "torch": torch_name}
+        found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in pythons}
+        written: dict[str, bytes] = {}
+        for _ in range(arguments.rounds):
+            for name, python in pythons.items():
+                source, target = folder / f"{src}.safetensors", folder / "out.safetensors"
+                target.unlink(missing_ok=True)
+                found[name].append(run(python, CONTENDERS[name], str(source), str(target), names[name]))
+                with files.TensorFile(str(target)) as file:
+                    written[name] = next(file.tensors[-1].chunks()).tobytes()
+        for name, others in found.items():
+            seconds, cpu, memory = (min(column) for column in zip(*others, strict=True))
+            same = written[name] == written["gpucast"]
+            rows.append(
+                {"src": src, "dst": dst, "contender": name, "seconds": seconds, "cpu_seconds": cpu}
+                | {"memory_mib": memory, "same_result": same}
+            )
+    return rows
+
+
+def run(python: str, text: str, *argv: str) -> tuple[float, float, float]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [python, "-c", text, *argv]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        begun = child.stdout.readline()
+        if not begun:
+            raise RuntimeError(f"bench.convert: {python} cannot import what the contender needs")
+        base = int(begun)
+        highest = [base]
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.005):
+                highest.append(_anonymous(child.pid))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        child.stdin.write("\n")
+        child.stdin.flush()
+        told = child.stdout.readline()
+        done.set()
+        watcher.join()
+    if child.returncode:
+        raise RuntimeError(f"bench.convert: {command[0]} ended with {child.returncode}")
+    seconds, cpu = json.loads(told)
+    return seconds, cpu, (max(highest) - base) / 1024
+
+
+def _anonymous(process: int) -> int:
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii") as status:
+            return next((int(line.split()[1]) for line in status if line.startswith("RssAnon")), 0)
+    except OSError:
+        return 0
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    print(f"{'from':10}{'to':14}{'':20}{'seconds':>9}{'CPU s':>8}{'MiB':>8}  same result as gpucast")
+    for row in rows:
+        print(
+            f"{row['src']:10}{row['dst']:14}{row['contender']:20}{row['seconds']:>9.2f}{row['cpu_seconds']:>8.2f}"
+            f"{row['memory_mib']:>8.0f}  {row['same_result']}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m bench --many``: the 300 parameters of a transformer in one call, beside other ways to cast them.
+
+The measure is one cast of an array of the same bytes, in the same run: nothing can be quicker. Results are compared bit
+by bit before any time is taken. All arrays lie in one piece of memory, far larger than the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.benchmark.contenders import OURS, TorchTo, available
+from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.machine import Machine
+from gpucast.benchmark.timing import Work, measure
+from gpucast.dtypes import DType, dtype
+
+#: 25 layers of GPT-2's kind: 12 tensors each, 315 million elements.
+LAYERS, WIDTH = 25, 1024
+#: What all is compared with.
+ONE = "gpucast.cast, one array of the same bytes"
+MANY = "gpucast.cast_many"
+_IN_GRAPH = ", in a graph"
+#: Elements that are drawn; the memory is filled with copies of them.
+_DRAWN = 1 << 20
+_SAMPLES, _LIMIT = 100, 2.0
+#: Calls whose cost on the host is taken one by one.
+_CALLS = 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """`unscaled`: multiplied with a number on the device and checked to be finite, as gradients are."""
+
+    src: str
+    dst: str
+    unscaled: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.src} to {self.dst}" + (", unscaled and checked" if self.unscaled else "")
+
+
+CASES = (
+    Case("FLOAT", "BFLOAT16"),
+    Case("FLOAT", "FLOAT8E4M3FN"),
+    Case("BFLOAT16", "FLOAT"),
+    Case("FLOAT16", "FLOAT", unscaled=True),
+)
+
+
+def shapes(layers: int, width: int) -> list[tuple[int, ...]]:
+    """Two layer norms, the attention and the feed-forward network of each layer: weights and biases."""
+    d = width
+    layer: list[tuple[int, ...]] = [(d,), (d,), (d, 3 * d), (3 * d,), (d, d), (d,)]
+    layer += [(d,), (d,), (d, 4 * d), (4 * d,), (4 * d, d), (d,)]
+    return layer * layers
+
+
+class Arrays:
+    """Arrays of these shapes, one behind the other."""
+
+    def __init__(self, machine: Machine, row: DType, of: Sequence[tuple[int, ...]]) -> None:
+        self.row, self.shapes = row, of
+        ends = np.cumsum([math.prod(shape) for shape in of]).tolist()
+        self.places = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
+        self.size = ends[-1]
+        self.data = machine.empty(row.nbytes(self.size))
+        self.flat = self.data.view(row.numpy)
+        self.arrays = self.split(self.flat)
+
+    def split(self, flat: Any) -> list[Any]:
+        """The arrays, as views of a flat one of any library."""
+        return [flat[place].reshape(shape) for place, shape in zip(self.places, self.shapes, strict=True)]
+
+    def fill(self, machine: Machine) -> None:
+        drawn = np.random.default_rng(0).standard_normal(_DRAWN, np.float32)
+        codes = gpucast.cast(drawn, self.row)
+        for begin in range(0, self.size, _DRAWN):
+            part = self.flat[begin : begin + _DRAWN]
+            machine.upload(part.view(np.uint8), codes[: part.size])
+
+
+class Rival(TorchTo):
+    """PyTorch's way to copy tensors into others of another type, all in one call."""
+
+    name = "torch._foreach_copy_"
+
+    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
+        torch = self.torch
+        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+        if not case.unscaled:
+            return lambda: torch._foreach_copy_(ys, xs)
+        found, number = torch.zeros(1, device="cuda"), torch.full((1,), 0.5, device="cuda")
+
+        def run() -> None:
+            torch._foreach_copy_(ys, xs)
+            torch._amp_foreach_non_finite_check_and_unscale_(ys, found, number)
+
+        return run
+
+
+class Loop(Rival):
+    """PyTorch's copies one by one."""
+
+    name = "torch copy_, a loop"
+
+    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
+        if case.unscaled:
+            raise NotImplementedError("no one call unscales and checks")
+        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+
+        def run() -> None:
+            for x, y in zip(xs, ys, strict=True):
+                y.copy_(x)
+
+        return run
+
+
+class Apex(Rival):
+    """Apex's kernel for many tensors, which also multiplies and checks."""
+
+    name = "apex multi_tensor_scale"
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        import amp_C
+        from apex.multi_tensor_apply import multi_tensor_applier
+
+        self.applier, self.kernel = multi_tensor_applier, amp_C.multi_tensor_scale
+
+    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
+        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+        flag = self.torch.zeros(1, dtype=self.torch.int32, device="cuda")
+        return lambda: self.applier(self.kernel, flag, [xs, ys], 0.5 if case.unscaled else 1.0)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure all cases on the GPU."""
+    machine = Gpu()
+    with machine.current():
+        rivals = available([Rival, Loop, Apex], machine)
+        lines = [line for case in CASES for line in measure_case(machine, case, rivals)]
+        state = machine.state()
+    report(lines)
+    failures = [f"{line['case']}, {line['name']}: {line['problem']}" for line in lines if line.get("problem")]
+    return {"facts": machine.facts(), "state": state, "lines": lines, "failures": failures}
+
+
+def measure_case(
+    machine: Machine, case: Case, rivals: Sequence[Any], layers: int = LAYERS, width: int = WIDTH
+) -> list[dict[str, Any]]:
+    """A line for every way to cast.
+
+    `problem`: results of ours that are wrong; `differs`: those of a rival with other rules; `left_out`: what cannot.
+    """
+    of = shapes(layers, width)
+    src, out, wanted = (Arrays(machine, dtype(name), of) for name in (case.src, case.dst, case.dst))
+    src.fill(machine)
+    keywords: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    if case.unscaled:
+        number, finite = machine.empty(4).view(np.float32), machine.empty(1)
+        machine.upload(number.view(np.uint8), np.array([0.5], np.float32))
+        machine.fill(finite, 1)
+        keywords, extra = {"scale": number}, {"finite": finite}
+    gpucast.cast(src.flat, case.dst, out=wanted.flat, **keywords)
+    codes = machine.download(wanted.data)
+
+    def loop() -> None:
+        for x, y in zip(src.arrays, out.arrays, strict=True):
+            gpucast.cast(x, case.dst, out=y, **keywords)
+
+    ways: dict[str, Callable[[], object]] = {
+        MANY: lambda: gpucast.cast_many(src.arrays, case.dst, out=out.arrays, **keywords, **extra),
+        ONE: lambda: gpucast.cast(src.flat, case.dst, out=out.flat, **keywords),
+        "gpucast.cast, a loop": loop,
+    }
+    for rival in rivals:
+        ways[rival.name] = _Rivals(rival, case, src, out)
+    lines: dict[str, dict[str, Any]] = {}
+    works: list[Work] = []
+    for name, way in ways.items():
+        line = lines[name] = {"case": str(case), "name": name}
+        machine.fill(out.data, 0xA5)
+        try:
+            way()
+        except Exception as error:
+            if name.startswith(OURS):
+                raise
+            line["left_out"] = f"{type(error).__name__}: {error}"
+            continue
+        wrong = _difference(machine.download(out.data), codes)
+        if wrong:
+            line["problem" if name.startswith(OURS) else "differs"] = wrong
+        line["host_us"] = 1e6 * _host_seconds(machine, way)
+        works.append(_work(name, way))
+        graph = _graph(machine, way)
+        if graph is not None:
+            lines[name + _IN_GRAPH] = {"case": str(case), "name": name + _IN_GRAPH}
+            works.append(_work(name + _IN_GRAPH, graph))
+    times = measure(machine, works, samples=_SAMPLES, limit=_LIMIT)
+    found = dict(zip((work.name for work in works), times, strict=True))
+    moved = src.data.nbytes + out.data.nbytes
+    for name, one in found.items():
+        lines[name] |= {
+            **asdict(one),
+            "bytes": moved,
+            "gb_per_s": moved / one.median / 1e9,
+            "share_of_one": found[ONE].median / one.median,
+        }
+    machine.release()
+    return list(lines.values())
+
+
+class _Rivals:
+    """A rival's call, prepared when it is first made."""
+
+    def __init__(self, rival: Any, case: Case, src: Arrays, out: Arrays) -> None:
+        self._rival, self._arguments = rival, (case, src, out)
+        self._call: Callable[[], object] | None = None
+
+    def __call__(self) -> None:
+        if self._call is None:
+            self._call = self._rival.prepare_many(*self._arguments)
+        assert self._call is not None
+        self._call()
+
+
+def _graph(machine: Machine, way: Callable[[], object]) -> Callable[[], object] | None:
+    try:
+        return machine.capture(way)
+    except Exception as error:
+        print(f"bench: no graph: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+
+
+def _work(name: str, way: Callable[[], object]) -> Work:
+    return Work(name, lambda i: way(), 1)
+
+
+def _host_seconds(machine: Machine, way: Callable[[], object]) -> float:
+    """What one call costs the host, the median of some that nothing is queued before."""
+    found = []
+    for _ in range(_CALLS):
+        machine.synchronize()
+        begin = machine.now()
+        way()
+        found.append(machine.now() - begin)
+    machine.synchronize()
+    return float(np.median(found))
+
+
+def _difference(got: Any, wanted: Any) -> str:
+    wrong = np.flatnonzero(got != wanted)
+    return f"{wrong.size:,} bytes differ, the first at {wrong[0]:,}" if wrong.size else ""
+
+
+def report(lines: Sequence[dict[str, Any]]) -> None:
+    """A table of all lines."""
+    for case in dict.fromkeys(line["case"] for line in lines):
+        print(f"\n{case}: {LAYERS * 12} tensors")
+        for line in lines:
+            if line["case"] != case:
+                continue
+            if "median" not in line:
+                print(f"  {line['name']:50} {line.get('problem') or line.get('left_out')}", file=sys.stderr)
+                continue
+            host = f"{line['host_us']:9.0f} us on the host" if "host_us" in line else ""
+            note = f"  ({line['differs']})" if line.get("differs") else ""
+            print(
+                f"  {line['name']:50} {1e6 * line['median']:9.1f} us {line['gb_per_s']:8.0f} GB/s "
+                f"{line['share_of_one']:6.1%} of one cast {host}{note}"
+            )

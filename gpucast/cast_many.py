@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public cast of many arrays: all of them are checked, then those of each device are cast in one launch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gpucast import fused_cast, host_cast, many_leaves, many_plans, placement, tree
+from gpucast.call import Call
+from gpucast.dtypes import dtype
+from gpucast.many_leaves import WHO, Leaf, Library
+from gpucast.packed import PackedArray
+from gpucast.rule import CAST_VERSIONS, DEFAULT_OPSET
+
+
+def cast_many(
+    arrays: Any,
+    to: Any,
+    *,
+    saturate: bool = True,
+    round_mode: str = "up",
+    opset: int = DEFAULT_OPSET,
+    rounding: str | None = None,
+    overflow: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    finite: Any = None,
+    out: Any = None,
+) -> Any:
+    """Cast all arrays of a tree to the type `to`, those of each device in one launch.
+
+    Parameters
+    ----------
+    arrays
+        A dict, list, tuple or named tuple of arrays, nested in any way, None included; or one array. The arrays are
+        what `gpucast.cast` takes, in any mix of types, shapes, libraries and devices; each stays where it is. A list of
+        numbers is as many arrays of shape ().
+    to, saturate, round_mode, opset, rounding, overflow
+        As for `gpucast.cast`, the same for all arrays.
+    seed, offset
+        For ``rounding="stochastic"``, as for `gpucast.cast`: the random bits of each array, in the tree's order (a
+        dict's keys as they were inserted), go on where those of the one before end. The next call goes on at `offset`
+        plus the number of all elements.
+    scale
+        As for `gpucast.cast`: every value is multiplied with it before it is rounded. An array of one element is on the
+        host, or on the device of all arrays.
+    finite
+        An array of one BOOL or UINT8 element where the arrays are: it becomes 0 if a value of a source is infinite or
+        NaN, and is left as it is otherwise. Nothing waits for it.
+    out
+        A tree of the same structure (dicts in any order): its arrays are written, each as the `out` of a
+        `gpucast.cast`, and it is returned. They are apart in memory from each other and from all other sources.
+
+    Returns
+    -------
+    A tree of the same structure with the results, which are those of `gpucast.cast`.
+
+    Contiguous arrays on a device (row-major, or with the same order of axes on both sides) share one launch for every
+    800 or more of them, with a CUDA before 12.1 for every 100, whatever their types. Arrays with other strides take a
+    launch each, and so do those of JAX and of other libraries but PyTorch. CuPy arrays are cast on CuPy's current
+    stream, tensors on torch's. With `out` nothing is allocated or copied, so that a call that has been made before can
+    be captured in a CUDA graph.
+
+    Raises
+    ------
+    As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``; ValueError for an `out` of another
+    structure, or whose arrays share memory. Nothing is written then.
+    """
+    call = Call(
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, None, None, None, True, WHO, CAST_VERSIONS
+    )
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    if compiler is not None and compiler.is_compiling():
+        from gpucast.interop.torch import untraced
+
+        return untraced(_cast_many, arrays, to, call, finite, out)
+    return _cast_many(arrays, to, call, finite, out)
+
+
+def _cast_many(arrays: Any, to: Any, call: Call, finite: Any, out: Any) -> Any:
+    leaves, structure = tree.flatten(arrays, f"{WHO}: arrays")
+    outs = None if out is None else tree.leaves_like(structure, out, f"{WHO}: out")
+    dst = dtype(to, who=f"{WHO}: to=")
+    results = many_plans.run(leaves, outs, dst, call, finite)
+    if results is None:
+        checked = many_leaves.checked(leaves, outs, tree.paths(structure), dst, call, finite)
+        _run(checked)
+        if checked:
+            many_plans.keep(checked, outs, dst, call, finite)
+        if out is None:
+            _attach(checked, call.scale)
+        results = [leaf.result for leaf in checked]
+    return tree.unflatten(structure, results) if out is None else out
+
+
+def _run(leaves: Sequence[Leaf]) -> None:
+    texts = [leaf for leaf in leaves if "string" in (leaf.rule.src.family, leaf.rule.dst.family)]
+    numbers = [leaf for leaf in leaves if "string" not in (leaf.rule.src.family, leaf.rule.dst.family)]
+    alone = [leaf for leaf in numbers if leaf.way is not None and leaf.library is None]
+    together = [leaf for leaf in numbers if leaf.way is None or leaf.library is not None]
+    # What may fail comes first: text that is no number, what another library does not take, memory.
+    read = [_cast(leaf, leaf.array, None) for leaf in texts]
+    for leaf in alone:
+        if leaf.target is None:
+            _cast_alone(leaf)
+    for leaf in together:
+        if leaf.target is None:
+            _make_room(leaf)
+    for leaf, text in zip(texts, read, strict=True):
+        if leaf.target is None:
+            leaf.result = text
+        else:
+            leaf.target[...] = text
+    for leaf in alone:
+        if leaf.target is not None:
+            _cast_alone(leaf)
+    for leaf in together:
+        if leaf.home is None:
+            _cast_on_host(leaf)
+    _cast_on_devices([leaf for leaf in together if leaf.home is not None])
+
+
+def _attach(leaves: Sequence[Leaf], scale: Any) -> None:
+    """Let libraries differentiate through the cast."""
+    of_library: dict[Library, list[Leaf]] = {}
+    for leaf in leaves:
+        if leaf.library is not None:
+            of_library.setdefault(leaf.library, []).append(leaf)
+    for library, own in of_library.items():
+        results = library.attach([leaf.given for leaf in own], [leaf.result for leaf in own], scale)
+        for leaf, result in zip(own, results, strict=True):
+            leaf.result = result
+
+
+def _make_room(leaf: Leaf) -> None:
+    if leaf.library is not None:
+        leaf.result, leaf.target = leaf.library.room(leaf.given, leaf.rule.dst, leaf.who)
+    elif leaf.home is not None:
+        from gpucast import device_cast, launch
+
+        with launch.driver().on(leaf.home):
+            leaf.result = leaf.target = device_cast.room(leaf.array, leaf.rule.dst)
+
+
+def _cast_alone(leaf: Leaf) -> None:
+    """The cast of an array of another library, which makes something of the result."""
+
+    def inner(x: Any, to: Any, call: Call) -> Any:
+        return _cast(leaf, x, call.out if leaf.target is None else leaf.target)
+
+    way, who = leaf.way, leaf.who
+    assert way is not None
+    call = Call(True, "up", DEFAULT_OPSET, None, None, None, 0, None, None, None, leaf.result, True, who, CAST_VERSIONS)
+    leaf.result = way.cast(inner, leaf.given, leaf.rule.dst, call)
+
+
+def _cast(leaf: Leaf, x: Any, out: Any) -> Any:
+    """The cast of the array of a leaf alone, into `out` if there is one."""
+    if leaf.home is not None:
+        return placement.cast(x, leaf.rule, None, out, leaf.who, leaf.fusion)
+    if leaf.fusion is None:
+        return host_cast.apply(x, leaf.rule, out)
+    return fused_cast.apply(x, leaf.rule, leaf.fusion, out)
+
+
+def _cast_on_host(leaf: Leaf) -> None:
+    target = leaf.target
+    # The result of an array with one element per byte is such an array too; that of a tensor is packed.
+    pack = isinstance(target, PackedArray) and not isinstance(leaf.array, PackedArray)
+    y = _cast(leaf, leaf.array, None if pack else target)
+    if pack:
+        target.data[...] = PackedArray.pack(y).data
+    elif target is None:
+        leaf.result = y
+
+
+def _cast_on_devices(leaves: Sequence[Leaf]) -> None:
+    if not leaves:
+        return
+    from gpucast import device_many, launch
+
+    driver = launch.driver()
+    groups: dict[tuple[int, int], list[Leaf]] = {}
+    streams: dict[tuple[int, Any], int] = {}
+    for leaf in leaves:
+        assert leaf.home is not None
+        key, library = (leaf.home, leaf.way), leaf.library
+        if key not in streams:
+            with driver.on(leaf.home):
+                streams[key] = driver.stream() if library is None else library.stream(leaf.home)
+        groups.setdefault((leaf.home, streams[key]), []).append(leaf)
+    for (device, stream), group in groups.items():
+        with driver.using(stream, device):
+            device_many.apply(group, device)

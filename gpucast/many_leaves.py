@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays of a call of `gpucast.cast_many`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from gpucast import device as devices
+from gpucast import fused_cast
+from gpucast.call import Call
+from gpucast.dtypes import DType, dtype
+from gpucast.fusion import Fusion, resolve_finite, resolve_scale
+from gpucast.intake import Door, door
+from gpucast.many_out import Place, check_apart
+from gpucast.out import check_out
+from gpucast.packed import PackedArray, as_array, home
+from gpucast.random_bits import resolve_random
+from gpucast.rule import STOCHASTIC, Rule
+
+WHO = "cast_many"
+_NOTHING = Fusion()
+
+
+class Library(Door, Protocol):
+    """The door of a library whose arrays share launches with ours: `gpucast.interop.torch`."""
+
+    def room(self, x: Any, dst: DType, who: str) -> tuple[Any, Any]:
+        """Memory for the cast of x: what the caller gets, and the same as an array of ours."""
+
+    def stream(self, device: int) -> int:
+        """The library's current stream of a device."""
+
+    def check_into(self, x: Any, who: str) -> None:
+        """ValueError for an x that is not to be cast into an `out`."""
+
+    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
+        """The results, as what the library differentiates through."""
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One array of a call of `gpucast.cast_many`."""
+
+    #: What errors call it: "cast_many: arrays['encoder'][3]".
+    who: str
+    #: As it was given, the door that it came through (None: it is ours), and the same as an array of ours.
+    given: Any
+    way: Door | None
+    array: Any
+    #: The index of the device that holds it; None for the host.
+    home: int | None
+    #: What the caller gets, and the same as an array of ours; None until there is one.
+    result: Any
+    target: Any = None
+    rule: Rule = field(init=False)
+    #: What is done beside; None: nothing.
+    fusion: Fusion | None = None
+    #: Elements of the leaves before it.
+    start: int = 0
+
+    @property
+    def library(self) -> Library | None:
+        """The door, if arrays of its library share launches with ours."""
+        return cast(Library, self.way) if hasattr(self.way, "room") else None
+
+
+def checked(
+    given: Sequence[Any],
+    outs: Sequence[Any] | None,
+    paths: Sequence[str],
+    dst: DType,
+    call: Call,
+    finite: Any,
+) -> list[Leaf]:
+    """The leaves of a call, of which nothing is wrong."""
+    random = resolve_random(call.rounding, call.seed, call.offset, WHO)
+    leaves = []
+    for x, out, path in zip(given, outs or [None] * len(given), paths, strict=True):
+        who, way = f"{WHO}: arrays{path}", door(x)
+        array = as_array(x, who) if way is None else way.take(x, who)
+        leaves.append(Leaf(who, x, way, array, home(array), out))
+    if any(leaf.home is not None for leaf in leaves):
+        devices.require(WHO)
+    fusion = _fusion(leaves, call.scale, finite)
+    rules: dict[Any, Rule] = {}
+    start = 0
+    for leaf in leaves:
+        rule = rules.get(leaf.array.dtype)
+        if rule is None:
+            rule = rules[leaf.array.dtype] = _rule(leaf, dst, call)
+        leaf.rule = rule
+        if leaf.result is not None:
+            leaf.target = _target(leaf)
+        if random is not None and rule.rounding == STOCHASTIC:
+            leaf.fusion = fusion._replace(random=random._replace(offset=random.offset + start))
+        elif fusion is not _NOTHING:
+            leaf.fusion = fusion
+        leaf.start = start
+        start += leaf.array.size
+    _check_apart(leaves, paths, fusion)
+    return leaves
+
+
+def _rule(leaf: Leaf, dst: DType, call: Call) -> Rule:
+    return fused_cast.fused_rule(
+        dtype(leaf.array.dtype, who=f"{leaf.who}: x.dtype="),
+        dst,
+        scaled=call.scale is not None,
+        saturate=call.saturate,
+        round_mode=call.round_mode,
+        opset=call.opset,
+        rounding=call.rounding,
+        overflow=call.overflow,
+        versions=call.versions,
+        who=leaf.who,
+    )
+
+
+def _fusion(leaves: Sequence[Leaf], scale: Any, finite: Any) -> Fusion:
+    if scale is None and finite is None:
+        return _NOTHING
+    fusion = Fusion()
+    for place in {leaf.home for leaf in leaves}:
+        if scale is not None:
+            fusion = fusion._replace(scale=resolve_scale(scale, place, WHO))
+        if finite is not None:
+            fusion = fusion._replace(finite=resolve_finite(finite, place, WHO))
+    return fusion
+
+
+def _target(leaf: Leaf) -> Any:
+    """The `out` of a leaf as an array of ours that can take the cast."""
+    out, way, x, dst = leaf.result, door(leaf.result), leaf.array, leaf.rule.dst
+    if leaf.library is not None:
+        leaf.library.check_into(leaf.given, leaf.who)
+    target = out if way is None else way.take(out, leaf.who, writing=True)
+    if isinstance(x, np.ndarray) and dst.packed and isinstance(target, PackedArray) and leaf.way is not None:
+        # A tensor of the host, whose result is packed: into that goes what it would be packed.
+        x = PackedArray(np.empty(dst.nbytes(x.size), np.uint8), dst, x.shape)
+    check_out(x, leaf.rule, target, leaf.home is not None or home(target) is not None, leaf.who)
+    place = None if dst.family == "string" else leaf.home
+    if home(target) != place:
+        raise ValueError(f"{leaf.who}: out is on {_name(home(target))}; the result belongs on {_name(place)}")
+    return target
+
+
+def _name(device: int | None) -> str:
+    return "the host" if device is None else f"cuda:{device}"
+
+
+def _check_apart(leaves: Sequence[Leaf], paths: Sequence[str], fusion: Fusion) -> None:
+    written = [
+        Place(f"out{path}", i, leaf.target)
+        for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
+        if leaf.target is not None
+    ]
+    read = [Place(f"arrays{path}", i, leaf.array) for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))]
+    if fusion.finite is not None:
+        written.append(Place("finite", -1, fusion.finite))
+    if fusion.scale is not None and not isinstance(fusion.scale, float):
+        read.append(Place("scale", -2, fusion.scale))
+    check_apart(written, read, WHO)

@@ -67,8 +67,9 @@ def run(folder: Path) -> None:
 
 
 def convert(source: Path, target: Path, to: str, device: str) -> dict[str, Any]:
-    """``gpucast convert SOURCE TARGET --to TO --json``; --allow-loss, since the loss is what we look at."""
-    arguments = ["convert", str(source), str(target), "--to", to, "--device", device, "--allow-loss", "--json"]
+    """``gpucast convert SOURCE TARGET --to TO``; without scales and with --allow-loss: the loss is what we look at."""
+    arguments = ["convert", str(source), str(target), "--to", to, "--scale", "none", "--allow-loss"]
+    arguments += ["--device", device, "--json"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = cli.main(arguments)

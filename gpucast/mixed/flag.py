@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flag that tells whether all gradients are finite: one byte, on the host or on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast.cast import cast
+from gpucast.dtypes import dtype
+from gpucast.mixed.leaves import row_of
+from gpucast.packed import as_array, home
+
+_ROWS = (dtype("BOOL"), dtype("UINT8"))
+
+
+def checked_flag(finite: Any, who: str) -> Any:
+    """`finite`, a bool or an array of one BOOL or UINT8 element of any library, as an array of ours."""
+    if isinstance(finite, (bool, np.bool_)):
+        return np.asarray(finite)
+    row = row_of(finite)
+    if row not in _ROWS:
+        got = type(finite).__name__ if row is None else row.name
+        raise TypeError(f"{who}: finite is {got}; expected a bool, or an array of one BOOL or UINT8 element")
+    flag = as_array(finite, who)
+    if flag.size != 1:
+        raise ValueError(f"{who}: finite has shape {tuple(flag.shape)}; expected one element")
+    return flag
+
+
+def new_flag(place: int | None) -> Any:
+    """A new BOOL array of shape () that is true, on the host (None) or on a device, which is not waited for."""
+    flag = np.asarray(True)
+    if place is None:
+        return flag
+    from gpucast.device_cast import to_device
+
+    return to_device(flag, place)
+
+
+def flag_on(flag: Any, place: int) -> Any:
+    """The flag on a device."""
+    return flag if home(flag) == place else cast(flag, flag.dtype, device=f"cuda:{place}")

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which types a network's parameters, computations and outputs have: the policies of DeepMind's jmp."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpucast.cast_many import cast_many
+from gpucast.dtypes import DType, dtype
+from gpucast.mixed.leaves import map_floating
+
+#: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.
+_SHORT = {"bf16": "BFLOAT16", "f16": "FLOAT16", "half": "FLOAT16", "f32": "FLOAT", "full": "FLOAT", "f64": "DOUBLE"}
+_KEYS = {"p": "param", "params": "param", "c": "compute", "compute": "compute", "o": "output", "output": "output"}
+
+
+@dataclass(frozen=True, init=False)
+class Policy:
+    """The types of parameters, computations and outputs; anything that `gpucast.dtype` takes, floating and signed.
+
+    The three casts take trees (see `gpucast.cast_many`). Floating leaves, those whose dtype row has an exponent, are
+    cast as `gpucast.cast` does, all of them in one launch on a device; those that have the type already, and all other
+    leaves (integers, BOOL, STRING, whatever is no array), are returned as they are, not copied.
+
+    TypeError for what is no dtype, or one that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0.
+    """
+
+    param_dtype: DType
+    compute_dtype: DType
+    output_dtype: DType
+
+    def __init__(self, param_dtype: Any, compute_dtype: Any, output_dtype: Any) -> None:
+        given = {"param_dtype": param_dtype, "compute_dtype": compute_dtype, "output_dtype": output_dtype}
+        for name, kind in given.items():
+            object.__setattr__(self, name, _row(kind, f"Policy: {name}="))
+
+    def cast_to_param(self, tree: Any) -> Any:
+        """The tree with its floating leaves in `param_dtype`."""
+        return _cast(tree, self.param_dtype)
+
+    def cast_to_compute(self, tree: Any) -> Any:
+        """The tree with its floating leaves in `compute_dtype`."""
+        return _cast(tree, self.compute_dtype)
+
+    def cast_to_output(self, tree: Any) -> Any:
+        """The tree with its floating leaves in `output_dtype`."""
+        return _cast(tree, self.output_dtype)
+
+    def with_output_dtype(self, output_dtype: Any) -> Policy:
+        """The same policy with another type for outputs."""
+        return replace(self, output_dtype=output_dtype)
+
+    def __str__(self) -> str:
+        """jmp's short form, which `get_policy` reads: "p=f32,c=bf16,o=f32"."""
+        names = (_name(row) for row in (self.param_dtype, self.compute_dtype, self.output_dtype))
+        return "p={},c={},o={}".format(*names)
+
+
+def get_policy(text: str) -> Policy:
+    """The policy that jmp's string form names.
+
+    "params=float32,compute=bfloat16,output=float32", the same with keys p, c and o, or one type for all three. What is
+    not said: parameters are FLOAT, computations follow the parameters, outputs follow the computations. Types: jmp's
+    short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype` takes.
+
+    TypeError for what is no text or names no type, ValueError for an unknown or repeated key.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"get_policy: {text!r} is no text; expected one such as 'p=f32,c=bf16,o=f32'")
+    if "=" not in text:
+        row = _named(text)
+        return Policy(row, row, row)
+    rows: dict[str, DType] = {}
+    for part in text.split(","):
+        key, _, value = (word.strip() for word in part.partition("="))
+        role = _KEYS.get(key)
+        if role is None:
+            raise ValueError(f"get_policy: {part!r} in {text!r} has no known key; expected p=, c= or o= with a type")
+        if role in rows:
+            raise ValueError(f"get_policy: {text!r} gives {role} twice")
+        rows[role] = _named(value)
+    param = rows.get("param", dtype("FLOAT"))
+    compute = rows.get("compute", param)
+    return Policy(param, compute, rows.get("output", compute))
+
+
+def _named(name: str) -> DType:
+    name = name.strip()
+    return _row(_SHORT.get(name, name), "get_policy: ")
+
+
+def _row(kind: Any, who: str) -> DType:
+    row = dtype(kind, who=who)
+    if row.family != "float":
+        why = "has neither sign nor zero" if row.is_float else "is no floating type"
+        raise TypeError(f"{who}{row.name!r} {why}; expected one such as FLOAT, BFLOAT16, FLOAT16 or FLOAT8E4M3FN")
+    return row
+
+
+def _name(row: DType) -> str:
+    return next((short for short, name in _SHORT.items() if name == row.name), row.numpy_name)
+
+
+def _cast(tree: Any, row: DType) -> Any:
+    return map_floating(lambda leaves: cast_many(leaves, row), tree, unless=row)

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One of two trees, chosen by a flag that may lie on a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast import tree as trees
+from gpucast.cast import cast
+from gpucast.intake import door
+from gpucast.many_out import Place, check_apart
+from gpucast.mixed.flag import checked_flag
+from gpucast.mixed.leaves import row_of
+from gpucast.out import check_out
+from gpucast.packed import home
+from gpucast.rule import resolve
+
+_WHO = "select_tree"
+
+
+def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
+    """The tree `new` where `finite` is true, else the tree `old`: so a step that overflowed changes nothing.
+
+    Parameters
+    ----------
+    finite
+        A bool, or an array of one BOOL or UINT8 element, such as `unscale` gives.
+    new, old
+        Trees of one structure. Their array leaves have equal shapes and dtypes; leaves that are no arrays are equal
+        (``==``), unless the flag is on the host and there is no `out`.
+    out
+        A tree of that structure: its arrays are written, and it is returned. It may be `new` or `old` itself.
+
+    Returns
+    -------
+    With a flag on the host the chosen tree itself. With a flag on a device a new tree of CuPy arrays and PackedArrays,
+    as all array leaves must be then, on that device: one small launch for each, nothing is read back.
+
+    ValueError for structures or shapes that differ, for another place than that of a device's flag (``bool(finite)``
+    reads it), and for `out` arrays that overlap others. TypeError for dtypes that differ, a flag that is none, and
+    arrays of other libraries with a device's flag. Nothing is written then.
+    """
+    flag = checked_flag(finite, _WHO)
+    leaves, structure = trees.flatten(new, f"{_WHO}: new")
+    given = [leaves, trees.leaves_like(structure, old, f"{_WHO}: old")]
+    if out is not None:
+        given.append(trees.leaves_like(structure, out, f"{_WHO}: out"))
+    rows, paths = list(zip(*given, strict=True)), trees.paths(structure)
+    for path, row in zip(paths, rows, strict=True):
+        _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *row)
+    if out is not None:
+        _check_apart(flag, given, paths)
+    if home(flag) is None:
+        if out is None:
+            return new if flag else old
+        for x, y, target in rows:
+            chosen = x if flag else y
+            if row_of(chosen) is not None and chosen is not target:
+                cast(chosen, chosen.dtype, out=target)
+        return out
+    from gpucast.mixed import device
+
+    chosen = [x if row_of(x) is None else device.select(flag, x, *others) for x, *others in rows]
+    return trees.unflatten(structure, chosen) if out is None else out
+
+
+def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
+    """TypeError or ValueError for leaves that cannot be chosen from, or a `target` that cannot take them."""
+    row, other, place = row_of(x), row_of(y), home(flag)
+    if row is None or other is None:
+        if row is not other or ((place is not None or target is not None) and not _equal(x, y)):
+            raise ValueError(f"{who} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
+        return
+    if row is not other:
+        raise TypeError(f"{who} is {row} in new and {other} in old")
+    if tuple(x.shape) != tuple(y.shape):
+        raise ValueError(f"{who} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
+    if place is None and target is None:
+        return
+    for leaf in (x, y):
+        if door(leaf) is not None:
+            wanted = "with out=" if place is None else "with the flag on a device"
+            raise TypeError(f"{who} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
+        if place is not None and home(leaf) != place:
+            raise ValueError(f"{who} is not on cuda:{place}, where finite is; bool(finite) reads the flag")
+        if target is not None:
+            check_out(leaf, resolve(row, row), target, place is not None, who)
+            if home(target) != home(leaf):
+                raise ValueError(f"{who} lies elsewhere in out than in new and old")
+
+
+def _equal(x: Any, y: Any) -> bool:
+    """Whether two leaves that are no arrays are the same; False for what compares element by element."""
+    same = x == y
+    return x is y or (isinstance(same, (bool, np.bool_)) and bool(same))
+
+
+def _check_apart(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) -> None:
+    """ValueError where an array of `out` shares memory with another, or with another leaf of `new` or `old`."""
+    read: list[Place] = [Place("finite", -1, flag)]
+    written: list[Place] = []
+    for name, leaves in zip(("new", "old", "out"), trees_of_leaves, strict=True):
+        places = written if name == "out" else read
+        places += [
+            Place(name + path, i, leaf)
+            for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
+            if row_of(leaf) is not None
+        ]
+    check_apart(written, read, _WHO)

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a mixed-precision training step leaves on the device: its loss scale, and the choice between two arrays.
+//
+// gpucast/mixed/device.py puts this file behind the others, for these two kernels alone.
+namespace gpucast {
+
+// Words of four bytes; gpucast/mixed/loss_scale.py has the same arithmetic on the host.
+struct LossScale {
+    float scale, inverse;
+    u32 counter;
+};
+
+struct Adjustment {
+    float factor, least;
+    u32 period;
+};
+
+// Which array to copy is read where the copy is made.
+struct Choice {
+    const u8* chosen;
+    const u8* otherwise;
+};
+
+}  // namespace gpucast
+
+// One thread: the step that `finite` tells of has been taken.
+#define GPUCAST_ADJUST(NAME)                                                                                           \
+    extern "C" __global__ void NAME(const gpucast::u8* finite, gpucast::u32, gpucast::u8* state, gpucast::i64,         \
+                                    const gpucast::Adjustment by) {                                                    \
+        gpucast::LossScale& now = *reinterpret_cast<gpucast::LossScale*>(state);                                       \
+        float scale = now.scale;                                                                                       \
+        if (*finite == 0) {                                                                                            \
+            scale = scale / by.factor;                                                                                 \
+            if (scale < by.least) scale = by.least;                                                                    \
+            now.counter = 0;                                                                                           \
+        } else if (++now.counter >= by.period) {                                                                       \
+            scale = scale * by.factor;                                                                                 \
+            /* A scale beyond the largest FLOAT stays as it is. */                                                     \
+            if (!(scale <= 3.402823466e38f)) scale = now.scale;                                                        \
+            now.counter = 0;                                                                                           \
+        }                                                                                                              \
+        now.scale = scale;                                                                                             \
+        now.inverse = 1.0f / scale;                                                                                    \
+    }
+// n bytes of `src` where the choice is made, of `otherwise` where not.
+#define GPUCAST_SELECT(NAME, ELEMENTS, UNROLL, THREADS)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n, const gpucast::Choice choice) {   \
+        const gpucast::Arithmetic<gpucast::UINT8, gpucast::UINT8, 8, gpucast::NAME##_rule> converter;                  \
+        gpucast::cast_contiguous<8, 8, ELEMENTS, UNROLL, THREADS>(                                                     \
+            *choice.chosen != 0 ? src : choice.otherwise, 0, dst, n, blockIdx.x, converter);                           \
+    }

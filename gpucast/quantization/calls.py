@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public calls: check them, and route them to the host or a device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gpucast import device as devices
+from gpucast.cast import cast
+from gpucast.packed import PackedArray, as_array, home, namespace
+from gpucast.quantization import host, swizzle
+from gpucast.quantization.formats import Format, Parts, find
+from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_row
+from gpucast.random_bits import Random, resolve_random
+
+_WHO = "quantize"
+
+
+def quantize(
+    x: Any,
+    format: Any,
+    *,
+    axis: int = -1,
+    scale_layout: str = "linear",
+    transpose: bool | str = False,
+    rounding: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Quantize an array: narrow codes, and a scale for each block of them.
+
+    Every step is stated in `gpucast.quantization.reference`; the bits are the same everywhere.
+
+    Parameters
+    ----------
+    x
+        FLOAT, FLOAT16, BFLOAT16 or DOUBLE: whatever `gpucast.cast` takes as an array.
+    format
+        A name of ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...) or a ``Format`` of one's own.
+    axis
+        As in ONNX QuantizeLinear: the axis along which blocks run; in formats "..._axis" the one whose indices have a
+        scale each. Without meaning for "..._tensor".
+    scale_layout
+        "linear", or "128x4", the order that cuBLAS reads (``gpucast.quantization.swizzle``): for one-dimensional blocks
+        with scales of one byte along the last axis, which they must divide.
+    transpose
+        True: quantize ``swapaxes(x, -1, -2)``, blocks along what were columns. "both": the pair of the result without
+        and with it, in one read of x on a device.
+    rounding, seed, offset
+        ``rounding="stochastic"`` with a seed, as in `gpucast.cast`, for elements that are floats; None: to nearest,
+        ties to even.
+    scale
+        Given scales in place of those of x, in formats with FLOAT scales and no zero points: a number, or an array that
+        broadcasts to the scales' shape; NVFP4: the global scale. Finite and above 0. An array on a device is not
+        checked.
+    device
+        None: where x is; "cpu", "cuda", "cuda:N": there.
+
+    Returns
+    -------
+    A `Quantized`; with transpose="both" a tuple of two.
+
+    Raises
+    ------
+    TypeError
+        For a type that cannot be quantized.
+    ValueError
+        For an unknown format, and for what the format or the layout does not allow.
+    """
+    row = find(format, _WHO)
+    array = as_array(x, _WHO)
+    if isinstance(array, PackedArray):
+        raise TypeError(f"{_WHO}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
+    kind = source_row(array.dtype, f"{_WHO}: x.dtype=")
+    if transpose not in (False, True, "both"):
+        raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
+    if transpose and array.ndim < 2:
+        raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
+    random = _random(row, rounding, seed, offset)
+    place = devices.parse(device, _WHO)
+    if place is not None and (place != "cpu" or home(array) is not None):
+        array = cast(array, kind, device=place, copy=False)
+    views = [array] if not transpose else [_swapped(array)] if transpose != "both" else [array, _swapped(array)]
+    results = []
+    for view in views:
+        on = checked_axis(axis, view.shape, row, _WHO)
+        check_layout(scale_layout, view.shape, on, row, _WHO)
+        results.append((view, on, _scale(scale, row, row.scales_shape(view.shape, on), array)))
+    made: list[Quantized] = []
+    for view, on, given in results:
+        # Both ways have the same global scale.
+        given = made[0].global_scale if row.global_scale and made else given
+        made.append(_quantized(_parts(view, row, on, given, random), row, kind, on, scale_layout))
+    return tuple(made) if transpose == "both" else made[0]
+
+
+def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
+    """The numbers that a `Quantized` stands for, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
+
+    An array of q's shape where q is. TypeError for anything else. Out of `to`'s range is infinity, as in a cast.
+    """
+    if not isinstance(q, Quantized):
+        raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
+    row = source_row(to, "dequantize: to=")
+    if home(q.data) is not None:
+        from gpucast.quantization import device
+
+        parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
+        return device.dequantize(parts, q.format, row, axis=q.axis)
+    data = q.data.get() if isinstance(q.data, PackedArray) else q.data
+    return host.dequantize(Parts(data, q.linear_scales(), q.zero_points, q.global_scale), q.format, row, axis=q.axis)
+
+
+def _swapped(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
+
+
+def _parts(x: Any, row: Format, axis: int, scale: Any, random: Random | None) -> Parts:
+    if home(x) is None:
+        return host.quantize(x, row, axis=axis, scale=scale, random=random)
+    from gpucast.quantization import device
+
+    return device.quantize(x, row, axis=axis, scale=scale, random=random)
+
+
+def _quantized(parts: Parts, row: Format, kind: Any, axis: int, scale_layout: Any) -> Quantized:
+    data = parts.data
+    if row.element.packed and not isinstance(data, PackedArray):
+        data = PackedArray.pack(data)
+    scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
+    return Quantized(data, scales, row, parts.zero_points, parts.global_scale, kind, axis, scale_layout)
+
+
+def _random(row: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
+    random = resolve_random(rounding, seed, offset, _WHO)
+    if rounding is not None and rounding != "stochastic":
+        raise ValueError(f"{_WHO}: rounding={rounding!r} must be None or 'stochastic'")
+    if random is not None and row.element.family != "float":
+        raise ValueError(f"{_WHO}: rounding='stochastic' is for elements that are floats; {row} has {row.element}")
+    return random
+
+
+def _scale(scale: Any, row: Format, shape: tuple[int, ...], x: Any) -> Any:
+    """The caller's scales, for x: as FLOAT and checked, unless both are on a device."""
+    if scale is None:
+        return None
+    if row.zero_points or not (row.global_scale or row.scale.name == "FLOAT"):
+        raise ValueError(f"{_WHO}: scale= is for formats with FLOAT scales and without zero points, not for {row}")
+    if row.global_scale:
+        shape = ()
+    given = scale if namespace(scale) is not None else np.asarray(scale)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{_WHO}: scale= has dtype {given.dtype}; expected numbers")
+    if home(given) is not None and home(x) is None:
+        from gpucast import device_cast
+
+        given = device_cast.to_host(given)
+    if home(given) is None:
+        with np.errstate(over="ignore"):
+            given = given.astype(np.float32)
+        if not (np.isfinite(given) & (given > 0)).all():
+            raise ValueError(f"{_WHO}: scale= must be finite and above 0 as FLOAT")
+    if math.prod(shape) == 1 and given.size == 1:
+        return given.reshape(shape)
+    try:
+        np.broadcast_to(np.empty(given.shape, bool), shape)
+    except ValueError:
+        raise ValueError(f"{_WHO}: scale= has shape {given.shape}; the scales have {shape}") from None
+    return given

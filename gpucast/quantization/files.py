@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized arrays in .safetensors files.
+
+The parts are the tensors data, scales, zero_points and global_scale, as `gpucast.files` stores their types; the
+metadata entry "gpucast.quantized" is a JSON object of the format's columns, the axis, the scale layout and the original
+type. A file is read through the checks of `gpucast.files` and of `Quantized`: nothing in it is trusted or executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from gpucast.dtypes import DType, dtype
+from gpucast.files import FileError, TensorFile
+from gpucast.files import save as save_tensors
+from gpucast.packed import PackedArray
+from gpucast.quantization.formats import Format
+from gpucast.quantization.quantized import Quantized
+
+_ENTRY = "gpucast.quantized"
+_SUFFIX = ".safetensors"
+_VERSION = 1
+
+
+def save(q: Quantized, path: str | os.PathLike[str]) -> None:
+    """Write the file whole or not at all; arrays on a device are copied to the host. ValueError for another suffix."""
+    name = _checked(path)
+    told = entry(q.format, q.axis, q.scale_layout, q.dtype)
+    save_tensors(name, q.get().parts(), {_ENTRY: json.dumps(told)})
+
+
+def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str, Any]:
+    """What the metadata say about an array of the type `kind` that was quantized."""
+    return {
+        "version": _VERSION,
+        "format": format.name,
+        "element": format.element.name,
+        "scale": format.scale.name,
+        "block": format.block,
+        "rule": format.rule,
+        "zero_points": format.zero_points,
+        "global_scale": format.global_scale,
+        "axis": axis,
+        "scale_layout": scale_layout,
+        "dtype": kind.name,
+    }
+
+
+def described(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[str, Any]]:
+    """The format that a metadata entry tells, and its axis, scale_layout and dtype, unchecked. FileError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or found.get("version") != _VERSION:
+        raise FileError(f"{path}: the metadata {name!r} is not what this version of gpucast writes")
+    try:
+        block = found["block"]
+        format = Format(
+            found["format"],
+            dtype(found["element"]),
+            dtype(found["scale"]),
+            tuple(block) if isinstance(block, list) else block,
+            found["rule"],
+            found["zero_points"],
+            found["global_scale"],
+        )
+        return format, {key: found[key] for key in ("axis", "scale_layout", "dtype")}
+    except KeyError as error:
+        raise FileError(f"{path}: {error.args[0]!r} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def load(path: str | os.PathLike[str]) -> Quantized:
+    """Read a file that `save` wrote. FileError for any other, OSError for one that cannot be read."""
+    name = _checked(path)
+    with TensorFile(name) as file:
+        if _ENTRY not in file.metadata:
+            raise FileError(f"{name}: holds no quantized array: the metadata has no {_ENTRY!r}")
+        format, kept = described(file.metadata[_ENTRY], name)
+        tensors = {tensor.name: tensor for tensor in file.tensors}
+        unknown = tensors.keys() - {"data", "scales", "zero_points", "global_scale"}
+        if unknown:
+            raise FileError(f"{name}: {sorted(unknown)[0]!r} is no part of a quantized array")
+        parts = {part: _packed(tensor.read()) for part, tensor in tensors.items()}
+    for part in ("data", "scales"):
+        if part not in parts:
+            raise FileError(f"{name}: {part!r} is missing")
+    try:
+        return Quantized(parts.pop("data"), parts.pop("scales"), format, **parts, **kept)
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{name}: {error}") from None
+
+
+def _checked(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    if os.path.splitext(name)[1].lower() != _SUFFIX:
+        raise FileError(f"{name}: a quantized array is kept in a {_SUFFIX} file")
+    return name
+
+
+def _packed(array: Any) -> Any:
+    return PackedArray.pack(array) if dtype(array.dtype).packed else array

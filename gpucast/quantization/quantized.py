@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized: an array as narrow codes with scales."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from gpucast.dtypes import DType, dtype
+from gpucast.packed import PackedArray, home, namespace
+from gpucast.quantization import swizzle
+from gpucast.quantization.formats import SOURCES, Format, find
+
+ScaleLayout = Literal["linear", "128x4"]
+_FLOAT = dtype("FLOAT")
+SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", "128x4")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Quantized:
+    """What `gpucast.quantize` gives. It can be made from parts that come from elsewhere, which are checked:
+    ``Quantized(data, scales, "mxfp4")``. TypeError for wrong types, ValueError for wrong shapes.
+
+    The number that code i stands for is ``(data[i] - zero_points[b]) * scales[b] * global_scale``, b its block.
+    """
+
+    #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
+    data: Any
+    #: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0: of `Format.scales_shape`, or flat in the order "128x4".
+    scales: Any
+    format: Format
+    #: INT8 or UINT8, as many as scales; None in symmetric formats.
+    zero_points: Any = None
+    #: A FLOAT array of shape (), in formats that have it.
+    global_scale: Any = None
+    #: The type that was quantized.
+    dtype: DType = _FLOAT
+    #: The axis along which blocks run, or whose indices have a scale each. Not negative (0 for shape ()).
+    axis: int = -1
+    scale_layout: ScaleLayout = "linear"
+
+    def __post_init__(self) -> None:
+        who = "Quantized"
+        object.__setattr__(self, "format", find(self.format, who))
+        # What has no shape is found here.
+        _check_type(self.data, "data", self.format.element)
+        object.__setattr__(self, "dtype", source_row(self.dtype, f"{who}: dtype="))
+        object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, who))
+        check_layout(self.scale_layout, self.shape, self.axis, self.format, who)
+        shape = self.scales_shape
+        flat = (swizzle.size(shape),) if self.scale_layout == "128x4" else shape
+        _check(self.scales, "scales", self.format.scale, flat)
+        _check(self.zero_points, "zero_points", self.format.zero_point, shape)
+        _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, ())
+        places = {home(part) for part in self.parts().values()}
+        if len(places) > 1:
+            raise ValueError(f"{who}: the parts are on different devices: {', '.join(map(_place, places))}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array that was quantized."""
+        shape: tuple[int, ...] = self.data.shape
+        return shape
+
+    @property
+    def scales_shape(self) -> tuple[int, ...]:
+        """The shape of the scales in the layout "linear"."""
+        return self.format.scales_shape(self.shape, self.axis)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(int(part.nbytes) for part in self.parts().values())
+
+    @property
+    def device(self) -> Any:
+        """Where the parts are: "cpu", or the CuPy device."""
+        data = self.data.data if isinstance(self.data, PackedArray) else self.data
+        return "cpu" if isinstance(data, np.ndarray) else data.device
+
+    def parts(self) -> dict[str, Any]:
+        """The arrays by name: data, scales, and those of zero_points and global_scale that there are."""
+        named = {name: getattr(self, name) for name in ("data", "scales", "zero_points", "global_scale")}
+        return {name: part for name, part in named.items() if part is not None}
+
+    def dlpack(self, part: str) -> Any:
+        """A part as what other libraries' ``from_dlpack`` takes: ``torch.from_dlpack(q.dlpack("data"))``, no copy.
+
+        Of the types below one byte FLOAT4E2M1 alone has a form there, in pairs; else BufferError (`data.data` holds the
+        packed bytes). ValueError for a part that there is not.
+        """
+        from gpucast.interop import dlpack
+
+        parts = self.parts()
+        if part not in parts:
+            raise ValueError(f"dlpack: part={part!r} is none of {', '.join(parts)}")
+        return dlpack.Export(parts[part])
+
+    def linear_scales(self) -> Any:
+        """The scales in the layout "linear"."""
+        return self.scales if self.scale_layout == "linear" else swizzle.unswizzle(self.scales, self.scales_shape)
+
+    def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
+        """The same with the scales in another layout. ValueError where "128x4" is not for these blocks."""
+        check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
+        scales = self.linear_scales()
+        if scale_layout == "128x4":
+            scales = swizzle.swizzle(scales)
+        return replace(self, scales=scales, scale_layout=scale_layout)
+
+    def get(self) -> Quantized:
+        """The same on the host."""
+        if home(self.data) is None:
+            return self
+        from gpucast import device_cast
+
+        return replace(self, **{name: device_cast.to_host(part) for name, part in self.parts().items()})
+
+    def dequantize(self, to: Any = "FLOAT") -> Any:
+        """The array again, as far as the codes tell: `gpucast.dequantize`."""
+        from gpucast.quantization.calls import dequantize
+
+        return dequantize(self, to)
+
+    def save(self, path: str) -> None:
+        """Write a .safetensors file, whole or not at all; ``gpucast.files.FileError`` for another suffix."""
+        from gpucast.quantization import files
+
+        files.save(self, path)
+
+    @classmethod
+    def load(cls, path: str) -> Quantized:
+        """Read what `save` wrote; ``gpucast.files.FileError`` (a ValueError) for any other file."""
+        from gpucast.quantization import files
+
+        return files.load(path)
+
+    def __repr__(self) -> str:
+        where = "" if self.device == "cpu" else f", device={self.device}"
+        layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
+        return (
+            f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"
+            f"{layout}, nbytes={self.nbytes}{where})"
+        )
+
+
+def source_row(kind: Any, who: str) -> DType:
+    """The row of a type that can be quantized, and dequantized to; TypeError for any other."""
+    row = dtype(kind, who=who)
+    if row not in SOURCES:
+        raise TypeError(f"{who}{row.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
+    return row
+
+
+def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) -> int:
+    """The axis, not negative, of an array that the format takes. TypeError or ValueError otherwise."""
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(f"{who}: axis={axis!r} must be an integer")
+    ndim = len(shape)
+    if ndim < format.min_ndim:
+        raise ValueError(f"{who}: shape {shape} has {ndim} dimensions; {format} needs at least {format.min_ndim}")
+    if ndim == 0:
+        if axis not in (0, -1):
+            raise ValueError(f"{who}: axis={axis} is out of bounds for shape ()")
+        return 0
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"{who}: axis={axis} is out of bounds for shape {shape}")
+    place = int(axis) % ndim
+    if format.min_ndim == 2 and place < ndim - 2:
+        raise ValueError(f"{who}: axis={axis}; blocks of {format} lie on the last two dimensions of {shape}")
+    return place
+
+
+def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, who: str) -> None:
+    """ValueError for a layout that is none, or that the scales of such an array cannot have."""
+    if layout not in SCALE_LAYOUTS:
+        raise ValueError(f"{who}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
+    if layout == "linear":
+        return
+    asked = f"{who}: scale_layout='128x4'"
+    if format.scale.bits != 8 or isinstance(format.block, str) or format.min_ndim != 1:
+        raise ValueError(f"{asked} is for one-dimensional blocks with scales of one byte, not for {format}")
+    if axis != len(shape) - 1:
+        raise ValueError(f"{asked} needs blocks along the last axis; axis={axis} of shape {shape}")
+    if shape[axis] % format.block[-1]:
+        raise ValueError(f"{asked} needs whole blocks: {shape[axis]} elements are no multiple of {format.block[-1]}")
+
+
+def _check(part: Any, name: str, row: DType | None, shape: tuple[int, ...]) -> None:
+    """One array of a type and shape; none where `row` is None."""
+    if row is None:
+        if part is not None:
+            raise ValueError(f"Quantized: {name} must be None in this format")
+        return
+    _check_type(part, name, row)
+    if part.shape != shape:
+        raise ValueError(f"Quantized: {name} has shape {part.shape}; expected {shape}")
+
+
+def _check_type(part: Any, name: str, row: DType) -> None:
+    if row.packed:
+        if not isinstance(part, PackedArray):
+            raise TypeError(f"Quantized: {name} must be a PackedArray of {row.name}, not {type(part).__name__}")
+        found = part.dtype
+    else:
+        if namespace(part) is None:
+            raise TypeError(f"Quantized: {name} must be a NumPy or CuPy array of {row.name}, not {type(part).__name__}")
+        found = dtype(part.dtype, who=f"Quantized: {name}: ")
+    if found is not row:
+        raise TypeError(f"Quantized: {name} has dtype {found.name}; the format has {row.name}")
+
+
+def _place(device: int | None) -> str:
+    return "the host" if device is None else f"cuda:{device}"

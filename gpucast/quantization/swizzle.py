@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order "128x4" in which cuBLAS and the tensor cores of Blackwell read block scales.
+
+The scales of a matrix are a matrix of rows x cols (a row per row, a column per block). It is padded to whole tiles of
+128 rows and 4 columns; the tiles lie in row-major order, 512 scales each; within a tile rows 32 apart lie together:
+
+    offset(row, col) = ((row // 128) * (padded_cols // 4) + col // 4) * 512
+                       + (row % 32) * 16 + (row % 128 // 32) * 4 + col % 4
+
+Source: cuBLAS documentation, "1D Block Scaling Factors Layout" (offset = (outer % 32) * 16 + (outer / 32) * 4 + inner
+in a tile of 128 x 4); torchao's `to_blocked` and TransformerEngine's swizzle give the same order. Padding is code 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gpucast.packed import namespace
+
+_ROWS, _COLS = 128, 4
+
+
+def padded(rows: int, cols: int) -> tuple[int, int]:
+    """The lengths of the padded matrix."""
+    return -(-rows // _ROWS) * _ROWS, -(-cols // _COLS) * _COLS
+
+
+def size(shape: tuple[int, ...]) -> int:
+    """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
+    return math.prod(padded(*_matrix(shape)))
+
+
+def offset(row: int, col: int, cols: int) -> int:
+    """Where the scale (row, col) of a matrix of `cols` columns lies."""
+    tiles = padded(1, cols)[1] // _COLS
+    tile = row // _ROWS * tiles + col // _COLS
+    return tile * _ROWS * _COLS + row % 32 * 16 + row % _ROWS // 32 * 4 + col % _COLS
+
+
+def swizzle(scales: Any) -> Any:
+    """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a new flat array."""
+    if namespace(scales) is not np:
+        from gpucast.quantization import device
+
+        return device.swizzle(scales, scales.shape, size(scales.shape))
+    rows, cols = _matrix(scales.shape)
+    whole = np.zeros(padded(rows, cols), dtype=np.uint8)
+    whole[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
+    tiles = whole.reshape(whole.shape[0] // _ROWS, 4, 32, whole.shape[1] // _COLS, _COLS).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(tiles).reshape(-1).view(scales.dtype)
+
+
+def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
+    """The inverse: scales of `shape` from a flat array in the order "128x4". ValueError for one of another length."""
+    if scales.shape != (size(shape),):
+        raise ValueError(
+            f"unswizzle: scales has shape {scales.shape}; "
+            f"scales of shape {shape} in the order '128x4' have shape ({size(shape)},)"
+        )
+    if namespace(scales) is not np:
+        from gpucast.quantization import device
+
+        return device.swizzle(scales, shape, scales.size, back=True)
+    rows, cols = _matrix(shape)
+    padded_rows, padded_cols = padded(rows, cols)
+    tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)
+    whole = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
+    return np.ascontiguousarray(whole[:rows, :cols]).view(scales.dtype).reshape(shape)
+
+
+def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]

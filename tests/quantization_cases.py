@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays to quantize: a row for everything that a block can meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.dtypes import DType, dtype
+from gpucast.quantization.formats import Format
+
+Array = npt.NDArray[Any]
+
+#: Two blocks of 128 and more of the others, the last ones ragged.
+LENGTH = 133
+
+
+def rows(format: Format, source: DType) -> dict[str, Array]:
+    """Rows of LENGTH numbers of a type by what is in them."""
+    rng = np.random.default_rng(7)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        top, tiny = float(source.max), float(source.value(1))
+        normal = rng.standard_normal(LENGTH)
+        found = {
+            "zeros": np.zeros(LENGTH),
+            "negative zeros": np.where(normal < 0, -0.0, 0.0),
+            "normal": normal,
+            "positive": np.abs(normal) + 1,
+            "negative": -np.abs(normal) - 1,
+            "constant": np.full(LENGTH, 0.7),
+            "one huge": np.where(np.arange(LENGTH) == 5, top, normal),
+            "largest": np.where(normal < 0, -top, top),
+            "subnormal": tiny * np.round(normal * 5),
+            "smallest": np.where(np.arange(LENGTH) % 9 == 0, tiny, 0.0),
+            "wide": normal * 2.0 ** rng.integers(-60, 60, LENGTH),
+            "NaN": np.where(np.arange(LENGTH) == 40, np.nan, normal),
+            "negative NaN": np.where(np.arange(LENGTH) == 70, -np.nan, normal),
+            "infinity": np.where(np.arange(LENGTH) == 3, np.inf, normal),
+            "negative infinity": np.where(np.arange(LENGTH) == LENGTH - 1, -np.inf, normal),
+            "nothing finite": np.where(np.arange(LENGTH) % 3 == 0, np.nan, np.inf),
+            "ties": _ties(format, 1.0),
+            "scaled ties": _ties(format, 1.5),
+            "near ties": _ties(format, 1.2345678),
+        }
+        found["beside ties"] = np.nextafter(found["near ties"].astype(np.float32), np.float32(np.inf))
+        return {name: row.astype(source.numpy) for name, row in found.items()}
+
+
+def _ties(format: Format, scale: float) -> Array:
+    """The midpoints of the elements, in their order, times a scale that the largest element sets."""
+    element = format.element
+    if element.family == "int":
+        middle = np.arange(int(element.min), int(element.max)) + 0.5
+    else:
+        values = np.array([float(element.value(code)) for code in range(element.max_code + 1)])
+        middle = (values[1:] + values[:-1]) / 2
+    middle = np.resize(np.random.default_rng(3).permutation(middle), LENGTH)
+    middle[::2] *= -1
+    middle[::16] = format.divisor
+    return middle * scale
+
+
+def matrix(format: Format, source: str) -> Array:
+    """All rows, one below the other."""
+    return np.stack(list(rows(format, dtype(source)).values()))
+
+
+def same(one: Array | None, other: Array | None) -> bool:
+    """Equal in type, shape and bits."""
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

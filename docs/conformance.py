@@ -7,24 +7,18 @@ now; versions and the rows marked with a dagger may differ. Needs the packages o
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import re
 import sys
-import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 from sidebyside import cases
 from sidebyside.classify import NUMERIC, VARIES, Comparison, Difference, compare
+from sidebyside.page import MEASURED, Page, table, write_or_check
 from sidebyside.systems import SYSTEMS, GpucastOperators, Setting, System
 
 from gpucast.dtypes import DType
 
 PAGE = Path(__file__).with_suffix(".md")
-#: Begins the lines that name versions.
-MEASURED = "Measured with "
 
 INTRO = f"""\
 # Where gpucast and other systems differ
@@ -39,10 +33,6 @@ something for it. What is not listed is equal, bit for bit.
 -{VARIES} marks results that ONNX leaves undefined, or whose bits depend on the processor: what is shown was measured on
   x86-64, and may come out otherwise elsewhere, or in an array of another length. gpucast gives the same everywhere.
 """
-
-
-def table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)] + [""]
 
 
 def names(rows: Iterable[DType], most: int = 9) -> str:
@@ -185,39 +175,8 @@ def sections(systems: Iterable[str]) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def lasting(section: str) -> list[str]:
-    """The lines of a section that must not change."""
-    varying = re.compile(rf"{MEASURED}|\| [^|]*{VARIES.strip()} \|")
-    return [line for line in section.strip().splitlines() if not varying.match(line)]
-
-
-def check(made: Iterable[str]) -> int:
-    """Print what the page should say; 1 if that is anything."""
-    there = {text.splitlines()[0]: text for text in PAGE.read_text(encoding="utf-8").split("\n## ")}
-    found: list[str] = []
-    for section in made:
-        title = section.splitlines()[0].removeprefix("## ")
-        before, after = lasting("## " + there.get(title, "")), lasting(section)
-        found += difflib.unified_diff(before, after, f"{PAGE.name}: {title}", "now", lineterm="", n=0)
-    print("\n".join([*found, f"{PAGE.name} is {'out of date: run docs/conformance.py' if found else 'up to date'}"]))
-    return int(bool(found))
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Write docs/conformance.md, or check it.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is out of date")
-    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, help="check the sections of these systems only")
-    options = parser.parse_args(arguments)
-    if options.systems and not options.check:
-        parser.error("--systems goes with --check; the page always has all systems")
-    # The other systems warn about what is compared here.
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)
-        if options.check:
-            return check(sections(options.systems or SYSTEMS))
-        PAGE.write_text("\n".join([INTRO, *sections(SYSTEMS)]).rstrip() + "\n", encoding="utf-8")
-    print(f"wrote {PAGE}")
-    return 0
+    return write_or_check(Page(PAGE, INTRO, [*SYSTEMS], sections), arguments)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README tells the truth: its tables are the code's, its example runs and gives what it says."""
+"""The README tells the truth: its tables are the code's, its links lead somewhere. (Its example: see test_docs.)"""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,19 +18,6 @@ def test_tables_are_what_the_code_writes(monkeypatch: pytest.MonkeyPatch) -> Non
     from bench import readme
 
     assert readme.rendered(README) == README, "run python -m bench.readme"
-
-
-def test_the_example_gives_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
-    example = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert example is not None
-    names: dict[str, np.ndarray] = {}
-    exec(compile(example[1], "README.md", "exec"), names)
-    claims = re.findall(r"^(\w) = .*?(\[[^\]]*\])$", example[1], re.MULTILINE)
-    assert [name for name, _ in claims] == ["y", "z", "i"]
-    for name, claim in claims:
-        wanted = [float(text) for text in claim.strip("[]").split(",")]
-        assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])
-    assert "CastReport(elements=5" in capsys.readouterr().out
 
 
 def test_links_lead_somewhere() -> None:

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the formats of `gpucast.quantize`, for the directive ``generated``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tables import markdown
+
+from bench.quantization_error import RESULT, table
+from gpucast.quantization import FORMATS, Format
+
+
+def formats() -> str:
+    """A row for every format; those that differ in their blocks alone share one."""
+    rows: dict[tuple[str, ...], list[Format]] = {}
+    for format in FORMATS.values():
+        scale = f"{format.scale} and one FLOAT" if format.global_scale else format.scale.name
+        zero = "yes" if format.zero_points else ""
+        rows.setdefault((format.element.name, scale, format.rule, zero), []).append(format)
+    lines = []
+    for columns, found in rows.items():
+        names = "<br>".join(f"`{format}`" for format in found)
+        bits = "<br>".join(f"{format.bits:.4g}" for format in found)
+        lines.append([names, *columns, bits])
+    return markdown(["Names", "Element", "Scale", "Rule", "Zero points", "Bits per number"], lines)
+
+
+def errors() -> str:
+    """The committed figures."""
+    return table(json.loads(RESULT.read_text(encoding="utf-8")))
+
+
+TABLES: dict[str, Callable[..., str]] = {"formats": formats, "quantization_errors": errors}

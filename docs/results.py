@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the committed results of the benchmark say, as Markdown and as pictures."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import math
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+from bench import gpu_results, readme
+from bench.heatmap import heatmap
+from gpucast.dtypes import DTYPES
+
+FOLDER = gpu_results.FOLDER
+
+
+def add_figures(app: Sphinx, config: Config) -> None:
+    """Draw the pictures into a folder of their own, which becomes part of the site."""
+    folder = Path(tempfile.mkdtemp(prefix="gpucast-docs-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    host_heatmap(folder / "host.svg")
+    config.html_static_path.append(str(folder))
+
+
+def host_heatmap(path: Path) -> None:
+    """How much quicker than astype every pair is on the host."""
+    newest = max(FOLDER.glob("host-*.json"))
+    figures = json.loads(newest.read_text(encoding="utf-8"))
+    ratios = {
+        (row["src"], row["dst"]): row["cast"] / row["astype"] if row["astype"] else math.nan
+        for row in figures["host"]["rows"]
+        if row["kind"] == "in range"
+    }
+    names = [row.name for row in DTYPES if any(row.name in pair for pair in ratios)]
+    machine = figures["machine"]
+    heatmap(
+        path,
+        names,
+        names,
+        [[ratios.get((src, dst), math.nan) for dst in names] for src in names],
+        "Casts on the host: times as quick as astype\n"
+        f"one core of {machine['processor']}, {machine['date']}, commit {machine['commit']}",
+        "speed of gpucast / speed of astype",
+        low=0.25,
+        middle=1.0,
+        high=20.0,
+        form="{:.1f}",
+    )
+
+
+def host() -> str:
+    return from_readme(readme.speed_table())
+
+
+def gpu() -> str:
+    return from_readme(readme.gpu_section())
+
+
+def from_readme(text: str) -> str:
+    """Text of the README for a page here: its pictures are found, and its other links are downloads."""
+    text = text.replace("](bench/", "](../bench/")
+    return re.sub(r"(?<!!)\[([^]]+)]\((\.\./bench/[^)]+)\)", r"{download}`\1 <\2>`", text)
+
+
+def parity() -> str:
+    """The newest comparison of the kernels as host code with the reference."""
+    newest = max(FOLDER.glob("parity-kernels-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    link, picture = (f"bench/results/{newest.with_suffix(suffix).name}" for suffix in (".json", ".svg"))
+    return from_readme(
+        f"{found['rules']:,} rules (pairs of types with their attributes), {found['elements']:,} elements,"
+        f" {found['wrong']:,} wrong, {found['date']} ([figures]({link})).\n\n![Grid of all pairs of types]({picture})"
+    )
+
+
+def files() -> str:
+    """A list of the committed results."""
+    kinds = {".json": "figures", ".csv": "figures", ".md": "tables", ".svg": "picture", ".png": "picture"}
+    found = [path for path in sorted(FOLDER.iterdir()) if path.suffix in kinds]
+    lines = [f"- [{path.name}](bench/results/{path.name}): {kinds[path.suffix]}" for path in found]
+    return from_readme("\n".join(lines))
+
+
+TEXTS: dict[str, Callable[..., str]] = {"host-speed": host, "gpu-speed": gpu, "parity": parity, "result-files": files}

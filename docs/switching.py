@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write docs/switching.md: lines of other libraries beside ours, with what each gives.
+
+``python docs/switching.py`` writes the page, and needs torch, onnx and onnxruntime. ``--check`` fails where the page
+says something else than what comes out now; versions and the lines marked with a dagger may differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from sidebyside import lines, switches
+from sidebyside.classify import VARIES
+from sidebyside.page import MEASURED, Page, write_or_check
+from sidebyside.systems import OnnxRuntime
+
+import gpucast
+
+PAGE = Path(__file__).with_suffix(".md")
+
+INTRO = f"""\
+# What changes when you switch
+
+`python docs/switching.py` writes this page: every line but those of CuPy was run, and its result stands behind it. The
+first line of each example is the other library's, the second the same cast here, and the third, where there is one, is
+what to write here for the other result. Behind a NaN stands its code.{VARIES} marks what ONNX leaves undefined, or what
+depends on the processor: it was measured on x86-64. Of ml_dtypes and onnxruntime [Conformance](conformance.md) has
+every difference, counted over all pairs of types.
+
+What is the same with all of them: `gpucast.cast(x, to)` in the place of `x.astype(to)` or `t.to(to)` gives a new array
+of the same library, in the same place and order, and with `copy=False` x itself where nothing changes. Beyond the
+host, types below one byte are a `PackedArray`.
+"""
+
+SYSTEMS = ("numpy", "cupy", "torch", "onnxruntime")
+
+
+def sections(systems: Iterable[str]) -> Iterator[str]:
+    for name in systems:
+        yield {"numpy": numpy_section, "cupy": cupy_section, "torch": torch_section, "onnxruntime": ort_section}[name]()
+
+
+def version(system: str) -> str:
+    """The packages that a section was measured with."""
+    if system == "torch":
+        import torch
+
+        return f"PyTorch {torch.__version__.partition('+')[0]}, CPU"
+    if system == "onnxruntime":
+        return OnnxRuntime().version
+    return f"ml_dtypes {ml_dtypes.__version__}, NumPy {np.__version__}"
+
+
+_NAMES: dict[str, Any] = {"np": np, "ml_dtypes": ml_dtypes, "gpucast": gpucast}
+
+
+def numpy_section() -> str:
+    return lines.section("NumPy and ml_dtypes", [f"{MEASURED}{version('numpy')}."], switches.NUMPY, _NAMES)
+
+
+def cupy_section() -> str:
+    text = [
+        "**Documented, not run**: CuPy casts on GPUs alone. Its results below are those of its documentation and its",
+        "source (CuPy 14); ours were run on the host, whose bits the kernels give too. A CuPy array goes in as `x`,",
+        "and casts run on CuPy's current stream, as CuPy's own do.",
+    ]
+    return lines.section("CuPy", text, switches.CUPY, _NAMES)
+
+
+def torch_section() -> str:
+    import torch
+
+    text = [f"{MEASURED}{version('torch')}.", "", "Tensors go in and come out; gradients are cast back, as torch does."]
+    return lines.section("PyTorch", text, switches.TORCH, _NAMES | {"torch": torch})
+
+
+def ort_section() -> str:
+    text = [
+        f"{MEASURED}{version('onnxruntime')}.",
+        "",
+        '`Cast(x, to="INT4")` stands for a model of that one node, run by onnxruntime.',
+    ]
+    names = _NAMES | {"Cast": lines.onnx_node(OnnxRuntime().run)}
+    return lines.section("onnxruntime", text, switches.ONNXRUNTIME, names)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return write_or_check(Page(PAGE, INTRO, SYSTEMS, sections), arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables of the types and of single casts, as Markdown: what the directive ``generated`` puts into the pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.dtypes import DTYPES, DType, dtype, finfo
+from gpucast.interop import dlpack
+
+#: The types that PyTorch does not have at all.
+_NOT_IN_TORCH = ("STRING", "FLOAT6E2M3", "FLOAT6E3M2")
+FLOAT8 = tuple(row for row in DTYPES if row.family == "float" and row.saturate_applies)
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows))
+
+
+# ---- numbers ----
+
+
+def number(value: float, plain: bool = True) -> str:
+    """A number in full where that is short (unless not `plain`), else as a power of two times a small number where
+    that is short, else rounded."""
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "-inf" if value < 0 else "inf"
+    if isinstance(value, int):
+        return str(value)
+    if value == 0 or (plain and _is_short(value)):
+        return _plain(value)
+    mantissa, exponent = math.frexp(abs(value))
+    sign, digits = "-" if value < 0 else "", f"{2 * mantissa:.10g}"
+    if float(digits) != 2 * mantissa or len(digits) > 6:
+        return f"{value:.7g}"
+    power = f"2{{sup}}`{exponent - 1}`"
+    return sign + (power if digits == "1" else f"{digits}·{power}")
+
+
+def _plain(value: float) -> str:
+    return f"{value:.8f}".rstrip("0").rstrip(".")
+
+
+def _is_short(value: float) -> bool:
+    text = _plain(value)
+    return not math.isfinite(value) or (len(text) <= 9 and float(text) == value)
+
+
+def code(row: DType, bits: int) -> str:
+    """A code in hexadecimal, as wide as the type."""
+    return f"`{bits:#0{2 + -(-row.bits // 4)}x}`"
+
+
+def coded(row: DType, bits: int) -> str:
+    return f"{number(row.value(bits))} {code(row, bits)}"
+
+
+# ---- types ----
+
+
+def torch_name(row: DType) -> str:
+    """The dtype in PyTorch that has the values of a type; FLOAT4E2M1 only in pairs."""
+    if row.name in _NOT_IN_TORCH:
+        return ""
+    return row.numpy_name + ("_x2" if row.name == "FLOAT4E2M1" else "")
+
+
+def dlpack_name(row: DType) -> str:
+    found = None if row.family == "string" else dlpack.code_of(row)
+    return "" if found is None else f"{found}, {row.bits}"
+
+
+def names() -> str:
+    """Every type under its names."""
+    head = ["ONNX", "No.", "Opset", "Bits", "NumPy, ml_dtypes", "PyTorch", "safetensors", "DLPack code, bits"]
+    return markdown(
+        head,
+        [
+            [
+                f"[{row.name}]({page(row)}.md)",
+                str(row.number),
+                str(row.opset),
+                str(row.bits or ""),
+                f"`{row.numpy_name}`",
+                f"`{torch_name(row)}`" if torch_name(row) else "",
+                f"`{row.safetensors}`" if row.safetensors else "",
+                dlpack_name(row),
+            ]
+            for row in DTYPES
+        ],
+    )
+
+
+def page(row: DType) -> str:
+    """The page of docs/dtypes that a type is on."""
+    if row.family == "string":
+        return "string"
+    if row.family in ("int", "bool"):
+        return "integers"
+    if row.family == "e8m0":
+        return "e8m0"
+    return "wide" if row.bits > 8 else "float8" if row.bits == 8 else "small"
+
+
+def limits(*wanted: str) -> str:
+    """What there is to know of some types, one column each."""
+    rows = [dtype(name) for name in wanted]
+    lines = [[what, *(tell(row) for row in rows)] for what, tell in _FACTS.items()]
+    return markdown(["", *(row.name for row in rows)], [line for line in lines if any(line[1:])])
+
+
+def _of_floats(tell: Callable[[DType], str]) -> Callable[[DType], str]:
+    return lambda row: tell(row) if row.is_float else ""
+
+
+def _zeros(row: DType) -> str:
+    found = [bits for bits in (0, row.sign_code) if row.value(bits) == 0]
+    return ", ".join(coded(row, bits) for bits in dict.fromkeys(found)) or "none"
+
+
+def _infinities(row: DType) -> str:
+    if not row.has_inf:
+        return "none"
+    return ", ".join(coded(row, bits) for bits in (row.inf_code, row.inf_code | row.sign_code))
+
+
+def _nans(row: DType) -> str:
+    if not row.has_nan:
+        return "none"
+    signed = [row.nan_code, row.nan_code | row.sign_code] if row.nan_is_signed else [row.nan_code]
+    return ", ".join(code(row, bits) for bits in signed)
+
+
+def _other_nans(row: DType) -> str:
+    if not row.has_nan:
+        return ""
+    if row.specials != "ieee":
+        return "none"
+    return f"above {code(row, row.inf_code)} and above {code(row, row.inf_code | row.sign_code)}"
+
+
+def _largest(row: DType) -> str:
+    return coded(row, row.max_code) if row.is_float else number(row.max) if row.family == "int" else ""
+
+
+def _lowest(row: DType) -> str:
+    if row.family == "float" and row.bits <= 8:
+        return coded(row, row.max_code | row.sign_code)
+    return number(row.min) if row.is_float or row.family == "int" else ""
+
+
+_FACTS: dict[str, Callable[[DType], str]] = {
+    "ONNX number": lambda row: str(row.number),
+    "In Cast from opset": lambda row: str(row.opset),
+    "Bits": lambda row: str(row.bits or ""),
+    "Sign, exponent, mantissa": _of_floats(lambda row: f"{row.sign_bits}, {row.exponent_bits}, {row.mantissa_bits}"),
+    "Bias": _of_floats(lambda row: str(row.bias)),
+    "Largest": _largest,
+    "Lowest": _lowest,
+    "Smallest normal": _of_floats(lambda row: number(finfo(row).smallest_normal)),
+    "Smallest above 0": _of_floats(lambda row: number(finfo(row).smallest_subnormal)),
+    "1 to the next": _of_floats(lambda row: number(finfo(row).eps)),
+    "Zeros": _of_floats(_zeros),
+    "Infinities": _of_floats(_infinities),
+    "NaN that a cast gives": _of_floats(_nans),
+    "Other codes of NaN": _of_floats(_other_nans),
+    "NumPy, ml_dtypes": lambda row: f"`{row.numpy_name}`",
+    "PyTorch": lambda row: f"`{torch_name(row)}`" if torch_name(row) else "none",
+    "safetensors": lambda row: f"`{row.safetensors}`" if row.safetensors else "none",
+    "DLPack code, bits": lambda row: dlpack_name(row) or "none",
+}  # fmt: skip
+
+
+def values(name: str) -> str:
+    """Every value of a type of 8 bits or fewer. Where the sign bit only turns the sign, the half without it."""
+    row = dtype(name)
+    half = row.family == "float"
+    count = 1 << (row.bits - half)
+    columns = 1 << row.mantissa_bits if row.is_float and row.mantissa_bits > 1 else 16 if row.family == "int" else 8
+    columns = min(columns, count)
+    grid = markdown(
+        ["Code", *(f"+{i}" if count > columns else str(i) for i in range(columns))],
+        [[code(row, first), *_line(row, range(first, first + columns))] for first in range(0, count, columns)],
+    )
+    return f"{grid}\n\n{_other_half(row)}" if half else grid
+
+
+def _line(row: DType, codes: Iterable[int]) -> list[str]:
+    """Values in one form."""
+    found = [row.value(bits) for bits in codes]
+    plain = all(isinstance(value, int) or _is_short(value) for value in found)
+    return [number(value, plain) for value in found]
+
+
+def _other_half(row: DType) -> str:
+    sign = row.sign_code
+    others = [bits for bits in range(sign) if not _is(row.value(bits | sign), -row.value(bits))]
+    text = f"The same codes plus {code(row, sign)} are the same values with a minus sign"
+    text += "".join(f", but {code(row, bits | sign)} is {number(row.value(bits | sign))}" for bits in others)
+    return text + "."
+
+
+def _is(x: float, y: float) -> bool:
+    return (math.isnan(x) and math.isnan(y)) or (x == y and math.copysign(1, x) == math.copysign(1, y))
+
+
+# ---- single casts ----
+
+
+def _result(value: float, to: DType, **attributes: Any) -> str:
+    found = gpucast.cast(np.array(value, np.float64), to, **attributes)
+    return coded(to, int(found.view(to.code_numpy)) & to.code_mask)
+
+
+def float8(saturate: str) -> str:
+    """The operator's table for float8: an input in each row, what gpucast gives for it in each column."""
+    on = saturate == "on"
+    inputs = {"0": 0.0, "-0": -0.0, "NaN": np.nan, "-NaN": -np.nan, "inf": np.inf, "-inf": -np.inf}
+    rows = [[text, *(_result(value, row, saturate=on) for row in FLOAT8)] for text, value in inputs.items()]
+    rows.append(["`[x]` above the largest", *(_result(2 * float(row.max), row, saturate=on) for row in FLOAT8)])
+    rows.append(["`[x]` below the lowest", *(_result(-2 * float(row.max), row, saturate=on) for row in FLOAT8)])
+    tiny = [-finfo(row).smallest_subnormal / 4 for row in FLOAT8]
+    rows.append(["negative, `[x]` is 0", *(_result(x, row, saturate=on) for x, row in zip(tiny, FLOAT8, strict=True))])
+    rows.append(["anything else", *(["`[x]`"] * len(FLOAT8))])
+    return markdown(["x", *(row.name for row in FLOAT8)], rows)
+
+
+def overflow() -> str:
+    """Where each float type begins to overflow: the first number whose `[x]` is above the largest value."""
+    rows = []
+    for row in (row for row in DTYPES if row.family == "float" and row.bits <= 16):
+        largest, below = float(row.max), float(row.value(row.max_code - 1))
+        half_way = largest + (largest - below) / 2
+        # A tie goes to the even code: up, where the largest code is odd.
+        word = "from" if row.max_code % 2 else "above"
+        rows.append([row.name, number(largest), f"{word} {number(half_way)}"])
+    return markdown(["Type", "Largest", "`[x]` is above it"], rows)
+
+
+#: Inputs that stand for all that FLOAT8E8M0 tells apart.
+E8M0_INPUTS: dict[str, tuple[float, ...]] = {
+    "NaN, -NaN": (np.nan, -np.nan),
+    "inf": (np.inf,),
+    "above 2{sup}`127`": (1.25 * 2.0**127, 2.0**200),
+    "2{sup}`127`": (2.0**127,),
+    "1.5 and above, below 2": (1.5, 1.75),
+    "above 1, below 1.5": (1 + 2.0**-40, 1.25),
+    "1": (1.0,),
+    "2{sup}`-127`": (2.0**-127,),
+    "above 0, below 2{sup}`-127`": (1.5 * 2.0**-128, 2.0**-200),
+    "0, -0": (0.0, -0.0),
+    "below 0, -inf": (-(2.0**-200), -1.0, -np.inf),
+}
+
+
+def e8m0() -> str:
+    """What FLOAT8E8M0 makes of every kind of input, with every value of both attributes."""
+    row = dtype("FLOAT8E8M0")
+    modes = [(saturate, mode) for saturate in (True, False) for mode in ("up", "down", "nearest")]
+    lines = []
+    for text, inputs in E8M0_INPUTS.items():
+        cells = [{_result(x, row, saturate=saturate, round_mode=mode) for x in inputs} for saturate, mode in modes]
+        if any(len(found) > 1 for found in cells):
+            raise AssertionError(f"inputs of one row differ: {text}: {cells}")
+        lines.append([text, *(found.pop() for found in cells)])
+    return markdown(["x", *(mode + ("" if saturate else ", off") for saturate, mode in modes)], lines)
+
+
+#: What a page can ask for.
+TABLES: dict[str, Callable[..., str]] = {
+    "names": names,
+    "limits": limits,
+    "values": values,
+    "float8": float8,
+    "overflow": overflow,
+    "e8m0": e8m0,
+}

@@ -28,6 +28,11 @@ def parse(device: Any, who: str) -> str | None:
     raise error(f"{who}: device={device!r} is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'")
 
 
+def name(number: int | None) -> str:
+    """What messages call the device with that index, or the host (None)."""
+    return "the host" if number is None else f"cuda:{number}"
+
+
 def require(who: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
     problem = unavailable()

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 
@@ -11,3 +14,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--exhaustive"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """The client of a Dask cluster of two worker processes on this machine; killed workers are started again."""
+    distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    import dask
+
+    with (
+        # Workers share what they import.
+        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as processes,
+        distributed.Client(processes, set_as_default=False) as client,
+    ):
+        yield client

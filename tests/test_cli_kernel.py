@@ -16,6 +16,7 @@ from gpucast import compiler, driver, dtype
 from gpucast.cli import main
 from gpucast.commands import disassembler
 from gpucast.errors import DeviceUnavailable
+from gpucast.fused_source import Options, fused_source
 from gpucast.rule import resolve
 from gpucast.source import kernel_source
 from gpucast.warmup import every_pair, tasks, warmup
@@ -58,6 +59,8 @@ def test_the_text(capsysbinary: pytest.CaptureFixture[bytes], machine: Path) -> 
     assert kernel(capsysbinary, *attributes) == kernel_source(rule, "strided").text.encode()
     assert main(["kernel", "INT4", "INT8", "--unpacked", "--overflow", "saturate"]) == 0
     assert b"gpucast_int4_to_int8_saturate_unpacked" in capsysbinary.readouterr().out
+    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), rounding="stochastic")
+    assert kernel(capsysbinary, "--rounding", "stochastic") == fused_source(rule, Options()).text.encode()
 
 
 def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
@@ -150,6 +153,28 @@ def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
     assert compiler.compiler().cache.usage()[0] == kept + 2
 
 
+def test_warmup_of_fused_casts(machine: Path) -> None:
+    def names(**options: Any) -> set[str]:
+        work = tasks([("FLOAT", "FLOAT8E4M3FN"), ("FLOAT8E4M3FN", "FLOAT8E4M3FN")], "sm_90", **options)
+        return {task.asked(task.rule, task.shape).name for task in work}
+
+    def shapes(*casts: str) -> set[str]:
+        return {f"gpucast_{cast}{shape}" for cast in casts for shape in ("", "_strided")}
+
+    there, same = "float32_to_float8e4m3fn", "float8e4m3fn_to_float8e4m3fn"
+    assert names(amax=True) == shapes(f"{there}_amax", f"{same}_amax")
+    assert names(scale=True) == shapes(*(f"{cast}_scaled{wide}" for cast in (there, same) for wide in ("", "_wide")))
+    # Nothing is rounded from a type to itself, but its products are.
+    assert names(rounding="stochastic") == shapes(f"{there}_stochastic", same)
+    scaled = {name for name in names(rounding="stochastic", scale=True, amax=True) if "wide" not in name}
+    assert scaled == shapes(f"{there}_stochastic_scaled_amax", f"{same}_stochastic_scaled_amax")
+    assert warmup([("FLOAT", "BFLOAT16")], "sm_90", rounding="stochastic") == 2
+    kept = compiler.compiler().cache.usage()[0]
+    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic"), Options())
+    assert compiler.compile_for(source.text, source.name, (9, 0))
+    assert compiler.compiler().cache.usage()[0] == kept
+
+
 def test_every_pair_has_kernels() -> None:
     assert len(set(every_pair())) == 625
     work = tasks(every_pair(), "sm_90")
@@ -165,6 +190,9 @@ def test_every_pair_has_kernels() -> None:
         ([("FLOAT", "INT8")], "sm_91", {}, ValueError, "'sm_91' is not an architecture"),
         ([("FLOAT", "INT8")], None, {}, DeviceUnavailable, "warmup: no architecture is given, and there is no NVIDIA"),
         ([("FLOAT", "INT8")], "sm_90", {"opset": 0}, ValueError, "warmup: opset=0"),
+        ([("FLOAT", "INT8")], "sm_90", {"scale": 0.5}, TypeError, "warmup: scale=0.5 must be True or False"),
+        ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does not"),
+        ([("STRING", "INT8")], "sm_90", {"amax": True}, ValueError, "warmup: STRING to INT8 has no kernel"),
     ],
 )
 def test_wrong_use_of_warmup(pairs: Any, arch: Any, attributes: Any, error: type[Exception], words: str) -> None:

@@ -20,6 +20,8 @@ from gpucast.parity.work import run
 from gpucast.rules_of_pair import NUMERIC, Case
 
 SVG = "{http://www.w3.org/2000/svg}"
+#: With many random codes kernels are optimised, which takes longer than a test.
+FEW = ("--random", "10")
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +66,7 @@ def grid(text: str) -> dict[tuple[str, str], str]:
 @pytest.mark.parametrize("backend", ["kernels", "host"])
 def test_equal_pairs(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["parity", "--backend", backend, "--pair", "INT4:FLOAT4E2M1", "--pair", "22:17", "--pair", "bool:int8",
-                 "--pair", "INT4:FLOAT4E2M1", "--json", "x.json"])  # fmt: skip
+                 "--pair", "INT4:FLOAT4E2M1", *FEW, "--json", "x.json"])  # fmt: skip
     out, err = capsys.readouterr()
     assert (code, err) == (0, "")
     tried = {("INT4", "FLOAT4E2M1"), ("INT4", "FLOAT8E4M3FN"), ("BOOL", "INT8")}
@@ -85,7 +87,7 @@ def test_equal_pairs(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("backend", ["kernels", "host"])
 def test_a_mismatch(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = ["--pair", "FLOAT8E5M2:UINT8", "--pair", "FLOAT8E5M2:INT8"]
-    code = main(["parity", "--backend", backend, *pairs, "--json", "x.json", "--picture", "x.svg"])
+    code = main(["parity", "--backend", backend, *pairs, *FEW, "--json", "x.json", "--picture", "x.svg"])
     out, err = capsys.readouterr()
     assert code == 1
     assert err == "gpucast parity: FLOAT8E5M2 to INT8: index 62, input 0x3e (1.5): wanted 0x01 (1), got 0x00 (0)\n"

@@ -8,13 +8,13 @@ from typing import Any
 
 import gpucast
 from gpucast.dtypes import DType
-from gpucast.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS
+from gpucast.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, STOCHASTIC
 
 _NAMES = ("saturate", "round_mode", "opset", "rounding", "overflow")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each attribute."""
+def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
+    """Add an option for each attribute; `stochastic` where the command can have rounding at random."""
     parser.add_argument(
         "--saturate",
         action=argparse.BooleanOptionalAction,
@@ -25,7 +25,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--opset", type=int, default=DEFAULT_OPSET, help="follow the Cast of this opset (default: %(default)s)"
     )
-    parser.add_argument("--rounding", choices=ROUNDINGS, help="to integers (default: truncate)")
+    parser.add_argument(
+        "--rounding",
+        choices=(*ROUNDINGS, *[STOCHASTIC] * stochastic),
+        help="to integers (default: truncate)" + "; stochastic: to floats of 16 bits or fewer" * stochastic,
+    )
     parser.add_argument(
         "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"
     )

@@ -1,39 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast convert IN OUT --to T`: cast the tensors of a file."""
+"""`gpucast convert IN OUT --to T`: cast the tensors of a file, or of all files of a checkpoint."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import os
+import sys
 from typing import Any
 
-import numpy as np
-
-import gpucast
-from gpucast import files
-from gpucast.commands import attributes, loss
+from gpucast import checkpoints
+from gpucast.checkpoints import (
+    Choice,
+    Detail,
+    Options,
+    Outcome,
+    Plan,
+    Request,
+    Rule,
+    html,
+    loss,
+    report,
+    scale_styles,
+    scaling,
+    share,
+)
+from gpucast.checkpoints.plan import TensorPlan
+from gpucast.commands import arguments, attributes
 from gpucast.commands.progress import progress_bar
-from gpucast.commands.selection import Selection, read_as
 from gpucast.dtypes import DType
-from gpucast.files import Spec, Tensor
-from gpucast.files.tensor import Array
+from gpucast.files import FileError
+from gpucast.files.atomic import check_target
 from gpucast.report import CastReport
-from gpucast.rule import resolve
 
 _DESCRIPTION = """\
-Cast the tensors of a file with the ONNX Cast operator. The suffixes choose the formats
-(.npy, .npz, ONNX .pb, .safetensors), which may differ; IN and OUT may be the same file.
-In a file of several tensors the floating ones are cast and the others copied, unless --only or --all is given.
-OUT appears whole or not at all."""
+Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
+or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
+and IN and OUT may be the same file. From an index or a folder OUT is a new folder; what holds no tensors is copied.
+The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
+OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "convert",
         aliases=["cast"],
-        help="cast the tensors of a file",
+        help="cast the tensors of a file, or of all files of a checkpoint",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,22 +58,78 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
     )
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--only",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="cast the tensors of these names (wildcards; may be repeated)",
-    )
-    which.add_argument("--all", action="store_true", help="cast every tensor")
+    _add_choice(parser)
     attributes.add(parser)
     parser.add_argument("--device", metavar="D", help="cast there: cpu, cuda or cuda:N")
     parser.add_argument("--allow-loss", action="store_true", help="go on where over 1 %% of the values would be lost")
+    _add_work(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.set_defaults(run=run)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    wildcards = "(wildcards; may be repeated)"
+    parser.add_argument(
+        "--include",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help=f"cast the tensors of these names, of any type, and no others {wildcards}",
+    )
+    parser.add_argument(
+        "--exclude", metavar="PATTERN", action="append", default=[], help=f"keep the tensors of these names {wildcards}"
+    )
+    parser.add_argument(
+        "--rule",
+        metavar="PATTERN=T",
+        action="append",
+        default=[],
+        type=_rule,
+        help="cast these tensors to another type, or keep them (PATTERN=keep); the first that matches counts "
+        "(may be repeated)",
+    )
+    parser.add_argument(
+        "--scale",
+        choices=scaling.SCALES,
+        help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
+    )
+    parser.add_argument(
+        "--style",
+        choices=scale_styles.STYLES,
+        default=scale_styles.STYLES[0],
+        help="the names under which scales are stored, and the config.json for who reads them (default: %(default)s)",
+    )
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and the sizes")
+    parser.add_argument(
+        "--verify",
+        nargs="?",
+        choices=("sampled", "all"),
+        const="sampled",
+        help="read what was written again and compare it with the reference (default: a sample of each tensor)",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write counts, errors and histograms of every tensor: as one page (.html), or as JSON",
+    )
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument(
+        "--shard",
+        metavar="I/N",
+        type=_share,
+        help="do share I (from 0) of N of the files; auto: as torchrun or Slurm says; who is last writes OUT",
+    )
+    others.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
+    )
+    parser.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
 
 
 def _codes(text: str) -> DType:
@@ -70,129 +139,145 @@ def _codes(text: str) -> DType:
     return row
 
 
-@dataclass
-class Result:
-    """What became of one tensor that was cast."""
+def _rule(text: str) -> Rule:
+    pattern, found, name = text.rpartition("=")
+    if not found or not pattern:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rule; expected PATTERN=T or PATTERN=keep")
+    return Rule(pattern, None if name == "keep" else attributes.dtype(name))
 
-    tensor: Tensor
-    bytes_out: int = 0
-    report: CastReport = field(default_factory=CastReport)
+
+def _share(text: str) -> share.Share:
+    try:
+        return share.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:
-    with files.TensorFile(args.input) as source:
-        tensors = source.tensors
-        selection = Selection(args.only, args.all)
-        if args.source is not None:
-            tensors = read_as(tensors, args.source, selection, args.input)
-        chosen = selection.names(tensors, args.input)
-        for tensor in tensors:
-            if tensor.name in chosen:
-                _check(tensor, args)
-        plan = [
-            Spec(tensor.name, args.to, tensor.shape) if tensor.name in chosen else files.kept(tensor, args.output)
-            for tensor in tensors
-        ]
-        total = sum(tensor.nbytes for tensor in tensors)
-        results = []
-        with (
-            files.create(args.output, plan, source.metadata) as writer,
-            progress_bar(total, not (args.quiet or args.no_progress)) as advance,
-        ):
-            for tensor, spec in zip(tensors, plan, strict=True):
-                if tensor.name in chosen:
-                    results.append(_convert(tensor, spec, writer, args, advance))
-                elif spec.source is not None:
-                    advance(writer.copy(spec))
-                else:
-                    advance(writer.write(spec, tensor.chunks()))
-    left_alone = [tensor for tensor in tensors if tensor.name not in chosen]
-    dropped = sorted(source.metadata) if not args.output.lower().endswith(".safetensors") else []
+    if args.restart and args.shard is not None and args.shard.count > 1:
+        raise ValueError("--restart would discard the work of the other shares; remove OUT.partial before all begin")
+    detail: Detail = "all" if args.report else "errors" if args.json else "counts"
+    choice = Choice(args.to, args.include, args.exclude, args.rule)
+    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style)
+    paths = args.input, args.output
+    if args.scheduler is not None:
+        # Workers have working directories of their own.
+        paths = os.path.abspath(args.input), os.path.abspath(args.output)
+    plan = checkpoints.make_plan(*paths, request)
+    if args.dry_run:
+        print(json.dumps(report.planned(plan)) if args.json else _table(plan))
+        return 0
+    if args.report:
+        _check_report(args.report, plan)
+    options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
+    outcome = Outcome(plan)
+    try:
+        with progress_bar(options.bytes_of(plan), not (args.quiet or args.no_progress)) as advance:
+            if args.scheduler is None:
+                checkpoints.run(plan, options, outcome, advance)
+            else:
+                from gpucast.checkpoints import cluster
+
+                cluster.run_on(args.scheduler, plan, options, outcome, advance)
+    except BaseException:
+        if outcome.kept is not None:
+            print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
+        raise
+    if not outcome.waiting and not _was_written(outcome):
+        with arguments.created(args.report) as file:
+            if file is not None:
+                told = report.report(outcome)
+                text = html.page(told) if args.report.lower().endswith(".html") else json.dumps(told, indent=1) + "\n"
+                file.write(text.encode())
     if args.json:
-        print(json.dumps(_as_json(args, results, left_alone)))
+        print(json.dumps(report.summary(outcome)))
     elif not args.quiet:
-        print(_as_text(args, results, left_alone, dropped))
+        print(_as_text(outcome))
     return 0
 
 
-def _check(tensor: Tensor, args: argparse.Namespace) -> None:
-    """Refuse what cannot be cast before any work is done."""
-    if tensor.row is None:
-        raise files.FileError(
-            f"{args.input}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
-            "give --from T if these are raw elements of a type T, or leave it out with --only"
-        )
-    resolve(tensor.row, args.to, **attributes.of(args), who=f"{args.input}: tensor {tensor.name!r}")
+def _check_report(path: str, plan: Plan) -> None:
+    """An error before the work, not after it; and a report never takes the place of what is read or written."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    check_target(path)
+    beside = os.path.dirname(plan.target) if plan.single else plan.target
+    written = [os.path.join(beside, name) for file in plan.files for name in file.names]
+    read = [name for file in plan.files for name in (file.path, *file.data)]
+    if os.path.realpath(path) in map(os.path.realpath, (plan.source, plan.target, *read, *written)):
+        raise FileError(f"{path}: is read or written by the conversion itself; choose another name for --report")
 
 
-def _convert(
-    tensor: Tensor, spec: Spec, writer: Any, args: argparse.Namespace, advance: Callable[[int], object]
-) -> Result:
-    result = Result(tensor)
-    result.bytes_out = writer.write(spec, _cast(result, args, advance))
-    if not args.allow_loss:
-        assert tensor.row is not None
-        loss.check(tensor.name, tensor.row.name, args.to.name, result.report)
-    return result
+#: Names of more tensors are not printed.
+_NAMED = 20
 
 
-def _cast(result: Result, args: argparse.Namespace, advance: Callable[[int], object]) -> Iterator[Array]:
-    """The chunks of a tensor, cast; what they lose is added to the result."""
-    tensor, keywords = result.tensor, attributes.of(args)
-    assert tensor.row is not None
-    # Text is cast whole, so that an error names the right index.
-    chunks = iter([tensor.read()]) if tensor.row.family == "string" else tensor.chunks()
-    for x in chunks:
-        try:
-            y = gpucast.cast(x, args.to, device=args.device, **keywords)
-            result.report += gpucast.cast_report(x, args.to, **keywords)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{args.input}: tensor {tensor.name!r}: {error}") from None
-        advance(tensor.nbytes * x.size // max(1, tensor.size))
-        yield (y if isinstance(y, np.ndarray) else y.get()).reshape(-1)
+def _was_written(outcome: Outcome) -> bool:
+    """Whether another run has written all and told of it, so that nothing is known here but that."""
+    return not outcome.results and not outcome.waiting
 
 
-def _sums(results: list[Result]) -> tuple[CastReport, int, int]:
-    report = sum((result.report for result in results), CastReport())
-    return report, sum(result.tensor.nbytes for result in results), sum(result.bytes_out for result in results)
-
-
-def _as_text(args: argparse.Namespace, results: list[Result], left_alone: list[Tensor], dropped: list[str]) -> str:
-    report, bytes_in, bytes_out = _sums(results)
-    names = ", ".join(f"{tensor.name!r} ({_kind(tensor)})" for tensor in left_alone)
-    lines = [f"left alone: {names}"] if left_alone else []
-    if dropped:
-        lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, dropped))}")
-    tensors = "1 tensor" if len(results) == 1 else f"{len(results):,} tensors"
+def _as_text(outcome: Outcome) -> str:
+    plan, results = outcome.plan, outcome.results
+    if _was_written(outcome):
+        return f"{plan.target}: was written by another run of the same conversion"
+    lines = []
+    if plan.left_alone:
+        names = [f"{tensor.name!r} ({_said(tensor)})" for _, tensor in plan.left_alone]
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        lines.append(f"left alone: {', '.join(names[:_NAMED])}{more}")
+    copied = sum(file.tensors is None for file in plan.files)
+    if copied:
+        lines.append(f"copied as they are: {_count(copied, 'file')}")
+    if plan.dropped:
+        lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, plan.dropped))}")
+    if outcome.resumed:
+        lines.append(f"{outcome.resumed:,} bytes had been finished before")
+    if outcome.verified:
+        lines.append(f"verified: {outcome.verified:,} elements are what the reference gives")
+    counts = sum((result.statistics.report for result in results), CastReport())
+    bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
+    rows = dict.fromkeys(result.plan.row.name for result in results if result.plan.row is not None)
+    files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
     lines.append(
-        f"{args.output}: {tensors} cast to {args.to.name}, {report.elements:,} elements, "
-        f"{bytes_in:,} -> {bytes_out:,} bytes; {loss.words(report)}; "
-        f"largest relative error {report.max_relative_error:.3g}"
+        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(rows) or 'nothing'}, "
+        f"{counts.elements:,} elements, {bytes_in:,} -> {bytes_out:,} bytes; {loss.words(counts)}"
     )
+    if outcome.waiting:
+        lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
     return "\n".join(lines)
 
 
-def _as_json(args: argparse.Namespace, results: list[Result], left_alone: list[Tensor]) -> dict[str, Any]:
-    report, bytes_in, bytes_out = _sums(results)
-    return {
-        "input": args.input,
-        "output": args.output,
-        "to": args.to.name,
-        "tensors": [
-            {
-                "name": result.tensor.name,
-                "from": _kind(result.tensor),
-                "shape": result.tensor.shape,
-                "bytes_in": result.tensor.nbytes,
-                "bytes_out": result.bytes_out,
-                **loss.as_json(result.report),
-            }
-            for result in results
-        ],
-        "left_alone": [{"name": t.name, "dtype": _kind(t), "shape": t.shape} for t in left_alone],
-        "total": {"tensors": len(results), "bytes_in": bytes_in, "bytes_out": bytes_out, **loss.as_json(report)},
-    }
+def _said(tensor: TensorPlan) -> str:
+    return f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind
 
 
-def _kind(tensor: Tensor) -> str:
-    return tensor.kind if tensor.row is None else tensor.row.name
+def _table(plan: Plan) -> str:
+    """What would be done, a line for each tensor."""
+    lines = [("file", "tensor", "from", "to", "shape", "bytes", "becomes")]
+    for file in plan.files:
+        if file.tensors is None:
+            lines.append((file.name, "", "", "copied", "", f"{file.bytes_in:,}", f"{file.bytes_in:,}"))
+        for tensor in file.tensors or ():
+            row = f"kept{': ' * bool(tensor.why)}{tensor.why}" if tensor.row is None else tensor.row.name
+            becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
+            shape = "x".join(map(str, tensor.shape)) or "scalar"
+            lines.append((file.name, tensor.name, tensor.kind, row, shape, f"{tensor.bytes_in:,}", becomes))
+    sizes = report.planned(plan)["total"]
+    becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
+    lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = []
+    for line in lines:
+        cells = [
+            f"{cell:>{w}}" if i > 4 else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text)
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"

@@ -10,8 +10,9 @@ from typing import Any
 from gpucast import compiler, driver
 from gpucast.commands import attributes, disassembler
 from gpucast.files.atomic import replacing
+from gpucast.fused_source import Options
 from gpucast.rule import resolve
-from gpucast.source import KernelSource, kernel_source
+from gpucast.source import KernelSource
 
 _DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
 _FORMS = ("source", "ptx", "cubin", "sass")
@@ -27,14 +28,14 @@ def add(commands: Any) -> None:
         "--shape", choices=("contiguous", "strided"), default="contiguous", help="of the arrays (default: %(default)s)"
     )
     parser.add_argument("--unpacked", action="store_true", help="a source below one byte has one element per byte")
-    attributes.add(parser)
+    attributes.add(parser, stochastic=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="write there (default: standard output)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     rule = resolve(args.src, args.dst, **attributes.of(args), who="kernel")
-    source = kernel_source(rule, args.shape, unpacked=args.unpacked)
+    source = Options()(rule, args.shape, unpacked=args.unpacked)
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")
     data = source.text.encode() if args.emit == "source" else _compiled(source, args.emit, args.arch)

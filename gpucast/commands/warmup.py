@@ -40,7 +40,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch", nargs="+", action="extend", help="such as sm_80 sm_90 (default: those of this machine's GPUs)"
     )
-    attributes.add(parser)
+    attributes.add(parser, stochastic=True)
+    parser.add_argument("--scale", action="store_true", help="of casts with a scale")
+    parser.add_argument("--amax", action="store_true", help="of casts that keep the largest magnitude")
     parser.add_argument(
         "--jobs",
         metavar="N",
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if cache.limit == 0:
         raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else every_pair())
-    work = tasks(pairs, args.arch, who="warmup", **attributes.of(args))
+    work = tasks(pairs, args.arch, scale=args.scale, amax=args.amax, **attributes.of(args))
     # Forked children would inherit the state of libraries that do not expect it.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)

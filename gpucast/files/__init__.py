@@ -1,7 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of named tensors: .npy, .npz, ONNX .pb, .safetensors. Any of the 26 types that the format has a way to hold."""
+"""Files of named tensors: .npy, .npz, ONNX .pb and .onnx, .safetensors.
 
-from gpucast.files.formats import SUFFIXES, TensorFile, create, kept, load, save
-from gpucast.files.tensor import FileError, Spec, Tensor
+Any of the 26 types that the format has a way to hold.
+"""
 
-__all__ = ["SUFFIXES", "FileError", "Spec", "Tensor", "TensorFile", "create", "kept", "load", "save"]
+from gpucast.files.formats import MODEL, SUFFIXES, TensorFile, check, create, kept, load, on_host, save, writing
+from gpucast.files.tensor import FileError, Spec, Tensor, Writer
+
+__all__ = [
+    "MODEL",
+    "SUFFIXES",
+    "FileError",
+    "Spec",
+    "Tensor",
+    "TensorFile",
+    "Writer",
+    "check",
+    "create",
+    "kept",
+    "load",
+    "on_host",
+    "save",
+    "writing",
+]

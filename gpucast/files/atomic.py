@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import tempfile
@@ -22,24 +23,35 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     """
     # A link keeps pointing where it does: the file behind it is replaced.
     target = os.path.realpath(path)
-    if os.path.lexists(target) and not os.path.isfile(target):
-        raise FileError(f"{path}: is no regular file, and only such can be written")
+    check_target(path)
     folder, name = os.path.split(target)
     with _naming(path):
         handle, temporary = tempfile.mkstemp(prefix=f".{name[:50]}.", suffix=".tmp", dir=folder)
         try:
-            with _closing(open(handle, "wb", buffering=1 << 20)) as file:
+            with closing(open(handle, "wb", buffering=1 << 20)) as file:
                 yield file
                 file.flush()
                 if hasattr(os, "fchmod"):
-                    os.fchmod(handle, _mode(target))
+                    os.fchmod(handle, mode_of(target))
                 os.fsync(handle)
             os.replace(temporary, target)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-    _sync_folder(folder)
+    sync_folder(folder)
+
+
+def check_target(path: str) -> None:
+    """FileError where `path` is no file that can be replaced; PermissionError where it is protected from writing."""
+    if not os.path.lexists(path):
+        return
+    target = os.path.realpath(path)
+    if os.path.lexists(target) and not os.path.isfile(target):
+        raise FileError(f"{path}: is no regular file, and only such can be written")
+    # Taking its place needs no right to write it: the folder's is enough.
+    if os.path.exists(target) and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
 @contextlib.contextmanager
@@ -52,7 +64,8 @@ def _naming(path: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _closing(file: BinaryIO) -> Iterator[BinaryIO]:
+def closing(file: BinaryIO) -> Iterator[BinaryIO]:
+    """Close the file when the block ends; after an error what cannot be written is not told again."""
     try:
         yield file
     except BaseException:
@@ -63,17 +76,22 @@ def _closing(file: BinaryIO) -> Iterator[BinaryIO]:
     file.close()
 
 
-def _mode(target: str) -> int:
+def mode_of(target: str) -> int:
     """The permissions of the old file, or those that a plain ``open`` would give."""
     try:
         return stat.S_IMODE(os.stat(target).st_mode)
     except FileNotFoundError:
-        umask = os.umask(0)
-        os.umask(umask)
-        return 0o666 & ~umask
+        return new_mode()
 
 
-def _sync_folder(folder: str) -> None:
+def new_mode() -> int:
+    """The permissions that a plain ``open`` gives a new file."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def sync_folder(folder: str) -> None:
     """Make the new name last through a power cut, where the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)

@@ -4,25 +4,32 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from gpucast.dtypes import dtype
-from gpucast.files import npy, npz, onnx_pb, safetensors
+from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
 from gpucast.files.atomic import replacing
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
 from gpucast.packed import PackedArray, as_array, home
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
+#: The formats that any tensors can be saved in.
 SUFFIXES = tuple(_MODULES)
+#: An ONNX model is more than its tensors.
+MODEL = ".onnx"
+_MODULES[MODEL] = onnx_model
 
 
 class TensorFile:
     """A file open for reading: its `tensors`, whose elements are read when asked for, and its `metadata`.
+
+    `model` is what an .onnx file is besides its tensors.
 
     A context manager; FileError when the file is malformed, OSError when it cannot be read.
     """
@@ -33,10 +40,15 @@ class TensorFile:
         if os.path.exists(path) and not os.path.isfile(path):
             raise FileError(f"{path}: is no regular file")
         self._file: BinaryIO = open(path, "rb")
+        self.model: onnx_model.Model | None = None
+        self.metadata: dict[str, str] = {}
         try:
             self.tensors: list[Tensor]
-            self.metadata: dict[str, str]
-            self.tensors, self.metadata = module.read(self._file, path)
+            if module is onnx_model:
+                self.model = onnx_model.Model(self._file, path)
+                self.tensors = self.model.tensors
+            else:
+                self.tensors, self.metadata = module.read(self._file, path)
         except BaseException:
             self._file.close()
             raise
@@ -48,20 +60,45 @@ class TensorFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if self.model is not None:
+            self.model.close()
 
 
 @contextlib.contextmanager
 def create(path: str, plan: Sequence[Spec], metadata: Mapping[str, str] | None = None) -> Iterator[Writer]:
     """A writer for the tensors of the plan; when the block ends well, the file replaces whatever was at `path`."""
+    _module(path)
+    with replacing(path) as file, writing(file, path, plan, metadata) as writer:
+        yield writer
+
+
+@contextlib.contextmanager
+def writing(
+    file: BinaryIO,
+    path: str,
+    plan: Sequence[Spec],
+    metadata: Mapping[str, str] | None = None,
+    model: onnx_model.Model | None = None,
+    external: Callable[[], BinaryIO] | None = None,
+) -> Iterator[Writer]:
+    """A writer into an open file, in the format of `path`; for .onnx also the model that was read, and what opens the
+    file of external data."""
     module = _module(path)
-    with replacing(path) as file:
-        writer: Writer = module.Writer(file, path, plan, metadata or {})
-        try:
-            yield writer
-            writer.finish()
-        except BaseException:
-            writer.abort()
-            raise
+    more = {"model": model, "external": external} if module is onnx_model else {}
+    writer: Writer = module.Writer(file, path, plan, metadata or {}, **more)
+    try:
+        yield writer
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def check(path: str, plan: Sequence[Spec], metadata: Mapping[str, str], model: onnx_model.Model | None = None) -> None:
+    """FileError for a plan that the format of `path` cannot hold."""
+    module = _module(path)
+    more = {"model": model, "external": io.BytesIO} if module is onnx_model else {}
+    module.Writer(io.BytesIO(), path, plan, metadata, **more).abort()
 
 
 def kept(tensor: Tensor, path: str) -> Spec:
@@ -89,20 +126,23 @@ def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 
 def _loaded(name: str, x: Any) -> LoadedTensor:
-    array = as_array(x, f"save: tensor {name!r}")
-    if home(array) is not None:
-        from gpucast import device_cast
-
-        array = device_cast.to_host(array)
-    if isinstance(array, PackedArray):
-        array = array.get()
+    array = on_host(as_array(x, f"save: tensor {name!r}"))
     row = dtype(array.dtype, who=f"save: tensor {name!r}: ")
     native = array if row.family == "string" else np.ascontiguousarray(array, dtype=row.numpy).reshape(array.shape)
     return LoadedTensor(name, row, array.shape, row.name, array.nbytes, native)
 
 
+def on_host(x: Any) -> Array:
+    """An array or PackedArray of any device as an unpacked array of the host."""
+    if home(x) is not None:
+        from gpucast import device_cast
+
+        x = device_cast.to_host(x)
+    return np.asarray(x.get() if isinstance(x, PackedArray) else x)
+
+
 def _module(path: str) -> Any:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _MODULES:
-        raise FileError(f"{path}: unknown format {suffix!r}; expected one of {', '.join(SUFFIXES)}")
+        raise FileError(f"{path}: unknown format {suffix!r}; expected one of {', '.join(_MODULES)}")
     return _MODULES[suffix]

@@ -38,7 +38,7 @@ _FIELDS = {
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
-    onnx = _onnx(path)
+    onnx = imported(path)
     size = os.fstat(file.fileno()).st_size
     if size >= 1 << 31:
         raise FileError(f"{path}: has {size} bytes; a .pb file holds less than 2 GiB")
@@ -68,11 +68,12 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
     return [LoadedTensor(name, row, shape, row.name, nbytes, array)], {}
 
 
-def _onnx(path: str) -> Any:
+def imported(path: str) -> Any:
+    """The onnx package."""
     try:
         import onnx
     except ImportError:
-        raise FileError(f"{path}: .pb files need the onnx package: pip install onnx (or gpucast[onnx])") from None
+        raise FileError(f"{path}: ONNX files need the onnx package: pip install onnx (or gpucast[onnx])") from None
     return onnx
 
 
@@ -88,7 +89,7 @@ def _elements(proto: Any, row: DType, shape: tuple[int, ...], path: str, name: s
         data = proto.raw_data
         raw = np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, np.uint8)
     else:
-        raw = _typed(proto, row, size, path, name)
+        raw = typed(proto, row, size, path, name)
     check_bytes(path, name, row.nbytes(size), raw.size)
     if row.packed:
         return np.asarray(unpack_codes(raw, row.bits, size)).view(row.numpy).reshape(shape)
@@ -99,7 +100,7 @@ def _elements(proto: Any, row: DType, shape: tuple[int, ...], path: str, name: s
     return elements
 
 
-def _typed(proto: Any, row: DType, size: int, path: str, name: str) -> Array:
+def typed(proto: Any, row: DType, size: int, path: str, name: str) -> Array:
     """The typed fields as raw_data. Types of 16 bits or fewer lie in int32_data as codes."""
     field, element = _FIELDS.get(row.name, ("int32_data", "int32"))
     values = np.array(getattr(proto, field), dtype=element)
@@ -132,7 +133,7 @@ class Writer:
     family = "pb"
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
-        self._onnx = _onnx(path)
+        self._onnx = imported(path)
         if len(plan) != 1:
             raise FileError(f"{path}: .pb holds one tensor, but there are {len(plan)}; write .npz or .safetensors")
         row = plan[0].row

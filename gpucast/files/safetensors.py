@@ -11,13 +11,22 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gpucast.dtypes import DType, dtype
 from gpucast.files import npy, raw_data
-from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, checked_lengths, checked_name
+from gpucast.files.tensor import (
+    CHUNK_BYTES,
+    Array,
+    FileError,
+    Spec,
+    StoredTensor,
+    Tensor,
+    checked_lengths,
+    checked_name,
+)
 
 _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
@@ -177,7 +186,7 @@ class Writer:
                 texts[_DTYPE + spec.name] = spec.row.name
                 texts[_SHAPE + spec.name] = json.dumps(spec.shape)
         header: dict[str, Any] = {_METADATA: texts} if texts else {}
-        self._offsets: dict[str, int] = {}
+        self._places, self._offsets = places, dict[str, int]()
         position = 0
         # Wide elements first, so that every tensor is aligned to its elements.
         for name, place in sorted(places.items(), key=lambda item: -item[1].bits):
@@ -196,6 +205,15 @@ class Writer:
             )
         file.write(len(text).to_bytes(8, "little") + text)
         self._start = 8 + len(text)
+        self._end = self._start + position
+
+    def stored(self, spec: Spec) -> Iterator[bytes]:
+        """The bytes of a tensor as they are in the file, fewer if it ends before."""
+        self._file.seek(self._start + self._offsets[spec.name])
+        left = self._places[spec.name].nbytes
+        while left and (block := self._file.read(min(left, CHUNK_BYTES))):
+            left -= len(block)
+            yield block
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         assert spec.row is not None
@@ -211,7 +229,8 @@ class Writer:
         return spec.source.nbytes
 
     def finish(self) -> None:
-        pass
+        # What an earlier attempt may have left.
+        self._file.truncate(self._end)
 
     def abort(self) -> None:
         pass

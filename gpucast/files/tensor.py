@@ -45,6 +45,15 @@ class Tensor(ABC):
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         """The elements in row-major order as flat arrays, unpacked; those but the last are of whole packed groups."""
 
+    def pieces(self, count: int) -> Iterator[Array]:
+        """As `chunks`, by `count` elements at a time, a multiple of 4."""
+        return self.chunks(count * self.itemsize)
+
+    @property
+    @abstractmethod
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+
     @abstractmethod
     def read(self) -> Array:
         """All elements as one array of `shape`: `row.numpy`, or NumPy's own string dtypes for STRING."""
@@ -58,6 +67,10 @@ class LoadedTensor(Tensor):
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         return slices(self.array.reshape(-1), self.array.itemsize, limit)
+
+    @property
+    def itemsize(self) -> int:
+        return int(self.array.itemsize)
 
     def read(self) -> Array:
         return self.array
@@ -97,7 +110,7 @@ class StoredTensor(Tensor):
     def read(self) -> Array:
         if self.row is None:
             raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take")
-        flat = next(self._in_file_order((self.size + 4) * self._itemsize()), None)
+        flat = next(self._in_file_order((self.size + 4) * self.itemsize), None)
         if flat is None:
             return np.empty(self.shape, dtype=self.element if self.row.family == "string" else self.row.numpy)
         if self.fortran:
@@ -108,13 +121,14 @@ class StoredTensor(Tensor):
         """The same bytes read as another type: one code per element."""
         return replace(self, row=row, element=row.code_numpy.newbyteorder("<"))
 
-    def _itemsize(self) -> int:
+    @property
+    def itemsize(self) -> int:
         return 1 if self.element is None else self.element.itemsize
 
     def _in_file_order(self, limit: int) -> Iterator[Array]:
         row, stream = self.row, self.open()
         assert row is not None, "tensors of other types are only copied"
-        for count in _counts(self.size, self._itemsize(), limit):
+        for count in _counts(self.size, self.itemsize, limit):
             nbytes = row.nbytes(count) if self.element is None else count * self.element.itemsize
             raw = np.empty(nbytes, dtype=np.uint8)
             self._fill(stream, raw.data)
@@ -172,6 +186,9 @@ class Writer(Protocol):
 
     def copy(self, spec: Spec) -> int:
         """Write one tensor of the plan that has a `source`."""
+
+    def stored(self, spec: Spec) -> Iterator[bytes]:
+        """The bytes of a tensor as they are in the file, fewer if it ends before. For formats of fixed places alone."""
 
     def finish(self) -> None:
         """Write what follows the tensors."""

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is finished of a file, written down as it happens: one line of JSON for each tensor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+
+class Journal:
+    """A file that only grows. What a kill leaves of the last line is passed over."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records, up to the first line that is none."""
+        records: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line) if line.endswith(b"\n") else None
+                except ValueError:
+                    record = None
+                if not isinstance(record, dict):
+                    break
+                records.append(record)
+        return records
+
+    @contextlib.contextmanager
+    def appending(self, records: list[dict[str, Any]]) -> Iterator[Any]:
+        """A function that adds a record. The file begins anew with those `records`."""
+        temporary = self._path + ".new"
+        with open(temporary, "wb") as file:
+            file.write(b"".join(map(_line, records)))
+        os.replace(temporary, self._path)
+        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+
+        def add(record: dict[str, Any]) -> None:
+            line = _line(record)
+            while line:
+                line = line[os.write(handle, line) :]
+
+        try:
+            yield add
+        finally:
+            os.close(handle)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The config.json of a model whose weights get scales, or lose them: loaders read there how the weights are stored."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucast.checkpoints import scale_styles, scaling
+from gpucast.files import FileError
+
+if TYPE_CHECKING:
+    from gpucast.checkpoints.plan import FilePlan, Request, TensorPlan
+
+_NAME = "config.json"
+#: The entries that tell of quantized weights; the second is older.
+_ENTRIES = ("quantization_config", "compression_config")
+
+
+def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: str) -> dict[str, str]:
+    """Names and texts of the config.json files that must change. FileError where a loader could not know of scales."""
+    found: dict[str, str] = {}
+    folders = dict.fromkeys(os.path.dirname(file.name) for file in planned)
+    for folder in folders:
+        here = [file for file in planned if os.path.dirname(file.name) == folder]
+        tensors = [tensor for file in here for tensor in file.tensors or ()]
+        quantized = [tensor for tensor in tensors if _is_scaled(tensor, request)]
+        config = next((file for file in here if file.tensors is None and os.path.basename(file.name) == _NAME), None)
+        if quantized and request.style == "comfyui" and has_index:
+            raise FileError(f"{path}: --style comfyui is for a model in one file")
+        if quantized and request.style in scale_styles.CONFIGURED:
+            if config is None:
+                raise FileError(
+                    f"{path}: --style {request.style} needs the model's config.json, where loaders read of the scales; "
+                    "convert the folder that has it"
+                )
+            found[config.name] = _text(config, _quantization(quantized, tensors, request, path))
+            continue
+        read = [file for file in here if file.scales.found]
+        if config is None or not read:
+            continue
+        kept = [name for file in here for name in sorted(file.scales.kept)]
+        if kept:
+            raise FileError(
+                f"{path}: {kept[0]!r} is kept with its scales, and {read[0].scales.found[0].base!r} loses them, which "
+                f"{config.path} cannot tell; cast them all, or none"
+            )
+        found[config.name] = _text(config, None)
+    return found
+
+
+def _is_scaled(tensor: TensorPlan, request: Request) -> bool:
+    return tensor.row is not None and len(tensor.names) > 1
+
+
+def _quantization(
+    quantized: Sequence[TensorPlan], tensors: Sequence[TensorPlan], request: Request, path: str
+) -> dict[str, Any]:
+    rows = {tensor.row for tensor in quantized if tensor.row is not None}
+    if len(rows) > 1:
+        names = ", ".join(sorted(row.name for row in rows))
+        raise FileError(f"{path}: --style {request.style} holds weights of one type; expected one of {names}")
+    (row,) = rows
+    assert request.scale is not None
+    kept = [
+        tensor.name.removesuffix(".weight")
+        for tensor in tensors
+        if tensor not in quantized and tensor.name.endswith(".weight") and len(tensor.shape) == 2
+    ]
+    return scale_styles.config(request.style, scaling.formats(row)[request.scale], sorted(kept))
+
+
+def _text(file: FilePlan, quantization: dict[str, Any] | None) -> str:
+    """The document with another quantization_config, or without any."""
+    try:
+        with open(file.path, encoding="utf-8") as opened:
+            document = json.load(opened)
+    except (ValueError, RecursionError):
+        document = None
+    if not isinstance(document, dict):
+        raise FileError(f"{file.path}: is no JSON object, and its quantization_config must change")
+    kept = {key: value for key, value in document.items() if key not in _ENTRIES}
+    return json.dumps(kept if quantization is None else {**kept, _ENTRIES[0]: quantization}, indent=2) + "\n"

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in pieces of whole blocks: quantized, and back, without ever holding the whole of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.dtypes import dtype
+from gpucast.files.tensor import Array, Tensor
+from gpucast.quantization import host
+from gpucast.quantization.formats import SOURCES, Format, Parts
+
+#: As `gpucast.quantization.host.quantize`: x, the format; axis, scale.
+Engine = Callable[..., Parts]
+
+#: About so many elements of a piece.
+_PIECE = 1 << 19
+#: Pieces begin on bytes, whatever the element.
+_GROUP = 4
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut: `lead` matrices of `rows` and `columns`, `step` rows of one at a time.
+
+    Blocks lie within pieces, or are the whole tensor; scales of pieces in their order are those of the tensor. In
+    pieces the axis of the blocks is 0 for the scales of an axis (the tensor's first), else the last, as in the tensor.
+    """
+
+    lead: int
+    rows: int
+    columns: int
+    step: int
+
+    @staticmethod
+    def make(format: Format, shape: tuple[int, ...]) -> Cut:
+        size, last = math.prod(shape), shape[-1] if shape else 1
+        if format.block == "tensor":
+            return Cut.of(1, size, 1, _GROUP)
+        if format.block == "axis":
+            return Cut.of(1, shape[0], size // max(1, shape[0]), _GROUP)
+        if format.min_ndim == 2:
+            assert isinstance(format.block, tuple)
+            return Cut.of(math.prod(shape[:-2]), shape[-2], last, math.lcm(format.block[0], _GROUP))
+        n = format.block[-1]
+        columns = n if isinstance(n, int) and last % n == 0 else last
+        return Cut.of(1, size // max(1, columns), columns, _GROUP)
+
+    @staticmethod
+    def of(lead: int, rows: int, columns: int, unit: int) -> Cut:
+        return Cut(lead, rows, columns, max(1, _PIECE // max(1, columns) // unit) * unit)
+
+    def counts(self) -> Iterator[int]:
+        """The rows of each piece."""
+        for _ in range(self.lead):
+            for start in range(0, self.rows, self.step):
+                yield min(self.step, self.rows - start)
+
+
+def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
+    """The elements of flat chunks as flat arrays of these sizes."""
+    source = iter(chunks)
+    held = np.empty(0, np.uint8)
+    for size in sizes:
+        parts, missing = [], size
+        while missing:
+            if not held.size:
+                held = next(source)
+            parts.append(held[:missing])
+            missing -= parts[-1].size
+            held = held[parts[-1].size :]
+        yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
+    """The pieces of a tensor, as matrices; those of narrow floats as FLOAT, which holds them exactly."""
+    for flat in regroup(tensor.chunks(), (count * cut.columns for count in cut.counts())):
+        x = flat if tensor.row in SOURCES else gpucast.cast(flat, "FLOAT")
+        yield x.reshape(-1, cut.columns)
+
+
+def axis(format: Format) -> int:
+    """The axis of the blocks in a piece."""
+    return 0 if format.block == "axis" else -1
+
+
+class Quantizer:
+    """Quantizes the pieces of a tensor as its whole would be: what all blocks share is found out first."""
+
+    def __init__(self, tensor: Tensor, format: Format, engine: Engine = host.quantize) -> None:
+        self._format, self._engine = format, engine
+        self._shared: Array | None = None
+        self._scale: Any = None
+        if format.block == "tensor":
+            self._shared = _extremes(tensor, format.nan_in_scale)
+        elif format.global_scale:
+            self._scale = engine(_extremes(tensor, False), format, axis=-1, scale=None).global_scale
+
+    def __call__(self, x: Array) -> Parts:
+        if self._shared is None:
+            return self._engine(x, self._format, axis=axis(self._format), scale=self._scale)
+        # With the extremes of all in front, each piece has the scale of all.
+        shared = gpucast.cast(self._shared, x.dtype)
+        parts = self._engine(np.concatenate([shared, x.reshape(-1)]), self._format, axis=0, scale=None)
+        return Parts(parts.data[shared.size :].reshape(x.shape), parts.scales, parts.zero_points)
+
+
+def _extremes(tensor: Tensor, nan: bool) -> Array:
+    """The lowest and the largest finite value, 0 included; if asked for, a NaN where there is one or an infinity."""
+    low = high = 0.0
+    lost = False
+    for chunk in tensor.chunks(_PIECE * tensor.itemsize):
+        # Exact, and NumPy knows their order.
+        x = chunk if chunk.dtype == np.float64 else gpucast.cast(chunk, "FLOAT")
+        finite = np.isfinite(x)
+        if not finite.all():
+            lost, x = True, x[finite]
+        low, high = min(low, float(x.min(initial=0))), max(high, float(x.max(initial=0)))
+    return np.array([low, high] + [np.nan] * (lost and nan))
+
+
+def on_device(device: str) -> Engine:
+    """An engine that quantizes there and gives arrays of the host."""
+
+    def quantize(x: Array, format: Format, *, axis: int, scale: Any) -> Parts:
+        q = gpucast.quantize(x, format, axis=axis, scale=scale, device=device).get()
+        data = q.data.get() if format.element.packed else q.data
+        return Parts(data, q.scales, q.zero_points, q.global_scale)
+
+    return quantize
+
+
+def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
+    """The scales of all pieces, as those of the tensor; no data."""
+    scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
+
+    def join(arrays: list[Any]) -> Array:
+        whole = arrays[:1] if format.block == "tensor" else arrays
+        return np.concatenate([array.reshape(-1) for array in whole]).reshape(scales_shape)
+
+    zero_points = join([part.zero_points for part in parts]) if format.zero_points else None
+    return Parts(None, join([part.scales for part in parts]), zero_points, parts[0].global_scale)
+
+
+def sliced(format: Format, cut: Cut, whole: Parts) -> Iterator[Parts]:
+    """What of the scales belongs to each piece; no data."""
+    if format.block == "tensor":
+        for _ in cut.counts():
+            yield whole
+        return
+    start = 0
+    for count in cut.counts():
+        shape = format.scales_shape((count, cut.columns), 0 if format.block == "axis" else 1)
+        part = slice(start, start + math.prod(shape))
+        start = part.stop
+        zero_points = None if whole.zero_points is None else whole.zero_points.reshape(-1)[part].reshape(shape)
+        yield Parts(None, whole.scales.reshape(-1)[part].reshape(shape), zero_points, whole.global_scale)
+
+
+def dequantized(parts: Parts, format: Format) -> Array:
+    """The values of a piece, as DOUBLE."""
+    return host.dequantize(parts, format, dtype("DOUBLE"), axis=axis(format))

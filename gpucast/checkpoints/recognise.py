@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the tensors of a checkpoint that are codes with scales, by the names that the styles give them.
+
+The names are those of `gpucast.checkpoints.scale_styles`, and of NVIDIA's ModelOpt for NVFP4: X.weight UINT8 (two codes
+to a byte), X.weight_scale FLOAT8E4M3FN, X.weight_scale_2 FLOAT, which multiplies (vLLM, quantization/modelopt.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpucast.checkpoints.dequantized import Dequantized, Found
+from gpucast.checkpoints.scale_forms import Candidate, is_narrow, others, own
+from gpucast.checkpoints.scale_styles import ENTRY, MARKER
+from gpucast.dtypes import dtype
+from gpucast.files import FileError, Tensor, TensorFile
+from gpucast.files.tensor import LoadedTensor
+
+#: Names of scales end so: what is left without its weight is not cast like a weight.
+_ENDINGS = (
+    *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
+    *(
+        ".scales",
+        ".global_scale",
+        ".zero_points",
+        ".absmax",
+        ".SCB",
+        "input_scale",
+        "scale_input",
+        "input_global_scale",
+    ),
+)
+#: The metadata entry of `gpucast.Quantized.save`, and that in which ComfyUI tells which layers have scales.
+_SAVED, _COMFY_METADATA = "gpucast.quantized", "_quantization_metadata"
+#: What goes with a weight X.weight and has no meaning without its codes.
+_COMPANIONS = ("input_scale", "scale_input", "input_global_scale", "comfy_quant", "input_zero_point")
+_FLOAT = dtype("FLOAT")
+
+
+@dataclass(frozen=True)
+class FileScales:
+    """What of a file's tensors belongs together."""
+
+    #: Tensors to be read as numbers: the data are in this file.
+    found: tuple[Found, ...] = ()
+    #: Names in this file that are kept as they are, and those that go into tensors that are found.
+    kept: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+    #: Keys of the metadata that no longer hold.
+    metadata: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Sorted:
+    """The fields of a `FileScales`, and the styles of what is cast (True) and of what is kept."""
+
+    found: list[Found] = field(default_factory=list)
+    kept: set[str] = field(default_factory=set)
+    dropped: set[str] = field(default_factory=set)
+    metadata: set[str] = field(default_factory=set)
+    styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
+
+
+@dataclass
+class _File:
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+
+@dataclass
+class Catalogue:
+    """All tensors of a checkpoint. Files of one folder are one model."""
+
+    files: dict[str, _File] = field(default_factory=dict)
+
+    def add(self, path: str, file: TensorFile) -> None:
+        """Take in an open file."""
+        tensors = {tensor.name: tensor for tensor in file.tensors}
+        for name, tensor in tensors.items():
+            # The shape of packed codes is needed when the file is closed again.
+            if name.endswith("_shape") and tensor.row is not None and tensor.size == 2:
+                fields = name, tensor.row, tensor.shape, tensor.kind, tensor.nbytes
+                tensors[name] = LoadedTensor(*fields, array=tensor.read())
+        self.files[path] = _File(tensors, dict(file.metadata))
+
+    def file_scales(
+        self,
+        is_cast: Callable[[Tensor], bool],
+        is_asked_for: Callable[[Tensor], bool],
+        is_excluded: Callable[[str], bool],
+    ) -> dict[str, FileScales]:
+        """What belongs together in each file, for who casts the tensors of which `is_cast` is true.
+
+        A name that is excluded keeps all that belongs to it.
+        FileError where such a tensor, or scales without one, cannot be read as numbers.
+        """
+        every = list(self.found())
+        of_file = {path: _Sorted() for path in self.files}
+        for found in every:
+            path = found.paths[found.name]
+            numbers = self._numbers(found, path)
+            cast = is_cast(numbers) and not any(map(is_excluded, found.paths))
+            if cast and found.stored is None:
+                raise FileError(f"{found.problem}; leave {numbers.name!r} as it is with --exclude")
+            for name, where in found.paths.items():
+                (of_file[where].dropped if cast else of_file[where].kept).add(name)
+            if cast:
+                of_file[path].found.append(found)
+                of_file[path].metadata |= {ENTRY + found.base, _COMFY_METADATA}
+            of_file[path].styles[cast].add(found.style)
+        for path, tensor in self.leftover(every):
+            if tensor.row is not None and tensor.row.is_float and is_cast(tensor) and not is_asked_for(tensor):
+                raise FileError(
+                    f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
+                    "here; cast it by name with --include or --rule, or keep it with --exclude"
+                )
+        for path, file in self.files.items():
+            marks = set(markers(file.tensors))
+            if marks and "comfyui" in of_file[path].styles[True]:
+                if "comfyui" in of_file[path].styles[False]:
+                    raise FileError(
+                        f"{path}: has the mark {min(marks)!r} for all scales; cast all its weights, or none"
+                    )
+                of_file[path].dropped |= marks
+            else:
+                of_file[path].kept |= marks
+            if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
+                raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
+        return {
+            path: FileScales(tuple(s.found), frozenset(s.kept), frozenset(s.dropped), frozenset(s.metadata))
+            for path, s in of_file.items()
+        }
+
+    def _numbers(self, found: Found, path: str) -> Tensor:
+        """The tensor of numbers, or where it cannot be read, one of its name."""
+        if found.stored is not None:
+            return Dequantized.of(found, {}, path)
+        return LoadedTensor(found.base, _FLOAT, (1, 1), found.kind, 0, np.zeros((1, 1), np.float32))
+
+    def path_of(self, name: str, near: str) -> str | None:
+        """The file that holds a tensor: the one at `near`, or another of its folder. FileError if several others do."""
+        if name in self.files[near].tensors:
+            return near
+        folder = os.path.dirname(near)
+        paths = [path for path, file in self.files.items() if name in file.tensors and os.path.dirname(path) == folder]
+        if len(paths) > 1:
+            raise FileError(f"{near}: tensor {name!r} is in several files, {paths[0]} and {paths[1]}")
+        return paths[0] if paths else None
+
+    def found(self) -> Iterator[Found]:
+        """All tensors that are codes with scales."""
+        seen: dict[tuple[str, str], str] = {}
+        for path, file in self.files.items():
+            for key in file.metadata:
+                base = key.removeprefix(ENTRY)
+                if base != key and base in file.tensors and f"{base}.scales" not in file.tensors:
+                    problem = f"{path}: tensor {base!r}: its scales {base + '.scales'!r} are missing"
+                    yield Found(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
+            for name in file.tensors:
+                candidate = self._candidate(name, path)
+                if candidate is None:
+                    continue
+                where = self.path_of(candidate.data, path)
+                if where is None:
+                    continue
+                found = self._found(candidate, where)
+                if found is None:
+                    continue
+                if (where, candidate.data) in seen:
+                    other = seen[where, candidate.data]
+                    raise FileError(
+                        f"{where}: tensor {candidate.data!r} has two kinds of scales, {other!r} and {name!r}"
+                    )
+                seen[where, candidate.data] = name
+                yield found
+
+    def leftover(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor]]:
+        """Paths and tensors that are named like scales, and belong to nothing that was found."""
+        used = {(path, name) for item in found for name, path in item.paths.items()}
+        for path, file in self.files.items():
+            for name, tensor in file.tensors.items():
+                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.row is not None:
+                    yield path, tensor
+
+    # ---- one tensor ----
+
+    def _candidate(self, scale: str, path: str) -> Candidate | None:
+        """What a tensor of this name would be the scales of."""
+        if scale.endswith(".scales") and ENTRY + scale.removesuffix(".scales") in self.files[path].metadata:
+            base = scale.removesuffix(".scales")
+            more = {"zero_points": f"{base}.zero_points", "global_scale": f"{base}.global_scale"}
+            return Candidate("gpucast", base, scale, base, more)
+        if scale.endswith("_scale_inv"):
+            base = scale.removesuffix("_scale_inv")
+            return Candidate("deepseek", base, scale, base, {})
+        if scale.endswith("scale_weight"):
+            base = scale.removesuffix("scale_weight") + "weight"
+            return Candidate("comfyui", base, scale, base, {})
+        if not scale.endswith("_scale"):
+            return None
+        base = scale.removesuffix("_scale")
+        more = {
+            "zero_points": f"{base}_zero_point",
+            "global_scale": f"{base}_global_scale",
+            "second_scale": f"{base}_scale_2",
+            "shape": f"{base}_shape",
+            "g_idx": f"{base}_g_idx",
+        }
+        data = f"{base}_packed" if self.path_of(f"{base}_packed", path) is not None else base
+        return Candidate("compressed-tensors", base, scale, data, more)
+
+    def _found(self, candidate: Candidate, path: str) -> Found | None:
+        data = self.files[path].tensors[candidate.data]
+        names = {"data": candidate.data, "scales": candidate.scale, **candidate.more}
+        paths = {part: self.path_of(name, path) for part, name in names.items()}
+        tensors = {part: self.files[where].tensors[names[part]] for part, where in paths.items() if where is not None}
+        if candidate.style != "gpucast" and not is_narrow(data, tensors):
+            return None
+        extra = [candidate.base.removesuffix("weight") + name for name in _COMPANIONS]
+        where = {tensor.name: str(paths[part]) for part, tensor in tensors.items()}
+        where |= {name: near for name in extra if (near := self.path_of(name, path)) is not None}
+        nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
+        try:
+            if candidate.style == "gpucast":
+                made = own(candidate, tensors, self.files[path].metadata[ENTRY + candidate.base])
+            else:
+                made = others(candidate, tensors, any(name.endswith("comfy_quant") for name in where))
+        except (TypeError, ValueError) as error:
+            return Found(candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}")
+        return Found(candidate.data, candidate.base, candidate.style, where, nbytes, made)
+
+
+def markers(tensors: Iterable[str]) -> list[str]:
+    """The names among these that mark a file of style comfyui."""
+    return [name for name in tensors if name == MARKER or name.endswith(f".{MARKER}")]

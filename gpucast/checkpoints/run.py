@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carrying out a plan: piece by piece, going on from what an earlier run has finished."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+import gpucast
+from gpucast import device as devices
+from gpucast import files
+from gpucast.checkpoints import counts, loss, scaling
+from gpucast.checkpoints.ahead import Ahead, threads
+from gpucast.checkpoints.plan import FilePlan, Opened, Plan, TensorPlan
+from gpucast.checkpoints.share import Share
+from gpucast.checkpoints.staging import Busy, Staging
+from gpucast.checkpoints.statistics import Errors, Statistics
+from gpucast.checkpoints.sums import Summed, Summing, sum_of
+from gpucast.checkpoints.verify import verify
+from gpucast.files import FileError, Spec, Tensor, TensorFile
+from gpucast.files.tensor import Array
+from gpucast.report import CastReport
+
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the work is done; what comes of it does not depend on these."""
+
+    device: str | None = None
+    allow_loss: bool = False
+    #: None, "sampled" or "all": compare what was written with the reference.
+    verify: str | None = None
+    share: Share | None = None
+    #: Discard unfinished work of an earlier run.
+    restart: bool = False
+
+    def files_of(self, plan: Plan) -> list[FilePlan]:
+        """The files that this process does."""
+        mine = set(range(len(plan.files)))
+        if self.share is not None:
+            mine = self.share.of([file.bytes_in for file in plan.files])
+        return [plan.files[index] for index in sorted(mine)]
+
+    def bytes_of(self, plan: Plan) -> int:
+        return sum(file.bytes_in for file in self.files_of(plan))
+
+
+@dataclass
+class Result:
+    """What became of one tensor that was cast."""
+
+    file: FilePlan
+    plan: TensorPlan
+    bytes_out: int
+    statistics: Statistics
+
+
+@dataclass
+class Outcome:
+    """`results` of this process; once the target is written, of all. `waiting`: files that other processes have yet
+    to finish before the target is written."""
+
+    plan: Plan
+    results: list[Result] = field(default_factory=list)
+    waiting: int = 0
+    verified: int = 0
+    #: Bytes of the source that an earlier run had finished.
+    resumed: int = 0
+    #: Where finished work is kept after an error.
+    kept: str | None = None
+
+
+def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
+    """Do the work, or this process's share of it, and fill `outcome`. The target appears whole, at the end, or not at
+    all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
+    staging = Staging(plan)
+    with _naming(plan.target):
+        try:
+            staging.begin(options.restart)
+            with Ahead(threads(options.device)) as ahead:
+                _Run(plan, options, staging, outcome, advance, ahead).all()
+        except Busy:
+            raise
+        except BaseException:
+            if staging.is_own():
+                if options.share is None and not staging.is_worth_keeping():
+                    staging.discard()
+                else:
+                    outcome.kept = staging.folder
+            raise
+
+
+def run_file(
+    plan: Plan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
+) -> None:
+    """Convert one file of a plan whose staging another process has begun; who began it publishes. Errors as `run`."""
+    with _naming(plan.target), Ahead(threads(options.device)) as ahead:
+        _Run(plan, options, Staging(plan), outcome, advance, ahead)._file(file)
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, options: Options, staging: Staging, outcome: Outcome, advance: Advance, ahead: Ahead
+    ) -> None:
+        self._plan, self._options, self._staging = plan, options, staging
+        self._outcome, self._advance, self._ahead = outcome, advance, ahead
+
+    def all(self) -> None:
+        plan, staging, outcome = self._plan, self._staging, self._outcome
+        mine = self._options.files_of(plan)
+        if staging.is_published():
+            # By a run that was killed right then, or by who shared the work.
+            self._resumed(sum(file.bytes_in for file in mine))
+        else:
+            for file in mine:
+                self._file(file)
+            outcome.waiting = len(staging.missing())
+        if outcome.waiting:
+            outcome.results = [result for file in mine for result in _results(file, staging)]
+            return
+        with staging.concluding() as is_ours:
+            if is_ours:
+                staging.publish()
+                outcome.results = [result for file in plan.files for result in _results(file, staging)]
+                staging.discard()
+
+    def _file(self, file: FilePlan) -> None:
+        staging = self._staging
+        if not staging.is_done(file):
+            with staging.part(file) as part:
+                # Another process may have finished it in between.
+                if not staging.is_done(file):
+                    self._write(file, part)
+                    return
+        self._resumed(file.bytes_in)
+        # The run that finished it may not have been told to verify.
+        self._verify(file, [staging.finished(name) for name in file.names])
+
+    def _resumed(self, nbytes: int) -> None:
+        self._outcome.resumed += nbytes
+        self._advance(nbytes)
+
+    def _write(self, file: FilePlan, part: BinaryIO) -> None:
+        if file.tensors is None:
+            self._copy(file, part)
+        else:
+            with TensorFile(file.path) as source:
+                self._convert(file, source, part)
+        part.flush()
+        os.fsync(part.fileno())
+        if not file.is_unchanged():
+            raise FileError(f"{file.path}: was changed while it was converted")
+        self._verify(file, self._staging.parts(file))
+        self._staging.finish(file, part)
+
+    def _copy(self, file: FilePlan, part: BinaryIO) -> None:
+        part.truncate(0)
+        with open(file.path, "rb") as source:
+            shutil.copyfileobj(source, part, 1 << 20)
+        self._advance(file.bytes_in)
+
+    def _verify(self, file: FilePlan, written: Sequence[str]) -> None:
+        """Verify the files that `file.names` are to be, if that was asked for and has not been done; what is not right
+        is removed."""
+        if self._options.verify is None or file.tensors is None:
+            return
+        everything = self._options.verify == "all"
+        journal = self._staging.journal(file)
+        records = journal.read()
+        done = [
+            record["verified"] for record in records if "verified" in record and record["verified_all"] >= everything
+        ]
+        if not done:
+            name = self._plan.target if self._plan.single else os.path.join(self._plan.target, file.name)
+            try:
+                done = [verify(file.path, written[-1], file, self._plan, everything, name)]
+            except FileError:
+                for path in written:
+                    with contextlib.suppress(OSError):
+                        os.unlink(path)
+                raise
+            with journal.appending(records) as record:
+                record({"verified": done[0], "verified_all": everything})
+        self._outcome.verified += done[-1]
+
+    # ---- the tensors of a file ----
+
+    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
+        assert file.tensors is not None
+        if not file.is_unchanged():
+            raise FileError(f"{file.path}: was changed since it was first looked at")
+        out = self._plan.target if self._plan.single else file.name
+        opened = Opened(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        specs = {tensor.name: opened.planned(tensor, out)[1] for tensor in opened.tensors}
+        every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
+        # A format whose tensors have fixed places is gone on with; the others begin anew.
+        resumable = out.lower().endswith(".safetensors")
+        journal = self._staging.journal(file)
+        # What was verified was the file as it was then.
+        records = [record for record in journal.read() if "name" in record] if resumable else []
+        finished = {record.get("name"): record for record in records}
+        target: Any = Summing(part) if resumable else part
+        if not resumable:
+            part.truncate(0)
+
+        def external() -> BinaryIO:
+            return stack.enter_context(self._staging.external(file))
+
+        with (
+            contextlib.ExitStack() as stack,
+            files.writing(target, out, every, opened.metadata(), source.model, external) as writer,
+            journal.appending(records) as record,
+        ):
+            for tensor, plan in zip(opened.tensors, file.tensors, strict=True):
+                found = finished.get(tensor.name)
+                if found is not None and found.get("sums") == [
+                    sum_of(writer.stored(spec)) for spec in specs[tensor.name]
+                ]:
+                    self._resumed(tensor.nbytes)
+                    continue
+                told = self._tensor(tensor, plan, specs[tensor.name], opened, Summed(writer, target))
+                # After a kill the system still has what was flushed; after a power cut the sums tell.
+                part.flush()
+                record(told)
+
+    def _tensor(
+        self, tensor: Tensor, plan: TensorPlan, specs: Sequence[Spec], opened: Opened, writer: Summed
+    ) -> dict[str, Any]:
+        """Write what takes the place of a tensor; the record of it."""
+        request = self._plan.request
+        statistics = Statistics(errors=Errors() if request.detail == "all" else None)
+        scaled = None if plan.row is None else opened.scaled(tensor, plan.row)
+        if plan.row is None:
+            (spec,) = specs
+            self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))
+            statistics.errors = None
+        elif scaled is not None:
+
+            def observe(x: Array, restored: Array, report: CastReport) -> None:
+                statistics.add(x, restored, report)
+                self._advance(tensor.nbytes * x.size // max(1, tensor.size))
+
+            detailed = request.detail != "counts"
+            scaled.write(writer.write, observe, self._ahead, self._options.device, detailed)
+        else:
+            writer.write(specs[0], self._cast(tensor, plan.row, statistics))
+        if plan.row is not None and not self._options.allow_loss:
+            assert tensor.row is not None
+            report = statistics.report if scaled is None else scaling.unexpected(statistics.report)
+            loss.check(tensor.name, tensor.row.name, plan.row.name, report)
+        told = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
+        return told | statistics.as_record()
+
+    def _cast(self, tensor: Tensor, row: gpucast.DType, statistics: Statistics) -> Iterator[Array]:
+        """The pieces of a tensor, cast; what they lose is added to the statistics."""
+        attributes = dict(self._plan.request.attributes)
+        detail, src = self._plan.request.detail, tensor.row
+        assert src is not None
+
+        def work(x: Array) -> tuple[int, Array, Statistics]:
+            x = x.reshape(-1)
+            y = _cast_on(self._options.device, x, row, attributes).reshape(-1)
+            told = Statistics(errors=Errors() if detail == "all" else None)
+            if detail == "counts":
+                told.add(x, y, counts.count(x, y, src, row, attributes))
+            else:
+                told.add(x, y, gpucast.cast_report(x, row, **attributes))
+            return x.size, y, told
+
+        # Text is cast whole, so that an error names the right index.
+        pieces = iter([tensor.read()]) if src.family == "string" else tensor.chunks()
+        made = self._ahead.in_order(work, pieces)
+        while True:
+            try:
+                found = next(made, None)
+            except FileError:
+                raise
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"{self._plan.source}: tensor {tensor.name!r}: {error}") from None
+            if found is None:
+                return
+            size, y, told = found
+            statistics.join(told)
+            self._advance(tensor.nbytes * size // max(1, tensor.size))
+            yield y
+
+
+def _cast_on(device: str | None, x: Array, row: gpucast.DType, attributes: dict[str, Any]) -> Array:
+    """``cast(x, row, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
+    place, src = devices.parse(device, "cast"), gpucast.dtype(x.dtype)
+    if place is None or place == "cpu" or "string" in (src.family, row.family):
+        return files.on_host(gpucast.cast(x, row, device=place, **attributes))
+    devices.require("cast")
+    from gpucast import device_cast
+
+    there = device_cast.to_device(gpucast.PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    return files.on_host(gpucast.cast(there, row, **attributes))
+
+
+def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:
+    """What the journal of a finished file says about its tensors that were cast."""
+    records = {record.get("name"): record for record in staging.journal(file).read()}
+    for tensor in file.tensors or ():
+        if tensor.row is not None and tensor.name in records:
+            record = records[tensor.name]
+            yield Result(file, tensor, record["bytes_out"], Statistics.from_record(record))
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors of the system that name no file are of the one that is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror or str(error), path) from error
+        raise

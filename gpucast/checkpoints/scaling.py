@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that are divided by scales before they are rounded to few bits, the scales being stored beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.checkpoints import scale_styles
+from gpucast.checkpoints.ahead import Ahead
+from gpucast.checkpoints.pieces import Quantizer, dequantized, joined, matrices, on_device, sliced
+from gpucast.checkpoints.scale_styles import Unsuitable
+from gpucast.checkpoints.stored import Stored
+from gpucast.dtypes import DType
+from gpucast.files.tensor import Array, FileError, Spec, Tensor
+from gpucast.quantization import host, reference
+from gpucast.quantization.formats import FORMATS, Format, Parts
+from gpucast.report import CastReport
+
+#: What --scale takes.
+SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
+
+_BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
+_MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mxfp6e2m3", "FLOAT6E3M2": "mxfp6e3m2"}
+#: The elements of a piece that are compared when not all are.
+_SAMPLE = 1 << 10
+#: Elements that are looked at while their float64 values are in the cache.
+_BLOCK = 1 << 15
+
+#: Writes one tensor, its elements as flat pieces in order; gives the bytes.
+Write = Callable[[Spec, Iterable[Array]], int]
+#: Takes a piece of the source (flat), the values that it will read as again (scales applied; of no meaning where nobody
+#: wants details), and what was lost: for progress, counts and statistics.
+Observe = Callable[[Array, Array, CastReport], None]
+
+
+def is_needed(src: DType | None, dst: DType) -> bool:
+    """Whether a cast must say what it does about scales: floating values that go to 8 bits or fewer."""
+    if src is None or src is dst or dst.family == "bool":
+        return False
+    return src.is_float and 0 < dst.bits <= 8
+
+
+def formats(row: DType) -> dict[str, Format]:
+    """The format that each word of --scale means for a type."""
+    name = row.name.lower()
+    if row.family == "int" and row.bits <= 8:
+        base = name if row.signed else f"{name}_zp"
+        return {scale: FORMATS[f"{base}_{block}"] for scale, block in _BLOCKS.items()}
+    found = {}
+    if name in ("float8e4m3fn", "float8e5m2"):
+        found = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
+    if row.name in _MX:
+        found["mx"] = FORMATS[_MX[row.name]]
+    if row.name == "FLOAT4E2M1":
+        found = {"mx": FORMATS["mxfp4"], "nvfp4": FORMATS["nvfp4"]}
+    return found
+
+
+def decided(
+    tensor: Tensor,
+    row: DType,
+    scale: str | None,
+    style: str,
+    attributes: Mapping[str, Any],
+    path: str,
+    asked_for: bool = True,
+) -> Stored | str | None:
+    """How a tensor of the file `path` is cast to `row`: None: by a plain cast; a text: not at all, and why.
+
+    `scale` is one of `SCALES`, or None where nothing was said. It does not matter to tensors that need none.
+    FileError for what cannot be.
+    """
+    if not is_needed(tensor.row, row) or scale == "none":
+        return None
+    who = f"{path}: tensor {tensor.name!r}"
+    assert tensor.row is not None
+    known = formats(row)
+    accepted = ", ".join([*known, "none"])
+    if scale is None:
+        raise FileError(
+            f"{who} from {tensor.row.name} to {row.name}: so few bits need a word about scales; "
+            f"give --scale {accepted} (none: a plain cast)"
+        )
+    format = known.get(scale)
+    if format is None:
+        raise FileError(f"{who}: --scale {scale} is not for {row.name}; expected {accepted}")
+    refusal = scale_styles.refused(style, format)
+    if refusal is not None:
+        raise FileError(f"{who}: --style {style} cannot hold {row.name} with --scale {scale}: {refusal}")
+    for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
+        if attributes.get(option, default) != default:
+            raise FileError(f"{who}: --{option.replace('_', '-')} has no meaning with --scale {scale}; leave it out")
+    if len(tensor.shape) < 2:
+        return "fewer than 2 dimensions"
+    if not tensor.size:
+        return "no elements"
+    try:
+        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.row, asked_for)
+    except Unsuitable as reason:
+        return str(reason)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A tensor that becomes codes and scales."""
+
+    tensor: Tensor
+    stored: Stored
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """The tensors that take its place in the file, the codes first."""
+        return list(self.stored.specs.values())
+
+    def write(self, write: Write, observe: Observe, ahead: Ahead, device: str | None, detailed: bool) -> None:
+        """Write all of `specs` in their order, and show every piece to the observer once.
+
+        Where nobody wants details, it is shown no values, and no largest error. Memory grows with the number of scales
+        alone.
+        """
+        stored, format = self.stored, self.stored.format
+        quantize = Quantizer(self.tensor, format, host.quantize if device in (None, "cpu") else on_device(str(device)))
+        scales: list[Parts] = []
+
+        def work(x: Array) -> tuple[Array, Array, Array, CastReport, Parts]:
+            parts = quantize(x)
+            restored = dequantized(parts, format) if detailed else None
+            report = _counted(x, parts, format, restored)
+            shown = x if restored is None else restored
+            return x.reshape(-1), shown.reshape(-1), stored.pack(parts.data), report, replace(parts, data=None)
+
+        def pieces() -> Iterator[Array]:
+            for x, restored, packed, report, parts in ahead.in_order(work, matrices(self.tensor, stored.cut)):
+                scales.append(parts)
+                observe(x, restored, report)
+                yield packed
+
+        write(stored.specs["data"], pieces())
+        arrays = stored.stored_parts(joined(format, stored.shape, scales))
+        for part, spec in stored.specs.items():
+            if part != "data":
+                write(spec, [arrays[part]])
+
+    def verify(self, found: Mapping[str, Tensor], everything: bool, who: str) -> int:
+        """Compare what was written, by name, with the reference, or a sample of each piece; how many elements were
+        compared. FileError where they differ."""
+        stored, format = self.stored, self.stored.format
+        tensors = {part: found[spec.name] for part, spec in stored.specs.items()}
+        for part, spec in stored.specs.items():
+            if tensors[part].row is not spec.row or tensors[part].shape != spec.shape:
+                said = f"{tensors[part].kind} {tensors[part].shape}"
+                raise FileError(f"{who}: tensor {spec.name!r} is {said}; expected {spec.row} {spec.shape}")
+        quantize = Quantizer(self.tensor, format, reference.quantize)
+        written = zip(
+            stored.codes(tensors["data"]), sliced(format, stored.cut, stored.whole_parts(tensors)), strict=True
+        )
+        compared = 0
+        for x, (codes, parts) in zip(matrices(self.tensor, stored.cut), written, strict=True):
+            rows = len(x) if everything else _sampled(format, x.shape[1])
+            wanted = quantize(x[:rows])
+            same = _same(wanted.data, codes[:rows]) and all(
+                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[: array.size])
+                for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
+                if array is not None
+            )
+            if wanted.global_scale is not None:
+                same &= stored.divides or _same(wanted.global_scale, parts.global_scale)
+            if not same:
+                raise FileError(f"{who}: tensor {self.tensor.name!r} is not what the reference gives")
+            compared += wanted.data.size
+        return compared
+
+
+def unexpected(report: CastReport) -> CastReport:
+    """What of the losses says that something is wrong: with scales small values of a block become zero, and those of
+    some formats clamp its largest."""
+    return replace(report, saturated=0, underflowed=0)
+
+
+def _sampled(format: Format, columns: int) -> int:
+    """The first rows of a piece: some, and whole blocks."""
+    block = format.block[0] if format.min_ndim == 2 and isinstance(format.block, tuple) else 1
+    return max(block, _SAMPLE // columns)
+
+
+def _same(wanted: Array, found: Array) -> bool:
+    return wanted.dtype == found.dtype and wanted.tobytes() == found.tobytes()
+
+
+def _counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
+    """What was lost of a piece, as of a cast of the quotients; the largest error only where `restored` is given."""
+    values = x if x.dtype == np.float64 else gpucast.cast(x, "FLOAT")
+    if not np.isfinite(values).all() or np.isnan(parts.scales.astype(np.float32)).any():
+        return _counted_all(values, parts, format, dequantized(parts, format) if restored is None else restored)
+    magnitudes = _magnitudes(parts.data, format.element)
+    nonzero = int(np.count_nonzero(values))
+    saturated = 0
+    if format.zero_points:
+        back = dequantized(parts, format) if restored is None else restored
+    else:
+        back = magnitudes
+        edge = np.flatnonzero(magnitudes == _largest(format.element))
+        if edge.size:
+            top = (dequantized(parts, format) if restored is None else restored).reshape(-1)[edge]
+            saturated = int(np.count_nonzero(np.abs(values.reshape(-1)[edge]) > np.abs(top) * _beyond(format.element)))
+    # Zeros stay zeros.
+    underflowed = nonzero - int(np.count_nonzero(back))
+    error = 0.0 if restored is None else _largest_error(values.reshape(-1), restored.reshape(-1))
+    return CastReport(x.size, nonzero, saturated=saturated, underflowed=underflowed, max_relative_error=error)
+
+
+def _counted_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
+    """As `_counted`, of a piece with infinities or NaN."""
+    finite, back = np.isfinite(values), np.isfinite(restored)
+    was_nan, is_nan = np.isnan(values), np.isnan(restored)
+    nonzero = values != 0
+    saturated = 0
+    if not format.zero_points:
+        edge = (_magnitudes(parts.data, format.element) == _largest(format.element)) & back
+        saturated = int(np.count_nonzero(edge & (np.abs(values) > np.abs(restored) * _beyond(format.element))))
+    return CastReport(
+        elements=values.size,
+        nonzero=int(np.count_nonzero(nonzero)),
+        saturated=saturated,
+        infinite=int(np.count_nonzero(finite & ~back & ~is_nan)),
+        nan=int(np.count_nonzero(is_nan & ~was_nan)),
+        nan_lost=int(np.count_nonzero(was_nan & ~is_nan)),
+        underflowed=int(np.count_nonzero((restored == 0) & nonzero & finite)),
+        max_relative_error=_largest_error(values[finite & back], restored[finite & back]),
+    )
+
+
+def _largest_error(before: Array, after: Array) -> float:
+    """The largest relative error of flat finite values that are not zero."""
+    largest = 0.0
+    with np.errstate(all="ignore"):
+        for start in range(0, before.size, _BLOCK):
+            x, y = before[start : start + _BLOCK].astype(np.float64), after[start : start + _BLOCK]
+            error = np.abs(y - x)
+            size = np.abs(x, out=x)
+            np.divide(error, size, out=error, where=size != 0)
+            largest = max(largest, float(error.max(initial=0.0)))
+    return largest
+
+
+def _magnitudes(codes: Array, row: DType) -> Array:
+    """Codes without their signs, as bytes: 0 is zero, the largest is that of the largest number."""
+    raw = codes.view(np.uint8)
+    if row.family == "float":
+        return np.asarray(raw & (row.code_mask & ~row.sign_code), np.uint8)
+    return np.where(raw & row.sign_code, np.negative(raw) & row.code_mask, raw) if row.signed else raw
+
+
+def _largest(row: DType) -> int:
+    return int(row.max) if row.family == "int" else row.max_code
+
+
+def _beyond(row: DType) -> float:
+    """What rounds to the largest number of a type ends at this multiple of it."""
+    if row.family == "int":
+        return 1 + 0.5 / float(row.max)
+    largest = float(row.max)
+    return 1 + (largest - float(row.value(row.max_code - 1))) / (2 * largest)

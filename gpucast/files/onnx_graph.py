@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph of a model around initializers that change their type: it computes with the old types as before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpucast.dtypes import DType, dtype
+from gpucast.files.tensor import FileError
+from gpucast.rule import resolve
+
+#: The names that operators of ONNX itself go under.
+_DOMAINS = ("", "ai.onnx")
+
+
+def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
+    """FileError where the model's opset cannot cast what is stored to what its operators take."""
+    opset = _opset(model)
+    types = {proto.name: proto.data_type for proto in model.graph.initializer}
+    inputs = {value.name for value in model.graph.input}
+    for name, row in changes.items():
+        if name in inputs:
+            raise FileError(
+                f"{path}: initializer {name!r} is an input of the graph too: its type is what callers rely on, "
+                "and cannot be changed; leave it out with --exclude"
+            )
+        if row.family == "string":
+            raise FileError(f"{path}: initializer {name!r} cannot become text in a model")
+        if opset is None or opset < 1:
+            raise FileError(f"{path}: the model imports no operators of ONNX, so no Cast can be added to it")
+        try:
+            resolve(row, dtype(types[name]), opset=opset, who=f"{path}: initializer {name!r}: Cast of the model")
+        except (TypeError, ValueError) as error:
+            raise FileError(f"{error}; onnx.version_converter brings a model to a newer opset") from None
+
+
+def retype(model: Any, before: Mapping[str, int]) -> None:
+    """Let the graph take initializers whose protos have other types than `before` gives (ONNX numbers).
+
+    Each becomes the input of a Cast to the old type, and what used the initializer gets the result. Where all its users
+    are Casts, they take the new type themselves; an only one that leads to that same type is taken out.
+    """
+    from onnx import helper
+
+    graph = model.graph
+    protos = {proto.name: proto for proto in graph.initializer}
+    outputs = {value.name for value in graph.output}
+    uses = _uses(graph)
+    taken = set(uses) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
+    for every in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
+        taken |= {value.name for value in (*every.input, *every.initializer)}
+        taken |= {sparse.values.name for sparse in every.sparse_initializer}
+    casts, gone = [], []
+    retyped = set()
+    for name, number in before.items():
+        proto, use = protos[name], uses.get(name, _Uses())
+        if number == proto.data_type:
+            continue
+        if use.others:
+            stored = _free(f"{name}.{dtype(proto.data_type).name.lower()}", taken)
+            casts.append(helper.make_node("Cast", [stored], [name], _free(f"cast/{name}", taken), to=number))
+            proto.name = stored
+            continue
+        retyped.add(name)
+        if len(use.casts) == 1 and _leads_to(use.casts[0], proto.data_type) not in outputs | {None}:
+            gone.append(use.casts[0])
+            proto.name = use.casts[0].output[0]
+    for node in gone:
+        graph.node.remove(node)
+    for value in [value for value in graph.value_info if value.name in retyped]:
+        graph.value_info.remove(value)
+    for node in reversed(casts):
+        graph.node.insert(0, node)
+    model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(list(model.opset_import), True))
+
+
+@dataclass
+class _Uses:
+    """Where a name is used: by Casts of the main graph, and elsewhere."""
+
+    casts: list[Any] = field(default_factory=list)
+    others: int = 0
+
+
+def _uses(graph: Any) -> dict[str, _Uses]:
+    found: dict[str, _Uses] = {}
+    for node in graph.node:
+        is_cast = node.op_type == "Cast" and node.domain in _DOMAINS
+        for name in node.input:
+            use = found.setdefault(name, _Uses())
+            if is_cast:
+                use.casts.append(node)
+            else:
+                use.others += 1
+    inner = [graph for node in graph.node for graph in _inner_graphs(node)]
+    for name in [name for graph in inner for name in _names(graph)] + [value.name for value in graph.output]:
+        found.setdefault(name, _Uses()).others += 1
+    return found
+
+
+def _leads_to(node: Any, number: int) -> str | None:
+    """The output of a Cast to the type of the ONNX number that has no other attributes; None for any other."""
+    plain = [attribute.name for attribute in node.attribute] == ["to"]
+    name: str = node.output[0]
+    return name if plain and node.attribute[0].i == number else None
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph and of all graphs within it."""
+    for node in graph.node:
+        yield node
+        for inner in _inner_graphs(node):
+            yield from _nodes(inner)
+
+
+def _names(graph: Any) -> Iterator[str]:
+    """Every name that a graph within a graph may take from around it."""
+    yield from (value.name for value in graph.output)
+    yield from (name for node in _nodes(graph) for name in node.input)
+    # What graphs within it give out.
+    yield from (value.name for node in _nodes(graph) for inner in _inner_graphs(node) for value in inner.output)
+
+
+def _inner_graphs(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that is not taken yet; it is from now on."""
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name}.{count}"
+    taken.add(found)
+    return found
+
+
+def _opset(model: Any) -> int | None:
+    """The opset of ONNX's own operators; None where there are none."""
+    return next((int(entry.version) for entry in model.opset_import if entry.domain in _DOMAINS), None)

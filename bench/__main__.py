@@ -21,7 +21,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench import gpu, gpu_many, host, overhead, static
+from bench import gpu, gpu_many, gpu_quantize, host, overhead, static
 from bench.revision import code_digest, commit
 from gpucast import device
 from gpucast.benchmark.machine import processor
@@ -30,6 +30,10 @@ from gpucast.benchmark.machine import processor
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
     "gpu": ("casts on the GPU beside CuPy, PyTorch and others (the default)", gpu.run),
     "many": ("300 tensors in one call on the GPU, beside one cast of the same bytes, loops and PyTorch", gpu_many.run),
+    "quantize": (
+        "scaled and block formats on the GPU, beside copies of as many bytes and other libraries",
+        gpu_quantize.run,
+    ),
     "host": ("gpucast.cast on NumPy arrays beside astype, and strings", host.run),
     "overhead": ("what a call costs for one element, with and without a GPU", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     chosen = [name for name in BENCHMARKS if getattr(arguments, name)] or ["gpu"]
     figures: dict[str, Any] = {"machine": _machine()}
-    measured = {"gpu", "many"}.intersection(chosen)
+    measured = {"gpu", "many", "quantize"}.intersection(chosen)
     problem = device.unavailable() if measured and not arguments.report_only else None
     if problem is not None:
         if not arguments.allow_cpu:
@@ -61,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench: results cannot be written: {next(filter(None, problems))}", file=sys.stderr)
         return 1
     arguments.elements = arguments.elements or _ELEMENTS
-    if not {"gpu", "many", "overhead"}.intersection(chosen):
+    if not {"gpu", "many", "quantize", "overhead"}.intersection(chosen):
         figures["device"] = "none"
     for name in chosen:
         begin = time.perf_counter()

@@ -4,6 +4,7 @@
 #   quick      gpucast bench --quick             sanitizer  memcheck, racecheck and initcheck over sizes and misalignments
 #   sweeps     all 2^32 codes of FLOAT, for narrow destinations
 #   many       300 tensors in one call (gpucast.cast_many)
+#   quantize   scaled and block formats (gpucast.quantize)
 #   bench      the whole benchmark; goes on where an earlier run of the same code ended
 # Without a PART: all of them, in this order. GPU_SECONDS (570) is the time for all; each part has a share of it and goes
 # on when another fails. Results are new files in RESULTS (bench/results). The exit code is 1 if any part failed.
@@ -16,9 +17,9 @@ end=$((SECONDS + ${GPU_SECONDS:-570}))
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 mkdir -p "$out"
 
-order=(tests parity quick sanitizer sweeps many bench)
+order=(tests parity quick sanitizer sweeps many quantize bench)
 # Seconds of each part where all are run in 570; what one part leaves is shared by those behind it.
-declare -A share=([tests]=70 [parity]=110 [quick]=50 [sanitizer]=80 [sweeps]=50 [many]=40 [bench]=130)
+declare -A share=([tests]=70 [parity]=110 [quick]=50 [sanitizer]=80 [sweeps]=50 [many]=40 [quantize]=40 [bench]=110)
 sweep_to=(FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0 FLOAT4E2M1)
 
 parts=("$@")
@@ -111,6 +112,10 @@ run_sweeps() {
 
 run_many() {
   limited many "$1" "$python" -m bench --many --json "$out/gpu-many-$stamp.json"
+}
+
+run_quantize() {
+  limited quantize "$1" "$python" -m bench --quantize --json "$out/gpu-quantize-$stamp.json"
 }
 
 run_bench() {

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gpucast
+from bench import static_quantize
 from bench.heatmap import heatmap
 from bench.revision import commit
 from bench.static_budget import KNOWN, budget, over, problems, verdict
@@ -61,6 +62,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         _print(arch, arguments.shape, kernels, arguments.sass)
         figures["architectures"][arch] = [as_json(kernel) for kernel in kernels]
         figures["failures"] += verdict(kernels)
+        if arguments.shape == "contiguous" and not (arguments.src or arguments.dst or arguments.all_rules):
+            quantizing = static_quantize.measure(arch)
+            static_quantize.report(quantizing)
+            figures["failures"] += static_quantize.verdict(quantizing)
         if arguments.pictures is not None:
             arguments.pictures.mkdir(parents=True, exist_ok=True)
             picture(arguments.pictures / f"static-{arch}.svg", arch, kernels)
@@ -70,7 +75,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         print(line)
     if len(failures) > _LINES:
         print(f"... and {len(failures) - _LINES} more; --json has all")
-    print(f"{len(failures)} failures, {len(KNOWN)} known misses")
+    print(f"{len(failures)} failures, {len(KNOWN) + len(static_quantize.KNOWN)} known misses")
     return figures
 
 

@@ -157,11 +157,17 @@ def facts(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
     return [kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log) for one in sources]
 
 
-def kernel(source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.Kernel, log: str) -> Kernel:
-    """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses."""
+def kernel(
+    source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.Kernel, log: str, beside: int = 0
+) -> Kernel:
+    """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses.
+
+    `beside`: bytes that every thread stores beside its tile.
+    """
     flow = blocks(instructions)
     if source.shape == "contiguous":
-        path = full_tile(flow, source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8)
+        stored = source.elements * source.rule.dst.bits // 8 + beside
+        path = full_tile(flow, source.elements * source.src_bits // 8, stored)
     else:
         path = full_tile(flow)
     way = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)

@@ -80,6 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=4)
     arguments = parser.parse_args(argv)
+    if arguments.steps < 1:
+        parser.error("--steps must be 1 or more")
     try:
         import torch
     except ImportError:

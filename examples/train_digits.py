@@ -245,6 +245,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.epochs < 1 or arguments.seeds < 1:
         parser.error("--epochs and --seeds must be 1 or more")
+    if not arguments.plot.parent.is_dir():
+        parser.error(f"--plot: there is no folder {str(arguments.plot.parent)!r}")
     device = arguments.device or ("cpu" if gpucast.device.unavailable() else "cuda")
     xp: Any = np
     if device == "cuda":

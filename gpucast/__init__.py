@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpucast import layers, reference
@@ -18,6 +19,7 @@ from gpucast.rule import DEFAULT_OPSET
 from gpucast.warmup import warmup
 
 if TYPE_CHECKING:
+    from gpucast import mixed, quantization
     from gpucast.quantization import Quantized, dequantize, quantize
 
 __version__ = "0.1.0"
@@ -43,6 +45,8 @@ __all__ = [
     "from_bytes",
     "iinfo",
     "layers",
+    "mixed",
+    "quantization",
     "quantize",
     "reference",
     "warmup",
@@ -50,9 +54,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Quantization is imported when it is used, so that ``import gpucast`` stays quick."""
+    """What is imported when it is used, so that ``import gpucast`` stays quick."""
+    if name in ("mixed", "quantization"):
+        return importlib.import_module(f"gpucast.{name}")
     if name in ("Quantized", "dequantize", "quantize"):
-        from gpucast import quantization
-
-        return getattr(quantization, name)
+        return getattr(importlib.import_module("gpucast.quantization"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

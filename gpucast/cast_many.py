@@ -109,18 +109,19 @@ def _run(leaves: Sequence[Leaf]) -> None:
     for leaf in together:
         if leaf.target is None:
             _make_room(leaf)
+    # Devices work while the host does; kernels that cannot be loaded are found before the host writes.
+    _cast_on_devices([leaf for leaf in together if leaf.home is not None])
+    for leaf in alone:
+        if leaf.target is not None:
+            _cast_alone(leaf)
     for leaf, text in zip(texts, read, strict=True):
         if leaf.target is None:
             leaf.result = text
         else:
             leaf.target[...] = text
-    for leaf in alone:
-        if leaf.target is not None:
-            _cast_alone(leaf)
     for leaf in together:
         if leaf.home is None:
             _cast_on_host(leaf)
-    _cast_on_devices([leaf for leaf in together if leaf.home is not None])
 
 
 def _attach(leaves: Sequence[Leaf], scale: Any) -> None:

@@ -31,8 +31,7 @@ Scaling = Literal["none", "narrow", "wide"]
 FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
-#: The most elements of a tile where one takes a hundred instructions, and whole bytes allow it (6 bits take 16). Random
-#: words come in as many.
+#: The most elements of a tile where one takes a hundred instructions, and whole bytes allow it (6 bits take 16).
 _TILE = 4
 
 
@@ -40,8 +39,8 @@ _TILE = 4
 class Options:
     """What a kernel does beside the cast: multiply, keep the largest magnitude, tell whether the source is finite.
 
-    Called as `gpucast.source.kernel_source` is, it gives the kernel of a `gpucast.fused_cast.fused_rule`. Rounding at
-    random is part of the rule.
+    Called as `gpucast.source.kernel_source` is, it gives the kernel of a `gpucast.fused_cast.fused_rule`, which is a
+    plain one where nothing is fused. Rounding at random is part of the rule.
     """
 
     scaling: Scaling = "none"
@@ -49,7 +48,16 @@ class Options:
     finite: bool = False
 
     def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-        return fused_source(rule, self, shape, unpacked=unpacked)
+        if self.fuses(rule):
+            return fused_source(rule, self, shape, unpacked=unpacked)
+        return kernel_source(rule, shape, unpacked=unpacked)
+
+    def fuses(self, rule: Rule) -> bool:
+        """Whether anything is fused with the cast."""
+        return self != _NOTHING or rule.rounding == STOCHASTIC
+
+
+_NOTHING = Options()
 
 
 def fused_source(rule: Rule, asked: Options, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
@@ -60,7 +68,7 @@ def fused_source(rule: Rule, asked: Options, shape: Shape = "contiguous", *, unp
     src, dst = rule.src, rule.dst
     if shape == "transposed":
         raise ValueError("fused_source: a fused cast has no transposed kernel; expected 'contiguous' or 'strided'")
-    if asked == Options() and rule.rounding != STOCHASTIC:
+    if not asked.fuses(rule):
         raise ValueError(
             f"fused_source: {src.name} to {dst.name} with nothing beside is a plain cast; see kernel_source"
         )
@@ -119,15 +127,16 @@ def fused_name(rule: Rule, asked: Options, shape: Shape, unpacked: bool) -> str:
 def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, int]:
     """Elements of a tile, and tiles of a thread, for the contiguous shape; `plain` is the kernel of the cast alone."""
     src, dst = rule.src, rule.dst
-    random = rule.rounding == STOCHASTIC
+    six = 6 in (plain.src_bits, dst.bits)
+    if rule.rounding == STOCHASTIC:
+        # Random words come in blocks of four, and one block more where the tile does not begin with one: of long tiles
+        # each element has the fewest. Longer ones than these would write half a sector at a time, or fill registers.
+        return 8 if not six and (dst.bits == 16 or plain.src_bits == 64) else 16, 2
     # As in fused.cu: products of two FLOATs that need no DOUBLE.
-    narrow = asked.scaling == "narrow" and not random and (src.bits <= 16 or src is _FLOAT) and dst.is_float
-    small = src.is_float and plain.src_bits <= 8
-    tile = plain.tile
-    if 6 not in (plain.src_bits, dst.bits):
-        # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
-        costly = random or small or not (narrow or asked.scaling == "none")
-        tile = max(min(tile, _TILE) if costly else tile, _TILE if random else 1)
+    narrow = asked.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
+    # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
+    costly = (src.is_float and plain.src_bits <= 8) or not (narrow or asked.scaling == "none")
+    tile = min(plain.tile, _TILE) if costly and not six else plain.tile
     return tile, tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ class _Pass:
     """One pass over an array, in chunks that follow each other."""
 
     def __init__(self, rule: Rule, fusion: Fusion) -> None:
-        self._rule, self._fusion = rule, fusion
+        self._fusion = fusion
+        #: Of the step that rounds.
+        self._rule = rule if fusion.scale is None else _of_product(rule)
+        self._src = rule.src
         self._begin = 0
         #: The largest magnitude so far as the code of a FLOAT (below any, none), and whether all were finite.
         self._largest, self._finite = -(1 << 31), True
@@ -55,11 +59,11 @@ class _Pass:
         """Cast flat, native, contiguous elements."""
         rule, fusion = self._rule, self._fusion
         if fusion.amax is not None:
-            self._largest = max(self._largest, _largest(x, rule.src))
+            self._largest = max(self._largest, _largest(x, self._src))
         if fusion.finite is not None:
-            self._finite = self._finite and _is_finite(x, rule.src)
+            self._finite = self._finite and _is_finite(x, self._src)
         if fusion.scale is not None:
-            x, rule = _product(x, rule.src, fusion.scale), replace(rule, src=_DOUBLE)
+            x = _product(x, self._src, fusion.scale)
         if fusion.random is None:
             host.apply(x, rule, out)
         else:
@@ -76,30 +80,63 @@ class _Pass:
 
 
 def _largest(x: Array, src: DType) -> int:
-    narrow = np.empty(x.size, np.float32)
-    host.apply(x, resolve(src, _FLOAT), narrow)
-    code = int((narrow.view(np.uint32) & 0x7FFFFFFF).max())
+    """The largest magnitude as the code of a FLOAT."""
+    if _is_wide_float(src):
+        code = _largest_code(x, src)
+        # Rounding keeps the order of magnitudes.
+        x = np.array([code], src.code_numpy).view(src.numpy)
+    if src is not _FLOAT:
+        narrow = np.empty(x.size, np.float32)
+        host.apply(x, _to(src, _FLOAT), narrow)
+        code = int((narrow.view(np.uint32) & 0x7FFFFFFF).max())
     return code if code <= _FLOAT.inf_code else _FLOAT.nan_code
+
+
+def _is_wide_float(row: DType) -> bool:
+    """Whether it is a float whose code without the sign is larger for larger magnitudes, and largest for NaN."""
+    return row.is_float and row.bits >= 16
+
+
+def _largest_code(x: Array, src: DType) -> int:
+    """The largest code without its sign, of a wide float. No memory is written."""
+    codes, sign = x.view(src.code_numpy), src.sign_code
+    # As unsigned numbers the negative ones come last; as signed numbers the others do.
+    last = int(codes.max())
+    return last if last < sign else max(last - sign, int(codes.view(f"i{src.numpy.itemsize}").max()))
 
 
 def _is_finite(x: Array, src: DType) -> bool:
     if not src.has_nan:
         return True
+    if _is_wide_float(src):
+        return _largest_code(x, src) <= src.max_code
     codes = x.view(src.code_numpy)
     beyond = (codes & (src.code_mask ^ src.sign_code)) > src.max_code
     return not bool(beyond.any() or (codes == src.nan_code).any())
 
 
 def _product(x: Array, src: DType, scale: float) -> Array:
-    wide = np.empty(x.size, np.float64)
-    host.apply(x, resolve(src, _DOUBLE), wide)
+    values = x
+    if not (_is_wide_float(src) and src.bits >= 32):
+        values = np.empty(x.size, np.float64)
+        host.apply(x, _to(src, _DOUBLE), values)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        product = np.multiply(wide, scale)
-    nan = np.isnan(product)
-    if nan.any():
-        # Which NaN a multiplication gives is the processor's choice.
-        product[nan] = np.copysign(np.nan, np.where(np.isnan(wide[nan]), wide[nan], 1.0))
+        product: Array = np.multiply(values, np.float64(scale), dtype=np.float64)
+        if np.isnan(product.max()):
+            # Which NaN a multiplication gives is the processor's choice.
+            nan = np.flatnonzero(np.isnan(product))
+            product[nan] = np.copysign(np.nan, np.where(np.isnan(values[nan]), values[nan], 1.0))
     return product
+
+
+@lru_cache
+def _of_product(rule: Rule) -> Rule:
+    return replace(rule, src=_DOUBLE)
+
+
+@lru_cache
+def _to(src: DType, wide: DType) -> Rule:
+    return resolve(src, wide)
 
 
 # ---- chunks ----
@@ -128,6 +165,12 @@ def _array_chunks(x: Array, rule: Rule, out: Array, row_major: bool) -> Iterator
         for array, kind in zip((np.asarray(x), np.asarray(out)), kinds, strict=True)
     ]
     if not x.size:
+        return
+    if all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in given):
+        codes, room = (array.reshape(-1) for array in given)
+        for start in range(0, x.size, host.CHUNK):
+            part = slice(start, start + host.CHUNK)
+            yield codes[part].view(src.numpy), room[part].view(dst.numpy)
         return
     chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
         given,

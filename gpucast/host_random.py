@@ -6,6 +6,7 @@ NumPy's own Philox is another member of the family, with words of 64 bits.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from gpucast.random_bits import Random
 Array = npt.NDArray[Any]
 
 _LOW = 2**32 - 1
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)
 
 
 class Words:
@@ -46,20 +48,23 @@ class Words:
 def philox(space: Array, key: int) -> tuple[Array, ...]:
     """The four words of each counter; they lie in `space`, uint64 of shape (6, counters), whose first four rows are the
     counters' words, the lowest first. What else was there is lost."""
-    a, b, c, d, e, f = space
-    half = np.uint64(32)
-    low, high = key & _LOW, key >> 32
-    for _ in range(10):
+    # Two words at a time: calls of NumPy are what few counters cost.
+    factors, others, products = space[0:4:2], space[1:4:2], space[4:6]
+    exchanged = products[::-1]
+    half, mask = np.uint64(32), np.uint64(_LOW)
+    for keys in _keys(key):
         # The products' lower halves are words of the next round as they are, the upper ones after exchange and mixing.
-        np.multiply(a, np.uint64(0xD2511F53), out=e)
-        np.multiply(c, np.uint64(0xCD9E8D57), out=f)
-        np.bitwise_xor(b, np.uint64(low), out=b)
-        np.bitwise_xor(d, np.uint64(high), out=d)
-        np.right_shift(f, half, out=a)
-        np.bitwise_xor(a, b, out=a)
-        np.right_shift(e, half, out=c)
-        np.bitwise_xor(c, d, out=c)
-        np.bitwise_and(f, np.uint64(_LOW), out=b)
-        np.bitwise_and(e, np.uint64(_LOW), out=d)
-        low, high = (low + 0x9E3779B9) & _LOW, (high + 0xBB67AE85) & _LOW
-    return a, b, c, d
+        np.multiply(factors, _MULTIPLIERS, out=products)
+        np.bitwise_xor(others, keys, out=others)
+        np.right_shift(exchanged, half, out=factors)
+        np.bitwise_xor(factors, others, out=factors)
+        np.bitwise_and(exchanged, mask, out=others)
+    return tuple(space[:4])
+
+
+@lru_cache
+def _keys(key: int) -> Array:
+    """Of each round, in columns."""
+    low, high = key & _LOW, key >> 32
+    words = [((low + i * 0x9E3779B9) & _LOW, (high + i * 0xBB67AE85) & _LOW) for i in range(10)]
+    return np.array(words, np.uint64)[:, :, np.newaxis]

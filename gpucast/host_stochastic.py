@@ -42,8 +42,16 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
     if not x.size:
         return
     words, lane = Words(random, min(x.size, CHUNK)), lane_of(rule, x.size)
+    flat = [x.view(_codes(x, rule.src)), out.view(_codes(out, rule.dst))]
+    if all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in flat):
+        codes, result = (array.reshape(-1) for array in flat)
+        with np.errstate(all="ignore"):
+            for start in range(0, x.size, CHUNK):
+                part = codes[start : start + CHUNK]
+                lane(part, words(start, part.size), result[start : start + CHUNK])
+        return
     chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
-        [x.view(_codes(x, rule.src)), out.view(_codes(out, rule.dst))],
+        flat,
         flags=["external_loop", "buffered"],
         op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
         op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
@@ -168,7 +176,10 @@ def _steps(values: Array, row: DType) -> tuple[Array, Array]:
     steps = bits & ~_INFINITY
     # Subnormal numbers of float64 are beyond all 32 bits.
     steps |= _HIDDEN
-    steps >>= (np.clip(-binades, 0, 63 - 20) + (20 - row.mantissa_bits)).view(np.uint64)
+    below = np.negative(binades)
+    np.minimum(np.maximum(below, 0, out=below), 63 - 20, out=below)
+    below += 20 - row.mantissa_bits
+    steps >>= below.view(np.uint64)
     base = np.maximum(binades, 0, out=binades).view(np.uint64)
     base <<= np.uint64(row.mantissa_bits)
     return steps, base

@@ -92,6 +92,11 @@ def checked(
         rule = rules.get(leaf.array.dtype)
         if rule is None:
             rule = rules[leaf.array.dtype] = _rule(leaf, dst, call)
+            if fusion is not _NOTHING and "string" in (rule.src.family, dst.family):
+                name = "finite" if call.scale is None else "scale"
+                raise ValueError(
+                    f"{leaf.who}: {name}= does not apply to text; {rule.src.name} to {dst.name} takes none"
+                )
         leaf.rule = rule
         if leaf.result is not None:
             leaf.target = _target(leaf)

@@ -22,6 +22,7 @@ from gpucast.fusion import Fusion, resolve_finite, resolve_scale
 from gpucast.intake import door
 from gpucast.many_leaves import WHO, Leaf
 from gpucast.many_out import apart, is_clear
+from gpucast.out import share_memory
 from gpucast.packed import PackedArray, namespace
 from gpucast.random_bits import resolve_random
 
@@ -67,7 +68,9 @@ class Cupy:
     def stream(self, device: int) -> int:
         from gpucast import launch
 
-        return launch.driver().stream()
+        driver = launch.driver()
+        with driver.on(device):
+            return driver.stream()
 
 
 class Packed(Cupy):
@@ -106,20 +109,16 @@ def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call
             return None
         plan, fusion = found
         reader = _READERS[type(given[0])]
-        src = _addresses(given, plan)
-        if outs is not None:
-            to = _addresses(outs, plan)
-            if not _is_apart(src, to, plan, fusion):
-                return None
+        src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
+        if not _is_apart(src, to, plan, fusion):
+            return None
     except Exception:  # The whole path takes it, or tells what is wrong.
         return None
     from gpucast import launch
 
-    driver, device = launch.driver(), plan.device
-    if driver.current() != device:
-        return None
-    with driver.using(reader.stream(device), device):
-        if outs is None:
+    device = plan.device
+    with launch.driver().using(reader.stream(device), device):
+        if outs is None or to is None:
             outs = reader.new(given, dst)
             to = _addresses(outs, plan)
         plan.launch.run(src, to, fusion)
@@ -165,18 +164,21 @@ def _addresses(arrays: Sequence[Any], plan: Plan) -> npt.NDArray[np.uint64]:
     return found if plan.used is None else found[plan.used]
 
 
-def _is_apart(src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64], plan: Plan, fusion: Fusion) -> bool:
+def _is_apart(src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64] | None, plan: Plan, fusion: Fusion) -> bool:
+    """Whether bounds alone tell that what is written is apart from all else; `to`: None where it is yet to be made."""
     from gpucast.device_cast import address
 
-    src_end, end = src + plan.src_bytes, to + plan.dst_bytes
+    src_end, finite = src + plan.src_bytes, fusion.finite
     scale = None if isinstance(fusion.scale, float) else fusion.scale
-    return (
-        apart(to, end, src, src_end)
-        and (scale is None or is_clear(address(scale), scale.nbytes, to, end))
-        and (
-            fusion.finite is None
-            or (is_clear(address(fusion.finite), 1, to, end) and is_clear(address(fusion.finite), 1, src, src_end))
-        )
+    if finite is not None and (
+        not is_clear(address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
+    ):
+        return False
+    if to is None:
+        return True
+    end = to + plan.dst_bytes
+    return apart(to, end, src, src_end) and all(
+        is_clear(address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
     )
 
 
@@ -191,6 +193,8 @@ def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: C
     device, key = first.home, _key(given, outs, dst, call, finite)
     if (
         device is None
+        or dst.family == "string"
+        or any(leaf.target is None for leaf in live)
         or not all(type(value) in (bool, int, str, type, type(None)) for value in key[4:])
         or len(live) < 2
         or any(leaf.home != device or leaf.way is not first.way for leaf in leaves)
@@ -218,8 +222,7 @@ def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: C
     )
     if len(plans.OF_MANY) >= _CALLS:
         plans.OF_MANY.clear()
-    known = plans.OF_MANY.setdefault(key, [])
-    known[:] = [plan, *known[: _SHAPES - 1]]
+    plans.OF_MANY[key] = [plan, *plans.OF_MANY.get(key, [])[: _SHAPES - 1]]
 
 
 def _register(x: Any) -> None:

@@ -30,7 +30,7 @@ def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str, fusion: Fusi
             raise ValueError(f"{who}: device={place!r} cannot hold STRING; expected None or 'cpu'")
         target = None
     if out is not None and home(out) != target:
-        raise ValueError(f"{who}: out is on {_name(home(out))}; the result belongs on {_name(target)}")
+        raise ValueError(f"{who}: out is on {devices.name(home(out))}; the result belongs on {devices.name(target)}")
     if fusion is not None:
         if source == target:
             return fused_cast.apply(x, rule, fusion, out)
@@ -65,7 +65,3 @@ def _moved(y: Any, target: int | None, packed: bool, out: Any) -> Any:
     y = device_cast.to_device(y, target)
     row = device_cast.row_of(y)
     return y if out is None else device_cast.apply(y, resolve(row, row), out)
-
-
-def _name(device: int | None) -> str:
-    return "the host" if device is None else f"cuda:{device}"

@@ -63,10 +63,10 @@ def cast(
     return apply(array, rule, None if random is None else random_words(random, array.size))
 
 
-def apply(x: Array, rule: Rule, random: Array | None = None) -> Array:
+def apply(x: Array, rule: Rule, words: Array | None = None) -> Array:
     """Cast an array whose dtype is that of ``rule.src``.
 
-    `random`: for stochastic rounding a uint32 for each element, in row-major order.
+    `words`: for stochastic rounding a uint32 for each element, in row-major order.
     """
     src, dst = rule.src, rule.dst
     if src.family == "string":
@@ -77,7 +77,7 @@ def apply(x: Array, rule: Rule, random: Array | None = None) -> Array:
         result = np.empty(len(texts), dtype=object)
         result[:] = texts
         return result.reshape(x.shape)
-    return _to_array(_cast_codes(codes, rule, random), dst).reshape(x.shape)
+    return _to_array(_cast_codes(codes, rule, words), dst).reshape(x.shape)
 
 
 def _codes_of(x: Array, row: DType) -> Array:
@@ -90,7 +90,7 @@ def _to_array(codes: Array, row: DType) -> Array:
     return codes.astype(row.code_numpy).view(row.numpy)
 
 
-def _cast_codes(codes: Array, rule: Rule, random: Array | None) -> Array:
+def _cast_codes(codes: Array, rule: Rule, words: Array | None) -> Array:
     if rule.src is rule.dst:
         return codes
     x = _decode(codes, rule.src)
@@ -100,7 +100,7 @@ def _cast_codes(codes: Array, rule: Rule, random: Array | None) -> Array:
         return _to_int(x, rule)
     if rule.dst.family == "e8m0":
         return _to_e8m0(x, rule)
-    return _to_float(x, rule, random)
+    return _to_float(x, rule, words)
 
 
 # ---- source: codes -> numbers ----
@@ -185,12 +185,12 @@ def _to_e8m0(x: Numbers, rule: Rule) -> Array:
     return code
 
 
-def _to_float(x: Numbers, rule: Rule, random: Array | None) -> Array:
+def _to_float(x: Numbers, rule: Rule, words: Array | None) -> Array:
     row = rule.dst
     finite = np.where(x.infinite, 0, x.magnitude)
     if rule.rounding == STOCHASTIC:
-        assert random is not None and random.dtype == np.uint32 and random.size == finite.size
-        code = random_in_table(finite, random.reshape(-1), row)
+        assert words is not None and words.dtype == np.uint32 and words.size == finite.size
+        code = random_in_table(finite, words.reshape(-1), row)
     else:
         code = nearest_in_table(finite, row) if row.bits <= 16 else nearest_step(finite, row)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)

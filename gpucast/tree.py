@@ -166,8 +166,7 @@ def _described(tree: Any) -> str:
     return f"a {name} of {len(tree)}" if isinstance(tree, (dict, list, tuple)) else f"of type {name}"
 
 
-def map_leaves(function: Callable[..., Any], tree: Any, *others: Any, who: str = "tree") -> Any:
-    """A tree of what the function makes of each leaf and of the leaves at the same places of the other trees."""
-    leaves, structure = flatten(tree, who)
-    rest = [leaves_like(structure, other, f"{who}, tree {i}: ") for i, other in enumerate(others, 2)]
-    return unflatten(structure, [function(*values) for values in zip(leaves, *rest, strict=True)])
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of what the function makes of each leaf."""
+    leaves, structure = flatten(tree)
+    return unflatten(structure, [function(leaf) for leaf in leaves])

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast.dtypes import DTYPES, DType, dtype
 from gpucast.errors import DeviceUnavailable
-from gpucast.rule import Rule, resolve
+from gpucast.fused_cast import fused_rule
+from gpucast.fused_source import Options, Scaling
+from gpucast.rule import Rule
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -27,24 +30,34 @@ class Task(NamedTuple):
     shape: Shape
     unpacked: bool
     arch: str
+    #: What is done beside the cast.
+    asked: Options
 
 
 def warmup(
-    pairs: Iterable[tuple[Any, Any]] | None = None, arch: str | Sequence[str] | None = None, **attributes: Any
+    pairs: Iterable[tuple[Any, Any]] | None = None,
+    arch: str | Sequence[str] | None = None,
+    *,
+    scale: bool = False,
+    amax: bool = False,
+    **attributes: Any,
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
 
     `pairs`: (source, destination) types as `gpucast.dtype` takes them; None means all 625 pairs of numeric types.
     `arch`: one or several of "sm_90", "sm_100a", ...; None means those of this machine's GPUs.
-    `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them.
+    `scale`, `amax`: True means casts with these keywords, and no others; `scale` numbers and arrays of any kind.
+    `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
+    of their own.
 
     Returns the number of kernels; those that the cache holds already take no time.
     Raises what `gpucast.cast` raises for types and attributes, DeviceUnavailable without NVRTC, or without a GPU where
-    `arch` is None, and ValueError for an architecture that this NVRTC does not know.
+    `arch` is None, ValueError for an architecture that this NVRTC does not know, and TypeError for a `scale` or `amax`
+    that is neither True nor False.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    work = tasks(every_pair() if pairs is None else pairs, arch, **attributes)
+    work = tasks(every_pair() if pairs is None else pairs, arch, scale=scale, amax=amax, **attributes)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     return len(work)
@@ -57,19 +70,30 @@ def every_pair() -> Iterator[tuple[DType, DType]]:
 
 
 def tasks(
-    pairs: Iterable[tuple[Any, Any]], arch: str | Sequence[str] | None, who: str = "warmup", **attributes: Any
+    pairs: Iterable[tuple[Any, Any]],
+    arch: str | Sequence[str] | None,
+    who: str = "warmup",
+    *,
+    scale: bool = False,
+    amax: bool = False,
+    **attributes: Any,
 ) -> list[Task]:
     """Every kernel that a cast of these pairs can launch, for every architecture, each once."""
+    for name, value in (("scale", scale), ("amax", amax)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{who}: {name}={value!r} must be True or False: whether the casts have this keyword")
+    scalings: tuple[Scaling, ...] = ("narrow", "wide") if scale else ("none",)
     architectures = _architectures(arch, who)
     found: dict[Task, None] = {}
     for src, dst in pairs:
-        rule = resolve(dtype(src, who=f"{who}: "), dtype(dst, who=f"{who}: "), who=who, **attributes)
+        rows = (dtype(name, who=f"{who}: ") for name in (src, dst))
+        rule = fused_rule(*rows, scaled=scale, who=who, **attributes)
         if "string" in (rule.src.family, rule.dst.family):
             raise ValueError(f"{who}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
         for unpacked in (False, True) if rule.src.packed else (False,):
             shapes: tuple[Shape, ...] = ("contiguous", "strided")
-            for shape in shapes:
-                found.update((Task(rule, shape, unpacked, name), None) for name in architectures)
+            for shape, scaling, name in itertools.product(shapes, scalings, architectures):
+                found[Task(rule, shape, unpacked, name, Options(scaling, amax))] = None
     return list(found)
 
 
@@ -100,8 +124,7 @@ def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int
 
 def _compile(task: Task) -> str:
     from gpucast import compiler
-    from gpucast.source import kernel_source
 
-    source = kernel_source(task.rule, task.shape, unpacked=task.unpacked)
+    source = task.asked(task.rule, task.shape, unpacked=task.unpacked)
     compiler.compile(source.text, source.name, task.arch)
     return compiler.compiler().cache.problem

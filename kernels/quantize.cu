@@ -33,353 +33,6 @@ struct QuantizeArguments {
     Blocks blocks;
 };
 
-// ---- values: FLOAT, or DOUBLE where the source is ----
-
-template <bool wide, typename Float, typename Double>
-struct FloatOrDouble {
-    typedef Float type;
-};
-template <typename Float, typename Double>
-struct FloatOrDouble<true, Float, Double> {
-    typedef Double type;
-};
-
-template <typename Src, typename Float, typename Double>
-struct Value {
-    enum : bool { wide = Src::bits == 64 };
-    typedef typename FloatOrDouble<wide, Float, Double>::type Row;
-    typedef typename WordOf<wide>::type Word;
-    enum : Word { sign = Word(1) << (Width<Word>::bits - 1), infinity = wide ? Word(0x7ffull << 52) : Word(0x7f800000) };
-
-    // The bits of the FLOAT or DOUBLE that an element is.
-    static GPUCAST_INLINE Word of(Word code) {
-        if constexpr (wide || Src::bits == 32) return code;
-        else if constexpr (is_upper_half<Src>()) return code << 16;
-        else return float_code<Src, Float>(code);
-    }
-    static GPUCAST_INLINE double number(Word bits) {
-        if constexpr (wide) return ptx::as_double(bits);
-        else return ptx::cvt_f64(ptx::as_float(bits));
-    }
-};
-
-// The same row without NaN, for numbers that are known to be finite.
-template <typename Row>
-struct Finite : Row {
-    enum : bool { has_nan = 0 };
-};
-
-// The largest magnitudes of a block, as bits; of its negative numbers alone (`low`) where there are zero points. With
-// `finite_only` NaN and infinities are not seen; else they stand above all numbers.
-template <typename V, bool zero_points, bool finite_only>
-struct Found {
-    typedef typename V::Word Word;
-    Word low, high;
-
-    GPUCAST_INLINE void see(Word bits) {
-        Word magnitude = bits & ~Word(V::sign);
-        if constexpr (finite_only) magnitude = magnitude < Word(V::infinity) ? magnitude : 0;
-        if constexpr (zero_points) {
-            if ((bits & Word(V::sign)) != 0) {
-                low = magnitude > low ? magnitude : low;
-                return;
-            }
-        }
-        high = magnitude > high ? magnitude : high;
-    }
-    // All elements of a tile of a thread. True where all are finite.
-    template <typename Src, u32 Elements, u32 Bytes>
-    GPUCAST_INLINE bool see_tile(const Tile<Bytes>& in) {
-        Word largest = 0;
-        if constexpr (!zero_points && Src::bits == 16 && GPUCAST_ARCH >= 900) {
-            u32 pair = 0;
-#pragma unroll
-            for (u32 i = 0; i < Tile<Bytes>::words; ++i) pair = ptx::max_s16x2(pair, in.word[i] & repeated<16>(0x7fff));
-            largest = V::of(pair >> 16 > (pair & 0xffff) ? pair >> 16 : pair & 0xffff);
-        } else if constexpr (!zero_points && Src::bits == 32 && GPUCAST_ARCH >= 800) {
-            float most = 0;
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) most = ptx::max_nan(most, ptx::abs(ptx::as_float(in.word[i])));
-            largest = ptx::bits(most) & 0x7fffffff;
-        } else {
-            Found<V, zero_points, false> all = {0, 0};
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) all.see(V::of(get<Src::bits, Word>(in, i)));
-            if constexpr (zero_points) low = all.low > low ? all.low : low;
-            largest = all.high;
-            if (all.lost()) largest = Word(V::infinity);
-        }
-        const bool finite = largest < Word(V::infinity);
-        if (!finite_only || finite) {
-            high = largest > high ? largest : high;
-        } else {
-            ptx::mark_rare();
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) see(V::of(get<Src::bits, Word>(in, i)));
-        }
-        return finite;
-    }
-    GPUCAST_INLINE void merge(const Found& other) {
-        if constexpr (zero_points) low = other.low > low ? other.low : low;
-        high = other.high > high ? other.high : high;
-    }
-#ifndef GPUCAST_HOST
-    GPUCAST_INLINE Found other(u32 step) const {
-        return {zero_points ? __shfl_xor_sync(~0u, low, step) : 0, __shfl_xor_sync(~0u, high, step)};
-    }
-#endif
-    GPUCAST_INLINE bool lost() const { return (low > high ? low : high) >= Word(V::infinity); }
-};
-
-// ---- quotients ----
-
-// Magnitudes of FLOATs divided by the product of two FLOATs, exactly or rounded to odd (float32.cuh), without a division.
-struct Quotient {
-    // The divisor is high + low, its reciprocal about up + down: as exact as two FLOATs can be.
-    float high, low, up, down;
-
-    GPUCAST_INLINE Quotient(float a, float b) : high(ptx::mul_rn(a, b)), low(ptx::fma_rn(a, b, ptx::neg(high))), up(ptx::rcp(high)) {
-        const float rest = ptx::fma_rn(ptx::neg(up), high, 1);
-        down = ptx::mul_rn(ptx::fma_rn(ptx::neg(up), low, rest), up);
-    }
-    // False where the remainder of a quotient that matters may be below all FLOATs, or the reciprocal is.
-    GPUCAST_INLINE bool is_plain() const { return ptx::bits(high) - (67u << 23) <= 120u << 23; }
-
-    // Of magnitudes up to 2^16 times the divisor.
-    template <bool whole>
-    GPUCAST_INLINE u32 odd(float x) const {
-        // The nearest FLOAT, or one that is less than one step away.
-        const float near = ptx::fma_rn(x, up, ptx::mul_rn(x, down));
-        float rest = ptx::fma_rn(ptx::neg(near), high, x);
-        if constexpr (!whole) rest = ptx::fma_rn(ptx::neg(near), low, rest);
-        // Below an even number, one step down and odd; above it, one up; an odd one stays.
-        const u32 found = ptx::bits(near) + u32(int(ptx::bits(rest)) >> 31);
-        // The remainder is zero without a sign, or at least this.
-        return found | ptx::min(ptx::bits(rest), 1u);
-    }
-};
-
-// ---- scales ----
-
-struct Scale {
-    u32 code;
-    int zero_point;
-    // Nothing of the block can be told: its scale is NaN, its codes are 0.
-    bool lost;
-};
-
-// A scale's value; NaN for the code of NaN.
-template <typename F, typename Float, typename Double>
-GPUCAST_INLINE double scale_value(u32 code) {
-    typedef typename F::scale Row;
-    return ptx::as_double(cast_code<Row, Double>(u64(code), ToWide()));
-}
-template <typename F, typename Float>
-GPUCAST_INLINE float narrow_scale(u32 code) {
-    return ptx::as_float(float_code<typename F::scale, Float>(code));
-}
-
-template <typename F>
-GPUCAST_INLINE float global_value(const float* global_scale) {
-    if constexpr (F::global_scale) return *global_scale;
-    else return 1;
-}
-
-// To the nearest integer, ties to even; far beyond the elements' range it only has to stay there.
-GPUCAST_INLINE int to_integer(u32 odd) {
-    const int most = 1 << 15, found = ptx::cvt_rni_s32(ptx::as_float(odd));
-    return found > most ? most : found < -most ? -most : found;
-}
-
-// As the reference has it, in DOUBLE.
-template <typename F, typename Float, typename Double, typename V>
-GPUCAST_INLINE void wide_scale(Scale& scale, typename V::Word low_bits, typename V::Word high_bits, float global) {
-    typedef typename F::scale Row;
-    const double high = V::number(high_bits), low = F::zero_points ? V::number(low_bits) : 0;
-    const double spread = F::zero_points ? high + low : high;
-    const u64 ratio = ptx::bits(spread / (F::divisor() * ptx::cvt_f64(global)));
-    scale.code = u32(cast_code<Double, Row>(ratio, typename F::scale_rule()));
-    if constexpr (F::zero_points) {
-        const u32 least = u32(F::smallest_scale);
-        const u64 places = ptx::bits(low / scale_value<F, Float, Double>(scale.code > least ? scale.code : least));
-        const int zero = int(F::lowest) + to_integer(ptx::bits(as_float32<Double>(places)));
-        scale.zero_point = zero > int(F::largest) ? int(F::largest) : zero;
-    }
-}
-
-template <typename F, typename Float, typename Double, typename V, bool finite_only>
-GPUCAST_INLINE Scale scale_of(const Found<V, F::zero_points, finite_only>& found, float global) {
-    typedef typename F::scale Row;
-    Scale scale = {0, 0, F::nan_in_scale && found.lost()};
-    // A divisor of 1 would take subnormal numbers beside.
-    if constexpr (V::wide || F::zero_points || (Row::is_e8m0 && F::exponent == 0)) {
-        if (!scale.lost) wide_scale<F, Float, Double, V>(scale, found.low, found.high, global);
-    } else if constexpr (Row::is_e8m0) {
-        // amax = f * 2^a, the divisor d * 2^e, f and d at least 1 and below 2: 2^(a - e), and upwards one more if f > d.
-        const int power = int((found.high + u32(F::carry)) >> 23) - int(F::exponent);
-        scale.code = u32(power > 0 ? power : 0);
-    } else if constexpr (u32(Row::bits) == 32) {
-        // One step of Newton's method rounds correctly: the divisor has few bits, and its reciprocal is rounded so.
-        const float amax = ptx::as_float(found.high), near = ptx::mul_rn(amax, F::reciprocal());
-        const float rest = ptx::fma_rn(ptx::neg(near), float(F::divisor()), amax);
-        scale.code = ptx::bits(ptx::fma_rn(rest, F::reciprocal(), near));
-    } else {
-        // Where the divisor is tiny or huge, both sides are brought to where FLOAT has the remainder; what is lost is far off.
-        const u32 tiny = 67u << 23, huge = 184u << 23, both = ptx::bits(global);
-        const float lift = ptx::as_float(both < tiny ? 223u << 23 : both > huge ? 63u << 23 : 127u << 23);
-        const Quotient by(float(F::divisor()), ptx::mul_rn(global, lift));
-        const float last = ptx::mul_rn(by.high, ptx::as_float(float32_bits<Row>(u32(Row::max_code))));
-        const float amax = ptx::min(ptx::mul_rn(ptx::as_float(found.high), lift), last);
-        scale.code = small_steps<Row>(ptx::as_float(by.template odd<false>(amax))) & u32(Row::mask);
-    }
-    if constexpr (F::smallest_scale != 0) {
-        if (scale.code < u32(F::smallest_scale)) scale.code = u32(F::smallest_scale);
-    }
-    if constexpr (F::nan_in_scale) {
-        if (scale.lost) scale.code = u32(Row::nan_code);
-    }
-    return scale;
-}
-
-// ---- elements ----
-
-// The elements of a block by its scale: where all are finite FLOATs and the scale is neither tiny nor huge by quick ways,
-// else in DOUBLE.
-template <typename F, typename Src, typename Float, typename Double>
-struct Divisor {
-    typedef Value<Src, Float, Double> V;
-    typedef typename V::Word Word;
-    typedef typename F::element Row;
-    enum : bool {
-        by_power = !V::wide && F::scale::is_e8m0 && !F::stochastic,
-        by_float = !V::wide && !F::scale::is_e8m0 && !F::stochastic
-    };
-    Scale scale;
-    float global, factor;
-    Quotient by;
-    bool plain;
-
-    GPUCAST_INLINE Divisor(const Scale& of, float global_scale)
-        : scale(of), global(global_scale), factor(1), by(by_float ? narrow_scale<F, Float>(of.code) : 1, global_scale), plain(!of.lost) {
-        if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
-        else if constexpr (by_float) plain = by.is_plain() && !of.lost;
-        else plain = false;
-    }
-
-    // The codes of a tile, into one that is still zero. `fits` where the scale is that of its elements.
-    template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64 begin, bool finite, const Random& random) const {
-        if (plain && finite) {
-            if constexpr (by_power || by_float) plain_tile<Elements, fits>(in, out);
-            return;
-        }
-        if constexpr (by_power || by_float) ptx::mark_rare();
-        if (scale.lost) return;
-        if constexpr (F::stochastic) {
-            u32 words[Elements];
-            random.template words<Elements>(begin, words);
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) put<Row::bits>(out, i, at_random(V::of(get<Src::bits, Word>(in, i)), words[i]));
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) put<Row::bits>(out, i, long_way(V::of(get<Src::bits, Word>(in, i))));
-        }
-    }
-
-    // One code.
-    GPUCAST_INLINE u32 one(Word bits) const {
-        if constexpr (by_power || by_float) {
-            if (plain && (bits & ~Word(V::sign)) < Word(V::infinity)) {
-                const u32 x[4] = {bits, 0, 0, 0}, odd[4] = {quotient(bits, ptx::mul_rn(by.high, F::last())), 0, 0, 0};
-                return lanes<false>(x, odd) & u32(Row::mask);
-            }
-        }
-        return long_way(bits);
-    }
-
-    // In DOUBLE.
-    GPUCAST_INLINE u32 long_way(Word bits) const {
-        if (scale.lost) return 0;
-        const double x = V::number(bits), q = x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
-        if constexpr (Row::is_int) {
-            return u32(clamped(to_integer(ptx::bits(as_float32<Double>(ptx::bits(q)))) + scale.zero_point)) & u32(Row::mask);
-        } else {
-            u32 odd = ptx::bits(as_float32<Double>(ptx::bits(q)));
-            if (x != x) odd = u32(bits >> (Width<Word>::bits - 32)) | 0x7fc00000;
-            return cast_code<Float, Row>(odd, typename F::element_rule());
-        }
-    }
-
-    GPUCAST_INLINE u32 at_random(Word bits, u32 random) const {
-        if (scale.lost) return 0;
-        const double x = V::number(bits), q = x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
-        const u64 same = cast_code<typename V::Row, Double>(u64(bits), ToWide());
-        return convert_stochastic<Double, Row>(x != x ? same : ptx::bits(q), random, typename F::element_rule());
-    }
-
-private:
-    GPUCAST_INLINE static int clamped(int sum) {
-        return sum < int(F::lowest) ? int(F::lowest) : sum > int(F::largest) ? int(F::largest) : sum;
-    }
-
-    template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE void plain_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        if constexpr (by_power && Src::bits == 16 && is_upper_half<Src>() && has_halves<Src, Row>()) {
-            // The products are exact, or so small that they become zero.
-            const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                const u32 low = ptx::fma_rn_bf16x2(in.word[i / 2], both, repeated<16>(0x8000));
-                const u32 high = ptx::fma_rn_bf16x2(in.word[i / 2 + 1], both, repeated<16>(0x8000));
-                put_lanes<Row::bits, 4>(out, i, halves_lanes<Finite<Src>, Row>(low, high, typename F::element_rule()));
-            }
-        } else {
-            const float last = ptx::mul_rn(by.high, F::last());
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                u32 x[4], odd[4];
-#pragma unroll
-                for (u32 j = 0; j < 4; ++j) {
-                    x[j] = u32(V::of(get<Src::bits, Word>(in, i + j)));
-                    odd[j] = quotient(x[j], last);
-                }
-                put_lanes<Row::bits, 4>(out, i, lanes<fits>(x, odd));
-            }
-        }
-    }
-
-    // Of a finite number. What is cut off, beyond `last`, is out of the elements' range in any case.
-    GPUCAST_INLINE u32 quotient(u32 bits, float last) const {
-        const float x = ptx::as_float(bits);
-        if constexpr (by_power) return ptx::bits(ptx::mul_rn(x, factor));
-        else return by.odd<!F::global_scale>(ptx::min(ptx::abs(x), last));
-    }
-
-    // Four codes, a byte each, of quotients: by FLOATs their magnitudes, within the elements' range.
-    template <bool fits>
-    GPUCAST_INLINE u32 lanes(const u32 (&x)[4], const u32 (&odd)[4]) const {
-        u32 part[4];
-        if constexpr (Row::is_int) {
-            const float least = ptx::cvt_rn_f32(int(F::lowest) - scale.zero_point), most = ptx::cvt_rn_f32(int(F::largest) - scale.zero_point);
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) {
-                float q = ptx::as_float(by_float ? odd[j] | (x[j] & 0x80000000) : odd[j]);
-                // A scale of fewer bits may be below amax / the largest element.
-                if constexpr (!fits || u32(F::scale::bits) < 32) q = ptx::min(ptx::max(q, least), most);
-                // The sum with 1.5 * 2^23 has the nearest integer in its low bits.
-                part[j] = ptx::bits(ptx::add_rn(q, ptx::as_float(0x4b400000))) + u32(scale.zero_point);
-            }
-            return low_lanes<8>(part) & repeated<8>(u32(Row::mask));
-        } else if constexpr (by_power) {
-            return cast_lanes<Finite<Float>, Row>(odd, typename F::element_rule());
-        } else {
-#pragma unroll
-            for (u32 j = 0; j < 4; ++j) part[j] = small_steps<Row>(ptx::as_float(odd[j]));
-            return signed_lanes<Float, Row>(part, x);
-        }
-    }
-};
-
 // ---- one pass: blocks of a power of two elements along the last axis, none of them cut ----
 
 template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
@@ -599,35 +252,74 @@ struct Multiplier {
     bool plain;
 
     GPUCAST_INLINE Multiplier(const Scale& of, float global_scale)
-        : scale(of), global(global_scale), first(narrow_scale<F, Float>(of.code)), second(global_scale), plain(first == first && global == global) {}
+        : scale(of), global(global_scale), first(narrow_scale<F, Float>(of.code)), second(global_scale) {
+        // Neither infinite nor NaN: what those make of zeros is the processor's choice.
+        const float largest = ptx::as_float(u32(Float::max_code));
+        plain = ptx::abs(first) <= largest && ptx::abs(global) <= largest;
+    }
 
-    GPUCAST_INLINE Word one(u32 code) const {
+    template <u32 Elements, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         if constexpr (by_float) {
-            float value;
-            if constexpr (Row::is_int) value = ptx::cvt_rn_f32(int(integer<Row>(code)) - scale.zero_point);
-            else value = ptx::as_float(float_code<Row, Float>(code));
-            const bool number = (ptx::bits(value) & 0x7fffffff) < 0x7f800000;
-            const float x = F::global_scale ? ptx::mul_rn(value, first) : value, y = F::global_scale ? second : first;
-            u32 product;
-            bool exact = true;
-            if constexpr (u32(Dst::bits) == 32) {
-                product = ptx::bits(ptx::mul_rn(x, y));
-            } else {
-                const float cut = ptx::mul_rz(x, y);
-                product = ptx::bits(cut) | ptx::set_ne(ptx::fma_rn(x, y, ptx::neg(cut)), 0);
-                // Below 2^-102 FLOAT may not hold what was cut off.
-                exact = (product & 0x7fffffff) >= 25u << 23 || value == 0;
+            u32 found[Elements];
+            bool good = plain;
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) found[i] = product(get<Row::bits, u32>(in, i), good);
+            if (good) {
+                const u32 count = Group<Dst::bits, Elements>::elements;
+#pragma unroll
+                for (u32 i = 0; i < Elements; i += count) {
+                    u32 some[count];
+#pragma unroll
+                    for (u32 j = 0; j < count; ++j) some[j] = found[i + j];
+                    if constexpr (u32(Dst::bits) == 32) put<32>(out, i, some[0]);
+                    else put_lanes<Dst::bits, count>(out, i, cast_lanes<Finite<Float>, Dst>(some, ToWide()));
+                }
+                return;
             }
-            if (plain && number && exact) return Word(cast_code<Finite<Float>, Dst>(product, ToWide()));
             ptx::mark_rare();
         }
+#pragma unroll
+        for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, one(get<Row::bits, u32>(in, i)));
+    }
+
+    // In DOUBLE.
+    GPUCAST_INLINE Word one(u32 code) const {
         const u64 sign = Double::sign_code, infinity = Double::inf_code;
         const u64 value = cast_code<Row, Double>(u64(code), ToWide());
         const double s = scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global);
         u64 product = ptx::bits((ptx::as_double(value) - double(scale.zero_point)) * s);
+        if ((product & ~sign) > infinity) product = u64(Double::nan_code);
         if ((value & ~sign) > infinity) product = value;
         if (s != s) product = u64(Double::nan_code);
         return Word(cast_code<Double, Dst>(product, ToWide()));
+    }
+
+private:
+    // Exact or rounded to odd (float32.cuh), to FLOAT rounded as products are. `good` becomes false where it is neither.
+    GPUCAST_INLINE u32 product(u32 code, bool& good) const {
+        float value;
+        if constexpr (Row::is_int) {
+            value = ptx::cvt_rn_f32(int(integer<Row>(code)) - scale.zero_point);
+        } else {
+            if constexpr (Row::has_nan && !Row::has_negative_zero) good &= code != u32(Row::nan_code);
+            else if constexpr (Row::has_nan || Row::has_inf) good &= (code & ~u32(Row::sign_code)) <= u32(Row::max_code);
+            value = ptx::as_float(float_code<Finite<Row>, Float>(code));
+        }
+        const float x = F::global_scale ? ptx::mul_rn(value, first) : value, y = F::global_scale ? second : first;
+        if constexpr (u32(Dst::bits) == 32) {
+            return ptx::bits(ptx::mul_rn(x, y));
+        } else if constexpr (F::scale::is_e8m0) {
+            const float found = ptx::mul_rn(x, y);
+            // Subnormal FLOATs may have lost something.
+            good &= ptx::abs(found) >= ptx::as_float(1u << 23) || value == 0;
+            return ptx::bits(found);
+        } else {
+            const float cut = ptx::mul_rz(x, y);
+            // Below 2^-102 FLOAT may not hold what was cut off.
+            good &= ptx::abs(cut) >= ptx::as_float(25u << 23) || value == 0;
+            return ptx::bits(cut) | ptx::set_ne(ptx::fma_rn(x, y, ptx::neg(cut)), 0);
+        }
     }
 };
 
@@ -648,8 +340,7 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
         Tile<in_bytes> in;
         Tile<out_bytes> out = {};
         load_aligned(from, in);
-#pragma unroll
-        for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, multiplier.one(get<Row::bits, u32>(in, i)));
+        multiplier.template tile<Elements>(in, out);
         store_aligned(to, out);
         return;
     }

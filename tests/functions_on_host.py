@@ -24,6 +24,6 @@ def build(text: str, folder: Path) -> ctypes.CDLL:
     """A library with the C functions of a text, which may use what CUDA has built in."""
     path, library = folder / "functions.cpp", folder / "functions.so"
     path.write_text(hostbuild.shim() + _SHIM + text)
-    command = [*hostbuild.compiler(), "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-o", str(library), str(path)]
+    command = [*hostbuild.compiler(), "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-o", str(library), str(path)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

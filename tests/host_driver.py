@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,12 +20,16 @@ from gpucast.many_source import ARGUMENT_BYTES, ManySource
 from gpucast.rule import Rule
 from gpucast.source import KernelSource, kernel_source
 
-#: Kernels of many arrays, which all drivers share: building one takes longer than a test.
+#: Kernels by name, text and optimization, and those of many arrays, which all drivers share: building one takes longer
+#: than a test.
+_BUILT: dict[tuple[str, int, bool], hostbuild.HostKernels] = {}
 _MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
+#: A kernel's blockIdx and threadIdx are globals of its host build.
+_RUNNING = threading.Lock()
 
 
 class HostDriver:
-    def __init__(self, devices: int = 2, *, optimize: bool = True) -> None:
+    def __init__(self, devices: int = 2, *, optimize: bool = False) -> None:
         self.devices = devices
         #: As of `hostbuild.build`.
         self.optimize = optimize
@@ -39,18 +44,18 @@ class HostDriver:
         #: The device of memory that other libraries own.
         self.memory_of = 0
         self.argument_bytes = ARGUMENT_BYTES[1]
-        self._built: dict[str, hostbuild.HostKernels] = {}
 
     def prepare(self, sources: Iterable[KernelSource]) -> None:
         """Compile many kernels at once, which is quicker than one by one."""
         by_prelude: dict[str, list[KernelSource]] = {}
         for source in dict.fromkeys(sources):
-            if source.name not in self._built:
+            if self._key(source) not in _BUILT:
                 by_prelude.setdefault(source.prelude, []).append(source)
         for alike in by_prelude.values():
-            self._built |= dict.fromkeys(
-                (source.name for source in alike), hostbuild.build(alike, optimize=self.optimize)
-            )
+            _BUILT.update(dict.fromkeys(map(self._key, alike), hostbuild.build(alike, optimize=self.optimize)))
+
+    def _key(self, source: KernelSource) -> tuple[str, int, bool]:
+        return source.name, hash(source.text), self.optimize
 
     def unavailable(self) -> tuple[str, str] | None:
         return None
@@ -78,13 +83,14 @@ class HostDriver:
     def load(self, source: KernelSource) -> Any:
         self.loaded.append((source.name, self.index))
         self.prepare([source])
-        kernels, device = self._built[source.name], self.index
+        kernels, device = _BUILT[self._key(source)], self.index
 
         def launch(src: int, dst: int, n: int, more: Any) -> None:
             assert self.index == device and n > 0, "launched beside its device, or without work"
             self.launched.append((source.name, self.streams[device]))
             more_bytes = () if more is None else (more.to_bytes(),)
-            kernels.launch_named(source.name, src, 0, dst, n, 0, *more_bytes)
+            with _RUNNING:
+                kernels.launch_named(source.name, src, 0, dst, n, 0, *more_bytes)
 
         return launch
 
@@ -98,7 +104,8 @@ class HostDriver:
             assert self.index == device and blocks > 0, "launched beside its device, or without work"
             assert table.nbytes <= self.argument_bytes
             self.launched.append((source.name, self.streams[device]))
-            run(blocks, table)
+            with _RUNNING:
+                run(blocks, table)
 
         return launch
 

@@ -114,7 +114,7 @@ def _half_published(left: dict[str, bytes], before: dict[str, bytes], after: dic
 def _finished(where: Path) -> int:
     """Bytes of the source that the journals call finished."""
     lines = [line for path in where.glob("*.partial/work/*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
-    return sum(json.loads(line)["bytes_in"] for line in lines)
+    return sum(json.loads(line).get("bytes_in", 0) for line in lines)
 
 
 if __name__ == "__main__":

@@ -156,6 +156,7 @@ def test_all_parts_run_in_the_order_of_their_worth(script: Any) -> None:
         "gpu_sweep",
         "--exhaustive",
         "bench --many",
+        "bench --quantize",
         "bench --results",
     )
     places = [next(number for number, call in enumerate(calls) if part in call) for part in order]
@@ -163,7 +164,7 @@ def test_all_parts_run_in_the_order_of_their_worth(script: Any) -> None:
     assert sum("gpu_sweep" in call for call in calls) == 3 and sum("--exhaustive" in call for call in calls) == 8
     head, *summary = output.split("== summary ")[1].splitlines()
     assert re.fullmatch(r"\(nvidia-h200-sm-90, commit \S*, code [0-9a-f]{8}\)", head)
-    assert len(summary) == 1 + 3 + 3 + 8 + 2 and all(": passed, " in line for line in summary)
+    assert len(summary) == 1 + 3 + 3 + 8 + 3 and all(": passed, " in line for line in summary)
     names = [path.name for path in out.iterdir()]
     assert all(re.search(r"-nvidia-h200-sm-90-\d{4}-\d\d-\d\d-\d{6}\.(log|txt)$", name) for name in names), names
     (memcheck,) = out.glob("gpu-memcheck-*.log")

@@ -17,7 +17,7 @@ import pytest
 import gpucast
 from bench import cubin, idle_cuda, static_budget, static_kernels
 from codes import assert_same, random_codes
-from gpucast import PackedArray, dtype, hostbuild, launch, plans
+from gpucast import PackedArray, dtype, launch, plans
 from gpucast.fused_cast import fused_rule
 from gpucast.fused_source import Options
 from gpucast.many_source import ARGUMENT_BYTES, Kind, many_source, sorted_kinds
@@ -31,7 +31,8 @@ PROBLEM = gpucast.device.unavailable()
 
 @pytest.fixture
 def driver() -> Iterator[HostDriver]:
-    ours = HostDriver()
+    # Kernels are small here, and compile in half the time so.
+    ours = HostDriver(optimize=False)
     before = launch.use(ours)
     try:
         yield ours
@@ -176,6 +177,8 @@ def test_every_kind_of_leaf(driver: HostDriver) -> None:
     given["packed"] = PackedArray(upload(codes.data, offset=5), "INT4", (4099,))
     strided = upload(values("FLOAT", (9, 8)))[:, ::2]
     for to in ("FLOAT16", "INT4"):
+        if to == "INT4":
+            del given["bytes"], given["long"]
         wanted = {name: gpucast.cast(got(x), to) for name, x in given.items()}
         out = {name: blank(x.shape, to) for name, x in given.items()}
         if to == "FLOAT16":
@@ -209,7 +212,7 @@ def test_a_launch_has_no_block_without_work() -> None:
     """Those of aligned arrays are as many as their elements fill."""
     launches: list[tuple[int, Any]] = []
     source = many_source((Kind(resolve(dtype("FLOAT"), dtype("FLOAT16"))),), ARGUMENT_BYTES[0])
-    run = hostbuild.build_many(source, optimize=False)
+    run = HostDriver().load_many(source)
 
     def launch_kernel(function: int, blocks: int, *rest: int) -> None:
         table = np.zeros((), source.table)
@@ -286,21 +289,45 @@ def test_plans_of_packed_arrays(driver: HostDriver) -> None:
 
 def test_a_call_of_a_plan_is_no_other_call(driver: HostDriver) -> None:
     """Other types, shapes, attributes, classes and numbers of arrays after warm calls."""
-    x = values("FLOAT", (4, 6))
-    there = [upload(x), upload(x)]
+    x = np.where(np.isfinite(x := values("FLOAT", (4, 6))), x, 1)
+    there, flag = [upload(x), upload(x)], upload(np.ones(1, bool))
     for _ in range(2):
-        for keywords in ({}, {"saturate": False}, {"scale": 3}, {"scale": np.pi}):
-            for y in gpucast.cast_many(there, "FLOAT8E5M2", **keywords):
-                assert_same(got(y), gpucast.cast(x, "FLOAT8E5M2", **keywords))
+        for keywords in ({}, {"overflow": "saturate"}, {"scale": 3}, {"scale": np.pi}):
+            more = {"finite": flag} if "scale" in keywords else {}
+            for y in gpucast.cast_many(there, "FLOAT16", **keywords, **more):
+                assert_same(got(y), gpucast.cast(x, "FLOAT16", **keywords))
         for other in (there[::-1] * 2, [there[0], there[1].reshape(24)], [there[0], there[1].view(np.int32)]):
-            for y, source in zip(gpucast.cast_many(other, "FLOAT8E5M2"), other, strict=True):
-                assert_same(got(y), gpucast.cast(got(source), "FLOAT8E5M2"))
+            for y, source in zip(gpucast.cast_many(other, "FLOAT16"), other, strict=True):
+                assert_same(got(y), gpucast.cast(got(source), "FLOAT16"))
     made = len(plans.OF_MANY)
     for opset in (np.array(28), np.int64(28)):
-        assert_same(got(gpucast.cast_many(there, "FLOAT8E5M2", opset=opset)[0]), gpucast.cast(x, "FLOAT8E5M2"))
+        assert_same(got(gpucast.cast_many(there, "FLOAT16", opset=opset)[0]), gpucast.cast(x, "FLOAT16"))
     assert len(plans.OF_MANY) == made
     with pytest.raises(TypeError, match="saturate=1.0 must be True or False"):
-        gpucast.cast_many(there, "FLOAT8E5M2", saturate=1.0)
+        gpucast.cast_many(there, "FLOAT16", saturate=1.0)
+
+
+def test_what_no_plan_is_for(driver: HostDriver) -> None:
+    """Text, and arrays of other libraries, on a device."""
+    x = values("FLOAT", 5)
+    there = [upload(x), upload(x)]
+    for _ in range(2):
+        for out in (None, [np.empty(5, object) for _ in there]):
+            for y in gpucast.cast_many(there, "STRING", out=out):
+                assert y.tolist() == gpucast.cast(x, "STRING").tolist()
+        for y in gpucast.cast_many([Interface(y) for y in there], "FLOAT16"):
+            assert_same(got(y), gpucast.cast(x, "FLOAT16"))
+    assert not plans.OF_MANY
+
+
+class Interface:
+    """An array of a library that speaks __cuda_array_interface__, and nothing else."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+        self.__cuda_array_interface__ = {
+            "version": 3, "typestr": x.dtype.str, "shape": x.shape, "strides": None, "data": (x.data.ptr, False),
+        }  # fmt: skip
 
 
 class Foreign:
@@ -341,10 +368,12 @@ def test_devices_and_the_host_in_one_call(driver: HostDriver) -> None:
     for y in (*result["0"], *result["1"]):
         assert_same(got(y), result["h"])
     # The arrays of a plan on a device that is not the current one.
-    for _ in range(2):
+    plans.forget()
+    for _ in range(3):
         (y, _) = gpucast.cast_many(arrays["1"], "FLOAT16")
         assert y.device.id == 1
         assert_same(got(y), result["h"])
+    assert [len(known) for known in plans.OF_MANY.values()] == [1]
 
 
 def test_a_warm_call_can_be_captured(driver: HostDriver) -> None:
@@ -391,6 +420,7 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
         gpucast.cast_many(arrays, "FLOAT16", out=out, scale=2, finite=upload(np.ones(1, bool)))
         gpucast.cast_many(arrays, "FLOAT16", out=out, rounding="stochastic", seed=1)
         gpucast.cast_many(arrays, "FLOAT16")
+        gpucast.cast_many(arrays, "FLOAT16", scale=2, finite=upload(np.ones(1, bool)))
     driver.launched.clear()
     big = blank((32,), "FLOAT16")
     flag, number = upload(np.ones(1, bool)), upload(np.float32([2]))
@@ -432,6 +462,9 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
         (ValueError, r"finite has shape \(8,\); expected one element$", arrays, {"finite": upload(np.ones(8, bool))}),
         (ValueError, r"finite is on the host; x is on cuda:0$", arrays, {"finite": np.ones(1, bool)}),
         (ValueError, r"finite overlaps arrays\[0\]", arrays, {"finite": arrays[0].view(np.uint8)[5:6], "out": out}),
+        (ValueError, r"finite overlaps arrays\[1\]", arrays, {"finite": arrays[1].view(np.uint8)[0, :1], "scale": 2}),
+        (ValueError, r"finite overlaps scale", arrays, {"finite": number.view(np.uint8)[:1], "scale": number}),
+        (ValueError, r"arrays\[1\]: scale= does not apply to text", [arrays[0], np.array(["1"])], {"scale": 2}),
         (ValueError, r"rounding='stochastic' needs seed=", arrays, {"rounding": "stochastic"}),
         (ValueError, r"offset=-1 is out of range", arrays, {"rounding": "stochastic", "seed": 1, "offset": -1}),
         (ValueError, r"seed=1 does not apply", arrays, {"seed": 1}),
@@ -521,22 +554,18 @@ SETS: list[tuple[dict[str, Any], Options, tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arch", "src", "dst"), [("sm_90", "FLOAT", "BFLOAT16"), ("sm_100a", "FLOAT8E4M3FN", "FLOAT16")]
-)
-def test_the_machine_code_keeps_the_budget_of_one_cast(arch: str, src: str, dst: str) -> None:
+def test_the_machine_code_keeps_the_budget_of_one_cast(exhaustive: bool) -> None:
     """Finding its array takes a thread no loop, and little beside its work."""
-    rule = resolve(dtype(src), dtype(dst))
-    (one,), (many,) = (static_kernels.measure([rule], arch, shape) for shape in ("contiguous", "many"))
-    assert static_budget.problems(many) == []
-    assert many.per_element <= 1.3 * one.per_element + 1
-    assert min(many.loads) >= min(one.loads) and min(many.stores) >= min(one.stores)
+    cases = [("sm_90", "FLOAT", "BFLOAT16"), ("sm_100a", "FLOAT8E4M3FN", "FLOAT16")]
+    for arch, src, dst in cases if exhaustive else cases[:1]:
+        rule = resolve(dtype(src), dtype(dst))
+        (one,), (many,) = (static_kernels.measure([rule], arch, shape) for shape in ("contiguous", "many"))
+        assert static_budget.problems(many) == []
+        assert many.per_element <= 1.3 * one.per_element + 1
+        assert min(many.loads) >= min(one.loads) and min(many.stores) >= min(one.stores)
 
 
-@pytest.mark.parametrize(
-    ("arch", "number"),
-    [("sm_80", 0), ("sm_90", 0), ("sm_100a", 0), ("sm_80", 1), ("sm_90", 2), ("sm_80", 3), ("sm_100a", 3)],
-)
+@pytest.mark.parametrize(("arch", "number"), [("sm_100a", 0), ("sm_80", 1), ("sm_90", 2), ("sm_80", 3)])
 def test_kernels_compile_without_local_memory(arch: str, number: int, exhaustive: bool) -> None:
     attributes, asked, sources, to = SETS[number]
     rules = [fused_rule(dtype(src), dtype(to), scaled=asked.scaling != "none", **attributes) for src in sources]

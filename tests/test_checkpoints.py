@@ -129,6 +129,7 @@ def test_an_index_may_name_files_in_other_ways(folder: Path, capsys: pytest.Capt
     assert sorted(os.listdir("out")) == [".gpucast.json", "a.safetensors", index.name]
     assert json.loads((folder / "out" / index.name).read_text())["weight_map"] == {"a": "./a.safetensors"}
     (folder / "in").mkdir()
+    assert failure(capsys, "no", "o", "--to", "FLOAT16") == "gpucast convert: no: No such file or directory\n"
     for name in ("a.safetensors", ".b.safetensors"):
         (folder / name).rename(folder / "in" / name)
     weight_map = {"a": "a.safetensors", ".b": ".b.safetensors"}

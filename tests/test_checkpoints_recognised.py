@@ -75,6 +75,21 @@ def test_a_model_of_which_a_part_keeps_its_scales_is_refused(capsys: pytest.Capt
     assert "cast them all, or none" in message
 
 
+def test_new_scales_beside_old_ones_that_are_kept_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "per-tensor")
+    held = {
+        f"{name}.{part}": x for name in ("l", "lm_head") for part, x in (("weight", q.data), ("weight_scale", q.scales))
+    }
+    shards("in", {"1.safetensors": held}, quantization_config={})
+    options = ["--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek"]
+    # lm_head is left alone by this style, and so would keep scales that its loaders do not look for.
+    assert "'lm_head.weight' is kept with its scales" in failure(capsys, "in", "out", *options)
+    assert convert("in", "out", *options, "--include", "*.weight") == 0
+    assert files.load("out/1.safetensors").keys() == {
+        f"{n}.weight{s}" for n in ("l", "lm_head") for s in ("", "_scale_inv")
+    }
+
+
 F8 = numbers(6, 8).astype(ml_dtypes.float8_e4m3fn)
 
 
@@ -184,6 +199,18 @@ TRAPS: dict[str, tuple[dict[str, Any], str]] = {
         {"l.weight": np.ones((4, 8), np.uint8), "l.weight_scale": np.ones((4, 1), np.float32)},
         "in a form that is not known here",
     ),
+    "groups of two possible lengths": (
+        {"l.weight": F8.repeat(25, 1), "l.weight_scale": np.ones((6, 2), np.float32)},
+        "may be for groups of 100 or 128",
+    ),
+    "another name beside it": (
+        {"l.weight": F8, "l.scale": np.ones((1, 1), np.float32)},
+        "tensor 'l.weight' is F8_E4M3, and 'l.scale' beside it may be its scales",
+    ),
+    "another name within it": (
+        {"l.weight": F8, "l.weight.my_scaling": np.ones((1, 1), np.float32)},
+        "'l.weight.my_scaling' beside it may be its scales",
+    ),
     "GPTQ": (
         {"l.qweight": np.ones((4, 4), np.int32), "l.scales": np.ones((4, 4), np.float16)},
         "'l.scales' is named like",
@@ -239,6 +266,10 @@ def test_our_own_style_damaged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not what this version of gpucast writes" in said(held, "{")
     assert "'rule' is missing" in said(held, {name: text for name, text in entry.items() if name != "rule"})
     assert "must be one of" in said(held, {**entry, "scale": "INT8"})
+    scalar = {"w": np.asarray(held["w"][0, 0]), "w.scales": np.ones(1, np.float32)}
+    assert "has shape ()" in said(scalar, {**entry, "block": "axis", "axis": 0})
+    empty = {"w": held["w"][:, :0], "w.scales": np.ones((4, 0), np.float32)}
+    assert "has shape (4, 0)" in said(empty, entry)
     gpucast.quantize(numbers(4, 256), "int8_128").save("saved.safetensors")
     assert "Quantized.load" in failure(capsys, "saved.safetensors", "out.safetensors", "--to", "FLOAT")
     # Metadata of a tensor that is gone means nothing.
@@ -253,3 +284,11 @@ def test_the_same_scale_in_two_other_files(capsys: pytest.CaptureFixture[str]) -
     save("in/3.safetensors", {"l.weight_scale_inv": scale})
     message = failure(capsys, "in", "out", "--to", "FLOAT")
     assert "is in several files" in message or "two kinds of scales" in message
+
+
+def test_ragged_blocks_of_128x128_are_no_groups() -> None:
+    x = numbers(130, 200)
+    q = quantized(x, "FLOAT8E4M3FN", "block")
+    files.save("in.safetensors", {"l.weight": q.data, "l.weight_scale_inv": q.scales})
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
+    assert_same(files.load("out.safetensors")["l.weight"], q.dequantize())

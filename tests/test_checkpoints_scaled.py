@@ -18,6 +18,7 @@ from codes import assert_same
 from gpucast import checkpoints, files
 from gpucast.checkpoints import pieces, scaling
 from gpucast.checkpoints.scale_styles import STYLES
+from gpucast.checkpoints.scaling import Scaled
 from gpucast.checkpoints.stored import Stored
 from gpucast.cli import main
 from gpucast.dtypes import dtype
@@ -185,6 +186,25 @@ def test_verify_notices_other_codes(capsys: pytest.CaptureFixture[str], monkeypa
     message = failure(capsys, *options, "--verify")
     assert "tensor 'w' is not what the reference gives" in message
     assert leftovers(Path(), "in.safetensors") == []
+
+
+def test_verify_notices_another_global_scale(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("in/model.safetensors", {"l.weight": numbers(8, 64)})
+    Path("in/config.json").write_text("{}")
+    write = Scaled.write
+
+    def twice(self: Scaled, give: scaling.Write, *rest: Any) -> None:
+        def wrong(spec: files.Spec, chunks: Any) -> int:
+            return give(spec, [2 * x for x in chunks] if spec.name.endswith("global_scale") else chunks)
+
+        write(self, wrong, *rest)
+
+    monkeypatch.setattr(Scaled, "write", twice)
+    for style in ("gpucast", "compressed-tensors"):
+        options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", style, "--verify"]
+        assert "is not what the reference gives" in failure(capsys, "in", "out", *options)
 
 
 # ---- styles ----

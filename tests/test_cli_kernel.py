@@ -191,7 +191,7 @@ def test_every_pair_has_kernels() -> None:
         ([("FLOAT", "INT8")], None, {}, DeviceUnavailable, "warmup: no architecture is given, and there is no NVIDIA"),
         ([("FLOAT", "INT8")], "sm_90", {"opset": 0}, ValueError, "warmup: opset=0"),
         ([("FLOAT", "INT8")], "sm_90", {"scale": 0.5}, TypeError, "warmup: scale=0.5 must be True or False"),
-        ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does not"),
+        ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does"),
         ([("STRING", "INT8")], "sm_90", {"amax": True}, ValueError, "warmup: STRING to INT8 has no kernel"),
     ],
 )

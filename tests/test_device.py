@@ -27,7 +27,7 @@ PAIRS = [(src, dst) for src in ROWS for dst in ROWS]
 
 @pytest.fixture(scope="module")
 def shared() -> HostDriver:
-    driver = HostDriver()
+    driver = HostDriver(optimize=False)
     driver.prepare(both_shapes(resolve(src, dst) for src, dst in PAIRS))
     return driver
 

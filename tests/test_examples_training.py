@@ -84,12 +84,21 @@ def test_scales_follow_the_largest_values(monkeypatch: pytest.MonkeyPatch) -> No
         assert (float(scale.scale), float(scale.inverse)) == (expected, 1 / expected)
 
 
-@pytest.mark.parametrize("arguments", [["--epochs", "0"], ["--seeds", "-1"], ["--device", "tpu"]])
+@pytest.mark.parametrize(
+    ("example", "arguments"),
+    [
+        ("train_digits", ["--epochs", "0"]),
+        ("train_digits", ["--seeds", "-1"]),
+        ("train_digits", ["--device", "tpu"]),
+        ("train_digits", ["--plot", "no/such/folder/x.png"]),
+        ("scaled_mm", ["--steps", "0"]),
+    ],
+)
 def test_bad_arguments(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
-        load("train_digits", monkeypatch).main(arguments)
+        load(example, monkeypatch).main(arguments)
     assert "error: " in capsys.readouterr().err
 
 

@@ -150,6 +150,21 @@ def test_bad_calls() -> None:
         gpucast.cast(gone, "FLOAT16")
 
 
+def test_scale_amax_and_random_rounding() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    amax, theirs = np.zeros((), np.float32), np.zeros((), np.float32)
+    keywords: dict[str, Any] = {"rounding": "stochastic", "seed": 1, "offset": 2}
+    wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=0.5, amax=amax, **keywords)
+    for scale in (0.5, jnp.float32(0.5), jnp.array([0.5])):
+        y = gpucast.cast(jnp.asarray(x), "FLOAT8E4M3FN", scale=scale, amax=theirs, **keywords)
+        assert_same(array(y, dtype("FLOAT8E4M3FN")), wanted)
+        assert_same(theirs, amax)
+    with pytest.raises(ValueError, match="^cast: amax: out is a JAX array, which cannot be written"):
+        gpucast.cast(jnp.asarray(x), "FLOAT16", amax=jnp.zeros(1, jnp.float32))
+    with pytest.raises(ValueError, match="^cast: scale has shape"):
+        gpucast.cast(jnp.asarray(x), "FLOAT16", scale=jnp.zeros(2, jnp.float32))
+
+
 def test_spread_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Spread:
         dtype = np.dtype(np.float32)

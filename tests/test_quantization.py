@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,25 @@ def test_any_codes_and_scales_come_back(name: str) -> None:
     parts = Parts(codes.view(format.element.numpy), scales.view(format.scale.numpy), zero, g)
     for to in NAMES:
         check_back(parts, format, 1, to)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_axis", "int8_zp_64"])
+@pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, -np.nan, -2.0, 0.0])
+def test_scales_that_quantizing_never_gives(name: str, scale: float) -> None:
+    """Parts from elsewhere: the NaN that comes of them has no processor's sign."""
+    format = FORMATS[name]
+    codes = np.arange(256, dtype=np.uint8).reshape(1, 256) & format.element.code_mask
+    parts = host.quantize(np.ones((1, 256), np.float32), format, axis=1)
+    if format.global_scale:
+        parts = replace(parts, global_scale=np.asarray(scale, np.float32))
+    else:
+        parts = replace(parts, scales=np.full_like(parts.scales, scale))
+    parts = replace(parts, data=codes.view(format.element.numpy))
+    for to in NAMES:
+        check_back(parts, format, 1, to)
+    if np.isinf(scale) and format.element.is_float:
+        zeros = host.dequantize(parts, format, dtype("FLOAT"), axis=1).reshape(-1)[[0, format.element.sign_code]]
+        assert (zeros.view(np.uint32) == 0x7FC00000).all()
 
 
 def test_the_two_share_the_rows_alone() -> None:

@@ -78,7 +78,9 @@ def host(part: Any) -> Any:
     return part if part is None else download(part)
 
 
-def check(x: np.ndarray, name: str, axis: int = -1, *, unaligned: int = 0, back: str = "", **keywords: Any) -> Quantized:
+def check(
+    x: np.ndarray, name: str, axis: int = -1, *, unaligned: int = 0, back: str = "", **keywords: Any
+) -> Quantized:
     """Quantize and dequantize on a device and by the reference."""
     return check_view(upload(x, offset=unaligned), x, name, axis, back=back, **keywords)
 
@@ -286,3 +288,13 @@ def test_bad_use(driver: HostDriver) -> None:
     driver.capture = True
     with pytest.raises(RuntimeError, match="a CUDA graph is being captured"):
         q.dequantize()
+
+
+@pytest.mark.parametrize("to", ["FLOAT", "BFLOAT16", "DOUBLE"])
+def test_scales_that_quantizing_never_gives(driver: HostDriver, to: str) -> None:
+    """Parts from elsewhere: the NaN that comes of zeros times an infinite scale has no processor's sign."""
+    format = FORMATS["float8e4m3fn_axis"]
+    scales = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 1e-45, 3e38, -2.0], np.float32)
+    data = np.tile(np.arange(256, dtype=np.uint8), (len(scales), 1)).view(format.element.numpy)
+    found = gpucast.dequantize(Quantized(upload(data), upload(scales), format, axis=0), to)
+    assert same(download(found), reference.dequantize(Parts(data, scales), format, to, axis=0))

@@ -25,7 +25,9 @@ from bench.static_kernels import BATCH, Kernel, facts, measure
 from bench.static_model import GPUS, estimate, estimates, resident_threads
 from gpucast import compiler, dtype
 from gpucast.dtypes import DType
-from gpucast.rule import Rule, resolve
+from gpucast.fused_cast import fused_rule
+from gpucast.fused_source import Options, fused_source
+from gpucast.rule import STOCHASTIC, Rule, resolve
 from gpucast.rules_of_pair import NUMERIC, rules
 from gpucast.source import kernel_source
 
@@ -63,6 +65,30 @@ def test_a_kernel_counts_the_same_alone_and_with_others() -> None:
     some = [rule("FLOAT", dst) for dst in ("INT8", "FLOAT16", "FLOAT8E4M3FN")]
     together = facts([kernel_source(one) for one in some], "sm_90")
     assert together == [kernel for one in some for kernel in facts([kernel_source(one)], "sm_90")]
+
+
+#: Instructions per element of fused casts as they were when the kernels were written, and few more.
+FUSED = (
+    ("FLOAT", "FLOAT8E4M3FN", "narrow", "amax", 25),
+    ("BFLOAT16", "FLOAT8E4M3FN", "narrow", "amax", 27),
+    ("FLOAT", "BFLOAT16", "narrow", "amax", 34),
+    ("FLOAT", "FLOAT", "narrow", "finite", 14),
+    ("FLOAT", "BFLOAT16", "none", "random", 34),
+    ("FLOAT", "FLOAT8E4M3FN", "none", "random", 38),
+    ("FLOAT", "FLOAT8E4M3FN", "narrow", "amax random", 66),
+)
+
+
+def test_fused_casts_keep_their_instructions() -> None:
+    sources = []
+    for src, dst, scaling, flags, _ in FUSED:
+        rounding = STOCHASTIC if "random" in flags else None
+        one = fused_rule(dtype(src), dtype(dst), scaled=scaling != "none", rounding=rounding)
+        sources.append(fused_source(one, Options(scaling, "amax" in flags, "finite" in flags)))
+    for kernel, (*_, most) in zip(facts(sources, "sm_90"), FUSED, strict=True):
+        assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)
+        assert min(kernel.loads) == 16
+        assert kernel.per_element <= most, kernel.source.name
 
 
 def test_the_strided_shape_is_counted_without_a_budget() -> None:

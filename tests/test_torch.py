@@ -497,6 +497,7 @@ def test_scale_amax_and_random_rounding() -> None:
         wanted = gpucast.cast(x, to, **keywords, amax=amax)
         assert_same(array(gpucast.cast(torch.from_numpy(x), to, **keywords, amax=theirs), dtype(to)), wanted)
         assert_same(theirs.numpy(), amax)
+        assert theirs._version > 0, "autograd must know"
     out, scale = torch.empty(4, 6, dtype=torch.float16), torch.tensor([3.5], dtype=torch.float64)
     assert gpucast.cast(torch.from_numpy(x), "FLOAT16", scale=scale, out=out) is out
     assert_same(out.numpy(), gpucast.cast(x, "FLOAT16", scale=3.5))

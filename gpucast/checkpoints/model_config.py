@@ -26,11 +26,19 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
     for folder in folders:
         here = [file for file in planned if os.path.dirname(file.name) == folder]
         tensors = [tensor for file in here for tensor in file.tensors or ()]
-        quantized = [tensor for tensor in tensors if _is_scaled(tensor, request)]
+        quantized = [tensor for tensor in tensors if _is_scaled(tensor)]
         config = next((file for file in here if file.tensors is None and os.path.basename(file.name) == _NAME), None)
         if quantized and request.style == "comfyui" and has_index:
             raise FileError(f"{path}: --style comfyui is for a model in one file")
-        if quantized and request.style in scale_styles.CONFIGURED:
+        configured = quantized and request.style in scale_styles.CONFIGURED
+        read = [file for file in here if file.scales.found]
+        kept = [name for file in here for name in sorted(file.scales.kept)]
+        if kept and (configured or (config is not None and read)):
+            raise FileError(
+                f"{path}: {kept[0]!r} is kept with its scales, and other weights get new ones or lose theirs, which the "
+                f"{_NAME} of a model cannot tell; cast them all, or none"
+            )
+        if configured:
             if config is None:
                 raise FileError(
                     f"{path}: --style {request.style} needs the model's config.json, where loaders read of the scales; "
@@ -38,20 +46,12 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
                 )
             found[config.name] = _text(config, _quantization(quantized, tensors, request, path))
             continue
-        read = [file for file in here if file.scales.found]
-        if config is None or not read:
-            continue
-        kept = [name for file in here for name in sorted(file.scales.kept)]
-        if kept:
-            raise FileError(
-                f"{path}: {kept[0]!r} is kept with its scales, and {read[0].scales.found[0].base!r} loses them, which "
-                f"{config.path} cannot tell; cast them all, or none"
-            )
-        found[config.name] = _text(config, None)
+        if config is not None and read:
+            found[config.name] = _text(config, None)
     return found
 
 
-def _is_scaled(tensor: TensorPlan, request: Request) -> bool:
+def _is_scaled(tensor: TensorPlan) -> bool:
     return tensor.row is not None and len(tensor.names) > 1
 
 
@@ -67,7 +67,7 @@ def _quantization(
     kept = [
         tensor.name.removesuffix(".weight")
         for tensor in tensors
-        if tensor not in quantized and tensor.name.endswith(".weight") and len(tensor.shape) == 2
+        if not _is_scaled(tensor) and tensor.name.endswith(".weight") and len(tensor.shape) == 2
     ]
     return scale_styles.config(request.style, scaling.formats(row)[request.scale], sorted(kept))
 

@@ -118,6 +118,12 @@ class Catalogue:
                     f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
                     "here; cast it by name with --include or --rule, or keep it with --exclude"
                 )
+        for path, tensor, scale in self.unscaled(every):
+            if is_cast(tensor) and not is_asked_for(tensor):
+                raise FileError(
+                    f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale!r} beside it may be its scales, in a "
+                    "form that is not known here; cast it by name with --include or --rule, or keep it with --exclude"
+                )
         for path, file in self.files.items():
             marks = set(markers(file.tensors))
             if marks and "comfyui" in of_file[path].styles[True]:
@@ -186,6 +192,25 @@ class Catalogue:
                 if (path, name) not in used and name.endswith(_ENDINGS) and tensor.row is not None:
                     yield path, tensor
 
+    def unscaled(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor, str]]:
+        """Paths and tensors of few bits that belong to nothing that was found, and a name beside each that speaks of
+        scales."""
+        used = {(path, name) for item in found for name, path in item.paths.items()}
+        scales = {
+            (os.path.dirname(path), name.rpartition(".")[0]): name
+            for path, file in self.files.items()
+            for name in file.tensors
+            if "scal" in name.rpartition(".")[2] and (path, name) not in used and not markers([name])
+        }
+        for path, file in self.files.items():
+            for name, tensor in file.tensors.items():
+                row, (module, _, last) = tensor.row, name.rpartition(".")
+                if (path, name) in used or row is None or not row.is_float or row.bits > 8 or "scal" in last:
+                    continue
+                for beside in filter(None, (module, name)):
+                    if (os.path.dirname(path), beside) in scales:
+                        yield path, tensor, scales[os.path.dirname(path), beside]
+
     # ---- one tensor ----
 
     def _candidate(self, scale: str, path: str) -> Candidate | None:
@@ -226,7 +251,7 @@ class Catalogue:
         nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
         try:
             if candidate.style == "gpucast":
-                made = own(candidate, tensors, self.files[path].metadata[ENTRY + candidate.base])
+                made = own(candidate, tensors, self.files[path].metadata.get(ENTRY + candidate.base, ""))
             else:
                 made = others(candidate, tensors, any(name.endswith("comfy_quant") for name in where))
         except (TypeError, ValueError) as error:

@@ -18,6 +18,8 @@ _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0"
 _EXACT = (_FLOAT, dtype("FLOAT16"), dtype("BFLOAT16"))
 #: The blocks that are tried, first to last: what FLOAT, FLOAT8E8M0 and FLOAT8E4M3FN scales are used with.
 _BLOCKS: tuple[Block, ...] = ("tensor", "axis", (128, 128))
+#: Usual lengths of groups.
+_GROUPS = (128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Store
     who = f"tensor {candidate.base!r}"
     format, kept = quantized_files.described(text, who, ENTRY + candidate.base)
     data = tensors["data"]
+    if not data.size or len(data.shape) < format.min_ndim:
+        raise _Problem(f"{who} has shape {data.shape}, which convert does not quantize as {format.name}")
     expected = stored("gpucast", data.name, data.shape, format, dtype("FLOAT"), asked_for=True)
     if kept["axis"] != (0 if format.block == "axis" else len(data.shape) - 1) or kept["scale_layout"] != "linear":
         raise _Problem(f"{who} has axis {kept['axis']!r}, scale_layout {kept['scale_layout']!r}, not as convert writes")
@@ -138,7 +142,9 @@ def _format(
     blocks = list(_BLOCKS)
     if len(found) == len(shape) and found[-1:] and found[-1]:
         # Groups along the last dimension: whole ones, or the usual lengths.
-        blocks += [(shape[-1] // found[-1],)] if shape[-1] % found[-1] == 0 else [(128,), (64,), (32,), (16,)]
+        equal = [shape[-1] // found[-1]] if shape[-1] % found[-1] == 0 else []
+        usual = [n for n in _GROUPS if -(-shape[-1] // n) == found[-1]]
+        blocks += [(n,) for n in dict.fromkeys(equal + usual)]
     for block in blocks:
         format = Format("found", element, scale, block, rule, zero_points, scale is _E4M3)
         if len(shape) < max(format.min_ndim, 1 if block == "tensor" else 0):
@@ -150,6 +156,9 @@ def _format(
         elif block == "axis":
             accepted += [(*wanted, *[1] * (len(shape) - 1))]
         if found in accepted:
+            lengths = blocks[len(_BLOCKS) :]
+            if block in lengths and len(lengths) > 1 and found[-1] > 1:
+                raise _Problem(f"{who}: its scales {name!r} may be for groups of {lengths[0][0]} or {lengths[1][0]}")
             return format
     raise _Problem(
         f"{who} has shape {shape}, and its scales {name!r} have {found}; expected one scale, one for each of the "

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ def find(path: str, target: str) -> Source:
         items = tuple(_item(folder, name, path, "weight_map names") for name in names)
         _check_names([item.name for item in items], path)
         return Source(path, items, single=False, indexes=((os.path.basename(path), found),))
-    if os.path.exists(path) and not os.path.isfile(path):
+    if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"{path}: is no regular file")
     return Source(path, (Item(path, os.path.basename(target)),), single=True)
 

@@ -67,6 +67,9 @@ def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
     row, device = _row(x, who), _device(x, who)
     if writing:
         _check_writable(x, who)
+        if not x.is_inference():
+            # What autograd has saved is no longer what it was.
+            torch.autograd.graph.increment_version(x)
     elif x.requires_grad:
         x = x.detach()
     if x.is_neg():

@@ -157,7 +157,7 @@ class StaticLossScale(LossScale):
         self._scale = type(self)(**self._checked_state(state))._scale
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
-        return self._scale, float(np.float32(1) / np.float32(self._scale))
+        return self._scale, float(_inverse(self._scale))
 
 
 class DynamicLossScale(LossScale):
@@ -218,12 +218,12 @@ class DynamicLossScale(LossScale):
             device.adjust(self._state, flag_on(flag, place), by)
             return self
         scale, counter, factor = _floats(self._state)[0][()], int(self._state[2]) + 1, np.float32(self.factor)
+        with np.errstate(over="ignore", under="ignore"):
+            less, more = scale / factor, scale * factor
         if not flag:
-            scale, counter = max(scale / factor, np.float32(self.min_loss_scale)), 0
+            scale, counter = max(less, np.float32(self.min_loss_scale)), 0
         elif counter >= self.period:
-            with np.errstate(over="ignore"):
-                grown = scale * factor
-            scale, counter = grown if np.isfinite(grown) else scale, 0
+            scale, counter = more if np.isfinite(more) else scale, 0
         self._write(scale, counter)
         return self
 
@@ -257,13 +257,19 @@ class DynamicLossScale(LossScale):
     def _write(self, scale: Any, counter: int) -> None:
         """Set the state on the host."""
         floats = self._state[:2].view(np.float32)
-        floats[0], floats[1], self._state[2] = scale, np.float32(1) / scale, counter
+        floats[0], floats[1], self._state[2] = scale, _inverse(scale), counter
 
 
 def _floats(state: Any) -> tuple[Any, Any]:
     """The scale and its inverse as arrays of shape () over the state."""
     floats = state[:2].view(np.float32)
     return floats[:1].reshape(()), floats[1:].reshape(())
+
+
+def _inverse(scale: Any) -> Any:
+    """1 / scale as FLOAT, subnormal for the largest scales."""
+    with np.errstate(under="ignore"):
+        return np.float32(1) / np.float32(scale)
 
 
 def _place(leaf: Any) -> int | None:
@@ -279,7 +285,7 @@ def _number(value: Any, who: str) -> float:
     """A scale or factor as FLOAT has it."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise TypeError(f"{who}={value!r} must be a number")
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         number = float(np.float32(value))
     if not (math.isfinite(number) and number >= 2.0**-126):
         raise ValueError(f"{who}={value!r} must be finite and 2^-126 or more, as a FLOAT")

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpucast import device as devices
 from gpucast.cast import cast
+from gpucast.dtypes import DType
 from gpucast.packed import PackedArray, as_array, home, namespace
 from gpucast.quantization import host, swizzle
 from gpucast.quantization.formats import Format, Parts, find
@@ -50,7 +51,7 @@ def quantize(
         with scales of one byte along the last axis, which they must divide.
     transpose
         True: quantize ``swapaxes(x, -1, -2)``, blocks along what were columns. "both": the pair of the result without
-        and with it, in one read of x on a device.
+        and with it; on a device x is copied for the second.
     rounding, seed, offset
         ``rounding="stochastic"`` with a seed, as in `gpucast.cast`, for elements that are floats; None: to nearest,
         ties to even.
@@ -72,30 +73,30 @@ def quantize(
     ValueError
         For an unknown format, and for what the format or the layout does not allow.
     """
-    row = find(format, _WHO)
+    format = find(format, _WHO)
     array = as_array(x, _WHO)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_WHO}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
-    kind = source_row(array.dtype, f"{_WHO}: x.dtype=")
+    row = source_row(array.dtype, f"{_WHO}: x.dtype=")
     if transpose not in (False, True, "both"):
         raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
         raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
-    random = _random(row, rounding, seed, offset)
+    random = _random(format, rounding, seed, offset)
     place = devices.parse(device, _WHO)
     if place is not None and (place != "cpu" or home(array) is not None):
-        array = cast(array, kind, device=place, copy=False)
+        array = cast(array, row, device=place, copy=False)
     views = [array] if not transpose else [_swapped(array)] if transpose != "both" else [array, _swapped(array)]
     results = []
     for view in views:
-        on = checked_axis(axis, view.shape, row, _WHO)
-        check_layout(scale_layout, view.shape, on, row, _WHO)
-        results.append((view, on, _scale(scale, row, row.scales_shape(view.shape, on), array)))
+        on = checked_axis(axis, view.shape, format, _WHO)
+        check_layout(scale_layout, view.shape, on, format, _WHO)
+        results.append((view, on, _scale(scale, format, format.scales_shape(view.shape, on), array)))
     made: list[Quantized] = []
     for view, on, given in results:
         # Both ways have the same global scale.
-        given = made[0].global_scale if row.global_scale and made else given
-        made.append(_quantized(_parts(view, row, on, given, random), row, kind, on, scale_layout))
+        given = made[0].global_scale if format.global_scale and made else given
+        made.append(_quantized(_parts(view, format, on, given, random), format, row, on, scale_layout))
     return tuple(made) if transpose == "both" else made[0]
 
 
@@ -120,38 +121,40 @@ def _swapped(x: Any) -> Any:
     return x.swapaxes(-1, -2)
 
 
-def _parts(x: Any, row: Format, axis: int, scale: Any, random: Random | None) -> Parts:
+def _parts(x: Any, format: Format, axis: int, scale: Any, random: Random | None) -> Parts:
     if home(x) is None:
-        return host.quantize(x, row, axis=axis, scale=scale, random=random)
+        return host.quantize(x, format, axis=axis, scale=scale, random=random)
     from gpucast.quantization import device
 
-    return device.quantize(x, row, axis=axis, scale=scale, random=random)
+    return device.quantize(x, format, axis=axis, scale=scale, random=random)
 
 
-def _quantized(parts: Parts, row: Format, kind: Any, axis: int, scale_layout: Any) -> Quantized:
+def _quantized(parts: Parts, format: Format, row: DType, axis: int, scale_layout: Any) -> Quantized:
     data = parts.data
-    if row.element.packed and not isinstance(data, PackedArray):
+    if format.element.packed and not isinstance(data, PackedArray):
         data = PackedArray.pack(data)
     scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
-    return Quantized(data, scales, row, parts.zero_points, parts.global_scale, kind, axis, scale_layout)
+    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, row, axis, scale_layout)
 
 
-def _random(row: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
+def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
     random = resolve_random(rounding, seed, offset, _WHO)
     if rounding is not None and rounding != "stochastic":
         raise ValueError(f"{_WHO}: rounding={rounding!r} must be None or 'stochastic'")
-    if random is not None and row.element.family != "float":
-        raise ValueError(f"{_WHO}: rounding='stochastic' is for elements that are floats; {row} has {row.element}")
+    if random is not None and format.element.family != "float":
+        raise ValueError(
+            f"{_WHO}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
+        )
     return random
 
 
-def _scale(scale: Any, row: Format, shape: tuple[int, ...], x: Any) -> Any:
+def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     """The caller's scales, for x: as FLOAT and checked, unless both are on a device."""
     if scale is None:
         return None
-    if row.zero_points or not (row.global_scale or row.scale.name == "FLOAT"):
-        raise ValueError(f"{_WHO}: scale= is for formats with FLOAT scales and without zero points, not for {row}")
-    if row.global_scale:
+    if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
+        raise ValueError(f"{_WHO}: scale= is for formats with FLOAT scales and without zero points, not for {format}")
+    if format.global_scale:
         shape = ()
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":

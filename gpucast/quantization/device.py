@@ -85,7 +85,9 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
             arguments = QuantizeArguments(
                 blocks_of(shape, format, axis), *map(_address, (parts.scales, parts.zero_points, parts.global_scale))
             )
-            kernel = launch.kernel(Rule(format.element, to), "contiguous", False, device, Work(format, "back", large=out.size > _LARGE))
+            kernel = launch.kernel(
+                Rule(format.element, to), "contiguous", False, device, Work(format, "back", large=out.size > _LARGE)
+            )
             kernel(_address(parts.data), _address(out), out.size, arguments)
     return out
 
@@ -106,7 +108,13 @@ class _Call:
         return result
 
     def run(self, data: Any, scales: Any, zero_points: Any, global_scale: Any, *, given: bool) -> None:
-        addresses = dict(zip(("scales", "zero_points", "global_scale"), map(_address, (scales, zero_points, global_scale)), strict=True))
+        addresses = dict(
+            zip(
+                ("scales", "zero_points", "global_scale"),
+                map(_address, (scales, zero_points, global_scale)),
+                strict=True,
+            )
+        )
         if self.random is not None:
             addresses |= {"seed": self.random.seed, "offset": self.random.offset}
         if not given and self._in_rows():
@@ -132,7 +140,9 @@ class _Call:
             and _address(self.x) % _ALIGNMENT == 0
         )
 
-    def _extremes(self, kind: Kind, blocks: Blocks, addresses: dict[str, int] | None = None) -> tuple[Any, QuantizeArguments]:
+    def _extremes(
+        self, kind: Kind, blocks: Blocks, addresses: dict[str, int] | None = None
+    ) -> tuple[Any, QuantizeArguments]:
         lanes = 1 if blocks.block_columns == 1 else WARP
         teams = blocks.count * lanes
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
@@ -163,7 +173,8 @@ def blocks_of(shape: tuple[int, ...], format: Format, axis: int) -> Blocks:
         return Blocks(before, shape[axis], after, 1, max(after, 1), shape[axis], 1, False)
     lengths, grid = format.lengths(shape, axis), format.grid(shape, axis)
     if format.min_ndim == 2:
-        return Blocks(math.prod(shape[:-2]), *shape[-2:], *lengths[-2:], *grid[-2:], True)
+        (rows, columns), (down, along), (grid_rows, grid_columns) = shape[-2:], lengths[-2:], grid[-2:]
+        return Blocks(math.prod(shape[:-2]), rows, columns, down, along, grid_rows, grid_columns, True)
     if axis == len(shape) - 1:
         return Blocks(1, before, shape[-1], 1, lengths[-1], before, grid[-1], True)
     return Blocks(before, shape[axis], after, lengths[axis], 1, grid[axis], after, True)

@@ -32,8 +32,8 @@ _RULES: dict[DType, tuple[ScaleRule, ...]] = {_FLOAT: ("amax",), _E4M3: ("amax",
 
 @dataclass(frozen=True)
 class Format:
-    """One row of the table. A format of one's own is a further object: ``Format("mine", "INT4", "FLOAT", (48,), "amax")``,
-    types being anything that `gpucast.dtype` takes.
+    """One row of the table. A format of one's own is a further object, its types whatever `gpucast.dtype` takes:
+    ``Format("mine", "INT4", "FLOAT", (48,), "amax")``.
 
     TypeError or ValueError for columns that do not go together.
     """

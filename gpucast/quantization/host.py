@@ -157,9 +157,9 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
     out: Array = np.empty(plan.shape, to.numpy)
     with np.errstate(all="ignore"):
         s = _cast(parts.scales, _DOUBLE).reshape(plan.grid)
-        lost = np.isnan(s)
         if parts.global_scale is not None:
             s *= np.float64(parts.global_scale)
+        lost, infinite = np.isnan(s), np.isinf(s)
         # FLOAT's own multiplication is exact for powers of two, and rounds once for FLOAT.
         wide = to is _DOUBLE or (format.scale is not _E8M0 and to is not _FLOAT) or parts.global_scale is not None
         row = _DOUBLE if wide else _FLOAT
@@ -167,7 +167,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
         zero = None if parts.zero_points is None else parts.zero_points.astype(row.numpy).reshape(plan.grid)
         load, store = resolve(format.element, row), resolve(row, to)
         scratch = np.empty(ELEMENTS, row.numpy)
-        any_lost = bool(lost.any())
+        any_lost, any_infinite = bool(lost.any()), bool(infinite.any())
         for box in plan.boxes():
             source, target = data[box.elements], out[box.elements]
             value = target if row is to and target.flags.c_contiguous else scratch[: source.size].reshape(source.shape)
@@ -175,9 +175,13 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
             blocks = value.reshape(box.split)
             if zero is not None:
                 np.subtract(blocks, spread(zero[box.blocks]), out=blocks)
+            nan = spread(lost[box.blocks])
+            if any_infinite:
+                # Processors differ in the sign of the NaN that comes of it.
+                nan = nan | (spread(infinite[box.blocks]) & (blocks == 0))
             np.multiply(blocks, spread(factor[box.blocks]), out=blocks)
-            if any_lost:
-                np.copyto(blocks, np.nan, where=spread(lost[box.blocks]))
+            if any_lost or any_infinite:
+                np.copyto(blocks, np.nan, where=nan)
             if value is not target:
                 host.apply(value, store, target)
     return out.reshape(shape)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpucast import device as devices
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, home, namespace
 from gpucast.quantization import swizzle
@@ -57,7 +58,7 @@ class Quantized:
         _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, ())
         places = {home(part) for part in self.parts().values()}
         if len(places) > 1:
-            raise ValueError(f"{who}: the parts are on different devices: {', '.join(map(_place, places))}")
+            raise ValueError(f"{who}: the parts are on different devices: {', '.join(map(devices.name, places))}")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -219,7 +220,3 @@ def _check_type(part: Any, name: str, row: DType) -> None:
         found = dtype(part.dtype, who=f"Quantized: {name}: ")
     if found is not row:
         raise TypeError(f"Quantized: {name} has dtype {found.name}; the format has {row.name}")
-
-
-def _place(device: int | None) -> str:
-    return "the host" if device is None else f"cuda:{device}"

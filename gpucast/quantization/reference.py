@@ -50,7 +50,8 @@ no part in it.
     the element's row-major index. Scales and zero points are rounded as ever.
 
 **Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
-range: infinity). An element of a scale NaN is the positive NaN, whatever its code; a NaN element keeps its sign.
+range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
+Zero times an infinite scale, which quantizing never gives, is the positive NaN.
 """
 
 from __future__ import annotations
@@ -148,9 +149,11 @@ def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -
     s = cast(parts.scales, "DOUBLE").reshape(grid)[_at(block)]
     g = np.float64(1 if parts.global_scale is None else parts.global_scale)
     with np.errstate(invalid="ignore"):
-        product = value * (s * g)
-    product = np.where(np.isnan(value), value, product)
-    return cast(np.where(np.isnan(s) | np.isnan(g), np.nan, product), to)
+        factor = s * g
+        product = value * factor
+    # Which NaN an operation without a result gives depends on the processor.
+    product = np.where(np.isnan(value), value, np.where(np.isnan(product), np.nan, product))
+    return cast(np.where(np.isnan(factor), np.nan, product), to)
 
 
 def _blocks(shape: tuple[int, ...], format: Format, axis: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:

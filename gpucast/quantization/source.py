@@ -19,9 +19,12 @@ from gpucast.quantization.formats import Format
 from gpucast.rule import STOCHASTIC, Rule, resolve
 from gpucast.source import THREADS, KernelSource, Shape, kernel_file, options, rows
 
-#: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost), then
-#: elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
+#: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost),
+#: then elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
 Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
+
+#: Behind those of fused kernels.
+FILES = ("scales.cuh", "quantize.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that share a block in the kinds that find something out.
@@ -52,17 +55,19 @@ class Work:
         value = f"Value<{other.name}, FLOAT, DOUBLE>"
         own, index = f"{name}_format", "u64" if self.large else "u32"
         zero_points, finite = (_bool(flag) for flag in (format.zero_points, not format.nan_in_scale))
+        arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
+        extremes = f"{index}, {zero_points}, {finite}, {self.lanes}"
         call = {
-            "rows": f"quantize_rows<{own}, {other.name}, FLOAT, DOUBLE, {elements}, {self.block}, {THREADS}>(src, dst, n, given)",
-            "extremes": f"find_extremes<{value}, {other.name}, {index}, {zero_points}, {finite}, {self.lanes}, {THREADS}>(src, n, given)",
-            "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {self.lanes}, {THREADS}>(src, n, given)",
-            "scales": f"find_scales<{own}, {value}, FLOAT, DOUBLE, false, {THREADS}>(given)",
-            "kept": f"find_scales<{own}, {value}, FLOAT, DOUBLE, true, {THREADS}>(given)",
+            "rows": f"quantize_rows<{own}, {other.name}, {both}, {elements}, {self.block}, {THREADS}>{arrays}",
+            "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
+            "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
+            "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
+            "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
             "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
-            "elements": f"quantize_elements<{own}, {other.name}, FLOAT, DOUBLE, {index}, {elements}, {THREADS}>(src, dst, n, given)",
+            "elements": f"quantize_elements<{own}, {other.name}, {both}, {index}, {elements}, {THREADS}>{arrays}",
+            "back": f"dequantize_elements<{own}, {other.name}, {both}, {index}, {elements}, {THREADS}>{arrays}",
             "swizzle": f"swizzle_scales<false, {THREADS}>(src, dst, n, given.blocks)",
             "unswizzle": f"swizzle_scales<true, {THREADS}>(src, dst, n, given.blocks)",
-            "back": f"dequantize_elements<{own}, {other.name}, FLOAT, DOUBLE, {index}, {elements}, {THREADS}>(src, dst, n, given)",
         }[self.kind]
         kernel = f"{self._format(own)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(
@@ -70,7 +75,7 @@ class Work:
             rule=rule,
             shape="contiguous",
             unpacked=False,
-            prelude="\n".join([fused_prelude(), kernel_file("quantize.cu")]),
+            prelude="\n".join([fused_prelude(), *map(kernel_file, FILES)]),
             rows=rows(other, _FLOAT, _DOUBLE, format.element, format.scale),
             kernel=kernel,
             tile=1,
@@ -80,14 +85,14 @@ class Work:
         )
 
     def _elements(self, other: DType) -> int:
-        """Elements of a thread: whole bytes of codes, of 6 bits whole words; so many that finding a block's scale, which
-        each of its threads does, is little beside."""
+        """Elements of a thread: whole bytes of codes, of 6 bits whole words; so many that finding a block's scale,
+        which each of its threads does, is little beside."""
         if self.kind not in ("rows", "elements", "back"):
             return 1
         return 8 if other.bits == 64 and self.format.element.bits != 6 else 16
 
     def _name(self, other: DType) -> str:
-        """By the format's columns: its name may be anything, and formats that differ in blocks share kernels."""
+        """By the columns: the format's name may be anything, and formats that differ in blocks share kernels."""
         format = self.format
         columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
         columns += ["zero_points"] * format.zero_points + ["global"] * format.global_scale
@@ -110,6 +115,7 @@ class Work:
             of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
         spread = float(element.max - element.min) if format.zero_points else format.divisor
         whole = element.family == "int"
+        lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
         lines = [
             f"typedef {element.name} element;",
             f"typedef {scale.name} scale;",
@@ -119,7 +125,7 @@ class Work:
             f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
             f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {self.stochastic:d} }};",
             f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
-            f"enum : int {{ lowest = {int(element.min) if whole else 0}, largest = {int(element.max) if whole else 0} }};",
+            f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
             f"enum : int {{ exponent = {math.frexp(format.divisor)[1] - 1} }};",
             f"enum : u32 {{ carry = {_carry(format):#x} }};",
             f"static GPUCAST_CONSTANT double divisor() {{ return {spread!r}; }}",
@@ -139,7 +145,7 @@ def _smallest(scale: DType) -> int:
 
 
 def _carry(format: Format) -> int:
-    """What takes the bits of a FLOAT whose fraction is above the divisor's to the next power of two, if that is asked."""
+    """What takes the bits of a FLOAT whose fraction is above the divisor's to the next power of two, if asked."""
     return 0x7FFFFF - (int(np.float32(format.divisor).view(np.uint32)) & 0x7FFFFF) if format.rule == "up" else 0
 
 
@@ -190,7 +196,16 @@ class QuantizeArguments:
         b = self.blocks
         return struct.pack(
             "<4Q2q2Q8q",
-            *(self.scales, self.zero_points, self.global_scale, self.found, self.parts, self.chunk, self.seed, self.offset),
+            *(
+                self.scales,
+                self.zero_points,
+                self.global_scale,
+                self.found,
+                self.parts,
+                self.chunk,
+                self.seed,
+                self.offset,
+            ),
             *(b.outer, b.rows, b.columns, b.block_rows, b.block_columns, b.grid_rows, b.grid_columns, b.apart),
         )
 

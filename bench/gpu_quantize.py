@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m bench --quantize``: scaled and block formats on the GPU, beside copies and other libraries.
+
+The measure is our copy kernel in the same run: what is read and written per second, as a share of what a copy reads and
+writes. The codes and scales of the first rows are compared with the host's before any time is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast.benchmark.contenders import TorchTo, available
+from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.machine import Machine
+from gpucast.benchmark.timing import Work, measure
+from gpucast.dtypes import dtype
+from gpucast.packed import PackedArray
+
+ROWS, COLUMNS = 1 << 14, 1 << 13
+#: Rows that are drawn and compared; the memory is filled with copies of them.
+DRAWN = 128
+OURS = "gpucast.quantize"
+_SAMPLES, _LIMIT = 50, 1.0
+
+
+@dataclass(frozen=True)
+class Case:
+    src: str
+    format: str
+
+    def __str__(self) -> str:
+        return f"{self.src} to {self.format}"
+
+
+_FORMATS = (
+    "mxfp8e4m3 mxfp4 nvfp4 float8e4m3fn_1x128 float8e4m3fn_128x128 float8e4m3fn_tensor int8_axis int4_128".split()
+)
+CASES = tuple(Case(src, format) for format in _FORMATS for src in ("BFLOAT16", "FLOAT"))
+
+
+class TorchCompile(TorchTo):
+    """torch.compile of the usual lines for float8 with FLOAT scales."""
+
+    name = "torch.compile"
+
+    def prepare_quantize(self, case: Case, data: Any) -> Callable[[], object]:
+        block = {"float8e4m3fn_1x128": 128, "float8e4m3fn_tensor": 0}.get(case.format)
+        if block is None:
+            raise NotImplementedError("no lines of its own")
+        torch, x = self.torch, self.flat(data, dtype(case.src)).view(-1, COLUMNS)
+
+        def quantize(x: Any) -> Any:
+            wide = (x.view(-1, block) if block else x).float()
+            amax = wide.abs().amax(-1, keepdim=True) if block else wide.abs().amax()
+            scale = amax / 448
+            return (wide / scale).to(torch.float8_e4m3fn), scale
+
+        compiled = torch.compile(quantize)
+        return lambda: compiled(x)
+
+
+class TorchAo(TorchTo):
+    """torchao's MX formats, compiled."""
+
+    name = "torchao to_mx"
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+        self.to_mx = self.torch.compile(to_mx, fullgraph=True)
+
+    def prepare_quantize(self, case: Case, data: Any) -> Callable[[], object]:
+        element = {"mxfp8e4m3": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}.get(case.format)
+        if element is None:
+            raise NotImplementedError("no MX format")
+        kind, x = getattr(self.torch, element), self.flat(data, dtype(case.src)).view(-1, COLUMNS)
+        return lambda: self.to_mx(x, kind, 32)
+
+
+class TransformerEngine(TorchTo):
+    """TransformerEngine's quantizers, rows only."""
+
+    name = "TransformerEngine"
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        import transformer_engine.pytorch  # noqa: F401 (loads the library)
+        import transformer_engine_torch as engine
+        from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
+
+        self.quantizer = MXFP8Quantizer(engine.DType.kFloat8E4M3, rowwise=True, columnwise=False)
+
+    def prepare_quantize(self, case: Case, data: Any) -> Callable[[], object]:
+        if case.format != "mxfp8e4m3":
+            raise NotImplementedError("not measured")
+        x = self.flat(data, dtype(case.src)).view(-1, COLUMNS)
+        return lambda: self.quantizer(x)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measure all cases on the GPU."""
+    machine = Gpu()
+    with machine.current():
+        rivals = available([TorchCompile, TorchAo, TransformerEngine], machine)
+        lines = [line for case in CASES for line in measure_case(machine, case, rivals)]
+        state = machine.state()
+    report(lines)
+    failures = [f"{line['case']}, {line['name']}: {line['problem']}" for line in lines if line.get("problem")]
+    return {"facts": machine.facts(), "state": state, "lines": lines, "failures": failures}
+
+
+def measure_case(
+    machine: Machine, case: Case, rivals: Sequence[Any], rows: int = ROWS, columns: int = COLUMNS
+) -> list[dict[str, Any]]:
+    """A line for ours, for each copy kernel and each rival. `problem`: our results are wrong; `left_out`: why there is
+    no time."""
+    src = dtype(case.src)
+    data, drawn = filled(machine, case, rows, columns)
+    x = data.view(src.numpy).reshape(rows, columns)
+    q = gpucast.quantize(x, case.format)
+    problem = difference(gpucast.quantize(x[: len(drawn)], case.format), gpucast.quantize(drawn, case.format))
+    moved = data.nbytes + q.nbytes
+    # So a copy moves as many bytes.
+    half = moved // 32 * 16
+    target = machine.empty(half)
+    ways: dict[str, Callable[[], object]] = {OURS: lambda: gpucast.quantize(x, case.format)}
+    for name, copy in machine.copy_kernels().items():
+        ways[name] = lambda copy=copy: copy(target, data[:half])  # type: ignore[misc]
+    lines: dict[str, dict[str, Any]] = {}
+    works = []
+    for name, way in [*ways.items(), *((rival.name, rival) for rival in rivals)]:
+        line = lines[name] = {"case": str(case), "name": name}
+        try:
+            if name not in ways:
+                way = way.prepare_quantize(case, data)
+            way()
+        except Exception as error:
+            if name in ways:
+                raise
+            line["left_out"] = f"{type(error).__name__}: {error}"
+            continue
+        works.append(Work(name, lambda i, way=way: way(), 1))  # type: ignore[misc]
+    if problem:
+        lines[OURS]["problem"] = problem
+    times = dict(
+        zip((work.name for work in works), measure(machine, works, samples=_SAMPLES, limit=_LIMIT), strict=True)
+    )
+    best = min(one.median for name, one in times.items() if name in ways and name != OURS)
+    for name, one in times.items():
+        lines[name] |= {
+            **asdict(one),
+            "bytes": moved,
+            "gb_per_s": moved / one.median / 1e9,
+            "share_of_copy": best / one.median,
+        }
+    machine.release()
+    return list(lines.values())
+
+
+def filled(machine: Machine, case: Case, rows: int, columns: int) -> tuple[Any, np.ndarray[Any, Any]]:
+    """The bytes of an array on the machine, and the rows that are repeated in it."""
+    src = dtype(case.src)
+    random = np.random.default_rng(0).standard_normal((min(DRAWN, rows), columns)).astype(np.float32)
+    drawn = gpucast.cast(random, src)
+    data = machine.empty(rows * columns * src.bits // 8)
+    codes = np.ascontiguousarray(drawn).view(np.uint8).reshape(-1)
+    machine.upload(data[: codes.size], codes)
+    done = codes.size
+    while done < data.nbytes:
+        more = min(done, data.nbytes - done)
+        machine.copy(data[done : done + more], data[:more])
+        done += more
+    return data, drawn
+
+
+def difference(got: Any, wanted: Any) -> str:
+    for name, part in got.get().parts().items():
+        one, other = (x.data if isinstance(x, PackedArray) else x for x in (part, wanted.parts()[name]))
+        if np.asarray(one).tobytes() != np.asarray(other).tobytes():
+            return f"{name} are not the host's"
+    return ""
+
+
+def report(lines: Sequence[dict[str, Any]]) -> None:
+    """A table of all lines."""
+    for case in dict.fromkeys(line["case"] for line in lines):
+        print(f"\n{case}")
+        for line in lines:
+            if line["case"] != case:
+                continue
+            if "median" not in line:
+                print(f"  {line['name']:30} left out: {line['left_out']}", file=sys.stderr)
+                continue
+            note = f"  WRONG: {line['problem']}" if line.get("problem") else ""
+            print(
+                f"  {line['name']:30} {1e6 * line['median']:9.1f} us {line['gb_per_s']:8.0f} GB/s "
+                f"{line['share_of_copy']:6.1%} of a copy{note}"
+            )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static check of the kernels that quantize and dequantize: as for casts, by the same budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from bench import cubin
+from bench.sass import parse
+from bench.static_budget import budget, over
+from bench.static_kernels import Kernel, kernel
+from gpucast import compiler
+from gpucast.commands import disassembler
+from gpucast.dtypes import dtype
+from gpucast.quantization.formats import FORMATS
+from gpucast.quantization.source import Kind, Work
+from gpucast.rule import Rule
+from gpucast.source import join
+
+#: Formats by the kernel that they are measured with: all in one pass of rows, the last pass of others, the way back.
+CHOSEN: dict[Kind, tuple[str, ...]] = {
+    "rows": ("mxfp8e4m3", "mxfp8e5m2_up", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "int8_64", "int4_128"),
+    "elements": ("float8e4m3fn_tensor", "int8_axis"),
+    "back": ("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "int8_axis"),
+}
+SOURCES = ("FLOAT", "BFLOAT16")
+
+_DIVISION = "a quotient that is rounded once takes seven to nine instructions"
+_PLACE = "beside the quotients, the search for a thread's block divides three times"
+_PRODUCT = "decoding takes five instructions, and a product that is rounded once to fewer bits than FLOAT's six more"
+
+
+def _misses(archs: str, kind: Kind, sources: str, formats: str, why: str) -> dict[tuple[str, Kind, str, str], str]:
+    return {
+        (arch, kind, source, format): why
+        for arch in archs.split()
+        for source in sources.split()
+        for format in formats.split()
+    }
+
+
+#: (architecture, kind, type, format) -> why the kernel does not keep its budget. One that does has no place here.
+KNOWN: dict[tuple[str, Kind, str, str], str] = {
+    **_misses("sm_90 sm_100a", "rows", "BFLOAT16", "nvfp4 float8e4m3fn_1x128 int4_128", _DIVISION),
+    **_misses("sm_100a", "rows", "BFLOAT16", "int8_64", _DIVISION),
+    **_misses("sm_100a", "rows", "FLOAT", "nvfp4 float8e4m3fn_1x128", _DIVISION),
+    **_misses("sm_100a", "rows", "BFLOAT16", "mxfp4", "six instructions round two elements, two put them in place"),
+    **_misses("sm_90 sm_100a", "elements", "BFLOAT16", "float8e4m3fn_tensor int8_axis", _PLACE),
+    **_misses("sm_100a", "elements", "FLOAT", "float8e4m3fn_tensor int8_axis", _PLACE),
+    **_misses("sm_90 sm_100a", "back", "BFLOAT16", "mxfp8e4m3 nvfp4 float8e4m3fn_tensor int8_axis", _PRODUCT),
+    **_misses("sm_100a", "back", "FLOAT", "mxfp8e4m3 nvfp4 float8e4m3fn_tensor", _PRODUCT),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    kind: Kind
+    format: str
+    #: The type that is quantized, or dequantized to.
+    source: str
+    kernel: Kernel
+
+    def __str__(self) -> str:
+        return f"{self.kernel.arch} {self.kind} {self.source} {self.format}"
+
+
+def measure(arch: str) -> list[Measured]:
+    """All chosen kernels, compiled as one program for an architecture such as "sm_90"."""
+    names, sources = [], []
+    for kind, formats in CHOSEN.items():
+        for name in formats:
+            format = FORMATS[name]
+            for source in SOURCES:
+                block = format.block[-1] if kind == "rows" and isinstance(format.block, tuple) else 0
+                pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
+                sources.append(Work(format, kind, block=block)(Rule(*pair)))
+                # A thread with a whole block stores the block's scale.
+                beside = format.scale.bits // 8 if block == sources[-1].elements else 0
+                names.append((kind, name, source, beside))
+    rows = dict(row for source in sources for row in source.rows)
+    text = join(sources[0].prelude, rows, [source.kernel for source in sources])
+    compiled = compiler.compile(text, "quantize", arch)
+    of_cubin = cubin.kernels(compiled.code)
+    of_code = parse(disassembler.disassemble(compiled.code).decode())
+    return [
+        Measured(kind, name, row, kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, beside=beside))
+        for (kind, name, row, beside), one in zip(names, sources, strict=True)
+    ]
+
+
+def problems(one: Measured) -> list[str]:
+    """What is wrong with a kernel; nothing as a rule."""
+    kernel, found = one.kernel, []
+    if kernel.local:
+        found.append(f"{kernel.local} bytes of local memory: registers spill")
+    if kernel.log:
+        found.append(f"the compiler says: {kernel.log}")
+    allowed = budget(kernel)
+    if allowed is not None and kernel.per_element > allowed:
+        found.append(f"{kernel.per_element:.2f} instructions per element, over the budget of {allowed:.2f}")
+    tile = kernel.source.elements * kernel.src_bits // 8
+    wide = sum(width * count for width, count in kernel.loads.items() if width >= min(16, tile))
+    if one.kind != "back" and wide < tile:
+        found.append(f"loads of {min(kernel.loads, default=0)} bytes at a time, not of {min(16, tile)}")
+    return found
+
+
+def verdict(kernels: Sequence[Measured], known: Mapping[tuple[str, Kind, str, str], str] = KNOWN) -> list[str]:
+    """Why the check fails: problems that are not known, and known ones that are none."""
+    failures = []
+    for one in kernels:
+        found = problems(one)
+        if (one.kernel.arch, one.kind, one.source, one.format) in known:
+            found = [] if found else ["keeps its budget; take it out of the known misses"]
+        failures += [f"{one}: {problem}" for problem in found]
+    return failures
+
+
+def report(kernels: Sequence[Measured]) -> None:
+    """A line for each kernel."""
+    for one in kernels:
+        found = one.kernel
+        print(
+            f"{one!s:60} {found.per_element:6.2f} instr/el, {over(found):5.2f} of the budget, "
+            f"{found.registers} registers, loads {found.loads}, stores {found.stores}"
+        )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static check of the kernels that quantize: budgets, spills and warnings. In CI for sm_90, else --exhaustive."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from bench import cubin
+from bench.static_quantize import CHOSEN, KNOWN, SOURCES, measure, problems, report, verdict
+from gpucast import compiler
+from gpucast.quantization import FORMATS
+from gpucast.quantization.formats import SOURCES as EVERY_SOURCE
+from gpucast.source import join
+from test_quantization_device import kernels
+
+
+def test_every_chosen_kernel_keeps_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    found = measure("sm_90")
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values()))
+    assert verdict(found) == []
+    report(found)
+    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    # What is over, spills or is known in vain is told.
+    miss = next(one for one in found if (one.kernel.arch, one.kind, one.source, one.format) in KNOWN)
+    assert verdict([miss], {}) == [f"{miss}: {problem}" for problem in problems(miss)]
+    keeps = next(one for one in found if not problems(one))
+    key = (keeps.kernel.arch, keeps.kind, keeps.source, keeps.format)
+    assert verdict([keeps], {key: "because"}) == [f"{keeps}: keeps its budget; take it out of the known misses"]
+    spilt = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, local=8, log="hm", loads={4: 16}))
+    assert [text.split(":")[0] for text in problems(spilt)] == [
+        "8 bytes of local memory", "the compiler says", "loads of 4 bytes at a time, not of 16",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_budgets_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
+    if not exhaustive:
+        pytest.skip("long: run with --exhaustive")
+    assert verdict(measure(compiler.architecture(capability))) == []
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool) -> None:
+    if not exhaustive:
+        pytest.skip("long: run with --exhaustive")
+    chosen = random.Random(arch).sample([(name, row.name) for name in FORMATS for row in EVERY_SOURCE], 24)
+    sources = {}
+    for name, row in chosen:
+        for stochastic in {False, FORMATS[name].element.family == "float"}:
+            sources |= {source.name: source for source in kernels(FORMATS[name], row, random=stochastic)}
+    rows = dict(row for source in sources.values() for row in source.rows)
+    text = join(next(iter(sources.values())).prelude, rows, [source.kernel for source in sources.values()])
+    compiled = compiler.compile(text, "quantize", arch)
+    assert compiled.log == ""
+    assert {name: found.local for name, found in cubin.kernels(compiled.code).items() if found.local} == {}

@@ -292,3 +292,10 @@ def test_ragged_blocks_of_128x128_are_no_groups() -> None:
     files.save("in.safetensors", {"l.weight": q.data, "l.weight_scale_inv": q.scales})
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
     assert_same(files.load("out.safetensors")["l.weight"], q.dequantize())
+
+
+def test_names_of_scales_that_collide_with_those_of_another_file(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"1.safetensors": {"l.weight": numbers(4, 64)}, "2.safetensors": {"l.weight.scales": np.ones(2, np.float32)}}
+    shards("in", held)
+    message = failure(capsys, "in", "out", "--to", "INT8", "--scale", "block", "--include", "l.weight")
+    assert "two tensors would have the name 'l.weight.scales', in '1.safetensors' and '2.safetensors'" in message

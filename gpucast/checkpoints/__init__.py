@@ -2,7 +2,8 @@
 """Conversion of files and checkpoints: planned, run with bounded memory, resumed, verified and reported."""
 
 from gpucast.checkpoints.choice import Choice, Rule
-from gpucast.checkpoints.plan import Detail, Plan, Request, make_plan
+from gpucast.checkpoints.opened import Detail, Request
+from gpucast.checkpoints.plan import Plan, make_plan
 from gpucast.checkpoints.run import Options, Outcome, run
 
 __all__ = ["Choice", "Detail", "Options", "Outcome", "Plan", "Request", "Rule", "make_plan", "run"]

@@ -12,7 +12,8 @@ from gpucast.checkpoints import scale_styles, scaling
 from gpucast.files import FileError
 
 if TYPE_CHECKING:
-    from gpucast.checkpoints.plan import FilePlan, Request, TensorPlan
+    from gpucast.checkpoints.opened import Request, TensorPlan
+    from gpucast.checkpoints.plan import FilePlan
 
 _NAME = "config.json"
 #: The entries that tell of quantized weights; the second is older.
@@ -35,8 +36,8 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
         kept = [name for file in here for name in sorted(file.scales.kept)]
         if kept and (configured or (config is not None and read)):
             raise FileError(
-                f"{path}: {kept[0]!r} is kept with its scales, and other weights get new ones or lose theirs, which the "
-                f"{_NAME} of a model cannot tell; cast them all, or none"
+                f"{path}: {kept[0]!r} is kept with its scales, and other weights get new ones or lose theirs, which "
+                f"{_NAME} cannot tell; cast them all, or none"
             )
         if configured:
             if config is None:

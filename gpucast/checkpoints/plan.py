@@ -6,54 +6,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints import model_config, scale_styles, scaling
-from gpucast.checkpoints.choice import Choice, read_as
-from gpucast.checkpoints.dequantized import Dequantized
+from gpucast.checkpoints import model_config, scale_styles
+from gpucast.checkpoints.opened import Opened, Request, TensorPlan, decided
 from gpucast.checkpoints.recognise import Catalogue, FileScales
-from gpucast.checkpoints.scaling import Scaled
 from gpucast.checkpoints.sources import Item, Source, find
-from gpucast.checkpoints.stored import Stored
-from gpucast.dtypes import DType
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
-from gpucast.rule import resolve
-
-Detail = Literal["counts", "errors", "all"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for. `attributes`: the keywords of `gpucast.cast`; `source_row`: how raw elements are read."""
-
-    choice: Choice
-    attributes: Mapping[str, Any]
-    scale: str | None = None
-    source_row: DType | None = None
-    #: What is worked out about each tensor: what was lost; the largest error as well; all that a report tells.
-    detail: Detail = "counts"
-    #: How scales are stored: one of `gpucast.checkpoints.scale_styles.STYLES`.
-    style: str = scale_styles.STYLES[0]
-
-
-@dataclass(frozen=True)
-class TensorPlan:
-    """`row` is what the tensor is cast to, None where it is kept; `bytes_out` is None for text."""
-
-    name: str
-    kind: str
-    row: DType | None
-    shape: tuple[int, ...]
-    bytes_in: int
-    bytes_out: int | None
-    #: The names of the tensors that take its place: its own, and those of its scales.
-    names: tuple[str, ...]
-    #: Why a tensor that was to be cast is kept.
-    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,98 +144,6 @@ def _file(
         return FilePlan(item.path, item.name, plans, identified, external, scales, data), beside, lost
 
 
-class Opened:
-    """The tensors of an open file, as a request reads them, and what becomes of each."""
-
-    def __init__(self, file: TensorFile, request: Request, alone: bool, scales: FileScales) -> None:
-        self._path, self._request, self._scales = file.path, request, scales
-        self.tensors: list[Tensor] = file.tensors
-        if request.source_row is not None:
-            self.tensors = read_as(file.tensors, request.source_row, request.choice, file.path)
-        self.tensors = _read_as_numbers(self.tensors, scales, file.path)
-        self._alone = alone and len(self.tensors) == 1
-        self._fixed = file.model.inputs if file.model is not None else set()
-        self._metadata = file.metadata
-        self._stored: dict[str, Stored] | None = None
-
-    def planned(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
-        """The plan of a tensor, and the tensors to write into the file `out`."""
-        row, why = self._row(tensor, out)
-        if row is None:
-            specs: list[Spec] = [files.kept(tensor, out)]
-        else:
-            found = self.scaled(tensor, row)
-            if found is not None and not out.lower().endswith(".safetensors"):
-                raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
-            specs = [Spec(tensor.name, row, tensor.shape)] if found is None else list(found.specs)
-        sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
-        bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)
-        kind = tensor.kind if tensor.row is None or isinstance(tensor, Dequantized) else tensor.row.name
-        names = tuple(spec.name for spec in specs)
-        return TensorPlan(tensor.name, kind, row, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
-
-    def scaled(self, tensor: Tensor, row: DType) -> Scaled | None:
-        """How a tensor is cast that gets scales; None where it gets none."""
-        stored = self._all_stored().get(tensor.name)
-        return None if stored is None else Scaled(tensor, stored)
-
-    def metadata(self) -> dict[str, str]:
-        """The metadata of the file that is written."""
-        kept = {key: text for key, text in self._metadata.items() if key not in self._scales.metadata}
-        return kept | dict(entry for stored in self._all_stored().values() for entry in stored.metadata)
-
-    def _all_stored(self) -> dict[str, Stored]:
-        """How the tensors lie that get scales."""
-        if self._stored is None:
-            request, found = self._request, dict[str, Stored]()
-            for tensor in self.tensors:
-                row = self._target(tensor)
-                decided = None if row is None else _decided(tensor, row, request, self._path)
-                if isinstance(decided, Stored):
-                    found[tensor.name] = decided
-            self._stored = scale_styles.marked(found) if request.style == "comfyui" else found
-        return self._stored
-
-    def _target(self, tensor: Tensor) -> DType | None:
-        return None if tensor.name in self._scales.kept else self._request.choice.target(tensor, self._alone)
-
-    def _row(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
-        """What a tensor is cast to; None: it is kept, and if it was to be cast, why."""
-        choice = self._request.choice
-        row = self._target(tensor)
-        if row is None:
-            return None, ""
-        into_model = out.lower().endswith(files.MODEL)
-        if into_model and tensor.name in self._fixed and not choice.asked_for(tensor):
-            return None, ""
-        if tensor.row is None:
-            raise FileError(
-                f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
-                "give --from T if these are raw elements of a type T, or leave it out with --exclude"
-            )
-        resolve(tensor.row, row, **self._request.attributes, who=f"{self._path}: tensor {tensor.name!r}")
-        decided = _decided(tensor, row, self._request, self._path)
-        return (None, decided) if isinstance(decided, str) else (row, "")
-
-
-def _decided(tensor: Tensor, row: DType, request: Request, path: str) -> Stored | str | None:
-    asked_for = request.choice.asked_for(tensor)
-    return scaling.decided(tensor, row, request.scale, request.style, request.attributes, path, asked_for)
-
-
-def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
-    """The tensors, those of codes with scales as one each."""
-    if not scales.dropped:
-        return list(tensors)
-    named = {tensor.name: tensor for tensor in tensors}
-    numbers: dict[str, Tensor] = {found.name: Dequantized.of(found, named, path) for found in scales.found}
-    return [
-        numbers.get(tensor.name, tensor)
-        for tensor in tensors
-        if tensor.name in numbers or tensor.name not in scales.dropped
-    ]
-
-
 def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
     """Which tensors of each file are codes and scales that are read as numbers, and which such tensors are kept.
 
@@ -286,7 +157,7 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
 
     def is_cast(tensor: Tensor) -> bool:
         row = request.choice.target(tensor)
-        return row is not None and not isinstance(_decided(tensor, row, request, source.path), str)
+        return row is not None and not isinstance(decided(tensor, row, request, source.path), str)
 
     return catalogue.file_scales(is_cast, request.choice.asked_for, request.choice.excludes)
 
@@ -294,10 +165,6 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
 def _identity(*paths: str) -> tuple[int, ...]:
     """The size and the time of each file."""
     return tuple(number for path in paths for found in [os.stat(path)] for number in (found.st_size, found.st_mtime_ns))
-
-
-def _nbytes(spec: Spec) -> int | None:
-    return None if spec.row is None or spec.row.family == "string" else spec.row.nbytes(spec.size)
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:
@@ -339,6 +206,11 @@ def _index(found: Any, name: str, planned: Sequence[FilePlan]) -> str:
                 )
             tensor = tensors.get(told[tensor_name])
             if tensor is not None:
-                weight_map |= dict.fromkeys(tensor.names, shard)
+                for written in tensor.names:
+                    if weight_map.setdefault(written, shard) != shard:
+                        raise FileError(
+                            f"{found.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
+                            f"and {shard!r}"
+                        )
                 total += tensor.bytes_out or 0
     return str(found.text(dict(sorted(weight_map.items())), total))

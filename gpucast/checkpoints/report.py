@@ -8,7 +8,8 @@ from typing import Any
 
 import gpucast
 from gpucast.checkpoints import loss
-from gpucast.checkpoints.plan import FilePlan, Plan, TensorPlan
+from gpucast.checkpoints.opened import TensorPlan
+from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.checkpoints.run import Outcome, Result
 from gpucast.report import CastReport
 

@@ -15,7 +15,8 @@ from gpucast import device as devices
 from gpucast import files
 from gpucast.checkpoints import counts, loss, scaling
 from gpucast.checkpoints.ahead import Ahead, threads
-from gpucast.checkpoints.plan import FilePlan, Opened, Plan, TensorPlan
+from gpucast.checkpoints.opened import Opened, TensorPlan
+from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.checkpoints.share import Share
 from gpucast.checkpoints.staging import Busy, Staging
 from gpucast.checkpoints.statistics import Errors, Statistics

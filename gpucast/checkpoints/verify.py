@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpucast import reference
-from gpucast.checkpoints.plan import FilePlan, Opened, Plan, TensorPlan
+from gpucast.checkpoints.opened import Opened, TensorPlan
+from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
 

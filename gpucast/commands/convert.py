@@ -26,7 +26,7 @@ from gpucast.checkpoints import (
     scaling,
     share,
 )
-from gpucast.checkpoints.plan import TensorPlan
+from gpucast.checkpoints.opened import TensorPlan
 from gpucast.commands import arguments, attributes
 from gpucast.commands.progress import progress_bar
 from gpucast.dtypes import DType

@@ -188,6 +188,14 @@ def test_verify_notices_other_codes(capsys: pytest.CaptureFixture[str], monkeypa
     assert leftovers(Path(), "in.safetensors") == []
 
 
+def test_a_sample_that_is_verified_ends_with_a_block() -> None:
+    # 1,024 elements of rows of 7 are 146 rows; the second block of 128 rows has its largest number behind them.
+    x = numbers(400, 7)
+    x[200] = 1000
+    files.save("in.safetensors", {"w": x})
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT8E4M3FN", "--scale", "block", "--verify") == 0
+
+
 def test_verify_notices_another_global_scale(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

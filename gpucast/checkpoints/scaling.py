@@ -188,7 +188,7 @@ def unexpected(report: CastReport) -> CastReport:
 def _sampled(format: Format, columns: int) -> int:
     """The first rows of a piece: some, and whole blocks."""
     block = format.block[0] if format.min_ndim == 2 and isinstance(format.block, tuple) else 1
-    return max(block, _SAMPLE // columns)
+    return max(1, _SAMPLE // columns // block) * block
 
 
 def _same(wanted: Array, found: Array) -> bool:

@@ -127,17 +127,19 @@ def fused_name(rule: Rule, asked: Options, shape: Shape, unpacked: bool) -> str:
 def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, int]:
     """Elements of a tile, and tiles of a thread, for the contiguous shape; `plain` is the kernel of the cast alone."""
     src, dst = rule.src, rule.dst
-    six, small = 6 in (plain.src_bits, dst.bits), src.is_float and plain.src_bits <= 8
+    tiles = tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)
+    if 6 in (plain.src_bits, dst.bits):
+        return plain.tile, tiles
+    small = src.is_float and plain.src_bits <= 8
     if rule.rounding == STOCHASTIC:
         # Random words come in blocks of four, and one block more where the tile does not begin with one: of long tiles
         # each element has the fewest. Longer ones than these would write half a sector at a time, or spill registers.
-        return 8 if not six and (dst.bits == 16 or plain.src_bits == 64 or small) else 16, 2
+        return 8 if dst.bits == 16 or plain.src_bits == 64 or small else 16, 2
     # As in fused.cu: products of two FLOATs that need no DOUBLE.
     narrow = asked.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
     # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
     costly = small or not (narrow or asked.scaling == "none")
-    tile = min(plain.tile, _TILE) if costly and not six else plain.tile
-    return tile, tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)
+    return min(plain.tile, _TILE) if costly else plain.tile, tiles
 
 
 @dataclass(frozen=True)

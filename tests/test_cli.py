@@ -40,6 +40,7 @@ def test_python_m_gpucast(tmp_path: Path) -> None:
     out, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (0, "")
     assert out.startswith("y.npy: 1 tensor cast to FLOAT8E5M2, 3 elements, 24 -> 3 bytes;")
+    (tmp_path / "y.pdf").write_bytes(b"%PDF-1.7")
     run = program("convert", "y.pdf", "y.npy", "--to", "FLOAT", cwd=tmp_path)
     out, err = run.communicate(timeout=60)
     assert (run.returncode, out) == (1, "")

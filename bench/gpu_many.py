@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.benchmark.contenders import OURS, TorchTo, available
-from gpucast.benchmark.gpu import Gpu
+from bench import gpu_cases
+from gpucast.benchmark.contenders import OURS, TorchTo
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Work, measure
 from gpucast.dtypes import DType, dtype
@@ -144,14 +144,7 @@ class Apex(Rival):
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases on the GPU."""
-    machine = Gpu()
-    with machine.current():
-        rivals = available([Rival, Loop, Apex], machine)
-        lines = [line for case in CASES for line in measure_case(machine, case, rivals)]
-        state = machine.state()
-    report(lines)
-    failures = [f"{line['case']}, {line['name']}: {line['problem']}" for line in lines if line.get("problem")]
-    return {"facts": machine.facts(), "state": state, "lines": lines, "failures": failures}
+    return gpu_cases.run(CASES, [Rival, Loop, Apex], measure_case, report)
 
 
 def measure_case(

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.benchmark.contenders import TorchTo, available
-from gpucast.benchmark.gpu import Gpu
+from bench import gpu_cases
+from gpucast.benchmark.contenders import TorchTo
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Work, measure
 from gpucast.dtypes import dtype
@@ -107,14 +107,7 @@ class TransformerEngine(TorchTo):
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases on the GPU."""
-    machine = Gpu()
-    with machine.current():
-        rivals = available([TorchCompile, TorchAo, TransformerEngine], machine)
-        lines = [line for case in CASES for line in measure_case(machine, case, rivals)]
-        state = machine.state()
-    report(lines)
-    failures = [f"{line['case']}, {line['name']}: {line['problem']}" for line in lines if line.get("problem")]
-    return {"facts": machine.facts(), "state": state, "lines": lines, "failures": failures}
+    return gpu_cases.run(CASES, [TorchCompile, TorchAo, TransformerEngine], measure_case, report)
 
 
 def measure_case(

@@ -250,18 +250,7 @@ def _resolve(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None) -> tuple[
 
 def _rule(x: Any, to: Any, call: Call) -> Rule:
     who = call.who
-    return fused_cast.fused_rule(
-        dtype(x.dtype, who=f"{who}: x.dtype="),
-        destination(to, who),
-        scaled=call.scale is not None,
-        saturate=call.saturate,
-        round_mode=call.round_mode,
-        opset=call.opset,
-        rounding=call.rounding,
-        overflow=call.overflow,
-        versions=call.versions,
-        who=who,
-    )
+    return fused_cast.rule_of(call, dtype(x.dtype, who=f"{who}: x.dtype="), destination(to, who), who)
 
 
 def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gpucast import device as devices
 from gpucast import host_fused
+from gpucast.call import Call
 from gpucast.dtypes import DType, dtype
 from gpucast.fusion import Fusion
 from gpucast.packed import home
@@ -29,6 +30,22 @@ def fused_rule(src: DType, dst: DType, *, scaled: bool, **attributes: Any) -> Ru
     """The rule of a fused cast: scaled, how `dst` is reached from DOUBLE. Attributes and errors as for `resolve`."""
     rule = resolve(src, dst, **attributes)
     return replace(resolve(_DOUBLE, dst, **attributes), src=src) if scaled else rule
+
+
+def rule_of(call: Call, src: DType, dst: DType, who: str) -> Rule:
+    """The rule that a call follows for one array. Errors as for `resolve`, for the caller `who`."""
+    return fused_rule(
+        src,
+        dst,
+        scaled=call.scale is not None,
+        saturate=call.saturate,
+        round_mode=call.round_mode,
+        opset=call.opset,
+        rounding=call.rounding,
+        overflow=call.overflow,
+        versions=call.versions,
+        who=who,
+    )
 
 
 def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:

@@ -91,7 +91,9 @@ def checked(
     for leaf in leaves:
         rule = rules.get(leaf.array.dtype)
         if rule is None:
-            rule = rules[leaf.array.dtype] = _rule(leaf, dst, call)
+            rule = rules[leaf.array.dtype] = fused_cast.rule_of(
+                call, dtype(leaf.array.dtype, who=f"{leaf.who}: x.dtype="), dst, leaf.who
+            )
             if fusion is not _NOTHING and "string" in (rule.src.family, dst.family):
                 name = "finite" if call.scale is None else "scale"
                 raise ValueError(
@@ -108,21 +110,6 @@ def checked(
         start += leaf.array.size
     _check_apart(leaves, paths, fusion)
     return leaves
-
-
-def _rule(leaf: Leaf, dst: DType, call: Call) -> Rule:
-    return fused_cast.fused_rule(
-        dtype(leaf.array.dtype, who=f"{leaf.who}: x.dtype="),
-        dst,
-        scaled=call.scale is not None,
-        saturate=call.saturate,
-        round_mode=call.round_mode,
-        opset=call.opset,
-        rounding=call.rounding,
-        overflow=call.overflow,
-        versions=call.versions,
-        who=leaf.who,
-    )
 
 
 def _fusion(leaves: Sequence[Leaf], scale: Any, finite: Any) -> Fusion:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``gpucast convert`` beside the same job written with safetensors.numpy and ml_dtypes, and with torch.
 
+With --scale the others do what a formula says in a line for each step; gpucast rounds the exact quotient once.
+
     python -m bench.convert --torch-python PYTHON --json bench/results/convert-DATE.json
 
 Every contender is a process of its own, and each round runs all of them, one after the other, so that a neighbour on
@@ -33,21 +35,26 @@ from bench.revision import ROOT, commit
 from gpucast import files
 from gpucast.benchmark.machine import processor
 
-#: Names of types: of gpucast, of ml_dtypes, of torch.
+#: Names of types, of gpucast and of the others; what --scale says.
 JOBS = [
-    ("FLOAT", "BFLOAT16", "bfloat16", "bfloat16"),
-    ("FLOAT", "FLOAT16", "float16", "float16"),
-    ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "float8_e4m3fn"),
-    ("BFLOAT16", "FLOAT", "float32", "float32"),
-    ("BFLOAT16", "FLOAT8E4M3FN", "float8_e4m3fn", "float8_e4m3fn"),
+    ("FLOAT", "BFLOAT16", "bfloat16", "none"),
+    ("FLOAT", "FLOAT16", "float16", "none"),
+    ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "none"),
+    ("BFLOAT16", "FLOAT", "float32", "none"),
+    ("BFLOAT16", "FLOAT8E4M3FN", "float8_e4m3fn", "none"),
+    ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "per-channel"),
+    ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "block"),
+    ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "mx"),
 ]
+#: Of the 16 tensors.
+COLUMNS = 4096
 
 _TIMED = """
 import json, os, sys, time
 def anonymous():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
-src, dst, to = sys.argv[1:]
+src, dst, to, scale = sys.argv[1:]
 {imports}
 print(anonymous(), flush=True)
 sys.stdin.readline()
@@ -56,18 +63,67 @@ wall, cpu = time.perf_counter(), time.process_time()
 print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
 """
 
+#: The plain formulas: a scale is the largest magnitude of its block divided by that of float8 (448), or for "mx" the
+#: power of two that brings it below 512.
+_FORMULAS = """
+def blocks(x, scale):
+    rows, columns = x.shape
+    if scale == "block":
+        return x.reshape(rows // 128, 128, columns // 128, 128), (1, 3)
+    return (x.reshape(rows, columns // 32, 32), (2,)) if scale == "mx" else (x, (1,))
+"""
+_NUMPY = (
+    _FORMULAS
+    + """
+def quantized(x, scale):
+    parts, axes = blocks(x, scale)
+    largest = np.abs(parts).max(axes, keepdims=True)
+    if scale == "mx":
+        scales = np.ldexp(np.float32(1), np.frexp(largest)[1] - 9)
+        kept = scales.astype(ml_dtypes.float8_e8m0fnu)
+    else:
+        kept = scales = largest / np.float32(448)
+    codes = np.clip(parts / scales, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return codes.reshape(x.shape), kept
+"""
+)
+_TORCH = (
+    _FORMULAS
+    + """
+def quantized(x, scale):
+    parts, axes = blocks(x, scale)
+    largest = parts.abs().amax(axes, keepdim=True)
+    if scale == "mx":
+        scales = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] - 9)
+        kept = scales.to(torch.float8_e8m0fnu)
+    else:
+        kept = scales = largest / 448
+    codes = (parts / scales).clamp_(-448, 448).to(torch.float8_e4m3fn)
+    return codes.reshape(x.shape), kept
+"""
+)
+_WORK = """
+done = {{}}
+for name, x in st.load_file(src).items():
+    if scale == "none":
+        done[name] = {cast}
+    else:
+        done[name], done[name + ".scales"] = quantized(x, scale)
+st.save_file(done, dst)
+"""
+
 CONTENDERS = {
     "gpucast": _TIMED.format(
         imports="import gpucast.cli, gpucast.checkpoints",
-        work="assert gpucast.cli.main(['convert', src, dst, '--to', to, '--scale', 'none', '--quiet']) == 0",
+        work="assert gpucast.cli.main(['convert', src, dst, '--to', to, '--scale', scale, '--quiet']) == 0",
     ),
     "safetensors.numpy": _TIMED.format(
-        imports="import ml_dtypes, numpy as np, safetensors.numpy as st",
-        work="st.save_file({name: x.astype(to) for name, x in st.load_file(src).items()}, dst)",
+        imports="import ml_dtypes, numpy as np, safetensors.numpy as st" + _NUMPY,
+        work=_WORK.format(cast="x.astype(to)"),
     ),
     "torch": _TIMED.format(
-        imports="import torch, safetensors.torch as st",
-        work="st.save_file({name: x.to(getattr(torch, to)) for name, x in st.load_file(src).items()}, dst)",
+        imports="import torch, safetensors.torch as st" + _TORCH,
+        work=_WORK.format(cast="x.to(getattr(torch, to))"),
     ),
 }
 
@@ -100,7 +156,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
     """For each job and contender the fastest round: seconds, processor seconds, MiB of memory."""
     count = arguments.megabytes << 18
     sources = {"FLOAT": np.float32, "BFLOAT16": ml_dtypes.bfloat16}
-    x = np.random.default_rng(0).standard_normal(count // 16, np.float32)
+    x = np.random.default_rng(0).standard_normal((count // 16 // COLUMNS, COLUMNS), np.float32)
     for name, kind in sources.items():
         tensors = {f"layers.{i}.weight": x.astype(kind) for i in range(16)}
         files.save(str(folder / f"{name}.safetensors"), tensors)
@@ -109,22 +165,23 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
     if arguments.torch_python:
         pythons["torch"] = arguments.torch_python
     rows = []
-    for src, dst, numpy_name, torch_name in tqdm(JOBS, disable=None):
-        names = {"gpucast": dst, "safetensors.numpy": numpy_name, "torch": torch_name}
+    for src, dst, other_name, scale in tqdm(JOBS, disable=None):
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in pythons}
-        written: dict[str, bytes] = {}
+        written: dict[str, dict[str, bytes]] = {}
         for _ in range(arguments.rounds):
             for name, python in pythons.items():
+                to = dst if name == "gpucast" else other_name
                 source, target = folder / f"{src}.safetensors", folder / "out.safetensors"
                 target.unlink(missing_ok=True)
-                found[name].append(run(python, CONTENDERS[name], str(source), str(target), names[name]))
+                found[name].append(run(python, CONTENDERS[name], str(source), str(target), to, scale))
                 with files.TensorFile(str(target)) as file:
-                    written[name] = next(file.tensors[-1].chunks()).tobytes()
+                    last = [tensor for tensor in file.tensors if tensor.name.startswith("layers.15.")]
+                    written[name] = {tensor.name: tensor.read().tobytes() for tensor in last}
         for name, others in found.items():
             seconds, cpu, memory = (min(column) for column in zip(*others, strict=True))
             same = written[name] == written["gpucast"]
             rows.append(
-                {"src": src, "dst": dst, "contender": name, "seconds": seconds, "cpu_seconds": cpu}
+                {"src": src, "dst": dst, "scale": scale, "contender": name, "seconds": seconds, "cpu_seconds": cpu}
                 | {"memory_mib": memory, "same_result": same}
             )
     return rows
@@ -169,10 +226,10 @@ def _anonymous(process: int) -> int:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    print(f"{'from':10}{'to':14}{'':20}{'seconds':>9}{'CPU s':>8}{'MiB':>8}  same result as gpucast")
+    print(f"{'from':10}{'to':14}{'scale':13}{'':20}{'seconds':>9}{'CPU s':>8}{'MiB':>8}  same result as gpucast")
     for row in rows:
         print(
-            f"{row['src']:10}{row['dst']:14}{row['contender']:20}{row['seconds']:>9.2f}{row['cpu_seconds']:>8.2f}"
+            f"{row['src']:10}{row['dst']:14}{row['scale']:13}{row['contender']:20}{row['seconds']:>9.2f}{row['cpu_seconds']:>8.2f}"
             f"{row['memory_mib']:>8.0f}  {row['same_result']}"
         )
 

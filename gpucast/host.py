@@ -59,10 +59,18 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
         if lane is not None:
             lane(*flat)
             return
-        chunk = min(x.size, _chunk(rule))
+        chunk = min(x.size, chunk_of(rule))
         lane = _lane(rule, x.size, chunk)
         for start in range(0, x.size, chunk):
             lane(flat[0][start : start + chunk], flat[1][start : start + chunk])
+
+
+def lane(rule: Rule, size: int, chunk: int) -> Lane:
+    """What `apply` does with an array of `size` elements, for a caller who cuts it up: a lane takes flat, native codes,
+    at most `chunk` at a time, where floating-point errors are ignored. It has scratch memory: for one thread."""
+    if size <= SHORT:
+        return _short_lanes(rule)
+    return _one_pass(rule) or _lane(rule, size, chunk)
 
 
 def _codes(x: Array, row: DType) -> Array:
@@ -146,10 +154,15 @@ def _apply_strided(x: Array, out: Array, rule: Rule) -> None:
             lane(codes, result)
 
 
-def _chunk(rule: Rule) -> int:
-    """Short integers have no wide scratch arrays, but calls whose cost shows."""
-    itemsize = max(rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize)
-    return CHUNK if rule.src.is_float or rule.dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
+def chunk_of(rule: Rule) -> int:
+    """Elements of the chunks that a cast is quickest in."""
+    src, dst = rule.src, rule.dst
+    if src.name == "FLOAT" and dst.is_float and dst.bits <= 16 and not _is_bfloat16(dst):
+        # Several scratch arrays of 4 or 8 bytes.
+        return CHUNK // 2
+    # Short integers have no wide scratch arrays, but calls whose cost shows.
+    itemsize = max(src.code_numpy.itemsize, dst.code_numpy.itemsize)
+    return CHUNK if src.is_float or dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
 
 
 def table_driven(rule: Rule) -> bool:

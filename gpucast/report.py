@@ -50,14 +50,17 @@ class CastReport:
     def __add__(self, other: CastReport) -> CastReport:
         if not isinstance(other, CastReport):
             return NotImplemented
-        joined = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        joined["max_relative_error"] = max(self.max_relative_error, other.max_relative_error)
-        return CastReport(**joined)
+        joined: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return CastReport(**joined, max_relative_error=max(self.max_relative_error, other.max_relative_error))
 
     @property
     def lost(self) -> int:
         """Values that are no longer near what they were: all the counts of change together."""
         return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
+
+
+#: The fields but the last one, which is no count.
+_COUNTS = tuple(field.name for field in fields(CastReport))[:-1]
 
 
 def cast_report(
@@ -97,6 +100,17 @@ def cast_report(
         x = x.get()
     with np.errstate(all="ignore"):
         return _report(x, rule)
+
+
+def result_report(x: Array, y: Array, rule: Rule) -> CastReport:
+    """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
+    counts as saturated where it would be after rounding to nearest."""
+    total = CastReport()
+    with np.errstate(all="ignore"):
+        for start in range(0, x.size, _COMPARED):
+            part = slice(start, start + _COMPARED)
+            total += _compare(x[part], rule, rule.src, y[part])
+    return total
 
 
 def _report(x: Array, rule: Rule) -> CastReport:

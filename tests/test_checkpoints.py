@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -17,7 +18,7 @@ from safetensors import safe_open
 import gpucast
 from codes import assert_same
 from gpucast import checkpoints, files, launch
-from gpucast.checkpoints import ahead, share
+from gpucast.checkpoints import ahead, share, sums
 from gpucast.cli import main
 from gpucast.dtypes import dtype
 from host_driver import HostDriver
@@ -398,6 +399,25 @@ def test_shares_are_read_from_the_launcher() -> None:
     ]:
         with pytest.raises(ValueError, match="expected I/N|give I/N"):
             share.parse(text, environment)
+
+
+def test_sums_tell_what_is_missing() -> None:
+    random = np.random.default_rng(5)
+    for size in (0, 1, 7, 8, 9, 4096, (1 << 18) + 13):
+        data = random.integers(0, 256, size, np.uint8)
+        padded = np.zeros(-(-size // 8) * 8, np.uint8)
+        padded[:size] = data
+        wanted = sum(padded.view("<u8").tolist())
+        cuts = sorted({0, size, *random.integers(0, size + 1, 5).tolist()})
+        pieces = [(begin, data[begin:end]) for begin, end in itertools.pairwise(cuts)]
+        assert sums.sum_of(data.data) == wanted
+        assert sums.sum_of_all([piece.tobytes() for _, piece in pieces]) == wanted
+        assert sum(sums.sum_of(piece, begin) for begin, piece in reversed(pieces)) == wanted
+    # Words that would cancel in a sum modulo 2^64.
+    words = np.tile(np.array([5, -5], np.int64), 1000)
+    lost = words.copy()
+    lost[512:1024] = 0
+    assert sums.sum_of(lost.view(np.uint8)) < sums.sum_of(words.view(np.uint8))
 
 
 def test_pieces_keep_their_order_and_their_errors() -> None:

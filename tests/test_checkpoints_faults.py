@@ -21,11 +21,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gpucast import checkpoints, files
+from gpucast import checkpoints, files, host
 from gpucast.checkpoints import staging
 from gpucast.cli import main
 from gpucast.dtypes import dtype
 from gpucast.files import formats
+from gpucast.rule import Rule
 from tensors import leftovers
 
 HERE = Path(__file__).parent
@@ -232,6 +233,42 @@ def test_an_error_of_the_system(
     assert leftovers(folder, "in") == []
 
 
+def test_an_error_of_the_system_in_a_thread(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where several threads read and write one tensor."""
+    files.save("in.safetensors", {"x": np.ones(6 << 20, np.float32)})
+    before = contents(folder)
+    limit = 10 << 20
+    read, write = os.preadv, os.pwrite
+
+    def full(file: int, data: Any, position: int) -> int:
+        if position + len(data) > limit:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data, position)
+
+    def failed(file: int, buffers: Any, position: int) -> int:
+        if position > limit:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(file, buffers, position)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert message == "gpucast convert: out.safetensors: No space left on device\n"
+    assert contents(folder) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failed)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert message == "gpucast convert: in.safetensors: tensor 'x' cannot be read: Input/output error\n"
+    assert contents(folder) == before
+    # What is written and read by halves is whole all the same.
+    monkeypatch.setattr(os, "pwrite", lambda file, data, position: write(file, data[: len(data) // 2 + 1], position))
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, position: read(file, [buffers[0][:99_999]], position))
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16") == 0
+    assert (files.load("out.safetensors")["x"] == 1).all()
+
+
 def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(folder / "in", BIG)
     shard = folder / "in" / "b.safetensors"
@@ -359,22 +396,22 @@ def test_damaged_work_is_done_again(
 def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import gpucast
-
     checkpoint(folder / "in")
-    cast = gpucast.cast
+    lane = host.lane
 
-    def wrong(x: Any, *rest: Any, **keywords: Any) -> Any:
-        y = cast(x, *rest, **keywords).copy()
-        y[17] += 1
-        return y
+    def wrong(rule: Rule, size: int, chunk: int) -> Any:
+        def cast(x: Any, out: Any) -> None:
+            lane(rule, size, chunk)(x, out)
+            out[17] += 1
 
-    monkeypatch.setattr(gpucast, "cast", wrong)
+        return cast
+
+    monkeypatch.setattr(host, "lane", wrong)
     message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
     assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
     assert leftovers(folder, "in") == []
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
-    monkeypatch.setattr(gpucast, "cast", lambda x, *rest, **keywords: cast(x + 1, *rest, **keywords))
+    monkeypatch.setattr(host, "lane", lambda *rule: lambda x, out: lane(*rule)(x + (1 << 20), out))
     assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
     assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

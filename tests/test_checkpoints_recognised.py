@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +17,9 @@ import gpucast
 from codes import assert_same
 from gpucast import files
 from gpucast.checkpoints import pieces
+from gpucast.checkpoints.recognise import Catalogue
+from gpucast.dtypes import dtype
+from gpucast.files.tensor import LoadedTensor
 from gpucast.packed import pack_codes
 from scaled_files import NAMES, convert, failure, numbers, quantized, save
 from tensors import leftovers
@@ -76,7 +81,7 @@ def test_a_model_of_which_a_part_keeps_its_scales_is_refused(capsys: pytest.Capt
 
 
 def test_new_scales_beside_old_ones_that_are_kept_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "per-tensor")
+    q = quantized(NAMES["l.weight"][:256], "FLOAT8E4M3FN", "per-tensor")
     held = {
         f"{name}.{part}": x for name in ("l", "lm_head") for part, x in (("weight", q.data), ("weight_scale", q.scales))
     }
@@ -277,6 +282,26 @@ def test_our_own_style_damaged(capsys: pytest.CaptureFixture[str]) -> None:
     assert convert("bad.safetensors", "out.safetensors", "--to", "FLOAT16") == 0
 
 
+def test_the_time_to_find_scales_grows_with_the_tensors_alone() -> None:
+    """Not with the files times the tensors: a model may have a thousand files."""
+
+    def seconds(count: int) -> float:
+        catalogue, codes, scale = Catalogue(), dtype("FLOAT8E4M3FN"), np.ones((1, 1), np.float32)
+        for number in range(count):
+            held = [
+                LoadedTensor(f"{number}.weight", codes, F8.shape, "F8_E4M3", 48, F8),
+                LoadedTensor(f"{number + 1}.weight_scale_inv", dtype("FLOAT"), (1, 1), "F32", 4, scale),
+            ]
+            catalogue.add(f"in/{number}", SimpleNamespace(tensors=held, metadata={}))  # type: ignore[arg-type]
+        started = time.process_time()
+        found = list(catalogue.found())
+        assert len(found) == count - 1
+        assert found[0].paths == {"1.weight": "in/1", "1.weight_scale_inv": "in/0"}
+        return time.process_time() - started
+
+    assert min(seconds(2000) for _ in range(3)) < 40 * min(seconds(100) for _ in range(3))
+
+
 def test_the_same_scale_in_two_other_files(capsys: pytest.CaptureFixture[str]) -> None:
     scale = np.ones((1, 1), np.float32)
     save("in/1.safetensors", {"l.weight": F8})
@@ -292,6 +317,72 @@ def test_ragged_blocks_of_128x128_are_no_groups() -> None:
     files.save("in.safetensors", {"l.weight": q.data, "l.weight_scale_inv": q.scales})
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
     assert_same(files.load("out.safetensors")["l.weight"], q.dequantize())
+
+
+def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[dict[str, Any], Any]:
+    """Codes with a scale for each block, and the numbers that they stand for."""
+    codes = numbers(*shape).astype(ml_dtypes.float8_e4m3fn)
+    rows, columns = (-(-n // length) for n, length in zip(shape, block, strict=True))
+    scales = numbers(rows, columns, seed=1)
+    factors = np.repeat(np.repeat(scales, block[0], 0), block[1], 1)[: shape[0], : shape[1]]
+    return {"l.weight": codes, "l.weight_scale_inv": scales}, codes.astype(np.float32) * factors
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((100, 200), (64, 64)),
+        ((100, 200), (1, 128)),
+        ((6, 130), (1, 48)),
+        ((200, 100), (128, 32)),
+        ((90, 70), (50, 64)),
+        ((130, 200), (100, 100)),
+        ((130, 200), (128, 128)),
+        ((40, 30), (64, 64)),
+    ],
+)
+def test_blocks_that_config_json_tells(shape: tuple[int, int], block: tuple[int, int]) -> None:
+    held, wanted = blocks(shape, block)
+    config = {"quant_method": "fp8", "weight_block_size": list(block)}
+    shards("in", {"1.safetensors": {**held, "bias": np.ones(3, np.float32)}}, quantization_config=config, vocab=3)
+    assert convert("in", "out", "--to", "FLOAT", "--verify", "all") == 0
+    assert_same(files.load("out/1.safetensors")["l.weight"], wanted)
+    assert json.loads(Path("out/config.json").read_text()) == {"vocab": 3}
+    # A file of the folder alone is read in the same way.
+    assert convert("in/1.safetensors", "out.safetensors", "--to", "FLOAT") == 0
+    assert_same(files.load("out.safetensors")["l.weight"], wanted)
+
+
+def test_blocks_that_the_shapes_tell() -> None:
+    for shape, block in (
+        ((128, 192), (64, 64)),
+        ((33, 100), (64, 16)),
+        ((256, 96), (32, 32)),
+        ((200, 200), (128, 128)),
+    ):
+        held, wanted = blocks(shape, block)
+        files.save("in.safetensors", held)
+        assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT", "--verify", "all") == 0
+        assert_same(files.load("out.safetensors")["l.weight"], wanted)
+
+
+def test_blocks_that_nothing_tells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for shape, block, told, message in [
+        ((100, 200), (64, 64), None, "may be for groups of 50 or 64"),
+        ((100, 200), (100, 8), None, "have (1, 25); expected one scale"),
+        ((256, 96), (200, 48), None, "may be for groups of 48 or 64"),
+        ((130, 200), (64, 64), [128, 128], "have (3, 4); expected one scale, one for each of the 130 rows, for each "),
+        ((130, 256), (1, 128), [128, 128], "for each block of 128x128 (config.json)"),
+        ((128, 128), (64, 64), [64], "weight_block_size is [64]; expected two lengths"),
+        ((128, 128), (64, 64), [64, 0], "weight_block_size is [64, 0]; expected two lengths"),
+        ((128, 128), (64, 64), "64", "weight_block_size is '64'; expected two lengths"),
+    ]:
+        held, _ = blocks(shape, block)
+        shards("in", {"1.safetensors": held}, quantization_config={"weight_block_size": told})
+        assert message in failure(capsys, "in", "out", "--to", "FLOAT"), (shape, block)
+    Path("in/config.json").write_text("[")
+    assert "no JSON object" in failure(capsys, "in", "out", "--to", "FLOAT")
+    assert leftovers(Path(), "in") == []
 
 
 def test_names_of_scales_that_collide_with_those_of_another_file(capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,6 +98,14 @@ def test_the_quick_counts_are_those_of_cast_report(src: DType) -> None:
                 assert replace(found, max_relative_error=0.0) == wanted, (src, dst, saturate)
 
 
+def test_the_quick_counts_of_what_holds_all_but_is_told_to_clamp() -> None:
+    x = np.array([1, np.inf, -np.inf, 0, np.nan], np.float32).astype(dtype("BFLOAT16").numpy)
+    for more in ({}, {"overflow": "saturate"}):
+        found = counts.count(x, gpucast.cast(x, "FLOAT", **more), dtype("BFLOAT16"), dtype("FLOAT"), more)
+        assert replace(gpucast.cast_report(x, "FLOAT", **more), max_relative_error=0.0) == found
+        assert found.saturated == 2 * len(more)
+
+
 def test_the_quick_counts_look_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what may be lost by more than becoming zero is looked at the long way."""
     seen = []
@@ -238,10 +246,11 @@ def test_a_large_file_takes_little_memory(folder: Path, exhaustive: bool) -> Non
 
 
 def test_the_benchmark_compares_the_same_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark, "JOBS", benchmark.JOBS[:1])
+    # A plain cast and a scaled one.
+    monkeypatch.setattr(benchmark, "JOBS", [benchmark.JOBS[0], benchmark.JOBS[-1]])
     arguments = argparse.Namespace(megabytes=1, rounds=1, torch_python=None)
     rows = benchmark.measure(folder, arguments)
-    assert [row["contender"] for row in rows] == ["gpucast", "safetensors.numpy"]
+    assert [row["contender"] for row in rows] == 2 * ["gpucast", "safetensors.numpy"]
     for row in rows:
         assert row["same_result"]
         assert row["seconds"] > 0

@@ -179,10 +179,122 @@ def test_external_data_that_changes_is_noticed(folder: Path) -> None:
     before = planned("in", "out")
     os.utime("in/m.onnx.bin", (1, 1))
     assert planned("in", "out").fingerprint != before.fingerprint
-    with pytest.raises(files.FileError, match=r"in/m.onnx: was changed since"):
+    with pytest.raises(files.FileError, match=r"in/m.onnx.bin: was changed since"):
         run(before)
-    with pytest.raises(files.FileError, match=r"in/m.onnx: was changed while"):
+    with pytest.raises(files.FileError, match=r"in/m.onnx.bin: was changed while"):
         run(planned("in", "out"), lambda done: os.utime("in/m.onnx.bin", (2, 2)), restart=True)
+
+
+def test_scales_in_another_file_that_change_are_noticed(folder: Path) -> None:
+    os.makedirs("in")
+    files.save("in/a.safetensors", {"w": np.ones((4, 8), np.float32).astype(dtype("FLOAT8E4M3FN").numpy)})
+    files.save("in/b.safetensors", {"w_scale_inv": np.ones((1, 1), np.float32), "x": BIG})
+
+    def touch(done: int) -> None:
+        os.utime("in/b.safetensors", (2, 2))
+
+    with pytest.raises(files.FileError, match=r"in/b.safetensors: was changed while"):
+        run(planned("in", "out"), touch)
+    before = planned("in", "out")
+    os.utime("in/b.safetensors", (1, 1))
+    with pytest.raises(files.FileError, match=r"in/b.safetensors: was changed since"):
+        run(before, restart=True)
+
+
+def test_a_change_that_keeps_size_and_time_is_noticed(folder: Path) -> None:
+    files.save("in.safetensors", {"x": BIG, "y": BIG})
+    files.save("other.safetensors", {"x": BIG, "z": BIG})
+    times = os.stat("in.safetensors")
+
+    def replace(done: int) -> None:
+        """By a file that has other numbers in the midst alone."""
+        data = bytearray(Path("in.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1
+        Path("new.safetensors").write_bytes(data)
+        os.utime("new.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+        os.replace("new.safetensors", "in.safetensors")
+
+    before = planned("in.safetensors", "out.safetensors")
+    with pytest.raises(files.FileError, match=r"in.safetensors: was changed while it was converted"):
+        run(before, replace)
+    os.replace("other.safetensors", "in.safetensors")
+    os.utime("in.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+    # Work on another file of the same size and time is not gone on with.
+    with pytest.raises(files.FileError, match=r"in.safetensors: was changed since"):
+        run(before)
+    with pytest.raises(files.FileError, match="holds unfinished work of another conversion"):
+        run(planned("in.safetensors", "out.safetensors"))
+    assert leftovers(folder, "in.safetensors", "out.safetensors.partial") == []
+
+
+def test_a_share_of_nothing_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    two()
+    for source, target in (("in.safetensors", "out.safetensors"), ("in", "out")):
+        options = ["convert", source, target, "--to", "FLOAT16", "--shard"]
+        for _ in range(2):
+            assert main([*options, "2/3"]) == 0
+            number = "1 file" if source != "in" else "2 files"
+            assert capsys.readouterr().out == f"{target}: this share has nothing to do; others have {number}\n"
+            assert leftovers(folder, "in.safetensors", "in", "out.safetensors") == []
+        for share in ("0/3", "1/3"):
+            assert main([*options, share]) == 0
+        capsys.readouterr()
+        # Nor one that comes late.
+        assert main([*options, "2/3"]) == 0
+        said = "was written by another run" if source == "in" else "nothing to do"
+        assert said in capsys.readouterr().out
+        assert leftovers(folder, "in.safetensors", "in", "out.safetensors") == ["out"] * (source == "in")
+
+
+def test_a_share_of_nothing_publishes_what_others_have_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    plan = planned("in", "out")
+
+    def killed(work: Staging) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Staging, "publish", killed)
+        run(plan)
+    assert leftovers(folder, "in") == ["out.partial"]
+    assert len(run(plan, share=Share(2, 3)).results) == 2
+    assert leftovers(folder, "in") == ["out"]
+
+
+LOSSY = {"a": BIG, "big": np.full(1 << 14, 1e6, np.float32), "c": BIG}
+
+
+@pytest.mark.parametrize("stage", ["tensor", "file", "all"])
+def test_what_was_lost_is_allowed_for_one_run(stage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.makedirs("in")
+    files.save("in/1.safetensors", LOSSY)
+    files.save("in/2.safetensors", {"d": BIG})
+    plan, done = planned("in", "out"), []
+
+    def interrupt(nbytes: int) -> None:
+        done.append(nbytes)
+        if len(done) == {"tensor": 3, "file": 4}.get(stage):
+            raise KeyboardInterrupt
+
+    def killed(work: Staging) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Staging, "publish", killed)
+        run(plan, interrupt, allow_loss=True)
+    message = r"tensor 'big' from FLOAT to FLOAT16 would lose 16,384 of its 16,384 non-zero values"
+    with pytest.raises(ValueError, match=message):
+        run(plan)
+    if stage == "all":
+        # Nor does a share that did none of it put it in the target's place.
+        with pytest.raises(ValueError, match=message):
+            run(plan, share=Share(2, 3))
+    assert not os.path.exists("out")
+    # The work is still there for who allows it.
+    outcome = run(plan, allow_loss=True)
+    assert outcome.resumed >= BIG.nbytes + LOSSY["big"].nbytes
+    assert leftovers(folder, "in") == ["out"]
 
 
 def test_a_protected_file_is_not_replaced(

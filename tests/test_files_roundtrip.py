@@ -58,6 +58,11 @@ def test_small_pieces_join_to_the_whole(suffix: str, row: DType, tmp_path: Path)
         assert_same(np.concatenate(pieces).reshape(x.shape), x, row)
         # A tensor can be read again, after others moved the file's position.
         assert_same(tensor.read(), x, row)
+        parts = list(tensor.parts(limit=8 * tensor.itemsize))
+        assert [part.size for part in parts] == [8] * 9 + [5]
+        # In any order.
+        found = [np.concatenate(list(part.chunks(limit=1))) for part in reversed(parts)]
+        assert_same(np.concatenate(found[::-1]).reshape(x.shape), x, row)
 
 
 def test_packed_arrays_are_saved_as_they_are(tmp_path: Path) -> None:

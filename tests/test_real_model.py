@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,10 @@ from onnx import helper, numpy_helper
 
 import gpucast
 from codes import assert_same
+from gpucast import PackedArray, files
+from gpucast.checkpoints import scaling
 from gpucast.cli import main
+from gpucast.quantization.formats import Format
 
 sklearn = pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 from sklearn.datasets import load_digits  # noqa: E402
@@ -92,9 +96,11 @@ def run(path: Path, x: np.ndarray) -> np.ndarray:
     return np.asarray(y)
 
 
-def converted(capsys: pytest.CaptureFixture[str], source: Path, target: Path, to: str) -> dict[str, Any]:
-    command = ["convert", str(source), str(target), "--to", to, "--scale", "none", "--allow-loss", "--verify", "all"]
-    assert main([*command, "--json"]) == 0
+def converted(
+    capsys: pytest.CaptureFixture[str], source: Path, target: Path, to: str, scale: str = "none"
+) -> dict[str, Any]:
+    command = ["convert", str(source), str(target), "--to", to, "--scale", scale, "--verify", "all"]
+    assert main([*command, *["--allow-loss"] * (scale == "none"), "--json"]) == 0
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     return told
 
@@ -133,3 +139,86 @@ def test_converted_tensors_are_read_by_safetensors(
         assert (found[name]["dtype"], found[name]["shape"]) == (row.safetensors, list(weight.shape))
         y = np.frombuffer(found[name]["data"], row.numpy).reshape(weight.shape)
         assert_same(y, gpucast.cast(weight, to), row)
+
+
+#: Types with scales; the largest error of a weight as a share of the largest of its block; the largest error of a
+#: probability, and the digits in a hundred that may be read worse than before.
+#: INT4 has steps of amax / 7. NVFP4's scale is rounded to float8 (by 1/16 at most), its widest step is 2 of 6. MX
+#: divides by a power of two: what is 8 then is clamped to 6. FLOAT8E4M3FN's widest step is 32 of 448.
+SCALED = [
+    ("INT4", "block", 1 / 14, 0.4, 2.0),
+    ("FLOAT4E2M1", "nvfp4", 17 / 16 / 6, 0.5, 2.0),
+    ("FLOAT4E2M1", "mx", 1 / 4, 0.4, 2.0),
+    ("FLOAT8E4M3FN", "block", 1 / 28, 0.2, 1.0),
+]
+
+
+@pytest.mark.parametrize(("to", "scale", "share", "error", "points"), SCALED)
+def test_a_model_with_scales_gives_nearly_the_same(
+    model: Model,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    to: str,
+    scale: str,
+    share: float,
+    error: float,
+    points: float,
+) -> None:
+    small, wide = tmp_path / "small.safetensors", tmp_path / "wide.safetensors"
+    told = converted(capsys, model.folder / "model.safetensors", small, to, scale)
+    format, row = scaling.formats(gpucast.dtype(to))[scale], gpucast.dtype(to)
+    matrices = {name: weight for name, weight in model.weights.items() if weight.ndim == 2}
+    codes = sum(row.nbytes(weight.size) for weight in matrices.values())
+    scales = sum(format.scale.nbytes(math.prod(format.scales_shape(w.shape, 1))) for w in matrices.values())
+    assert told["total"]["bytes_in"] == sum(weight.nbytes for weight in matrices.values())
+    assert told["total"]["bytes_out"] == codes + scales + 4 * format.global_scale * len(matrices)
+    # What was written comes back.
+    converted(capsys, small, wide, "FLOAT")
+    back = files.load(str(wide))
+    assert back.keys() == model.weights.keys()
+    for name, weight in model.weights.items():
+        if name not in matrices:
+            assert_same(back[name], weight)
+            continue
+        assert_same(back[name], gpucast.dequantize(gpucast.quantize(weight, format)))
+        bound = share * largest_of_blocks(weight, format) * (1 + 1e-6)
+        assert (np.abs(back[name] - weight) <= bound).all()
+    onnx.save(graph(back), tmp_path / "wide.onnx")
+    y, before = run(tmp_path / "wide.onnx", model.x), network(model.weights, model.x)
+    assert 0 < np.abs(y - before).max() < error
+    assert right(y, model.labels) >= right(before, model.labels) - points
+    # A runtime that knows the type reads the very codes and scales.
+    if (to, scale) == ("INT4", "block"):
+        onnx.save(dequantizing(files.load(str(small)), format), tmp_path / "small.onnx")
+        np.testing.assert_allclose(run(tmp_path / "small.onnx", model.x), y, atol=1e-6)
+
+
+def largest_of_blocks(weight: np.ndarray, format: Format) -> np.ndarray:
+    """For each element the largest magnitude of its block."""
+    largest = np.empty_like(weight)
+    rows, columns = format.lengths(weight.shape, 1)
+    for top in range(0, weight.shape[0], rows):
+        for left in range(0, weight.shape[1], columns):
+            block = np.s_[top : top + rows, left : left + columns]
+            largest[block] = np.abs(weight[block]).max()
+    return largest
+
+
+def dequantizing(tensors: dict[str, np.ndarray], format: Format) -> Any:
+    """The graph, its matrices being codes and scales for DequantizeLinear."""
+    made = graph({name: x for name, x in tensors.items() if name.endswith(".bias")})
+    for name in ("0.weight", "1.weight"):
+        codes, scales = tensors[name], tensors[f"{name}.scales"]
+        packed = PackedArray.pack(codes).data.tobytes()
+        number = gpucast.dtype(codes.dtype).number
+        made.graph.initializer.extend(
+            [
+                helper.make_tensor(f"{name}.codes", number, codes.shape, packed, raw=True),
+                numpy_helper.from_array(scales, f"{name}.scales"),
+            ]
+        )
+        inputs = [f"{name}.codes", f"{name}.scales"]
+        node = helper.make_node("DequantizeLinear", inputs, [name], axis=1, block_size=format.block[-1])
+        made.graph.node.insert(0, node)
+    onnx.checker.check_model(made, full_check=True)
+    return made

@@ -3,7 +3,9 @@
 
 from gpucast.checkpoints.choice import Choice, Rule
 from gpucast.checkpoints.opened import Detail, Request
+from gpucast.checkpoints.outcome import Options, Outcome
 from gpucast.checkpoints.plan import Plan, make_plan
-from gpucast.checkpoints.run import Options, Outcome, run
+from gpucast.checkpoints.randomness import tensor_seed
+from gpucast.checkpoints.run import run
 
-__all__ = ["Choice", "Detail", "Options", "Outcome", "Plan", "Request", "Rule", "make_plan", "run"]
+__all__ = ["Choice", "Detail", "Options", "Outcome", "Plan", "Request", "Rule", "make_plan", "run", "tensor_seed"]

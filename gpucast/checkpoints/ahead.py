@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Piece = TypeVar("Piece")
 Made = TypeVar("Made")
 
-#: More threads than this gain nothing: then reading and writing, which one thread does, take the time.
+#: Each thread holds pieces in memory, and with more of them the disk and the memory take the time.
 _MOST = 4
 
 
@@ -37,10 +37,10 @@ class Ahead:
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def in_order(self, work: Callable[[Piece], Made], pieces: Iterator[Piece]) -> Iterator[Made]:
+    def in_order(self, work: Callable[[Piece], Made], pieces: Iterator[Piece]) -> Generator[Made, None, None]:
         """``work(piece)`` of each, in their order; the calls go on in the threads, so many ahead at most.
 
-        Pieces are fetched, and errors raised, in the thread of the caller.
+        Pieces are fetched, and errors raised, in the thread of the caller. Close the iterator: then no call goes on.
         """
         first, second = next(pieces, None), next(pieces, None)
         if second is None:
@@ -55,10 +55,17 @@ class Ahead:
             del first, second
             for piece in pieces:
                 if len(pending) > self._count:
-                    yield pending.popleft().result()
+                    yield _taken(pending)
                 pending.append(self._pool.submit(work, piece))
             while pending:
-                yield pending.popleft().result()
+                yield _taken(pending)
         finally:
-            for future in pending:
-                future.cancel()
+            # No thread works on with files that are closed next.
+            wait([future for future in pending if not future.cancel()])
+
+
+def _taken(pending: deque[Future[Made]]) -> Made:
+    made = pending[0].result()
+    # Not before: while we wait for it, Ctrl-C may come.
+    pending.popleft()
+    return made

@@ -58,8 +58,8 @@ class Choice:
         named = (*self.include, *(rule.pattern for rule in self.rules))
         return alone or _any(named, tensor.name)
 
-    def check(self, names: Sequence[str], cast: bool, path: str) -> None:
-        """FileError where a pattern finds none of the tensors' names, or nothing is `cast`."""
+    def check(self, names: Sequence[str], cast: bool, path: str, why: str) -> None:
+        """FileError where a pattern finds no tensor, or nothing is `cast`, and `why` not if it was asked for."""
         if not names:
             raise FileError(f"{path}: holds no tensors")
         options = [("--include", pattern, pattern) for pattern in self.include]
@@ -71,6 +71,8 @@ class Choice:
                 raise FileError(f"{path}: no tensor matches {option} {said!r}; it holds {known}")
         if cast:
             return
+        if why:
+            raise FileError(f"{path}: none of its {len(names)} tensors can be cast: {why}")
         if self.include or self.exclude or self.rules:
             raise FileError(f"{path}: --include, --exclude and --rule leave none of its {len(names)} tensors to cast")
         raise FileError(f"{path}: none of its {len(names)} tensors is of a floating type; give --include")

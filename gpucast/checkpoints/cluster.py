@@ -19,8 +19,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import gpucast
+from gpucast.checkpoints.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.plan import FilePlan, Plan
-from gpucast.checkpoints.run import Advance, Options, Outcome, run, run_file
+from gpucast.checkpoints.run import run, run_file
 from gpucast.checkpoints.staging import Busy, Staging
 from gpucast.files import FileError
 
@@ -262,11 +263,11 @@ def _problem(plan: Plan, files: Iterable[FilePlan]) -> str | None:
     """What keeps a worker from converting these files; None: nothing."""
     for file in files:
         try:
-            same = file.is_unchanged()
+            changed = file.changed(quick=True)
         except OSError as error:
-            return f"cannot see {file.path} ({error.strerror})"
-        if not same:
-            return f"sees another {file.path}, of another size or time"
+            return f"cannot see {error.filename or file.path} ({error.strerror})"
+        if changed is not None:
+            return f"sees another {changed}, of another size or time"
     staging = Staging(plan)
     try:
         if not staging.is_seen():

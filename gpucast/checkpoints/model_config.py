@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpucast.checkpoints import scale_styles, scaling
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from gpucast.checkpoints.plan import FilePlan
 
 _NAME = "config.json"
+#: Where older versions of ModelOpt tell of quantized weights: vLLM reads it where config.json says nothing.
+_OLDER = "hf_quant_config.json"
+#: What follows the name of the layer in that of an expert.
+_EXPERT = re.compile(r"(?<=\.experts)\.\d+\..*")
 #: The entries that tell of quantized weights; the second is older.
 _ENTRIES = ("quantization_config", "compression_config")
 
@@ -52,6 +57,12 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
     return found
 
 
+def is_stale(file: FilePlan, changed: Collection[str]) -> bool:
+    """Whether a file tells of weights what the `changed` config.json beside it no longer does."""
+    folder, name = os.path.split(file.name)
+    return name == _OLDER and os.path.join(folder, _NAME) in changed
+
+
 def _is_scaled(tensor: TensorPlan) -> bool:
     return tensor.row is not None and len(tensor.names) > 1
 
@@ -65,22 +76,53 @@ def _quantization(
         raise FileError(f"{path}: --style {request.style} holds weights of one type; expected one of {names}")
     (row,) = rows
     assert request.scale is not None
-    kept = [
-        tensor.name.removesuffix(".weight")
+    kept = {
+        tensor.name.rpartition(".")[0]
         for tensor in tensors
-        if not _is_scaled(tensor) and tensor.name.endswith(".weight") and len(tensor.shape) == 2
-    ]
-    return scale_styles.config(request.style, scaling.formats(row)[request.scale], sorted(kept))
+        if not _is_scaled(tensor) and (_is_matrix(tensor) or _is_of_experts(tensor))
+    }
+    # Of experts with weights of their own loaders look for the name of the layer.
+    experts = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
+    kept |= experts - {_EXPERT.sub("", tensor.name) for tensor in quantized}
+    has_head = any(f".{tensor.name}".endswith(".lm_head.weight") for tensor in tensors)
+    return scale_styles.config(request.style, scaling.formats(row)[request.scale], sorted(kept), has_head)
+
+
+def _is_matrix(tensor: TensorPlan) -> bool:
+    return tensor.name.endswith(".weight") and len(tensor.shape) == 2
+
+
+def _is_of_experts(tensor: TensorPlan) -> bool:
+    """Whether this holds the weights of all experts of a layer."""
+    return len(tensor.shape) == 3 and ".experts." in tensor.name
 
 
 def _text(file: FilePlan, quantization: dict[str, Any] | None) -> str:
     """The document with another quantization_config, or without any."""
-    try:
-        with open(file.path, encoding="utf-8") as opened:
-            document = json.load(opened)
-    except (ValueError, RecursionError):
-        document = None
-    if not isinstance(document, dict):
+    document = _document(file.path)
+    if document is None:
         raise FileError(f"{file.path}: is no JSON object, and its quantization_config must change")
     kept = {key: value for key, value in document.items() if key not in _ENTRIES}
     return json.dumps(kept if quantization is None else {**kept, _ENTRIES[0]: quantization}, indent=2) + "\n"
+
+
+def _document(path: str) -> dict[str, Any] | None:
+    """The JSON object that a file holds; None: it holds another thing."""
+    try:
+        with open(path, encoding="utf-8") as opened:
+            document = json.load(opened)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def block_size(folder: str) -> tuple[int, int] | None:
+    """The lengths of the blocks of float8 weights that have a scale each, as the config.json of a folder tells them."""
+    path = os.path.join(folder, _NAME)
+    told = ((_document(path) if os.path.isfile(path) else None) or {}).get(_ENTRIES[0])
+    found = told.get("weight_block_size") if isinstance(told, dict) else None
+    if found is None:
+        return None
+    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
+        raise FileError(f"{path}: weight_block_size is {found!r}; expected two lengths")
+    return found[0], found[1]

@@ -11,11 +11,13 @@ from gpucast import files
 from gpucast.checkpoints import scale_styles, scaling
 from gpucast.checkpoints.choice import Choice, read_as
 from gpucast.checkpoints.dequantized import Dequantized
+from gpucast.checkpoints.randomness import tensor_seed
 from gpucast.checkpoints.recognise import FileScales
 from gpucast.checkpoints.scaling import Scaled
 from gpucast.checkpoints.stored import Stored
 from gpucast.dtypes import DType
 from gpucast.files import FileError, Spec, Tensor, TensorFile
+from gpucast.random_bits import Random, resolve_random
 from gpucast.rule import resolve
 
 Detail = Literal["counts", "errors", "all"]
@@ -33,6 +35,15 @@ class Request:
     detail: Detail = "counts"
     #: How scales are stored: one of `gpucast.checkpoints.scale_styles.STYLES`.
     style: str = scale_styles.STYLES[0]
+    #: For stochastic rounding; each tensor has a seed of its own that follows from it.
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
+
+    def random(self, name: str) -> Random | None:
+        """The random bits of the tensor of that name; None: nothing is rounded at random."""
+        return None if self.seed is None else Random(tensor_seed(self.seed, name))
 
 
 @dataclass(frozen=True)
@@ -84,7 +95,7 @@ class Opened:
     def scaled(self, tensor: Tensor, row: DType) -> Scaled | None:
         """How a tensor is cast that gets scales; None where it gets none."""
         stored = self._all_stored().get(tensor.name)
-        return None if stored is None else Scaled(tensor, stored)
+        return None if stored is None else Scaled(tensor, stored, self._request.random(tensor.name))
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the file that is written."""
@@ -100,7 +111,7 @@ class Opened:
                 stored = None if row is None else decided(tensor, row, request, self._path)
                 if isinstance(stored, Stored):
                     found[tensor.name] = stored
-            self._stored = scale_styles.marked(found) if request.style == "comfyui" else found
+            self._stored = found
         return self._stored
 
     def _target(self, tensor: Tensor) -> DType | None:

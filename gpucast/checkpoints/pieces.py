@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 import gpucast
+from gpucast.checkpoints.randomness import keywords, moved
 from gpucast.dtypes import dtype
 from gpucast.files.tensor import Array, Tensor
-from gpucast.quantization import host
+from gpucast.quantization import host, reference
 from gpucast.quantization.formats import SOURCES, Format, Parts
+from gpucast.random_bits import Random
 
-#: As `gpucast.quantization.host.quantize`: x, the format; axis, scale.
+#: As `gpucast.quantization.host.quantize`: x, the format; axis, scale, random.
 Engine = Callable[..., Parts]
 
 #: About so many elements of a piece.
@@ -93,8 +95,10 @@ def axis(format: Format) -> int:
 class Quantizer:
     """Quantizes the pieces of a tensor as its whole would be: what all blocks share is found out first."""
 
-    def __init__(self, tensor: Tensor, format: Format, engine: Engine = host.quantize) -> None:
-        self._format, self._engine = format, engine
+    def __init__(
+        self, tensor: Tensor, format: Format, engine: Engine = host.quantize, random: Random | None = None
+    ) -> None:
+        self._format, self._engine, self._random = format, engine, random
         self._shared: Array | None = None
         self._scale: Any = None
         if format.block == "tensor":
@@ -102,13 +106,16 @@ class Quantizer:
         elif format.global_scale:
             self._scale = engine(_extremes(tensor, False), format, axis=-1, scale=None).global_scale
 
-    def __call__(self, x: Array) -> Parts:
+    def __call__(self, x: Array, start: int) -> Parts:
+        """The piece that begins with element `start`."""
+        random = moved(self._random, start)
         if self._shared is None:
-            return self._engine(x, self._format, axis=axis(self._format), scale=self._scale)
-        # With the extremes of all in front, each piece has the scale of all.
+            return self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
+        # With the extremes of all behind it, each piece has the scale of all.
         shared = gpucast.cast(self._shared, x.dtype)
-        parts = self._engine(np.concatenate([shared, x.reshape(-1)]), self._format, axis=0, scale=None)
-        return Parts(parts.data[shared.size :].reshape(x.shape), parts.scales, parts.zero_points)
+        whole = np.concatenate([x.reshape(-1), shared])
+        parts = self._engine(whole, self._format, axis=0, scale=None, random=random)
+        return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
 
 
 def _extremes(tensor: Tensor, nan: bool) -> Array:
@@ -128,12 +135,17 @@ def _extremes(tensor: Tensor, nan: bool) -> Array:
 def on_device(device: str) -> Engine:
     """An engine that quantizes there and gives arrays of the host."""
 
-    def quantize(x: Array, format: Format, *, axis: int, scale: Any) -> Parts:
-        q = gpucast.quantize(x, format, axis=axis, scale=scale, device=device).get()
+    def quantize(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+        q = gpucast.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
         data = q.data.get() if format.element.packed else q.data
         return Parts(data, q.scales, q.zero_points, q.global_scale)
 
     return quantize
+
+
+def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+    """The engine of the specification of record, which is slow."""
+    return reference.quantize(x, format, axis=axis, scale=scale, **keywords(random))
 
 
 def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:

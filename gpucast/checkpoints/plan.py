@@ -8,11 +8,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import gpucast
 from gpucast import files
 from gpucast.checkpoints import model_config, scale_styles
+from gpucast.checkpoints.identity import Identity
 from gpucast.checkpoints.opened import Opened, Request, TensorPlan, decided
 from gpucast.checkpoints.recognise import Catalogue, FileScales
 from gpucast.checkpoints.sources import Item, Source, find
@@ -27,22 +29,20 @@ class FilePlan:
     #: Its name in what is written, with slashes.
     name: str
     tensors: tuple[TensorPlan, ...] | None
-    #: Sizes and times of the source and its external data, by which a change is noticed.
-    identity: tuple[int, ...]
+    #: The file, and the others that it is read with: external data, and scales that other files hold.
+    identity: tuple[Identity, ...]
     #: The file of external data that is written beside it, if any.
     external: str | None = None
     #: Which tensors are codes and scales.
     scales: FileScales = field(default_factory=FileScales)
-    #: The files of external data that are read.
-    data: tuple[str, ...] = ()
 
-    def is_unchanged(self) -> bool:
-        """Whether the source is what was planned with."""
-        return _identity(self.path, *self.data) == self.identity
+    def changed(self, quick: bool = False) -> str | None:
+        """The first file that is no longer what was planned with. `quick`: by sizes and times alone."""
+        return next((known.path for known in self.identity if not known.is_unchanged(quick)), None)
 
     @property
     def bytes_in(self) -> int:
-        return self.identity[0] if self.tensors is None else sum(tensor.bytes_in for tensor in self.tensors)
+        return self.identity[0].size if self.tensors is None else sum(tensor.bytes_in for tensor in self.tensors)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -71,14 +71,16 @@ class Plan:
     def left_alone(self) -> list[tuple[FilePlan, TensorPlan]]:
         return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is None]
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Equal for two plans alone whose unfinished work is the same."""
         tensors: list[Any] = [[[*_said(tensor)] for tensor in file.tensors or ()] for file in self.files]
-        where = [[file.name, *file.identity, file.tensors is None] for file in self.files]
+        known = [[(one.size, one.time, one.ends) for one in file.identity] for file in self.files]
+        where = [[file.name, file.tensors is None] for file in self.files]
         asked = self.request
-        request = [dict(asked.attributes), asked.scale, asked.style, asked.detail]
-        text = json.dumps([gpucast.__version__, where, tensors, request, self.indexes], default=str, sort_keys=True)
+        request = [dict(asked.attributes), asked.seed, asked.scale, asked.style, asked.detail]
+        every = [gpucast.__version__, where, known, tensors, request, self.indexes]
+        text = json.dumps(every, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -107,14 +109,15 @@ def make_plan(path: str, target: str, request: Request) -> Plan:
     cast = any(tensor.row is not None for tensor in tensors)
     names = [tensor.name for tensor in tensors]
     names += [name for file in planned for name in sorted(file.scales.dropped)]
-    request.choice.check(names, cast, path)
+    why = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
+    request.choice.check(names, cast, path, "; ".join(why))
     # A model's external data is written anew with the model.
     kept = tuple(file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in beside)
     _check_names(kept, target)
     indexes = tuple((name, _index(found, name, kept)) for name, found in source.indexes)
     configs = model_config.texts(kept, request, bool(source.indexes), path)
     indexes += tuple(configs.items())
-    kept = tuple(file for file in kept if file.name not in configs)
+    kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
     return Plan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
 
 
@@ -123,7 +126,7 @@ def _file(
 ) -> tuple[FilePlan, set[str], list[str]]:
     """The plan of a file, the files of external data that it reads, the metadata that it loses."""
     if not item.tensors:
-        return FilePlan(item.path, item.name, None, _identity(item.path)), set(), []
+        return FilePlan(item.path, item.name, None, (Identity.of(item.path),)), set(), []
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
         opened = Opened(file, request, alone=source.single, scales=scales)
@@ -140,8 +143,9 @@ def _file(
         data = () if file.model is None else tuple(sorted(file.model.locations))
         beside = {os.path.realpath(name) for name in data}
         lost = [] if out.lower().endswith(".safetensors") else list(metadata)
-        identified = _identity(item.path, *data)
-        return FilePlan(item.path, item.name, plans, identified, external, scales, data), beside, lost
+        scaled = [path for found in scales.found for path in found.paths.values()]
+        identified = tuple(map(Identity.of, dict.fromkeys([item.path, *data, *scaled])))
+        return FilePlan(item.path, item.name, plans, identified, external, scales), beside, lost
 
 
 def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
@@ -160,11 +164,6 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
         return row is not None and not isinstance(decided(tensor, row, request, source.path), str)
 
     return catalogue.file_scales(is_cast, request.choice.asked_for, request.choice.excludes)
-
-
-def _identity(*paths: str) -> tuple[int, ...]:
-    """The size and the time of each file."""
-    return tuple(number for path in paths for found in [os.stat(path)] for number in (found.st_size, found.st_mtime_ns))
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:
@@ -188,6 +187,9 @@ def _index(found: Any, name: str, planned: Sequence[FilePlan]) -> str:
     folder = os.path.dirname(name)
     shards = {file.name: file for file in planned}
     weight_map: dict[str, str] = {}
+    held: dict[str, list[str]] = {}
+    for tensor_name, shard in found.weight_map.items():
+        held.setdefault(shard, []).append(tensor_name)
     total = 0
     for shard in found.files:
         shard_name = os.path.normpath(f"{folder}/{shard}" if folder else shard).replace(os.sep, "/")
@@ -199,7 +201,7 @@ def _index(found: Any, name: str, planned: Sequence[FilePlan]) -> str:
         told |= dict.fromkeys(file.scales.dropped, "")
         told |= {item.name: item.stored.name for item in file.scales.found if item.stored is not None}
         tensors = {tensor.name: tensor for tensor in file.tensors or ()}
-        for tensor_name in [key for key, value in found.weight_map.items() if value == shard]:
+        for tensor_name in held[shard]:
             if tensor_name not in told:
                 raise FileError(
                     f"{found.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
+from gpucast.checkpoints import comfyui, model_config
 from gpucast.checkpoints.dequantized import Dequantized, Found
 from gpucast.checkpoints.scale_forms import Candidate, is_narrow, others, own
-from gpucast.checkpoints.scale_styles import ENTRY, MARKER
+from gpucast.checkpoints.scale_styles import ENTRY
 from gpucast.dtypes import dtype
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
@@ -33,11 +35,15 @@ _ENDINGS = (
         "scale_input",
         "input_global_scale",
     ),
+    # Of ModelOpt, of quanto, and of ComfyUI's asym_w4a8_int8 and awq_w4a16.
+    *("pre_quant_scale", "._scale", "._shift", "weight_s_rel", "weight_s_channel", "weight_codebook", "weight_zeros"),
 )
-#: The metadata entry of `gpucast.Quantized.save`, and that in which ComfyUI tells which layers have scales.
-_SAVED, _COMFY_METADATA = "gpucast.quantized", "_quantization_metadata"
+#: The metadata entry of `gpucast.Quantized.save`.
+_SAVED = "gpucast.quantized"
 #: What goes with a weight X.weight and has no meaning without its codes.
-_COMPANIONS = ("input_scale", "scale_input", "input_global_scale", "comfy_quant", "input_zero_point")
+_COMPANIONS = ("input_scale", "scale_input", "input_global_scale", comfyui.LAYER, "input_zero_point")
+#: A tensor that tells of another in a few bytes is needed when its file is closed again.
+_FEW = 1 << 12
 _FLOAT = dtype("FLOAT")
 
 
@@ -69,6 +75,8 @@ class _Sorted:
 class _File:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
+    #: What ComfyUI says in the metadata.
+    layers: dict[str, Any] | None
 
 
 @dataclass
@@ -76,16 +84,24 @@ class Catalogue:
     """All tensors of a checkpoint. Files of one folder are one model."""
 
     files: dict[str, _File] = field(default_factory=dict)
+    #: The files that hold a tensor, by their folder and its name.
+    _places: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    #: What the config.json of a folder says of blocks.
+    _blocks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def add(self, path: str, file: TensorFile) -> None:
         """Take in an open file."""
         tensors = {tensor.name: tensor for tensor in file.tensors}
         for name, tensor in tensors.items():
-            # The shape of packed codes is needed when the file is closed again.
-            if name.endswith("_shape") and tensor.row is not None and tensor.size == 2:
+            tells = name.endswith("_shape") and tensor.size == 2
+            tells |= name.endswith(comfyui.LAYER) and tensor.size <= _FEW
+            if tells and tensor.row is not None:
                 fields = name, tensor.row, tensor.shape, tensor.kind, tensor.nbytes
                 tensors[name] = LoadedTensor(*fields, array=tensor.read())
-        self.files[path] = _File(tensors, dict(file.metadata))
+        self.files[path] = _File(tensors, dict(file.metadata), comfyui.layers(file.metadata))
+        folder = os.path.dirname(path)
+        for name in tensors:
+            self._places.setdefault((folder, name), []).append(path)
 
     def file_scales(
         self,
@@ -110,7 +126,7 @@ class Catalogue:
                 (of_file[where].dropped if cast else of_file[where].kept).add(name)
             if cast:
                 of_file[path].found.append(found)
-                of_file[path].metadata |= {ENTRY + found.base, _COMFY_METADATA}
+                of_file[path].metadata |= {ENTRY + found.base, comfyui.METADATA}
             of_file[path].styles[cast].add(found.style)
         for path, tensor in self.leftover(every):
             if tensor.row is not None and tensor.row.is_float and is_cast(tensor) and not is_asked_for(tensor):
@@ -119,10 +135,13 @@ class Catalogue:
                     "here; cast it by name with --include or --rule, or keep it with --exclude"
                 )
         for path, tensor, scale in self.unscaled(every):
-            if is_cast(tensor) and not is_asked_for(tensor):
+            # Integers are kept; without their scales they are worth nothing.
+            lost = tensor if tensor.row is not None and tensor.row.is_float else scale
+            if is_cast(lost) and not is_asked_for(lost):
                 raise FileError(
-                    f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale!r} beside it may be its scales, in a "
-                    "form that is not known here; cast it by name with --include or --rule, or keep it with --exclude"
+                    f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
+                    f"in a form that is not known here; cast {lost.name!r} by name with --include or --rule, or keep "
+                    "it with --exclude"
                 )
         for path, file in self.files.items():
             marks = set(markers(file.tensors))
@@ -134,6 +153,8 @@ class Catalogue:
                 of_file[path].dropped |= marks
             else:
                 of_file[path].kept |= marks
+            if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
+                raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
             if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
                 raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
         return {
@@ -151,8 +172,7 @@ class Catalogue:
         """The file that holds a tensor: the one at `near`, or another of its folder. FileError if several others do."""
         if name in self.files[near].tensors:
             return near
-        folder = os.path.dirname(near)
-        paths = [path for path, file in self.files.items() if name in file.tensors and os.path.dirname(path) == folder]
+        paths = self._places.get((os.path.dirname(near), name), [])
         if len(paths) > 1:
             raise FileError(f"{near}: tensor {name!r} is in several files, {paths[0]} and {paths[1]}")
         return paths[0] if paths else None
@@ -192,20 +212,22 @@ class Catalogue:
                 if (path, name) not in used and name.endswith(_ENDINGS) and tensor.row is not None:
                     yield path, tensor
 
-    def unscaled(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor, str]]:
-        """Paths and tensors of few bits that belong to nothing that was found, and a name beside each that speaks of
-        scales."""
+    def unscaled(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Paths and tensors that may be codes and belong to nothing that was found, and a tensor beside each that is
+        named like scales."""
         used = {(path, name) for item in found for name, path in item.paths.items()}
         scales = {
-            (os.path.dirname(path), name.rpartition(".")[0]): name
+            (os.path.dirname(path), name.rpartition(".")[0]): tensor
             for path, file in self.files.items()
-            for name in file.tensors
+            for name, tensor in file.tensors.items()
             if "scal" in name.rpartition(".")[2] and (path, name) not in used and not markers([name])
         }
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
                 row, (module, _, last) = tensor.row, name.rpartition(".")
-                if (path, name) in used or row is None or not row.is_float or row.bits > 8 or "scal" in last:
+                if (path, name) in used or row is None or "scal" in last:
+                    continue
+                if not (row.bits <= 8 if row.is_float else row.family == "int" and len(tensor.shape) > 1):
                     continue
                 for beside in filter(None, (module, name)):
                     if (os.path.dirname(path), beside) in scales:
@@ -234,6 +256,7 @@ class Catalogue:
             "second_scale": f"{base}_scale_2",
             "shape": f"{base}_shape",
             "g_idx": f"{base}_g_idx",
+            "pre_quant_scale": f"{base.removesuffix('weight')}pre_quant_scale",
         }
         data = f"{base}_packed" if self.path_of(f"{base}_packed", path) is not None else base
         return Candidate("compressed-tensors", base, scale, data, more)
@@ -253,12 +276,27 @@ class Catalogue:
             if candidate.style == "gpucast":
                 made = own(candidate, tensors, self.files[path].metadata.get(ENTRY + candidate.base, ""))
             else:
-                made = others(candidate, tensors, any(name.endswith("comfy_quant") for name in where))
+                made = others(candidate, tensors, self._layer(candidate.base, path), self._block(path))
         except (TypeError, ValueError) as error:
             return Found(candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}")
         return Found(candidate.data, candidate.base, candidate.style, where, nbytes, made)
 
+    def _block(self, path: str) -> tuple[int, int] | None:
+        """What the config.json beside a file says of blocks."""
+        folder = os.path.dirname(path)
+        if folder not in self._blocks:
+            self._blocks[folder] = model_config.block_size(folder)
+        return self._blocks[folder]
+
+    def _layer(self, base: str, path: str) -> dict[str, Any] | None:
+        """What ComfyUI says of a weight."""
+        name = base.removesuffix("weight") + comfyui.LAYER
+        near = self.path_of(name, path)
+        beside = None if near is None else self.files[near].tensors[name]
+        text = None if beside is None else beside.read().tobytes() if isinstance(beside, LoadedTensor) else b""
+        return comfyui.layer_of(base, text, self.files[path].layers)
+
 
 def markers(tensors: Iterable[str]) -> list[str]:
     """The names among these that mark a file of style comfyui."""
-    return [name for name in tensors if name == MARKER or name.endswith(f".{MARKER}")]
+    return [name for name in tensors if name == comfyui.MARKER or name.endswith(f".{comfyui.MARKER}")]

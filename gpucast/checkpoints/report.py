@@ -9,8 +9,8 @@ from typing import Any
 import gpucast
 from gpucast.checkpoints import loss
 from gpucast.checkpoints.opened import TensorPlan
+from gpucast.checkpoints.outcome import Outcome, Result
 from gpucast.checkpoints.plan import FilePlan, Plan
-from gpucast.checkpoints.run import Outcome, Result
 from gpucast.report import CastReport
 
 
@@ -43,6 +43,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         "scale": request.scale,
         "style": request.style,
         **request.attributes,
+        **({} if request.seed is None else {"seed": request.seed}),
     }
     told = summary(outcome) | {
         "gpucast": gpucast.__version__,

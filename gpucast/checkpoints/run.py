@@ -6,75 +6,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-import gpucast
-from gpucast import device as devices
 from gpucast import files
-from gpucast.checkpoints import counts, loss, scaling
+from gpucast.checkpoints import loss, scaling
 from gpucast.checkpoints.ahead import Ahead, threads
+from gpucast.checkpoints.casting import Casting
+from gpucast.checkpoints.identity import stamp
 from gpucast.checkpoints.opened import Opened, TensorPlan
+from gpucast.checkpoints.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.plan import FilePlan, Plan
-from gpucast.checkpoints.share import Share
 from gpucast.checkpoints.staging import Busy, Staging
 from gpucast.checkpoints.statistics import Errors, Statistics
-from gpucast.checkpoints.sums import Summed, Summing, sum_of
+from gpucast.checkpoints.sums import Summed, Summing, sum_of_all
 from gpucast.checkpoints.verify import verify
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
 from gpucast.report import CastReport
-
-Advance = Callable[[int], object]
-
-
-@dataclass(frozen=True)
-class Options:
-    """How the work is done; what comes of it does not depend on these."""
-
-    device: str | None = None
-    allow_loss: bool = False
-    #: None, "sampled" or "all": compare what was written with the reference.
-    verify: str | None = None
-    share: Share | None = None
-    #: Discard unfinished work of an earlier run.
-    restart: bool = False
-
-    def files_of(self, plan: Plan) -> list[FilePlan]:
-        """The files that this process does."""
-        mine = set(range(len(plan.files)))
-        if self.share is not None:
-            mine = self.share.of([file.bytes_in for file in plan.files])
-        return [plan.files[index] for index in sorted(mine)]
-
-    def bytes_of(self, plan: Plan) -> int:
-        return sum(file.bytes_in for file in self.files_of(plan))
-
-
-@dataclass
-class Result:
-    """What became of one tensor that was cast."""
-
-    file: FilePlan
-    plan: TensorPlan
-    bytes_out: int
-    statistics: Statistics
-
-
-@dataclass
-class Outcome:
-    """`results` of this process; once the target is written, of all. `waiting`: files that other processes have yet
-    to finish before the target is written."""
-
-    plan: Plan
-    results: list[Result] = field(default_factory=list)
-    waiting: int = 0
-    verified: int = 0
-    #: Bytes of the source that an earlier run had finished.
-    resumed: int = 0
-    #: Where finished work is kept after an error.
-    kept: str | None = None
 
 
 def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
@@ -82,6 +31,11 @@ def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambd
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
     staging = Staging(plan)
     with _naming(plan.target):
+        missing = len(staging.missing())
+        if missing and not options.files_of(plan):
+            # A share of nothing begins nothing, which nobody might end.
+            outcome.waiting = missing
+            return
         try:
             staging.begin(options.restart)
             with Ahead(threads(options.device)) as ahead:
@@ -127,12 +81,19 @@ class _Run:
             return
         with staging.concluding() as is_ours:
             if is_ours:
+                results = [result for file in plan.files for result in _results(file, staging)]
+                if not staging.is_published():
+                    for result in results:
+                        self._check_loss(result.plan, result.statistics)
                 staging.publish()
-                outcome.results = [result for file in plan.files for result in _results(file, staging)]
+                outcome.results = results
                 staging.discard()
 
     def _file(self, file: FilePlan) -> None:
         staging = self._staging
+        # An earlier run may have been allowed more.
+        for result in _results(file, staging):
+            self._check_loss(result.plan, result.statistics)
         if not staging.is_done(file):
             with staging.part(file) as part:
                 # Another process may have finished it in between.
@@ -143,11 +104,23 @@ class _Run:
         # The run that finished it may not have been told to verify.
         self._verify(file, [staging.finished(name) for name in file.names])
 
+    def _check_loss(self, tensor: TensorPlan, statistics: Statistics) -> None:
+        """TooMuchLost where a tensor that was cast lost too much, unless that is allowed."""
+        if tensor.row is None or self._options.allow_loss:
+            return
+        scaled = len(tensor.names) > 1
+        report = scaling.unexpected(statistics.report) if scaled else statistics.report
+        loss.check(tensor.name, tensor.kind, tensor.row.name, report)
+
     def _resumed(self, nbytes: int) -> None:
         self._outcome.resumed += nbytes
         self._advance(nbytes)
 
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
+        stamps = {known.path: stamp(known.path) for known in file.identity}
+        changed = file.changed()
+        if changed is not None:
+            raise FileError(f"{changed}: was changed since it was first looked at")
         if file.tensors is None:
             self._copy(file, part)
         else:
@@ -155,8 +128,9 @@ class _Run:
                 self._convert(file, source, part)
         part.flush()
         os.fsync(part.fileno())
-        if not file.is_unchanged():
-            raise FileError(f"{file.path}: was changed while it was converted")
+        changed = next((path for path, known in stamps.items() if stamp(path) != known), None)
+        if changed is not None:
+            raise FileError(f"{changed}: was changed while it was converted")
         self._verify(file, self._staging.parts(file))
         self._staging.finish(file, part)
 
@@ -194,8 +168,6 @@ class _Run:
 
     def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
         assert file.tensors is not None
-        if not file.is_unchanged():
-            raise FileError(f"{file.path}: was changed since it was first looked at")
         out = self._plan.target if self._plan.single else file.name
         opened = Opened(source, self._plan.request, alone=self._plan.single, scales=file.scales)
         specs = {tensor.name: opened.planned(tensor, out)[1] for tensor in opened.tensors}
@@ -221,7 +193,7 @@ class _Run:
             for tensor, plan in zip(opened.tensors, file.tensors, strict=True):
                 found = finished.get(tensor.name)
                 if found is not None and found.get("sums") == [
-                    sum_of(writer.stored(spec)) for spec in specs[tensor.name]
+                    sum_of_all(writer.stored(spec)) for spec in specs[tensor.name]
                 ]:
                     self._resumed(tensor.nbytes)
                     continue
@@ -250,58 +222,16 @@ class _Run:
             detailed = request.detail != "counts"
             scaled.write(writer.write, observe, self._ahead, self._options.device, detailed)
         else:
-            writer.write(specs[0], self._cast(tensor, plan.row, statistics))
-        if plan.row is not None and not self._options.allow_loss:
-            assert tensor.row is not None
-            report = statistics.report if scaled is None else scaling.unexpected(statistics.report)
-            loss.check(tensor.name, tensor.row.name, plan.row.name, report)
-        told = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
-        return told | statistics.as_record()
 
-    def _cast(self, tensor: Tensor, row: gpucast.DType, statistics: Statistics) -> Iterator[Array]:
-        """The pieces of a tensor, cast; what they lose is added to the statistics."""
-        attributes = dict(self._plan.request.attributes)
-        detail, src = self._plan.request.detail, tensor.row
-        assert src is not None
+            def told(size: int, lost: Statistics) -> None:
+                statistics.join(lost)
+                self._advance(tensor.nbytes * size // max(1, tensor.size))
 
-        def work(x: Array) -> tuple[int, Array, Statistics]:
-            x = x.reshape(-1)
-            y = _cast_on(self._options.device, x, row, attributes).reshape(-1)
-            told = Statistics(errors=Errors() if detail == "all" else None)
-            if detail == "counts":
-                told.add(x, y, counts.count(x, y, src, row, attributes))
-            else:
-                told.add(x, y, gpucast.cast_report(x, row, **attributes))
-            return x.size, y, told
-
-        # Text is cast whole, so that an error names the right index.
-        pieces = iter([tensor.read()]) if src.family == "string" else tensor.chunks()
-        made = self._ahead.in_order(work, pieces)
-        while True:
-            try:
-                found = next(made, None)
-            except FileError:
-                raise
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ValueError(f"{self._plan.source}: tensor {tensor.name!r}: {error}") from None
-            if found is None:
-                return
-            size, y, told = found
-            statistics.join(told)
-            self._advance(tensor.nbytes * size // max(1, tensor.size))
-            yield y
-
-
-def _cast_on(device: str | None, x: Array, row: gpucast.DType, attributes: dict[str, Any]) -> Array:
-    """``cast(x, row, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
-    place, src = devices.parse(device, "cast"), gpucast.dtype(x.dtype)
-    if place is None or place == "cpu" or "string" in (src.family, row.family):
-        return files.on_host(gpucast.cast(x, row, device=place, **attributes))
-    devices.require("cast")
-    from gpucast import device_cast
-
-    there = device_cast.to_device(gpucast.PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
-    return files.on_host(gpucast.cast(there, row, **attributes))
+            casting = Casting(tensor, plan.row, request, self._options.device, self._plan.source)
+            casting.write(writer, specs[0], self._ahead, told)
+        self._check_loss(plan, statistics)
+        record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
+        return record | statistics.as_record()
 
 
 def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:

@@ -6,20 +6,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from gpucast.checkpoints import comfyui
+from gpucast.checkpoints.scale_blocks import found_format
 from gpucast.checkpoints.scale_styles import ENTRY, stored
 from gpucast.checkpoints.stored import Packing, Stored, words
 from gpucast.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
 from gpucast.quantization import files as quantized_files
-from gpucast.quantization.formats import Block, Format, ScaleRule
 
 _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0")
 _EXACT = (_FLOAT, dtype("FLOAT16"), dtype("BFLOAT16"))
-#: The blocks that are tried, first to last: what FLOAT, FLOAT8E8M0 and FLOAT8E4M3FN scales are used with.
-_BLOCKS: tuple[Block, ...] = ("tensor", "axis", (128, 128))
-#: Usual lengths of groups.
-_GROUPS = (128, 64, 32, 16)
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,23 @@ def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Store
     return Stored(data.name, data.shape, format, expected.specs)
 
 
-def others(candidate: Candidate, tensors: Mapping[str, Tensor], comfy: bool) -> Stored:
+def others(
+    candidate: Candidate,
+    tensors: Mapping[str, Tensor],
+    layer: Mapping[str, Any] | None,
+    block: tuple[int, int] | None,
+) -> Stored:
+    """`layer`: what ComfyUI says of it; `block`: what config.json says of blocks."""
     data, scales = tensors["data"], tensors["scales"]
     who = f"tensor {data.name!r}"
     if "g_idx" in tensors:
         raise _Problem(f"{who} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
+    if "pre_quant_scale" in tensors:
+        raise _Problem(f"{who} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
     shape, packing, element = data.shape, "plain", data.row
     assert element is not None
+    if layer is not None and not comfyui.is_plain(layer, element):
+        raise _Problem(f"{who} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
     symmetric = "zero_points" not in tensors
     if element.name == "UINT8":
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):
@@ -80,10 +88,10 @@ def others(candidate: Candidate, tensors: Mapping[str, Tensor], comfy: bool) -> 
     if any(n == 0 for n in shape):
         raise _Problem(f"{who} has no elements")
     scale_row = _scale_row(scales, who)
-    if comfy and scale_row is not _FLOAT:
-        # Their scales lie in the order of cuBLAS.
-        raise _Problem(f"{who} has scales of {scale_row.name} in ComfyUI's order, which is not known here")
-    format = _format(element, scale_row, shape, scales.shape, not symmetric, scales.name, who)
+    format = found_format(element, scale_row, shape, scales.shape, not symmetric, block, scales.name, who)
+    if packing == "bytes" and format.block != (16 if scale_row is _E4M3 else 32,):
+        # MXFP6 is packed in bytes too: its groups seem to be of 48.
+        raise _Problem(f"{who} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors
     second = tensors.get("global_scale", tensors.get("second_scale"))
@@ -132,38 +140,6 @@ def _scale_row(scales: Tensor, who: str) -> DType:
     if row is not None and row.name == "UINT8":
         return _E8M0
     raise _Problem(f"{who}: its scales {scales.name!r} are {scales.kind}, which is not known here")
-
-
-def _format(
-    element: DType, scale: DType, shape: tuple[int, ...], found: tuple[int, ...], zero_points: bool, name: str, who: str
-) -> Format:
-    """The format whose scales have the shape that was found."""
-    rule: ScaleRule = "floor" if scale is _E8M0 else "amax"
-    blocks = list(_BLOCKS)
-    if len(found) == len(shape) and found[-1:] and found[-1]:
-        # Groups along the last dimension: whole ones, or the usual lengths.
-        equal = [shape[-1] // found[-1]] if shape[-1] % found[-1] == 0 else []
-        usual = [n for n in _GROUPS if -(-shape[-1] // n) == found[-1]]
-        blocks += [(n,) for n in dict.fromkeys(equal + usual)]
-    for block in blocks:
-        format = Format("found", element, scale, block, rule, zero_points, scale is _E4M3)
-        if len(shape) < max(format.min_ndim, 1 if block == "tensor" else 0):
-            continue
-        wanted = format.scales_shape(shape, 0 if block == "axis" else len(shape) - 1)
-        accepted = [wanted]
-        if block == "tensor":
-            accepted = [(), (1,), (1,) * len(shape)]
-        elif block == "axis":
-            accepted += [(*wanted, *[1] * (len(shape) - 1))]
-        if found in accepted:
-            lengths = blocks[len(_BLOCKS) :]
-            if block in lengths and len(lengths) > 1 and found[-1] > 1:
-                raise _Problem(f"{who}: its scales {name!r} may be for groups of {lengths[0][0]} or {lengths[1][0]}")
-            return format
-    raise _Problem(
-        f"{who} has shape {shape}, and its scales {name!r} have {found}; expected one scale, one for each of the "
-        f"{shape[0] if shape else 0} rows, for each block of 128x128, or for equal groups of each row"
-    )
 
 
 def _shape(tensors: Mapping[str, Tensor], who: str) -> tuple[int, ...]:

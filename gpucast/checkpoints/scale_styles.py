@@ -13,19 +13,19 @@ compressed-tensors
     code, X.weight_scale, X.weight_shape, X.weight_zero_point packed along the first dimension), nvfp4 and mxfp4
     (X.weight_packed UINT8, the first code in the low half, X.weight_scale, X.weight_global_scale, which *divides*).
 comfyui
-    ComfyUI, comfy/utils.py convert_old_quants and comfy/model_base.py state_dict_for_saving: X.weight, X.scale_weight
-    FLOAT of shape (), which multiplies; an empty float8 tensor scaled_fp8 marks the file.
+    ComfyUI, comfy/ops.py _load_quantized_module: X.weight, X.weight_scale FLOAT of shape (), which multiplies, and
+    X.comfy_quant UINT8, the JSON of `gpucast.checkpoints.comfyui`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from gpucast.checkpoints import comfyui
 from gpucast.checkpoints.stored import Packing, Stored, words
 from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Spec
@@ -39,13 +39,20 @@ CONFIGURED = ("deepseek", "compressed-tensors")
 
 #: The metadata entry of a tensor in our own style.
 ENTRY = "gpucast.quantized."
-MARKER = "scaled_fp8"
 _WEIGHT = "weight"
-_MODEL = "model.diffusion_model."
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
-#: What these loaders do not expect to be quantized, unless it is asked for by name: embeddings, the last layer, and the
-#: routers of mixtures of experts (README_WEIGHTS.md of DeepSeek-V3; the default `ignore` of llm-compressor's recipes).
-_KEPT = ("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.gate.weight")
+#: What these loaders do not expect to be quantized, unless it is asked for by name: embeddings, the last layer, the
+#: routers of mixtures of experts, and what leads into layers for further tokens (README_WEIGHTS.md of DeepSeek-V3; the
+#: `ignore` of llm-compressor's recipes; vLLM, models/qwen2_moe.py, deepseek_v2.py, deepseek_mtp.py: without
+#: quant_config).
+_KEPT = (
+    *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
+    *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
+)
+#: DeepSeek-V3 has 576 rows there, in five blocks; vLLM joins them to q_a_proj, which is quantized.
+_RAGGED = "*.kv_a_proj_with_mqa.weight"
+#: The last layer, of which a checkpoint with tied embeddings has no tensor.
+_HEAD = "lm_head"
 
 
 class Unsuitable(Exception):
@@ -74,6 +81,13 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
         raise Unsuitable(f"style {style} is for weights of two dimensions named *.{_WEIGHT}")
     if not asked_for and any(fnmatchcase(name, pattern) for pattern in _KEPT):
         raise Unsuitable(f"loaders of style {style} expect embeddings, lm_head and routers as they are")
+    if isinstance(format.block, tuple):
+        # Ragged blocks are quantized by none of these: kernels scale the inputs of a layer in whole groups, vLLM joins
+        # layers at whole blocks, and transformers takes the lengths of blocks from the shape of the scales.
+        if shape[1] % format.block[-1]:
+            raise Unsuitable(f"loaders of style {style} need rows of a multiple of {format.block[-1]} elements")
+        if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
+            raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
     return _MAKE[style](name, shape, format)
 
 
@@ -102,14 +116,17 @@ def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
 
 
 def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
-    scale = name.removesuffix(_WEIGHT) + "scale_weight"
-    return Stored(name, shape, format, {"data": Spec(name, format.element, shape), "scales": Spec(scale, _FLOAT, ())})
+    layer = comfyui.layer(format.element)
+    specs = {
+        "data": Spec(name, format.element, shape),
+        "scales": Spec(f"{name}_scale", _FLOAT, ()),
+        "layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),)),
+    }
+    return Stored(name, shape, format, specs, layer=layer)
 
 
 def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     rows, columns = shape
-    if isinstance(format.block, tuple) and format.min_ndim == 1 and columns % format.block[-1]:
-        raise Unsuitable(f"style compressed-tensors needs rows of a multiple of {format.block[-1]} elements")
     element, bits = format.element, format.element.bits
     scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else 1)
     scales_shape = {"tensor": (1,), "axis": (rows, 1)}.get(str(format.block), scales_shape)
@@ -139,24 +156,14 @@ _MAKE: dict[str, Callable[[str, tuple[int, ...], Format], Stored]] = {
 }
 
 
-def marked(found: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The tensors of a file of style comfyui, the first with the one that marks the file.
-
-    Its name has the prefix under which a whole checkpoint keeps the model, and ComfyUI looks for the mark.
-    """
-    marked = dict(found)
-    prefix = _MODEL if found and all(name.startswith(_MODEL) for name in found) else ""
-    for name, first in list(found.items())[:1]:
-        mark = Spec(prefix + MARKER, first.format.element, (0,))
-        marked[name] = replace(first, specs={**first.specs, "marker": mark})
-    return marked
-
-
 # ---- config.json ----
 
 
-def config(style: str, format: Format, kept: Sequence[str]) -> dict[str, Any]:
-    """The quantization_config of a model; `kept`: the modules whose weights are not quantized."""
+def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> dict[str, Any]:
+    """The quantization_config of a model; `kept`: the modules whose weights are not quantized.
+
+    Without a tensor for the last layer (`has_head`), it shares the embedding's, and loaders must not look for scales.
+    """
     if style == "deepseek":
         found: dict[str, Any] = {
             "activation_scheme": "dynamic",
@@ -164,7 +171,8 @@ def config(style: str, format: Format, kept: Sequence[str]) -> dict[str, Any]:
             "quant_method": "fp8",
             "weight_block_size": list(format.block),
         }
-        return found | ({"modules_to_not_convert": list(kept)} if kept else {})
+        kept = [*kept, *([] if has_head else [_HEAD])]
+        return found | ({"modules_to_not_convert": kept} if kept else {})
     name = _compressed(format)
     assert name is not None
     element = format.element
@@ -200,7 +208,7 @@ def config(style: str, format: Format, kept: Sequence[str]) -> dict[str, Any]:
         "format": name,
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": list(kept),
+        "ignore": [*kept, *([] if has_head else [f"re:.*{_HEAD}"])],
     }
 
 

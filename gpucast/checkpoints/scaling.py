@@ -12,14 +12,17 @@ import numpy as np
 import gpucast
 from gpucast.checkpoints import scale_styles
 from gpucast.checkpoints.ahead import Ahead
-from gpucast.checkpoints.pieces import Quantizer, dequantized, joined, matrices, on_device, sliced
+from gpucast.checkpoints.pieces import Quantizer, by_reference, dequantized, joined, matrices, on_device, sliced
+from gpucast.checkpoints.randomness import placed
 from gpucast.checkpoints.scale_styles import Unsuitable
 from gpucast.checkpoints.stored import Stored
-from gpucast.dtypes import DType
+from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
-from gpucast.quantization import host, reference
+from gpucast.quantization import host
 from gpucast.quantization.formats import FORMATS, Format, Parts
+from gpucast.random_bits import Random
 from gpucast.report import CastReport
+from gpucast.rule import STOCHASTIC
 
 #: What --scale takes.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
@@ -30,6 +33,8 @@ _MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mx
 _SAMPLE = 1 << 10
 #: Elements that are looked at while their float64 values are in the cache.
 _BLOCK = 1 << 15
+#: Elements whose codes stay in the cache.
+_CODES = 1 << 17
 
 #: Writes one tensor, its elements as flat pieces in order; gives the bytes.
 Write = Callable[[Spec, Iterable[Array]], int]
@@ -93,7 +98,8 @@ def decided(
     if refusal is not None:
         raise FileError(f"{who}: --style {style} cannot hold {row.name} with --scale {scale}: {refusal}")
     for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
-        if attributes.get(option, default) != default:
+        at_random = option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
+        if attributes.get(option, default) != default and not at_random:
             raise FileError(f"{who}: --{option.replace('_', '-')} has no meaning with --scale {scale}; leave it out")
     if len(tensor.shape) < 2:
         return "fewer than 2 dimensions"
@@ -111,6 +117,8 @@ class Scaled:
 
     tensor: Tensor
     stored: Stored
+    #: The bits for stochastic rounding.
+    random: Random | None = None
 
     @property
     def specs(self) -> Sequence[Spec]:
@@ -124,18 +132,20 @@ class Scaled:
         alone.
         """
         stored, format = self.stored, self.stored.format
-        quantize = Quantizer(self.tensor, format, host.quantize if device in (None, "cpu") else on_device(str(device)))
+        engine = host.quantize if device in (None, "cpu") else on_device(str(device))
+        quantize = Quantizer(self.tensor, format, engine, self.random)
         scales: list[Parts] = []
 
-        def work(x: Array) -> tuple[Array, Array, Array, CastReport, Parts]:
-            parts = quantize(x)
+        def work(piece: tuple[int, Array]) -> tuple[Array, Array, Array, CastReport, Parts]:
+            start, x = piece
+            parts = quantize(x, start)
             restored = dequantized(parts, format) if detailed else None
             report = _counted(x, parts, format, restored)
             shown = x if restored is None else restored
             return x.reshape(-1), shown.reshape(-1), stored.pack(parts.data), report, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
-            for x, restored, packed, report, parts in ahead.in_order(work, matrices(self.tensor, stored.cut)):
+            for x, restored, packed, report, parts in ahead.in_order(work, placed(matrices(self.tensor, stored.cut))):
                 scales.append(parts)
                 observe(x, restored, report)
                 yield packed
@@ -155,14 +165,14 @@ class Scaled:
             if tensors[part].row is not spec.row or tensors[part].shape != spec.shape:
                 said = f"{tensors[part].kind} {tensors[part].shape}"
                 raise FileError(f"{who}: tensor {spec.name!r} is {said}; expected {spec.row} {spec.shape}")
-        quantize = Quantizer(self.tensor, format, reference.quantize)
+        quantize = Quantizer(self.tensor, format, by_reference, self.random)
         written = zip(
             stored.codes(tensors["data"]), sliced(format, stored.cut, stored.whole_parts(tensors)), strict=True
         )
         compared = 0
-        for x, (codes, parts) in zip(matrices(self.tensor, stored.cut), written, strict=True):
+        for (start, x), (codes, parts) in zip(placed(matrices(self.tensor, stored.cut)), written, strict=True):
             rows = len(x) if everything else _sampled(format, x.shape[1])
-            wanted = quantize(x[:rows])
+            wanted = quantize(x[:rows], start)
             same = _same(wanted.data, codes[:rows]) and all(
                 _same(array.reshape(-1), getattr(parts, part).reshape(-1)[: array.size])
                 for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
@@ -198,10 +208,10 @@ def _same(wanted: Array, found: Array) -> bool:
 def _counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
     """What was lost of a piece, as of a cast of the quotients; the largest error only where `restored` is given."""
     values = x if x.dtype == np.float64 else gpucast.cast(x, "FLOAT")
-    if not np.isfinite(values).all() or np.isnan(parts.scales.astype(np.float32)).any():
+    nonzero = _nonzero_of_finite(values.reshape(-1))
+    if nonzero is None or np.isnan(parts.scales.astype(np.float32)).any():
         return _counted_all(values, parts, format, dequantized(parts, format) if restored is None else restored)
     magnitudes = _magnitudes(parts.data, format.element)
-    nonzero = int(np.count_nonzero(values))
     saturated = 0
     if format.zero_points:
         back = dequantized(parts, format) if restored is None else restored
@@ -209,12 +219,38 @@ def _counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> 
         back = magnitudes
         edge = np.flatnonzero(magnitudes == _largest(format.element))
         if edge.size:
-            top = (dequantized(parts, format) if restored is None else restored).reshape(-1)[edge]
-            saturated = int(np.count_nonzero(np.abs(values.reshape(-1)[edge]) > np.abs(top) * _beyond(format.element)))
+            top = _largest_of(parts, format, x.shape, edge)
+            saturated = int(np.count_nonzero(np.abs(values.reshape(-1)[edge]) > top * _beyond(format.element)))
     # Zeros stay zeros.
     underflowed = nonzero - int(np.count_nonzero(back))
     error = 0.0 if restored is None else _largest_error(values.reshape(-1), restored.reshape(-1))
     return CastReport(x.size, nonzero, saturated=saturated, underflowed=underflowed, max_relative_error=error)
+
+
+def _nonzero_of_finite(values: Array) -> int | None:
+    """How many of flat values are not zero; None where one is infinite or NaN."""
+    row = dtype(values.dtype)
+    codes, found = values.view(row.code_numpy), 0
+    magnitude = codes.dtype.type(row.code_mask & ~row.sign_code)
+    for start in range(0, codes.size, _CODES):
+        block = codes[start : start + _CODES] & magnitude
+        if block.max() > row.max_code:
+            return None
+        # Mostly there is no zero.
+        found += block.size if block.min() else int(np.count_nonzero(block))
+    return found
+
+
+def _largest_of(parts: Parts, format: Format, shape: tuple[int, ...], where: Array) -> Array:
+    """The numbers that the largest code would stand for at these flat indices of a piece."""
+    along = 0 if format.block == "axis" else 1
+    rows, columns = format.lengths(shape, along)
+    row, column = np.divmod(where, shape[1])
+    block = row // rows * format.grid(shape, along)[1] + column // columns
+    scales = parts.scales.reshape(-1)[block].astype(np.float64)
+    if parts.global_scale is not None:
+        scales *= np.float64(parts.global_scale)
+    return np.asarray(float(format.element.max) * scales)
 
 
 def _counted_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:

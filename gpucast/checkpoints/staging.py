@@ -20,17 +20,13 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from gpucast.checkpoints.journal import Journal
+from gpucast.checkpoints.locks import lock
 from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target, closing, mode_of, new_mode, sync_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 SUFFIX = ".partial"
 _DONE = ".gpucast.json"
@@ -124,7 +120,7 @@ class Staging:
         for folder, _, names in os.walk(self._work):
             for name in names if folder != self._work else ():
                 with open(os.path.join(folder, name), "rb") as part:
-                    if not _lock(part, wait=False):
+                    if not lock(part, wait=False):
                         raise Busy(
                             f"{self._plan.target}: another process is converting it at this moment; end it first"
                         )
@@ -165,7 +161,7 @@ class Staging:
             os.mkdir(os.path.dirname(path))
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         with closing(open(handle, "r+b", buffering=1 << 20)) as part:
-            if not _lock(part, wait=False):
+            if not lock(part, wait=False):
                 raise Busy(f"{self._plan.target}: another process is converting {file.path} at this moment")
             if not self.is_seen():
                 raise self._taken()
@@ -231,7 +227,7 @@ class Staging:
         until all that is done."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(FileNotFoundError):
-                _lock(stack.enter_context(open(self._job, "rb")), wait=True)
+                lock(stack.enter_context(open(self._job, "rb")), wait=True)
             yield self.is_seen()
 
     def publish(self) -> None:
@@ -287,16 +283,3 @@ class Staging:
             finished = [int(record.get("bytes_in", 0)) for record in self.journal(file).read()]
             done += file.bytes_in if self.is_done(file) else sum(finished)
         return done >= WORTH_KEEPING
-
-
-def _lock(file: Any, wait: bool) -> bool:
-    """Whether the file could be locked. True as well where the file system knows no locks."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass
-    return True

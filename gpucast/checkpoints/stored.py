@@ -40,6 +40,8 @@ class Stored:
     divides: bool = False
     #: For the metadata of the file.
     metadata: tuple[tuple[str, str], ...] = ()
+    #: What ComfyUI reads about the layer.
+    layer: bytes = b""
 
     @property
     def cut(self) -> Cut:
@@ -96,8 +98,8 @@ class Stored:
             arrays["zero_points"] = _words(np.ascontiguousarray(columns), self.format.element.bits).T
         if "shape" in self.specs:
             arrays["shape"] = np.array(self.shape, np.int64)
-        if "marker" in self.specs:
-            arrays["marker"] = np.empty(0, self.specs["marker"].row.numpy)  # type: ignore[union-attr]
+        if "layer" in self.specs:
+            arrays["layer"] = np.frombuffer(self.layer, np.uint8)
         return {
             part: np.ascontiguousarray(array).reshape(-1).view(self.specs[part].row.numpy)  # type: ignore[union-attr]
             for part, array in arrays.items()

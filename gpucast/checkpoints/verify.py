@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from gpucast import reference
-from gpucast.checkpoints.opened import Opened, TensorPlan
+from gpucast.checkpoints.opened import Opened, Request, TensorPlan
 from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
+from gpucast.rule import resolve
 
 #: Elements of a piece, and those of it that are compared when not all are: what a tensor of any size can afford.
 _PIECE, _SAMPLE = 1 << 20, 1 << 10
@@ -45,7 +46,7 @@ def verify(source_path: str, written: str, file: FilePlan, plan: Plan, everythin
             if target is None:
                 # Formats of one tensor name it after the file; a model's converted initializers have new names.
                 target = by_place[wanted.index(tensor.name)]
-            compared += _compare(tensor, source, target, plan.request.attributes, everything, name)
+            compared += _compare(tensor, source, target, plan.request, everything, name)
     return compared
 
 
@@ -55,9 +56,7 @@ def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
     return found[wanted]
 
 
-def _compare(
-    plan: TensorPlan, source: Tensor, target: Tensor, attributes: Mapping[str, Any], everything: bool, name: str
-) -> int:
+def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request, everything: bool, name: str) -> int:
     who = f"{name}: verify: tensor {plan.name!r}"
     expected_row = source.row if plan.row is None else plan.row
     if target.shape != source.shape or target.row is not expected_row:
@@ -68,14 +67,21 @@ def _compare(
                 if one != other:
                     raise FileError(f"{who} was to be kept, and its bytes differ")
         return source.size
+    rule = resolve(source.row, expected_row, **request.attributes) if plan.row is not None else None
+    random = request.random(plan.name)
     start = compared = 0
-    random = np.random.default_rng(source.size)
+    chance = np.random.default_rng(source.size)
     for x, y in zip(source.pieces(_PIECE), target.pieces(_PIECE), strict=True):
         chosen: Any = slice(None)
-        if plan.row is not None and not everything and x.size > _SAMPLE:
-            chosen = np.sort(random.choice(x.size, _SAMPLE, replace=False))
+        if rule is not None and not everything and x.size > _SAMPLE:
+            chosen = np.sort(chance.choice(x.size, _SAMPLE, replace=False))
         before, after = x[chosen], y[chosen]
-        wanted = before if plan.row is None else reference.cast(before, expected_row, **attributes)
+        wanted = before
+        if rule is not None:
+            words = None
+            if random is not None:
+                words = reference.random_words_at(random, start + np.arange(x.size)[chosen])
+            wanted = reference.apply(before, rule, words)
         different = _differences(np.asarray(wanted), after)
         if different.size:
             place = int(different[0])

@@ -20,19 +20,18 @@ from gpucast.checkpoints import (
     Request,
     Rule,
     html,
-    loss,
     report,
     scale_styles,
     scaling,
     share,
 )
-from gpucast.checkpoints.opened import TensorPlan
 from gpucast.commands import arguments, attributes
+from gpucast.commands.convert_text import outcome_text, plan_table, was_written
 from gpucast.commands.progress import progress_bar
 from gpucast.dtypes import DType
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target
-from gpucast.report import CastReport
+from gpucast.rule import STOCHASTIC
 
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
@@ -59,7 +58,8 @@ def add(commands: Any) -> None:
         "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
     )
     _add_choice(parser)
-    attributes.add(parser)
+    attributes.add(parser, stochastic=True)
+    parser.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
     parser.add_argument("--device", metavar="D", help="cast there: cpu, cuda or cuda:N")
     parser.add_argument("--allow-loss", action="store_true", help="go on where over 1 %% of the values would be lost")
     _add_work(parser)
@@ -146,6 +146,13 @@ def _rule(text: str) -> Rule:
     return Rule(pattern, None if name == "keep" else attributes.dtype(name))
 
 
+def _seed(text: str) -> int:
+    number = arguments.count(text)
+    if number >= 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; expected 0 to 2^64 - 1")
+    return number
+
+
 def _share(text: str) -> share.Share:
     try:
         return share.parse(text)
@@ -156,16 +163,18 @@ def _share(text: str) -> share.Share:
 def run(args: argparse.Namespace) -> int:
     if args.restart and args.shard is not None and args.shard.count > 1:
         raise ValueError("--restart would discard the work of the other shares; remove OUT.partial before all begin")
+    if (args.seed is not None) != (args.rounding == STOCHASTIC):
+        raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
     detail: Detail = "all" if args.report else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
-    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style)
+    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have working directories of their own.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
     plan = checkpoints.make_plan(*paths, request)
     if args.dry_run:
-        print(json.dumps(report.planned(plan)) if args.json else _table(plan))
+        print(json.dumps(report.planned(plan)) if args.json else plan_table(plan))
         return 0
     if args.report:
         _check_report(args.report, plan)
@@ -183,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
         if outcome.kept is not None:
             print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
         raise
-    if not outcome.waiting and not _was_written(outcome):
+    if not outcome.waiting and not was_written(outcome):
         with arguments.created(args.report) as file:
             if file is not None:
                 told = report.report(outcome)
@@ -192,7 +201,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.summary(outcome)))
     elif not args.quiet:
-        print(_as_text(outcome))
+        print(outcome_text(outcome, bool(options.files_of(plan))))
     return 0
 
 
@@ -206,78 +215,6 @@ def _check_report(path: str, plan: Plan) -> None:
     check_target(path)
     beside = os.path.dirname(plan.target) if plan.single else plan.target
     written = [os.path.join(beside, name) for file in plan.files for name in file.names]
-    read = [name for file in plan.files for name in (file.path, *file.data)]
+    read = [known.path for file in plan.files for known in file.identity]
     if os.path.realpath(path) in map(os.path.realpath, (plan.source, plan.target, *read, *written)):
         raise FileError(f"{path}: is read or written by the conversion itself; choose another name for --report")
-
-
-#: Names of more tensors are not printed.
-_NAMED = 20
-
-
-def _was_written(outcome: Outcome) -> bool:
-    """Whether another run has written all and told of it, so that nothing is known here but that."""
-    return not outcome.results and not outcome.waiting
-
-
-def _as_text(outcome: Outcome) -> str:
-    plan, results = outcome.plan, outcome.results
-    if _was_written(outcome):
-        return f"{plan.target}: was written by another run of the same conversion"
-    lines = []
-    if plan.left_alone:
-        names = [f"{tensor.name!r} ({_said(tensor)})" for _, tensor in plan.left_alone]
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"left alone: {', '.join(names[:_NAMED])}{more}")
-    copied = sum(file.tensors is None for file in plan.files)
-    if copied:
-        lines.append(f"copied as they are: {_count(copied, 'file')}")
-    if plan.dropped:
-        lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, plan.dropped))}")
-    if outcome.resumed:
-        lines.append(f"{outcome.resumed:,} bytes had been finished before")
-    if outcome.verified:
-        lines.append(f"verified: {outcome.verified:,} elements are what the reference gives")
-    counts = sum((result.statistics.report for result in results), CastReport())
-    bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
-    rows = dict.fromkeys(result.plan.row.name for result in results if result.plan.row is not None)
-    files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
-    lines.append(
-        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(rows) or 'nothing'}, "
-        f"{counts.elements:,} elements, {bytes_in:,} -> {bytes_out:,} bytes; {loss.words(counts)}"
-    )
-    if outcome.waiting:
-        lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
-    return "\n".join(lines)
-
-
-def _said(tensor: TensorPlan) -> str:
-    return f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind
-
-
-def _table(plan: Plan) -> str:
-    """What would be done, a line for each tensor."""
-    lines = [("file", "tensor", "from", "to", "shape", "bytes", "becomes")]
-    for file in plan.files:
-        if file.tensors is None:
-            lines.append((file.name, "", "", "copied", "", f"{file.bytes_in:,}", f"{file.bytes_in:,}"))
-        for tensor in file.tensors or ():
-            row = f"kept{': ' * bool(tensor.why)}{tensor.why}" if tensor.row is None else tensor.row.name
-            becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
-            shape = "x".join(map(str, tensor.shape)) or "scalar"
-            lines.append((file.name, tensor.name, tensor.kind, row, shape, f"{tensor.bytes_in:,}", becomes))
-    sizes = report.planned(plan)["total"]
-    becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
-    lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for line in lines:
-        cells = [
-            f"{cell:>{w}}" if i > 4 else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        text.append("  ".join(cells).rstrip())
-    return "\n".join(text)
-
-
-def _count(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"

@@ -85,10 +85,16 @@ def write_codes(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
     """The elements as little-endian codes; their bytes."""
     total = 0
     for chunk in chunks:
-        codes = chunk.view(row.code_numpy).astype(row.code_numpy.newbyteorder("<"), copy=False)
-        file.write(np.ascontiguousarray(codes).view(np.uint8).data)
-        total += codes.nbytes
+        data = encoded(row, chunk)
+        file.write(data.data)
+        total += data.nbytes
     return total
+
+
+def encoded(row: DType, chunk: Array) -> Array:
+    """The bytes of flat elements as little-endian codes."""
+    codes = chunk.view(row.code_numpy).astype(row.code_numpy.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(codes).view(np.uint8)
 
 
 def copy(file: BinaryIO, spec: Spec) -> int:

@@ -44,7 +44,12 @@ def write(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
     """Pack unpacked elements; the bytes written."""
     total = 0
     for chunk in chunks:
-        packed = pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits)
-        file.write(packed.data)
-        total += packed.nbytes
+        data = encoded(row, chunk)
+        file.write(data.data)
+        total += data.nbytes
     return total
+
+
+def encoded(row: DType, chunk: Array) -> Array:
+    """The bytes of flat unpacked elements."""
+    return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits))

@@ -209,7 +209,7 @@ class Writer:
 
     def stored(self, spec: Spec) -> Iterator[bytes]:
         """The bytes of a tensor as they are in the file, fewer if it ends before."""
-        self._file.seek(self._start + self._offsets[spec.name])
+        self._file.seek(self.begin(spec))
         left = self._places[spec.name].nbytes
         while left and (block := self._file.read(min(left, CHUNK_BYTES))):
             left -= len(block)
@@ -217,13 +217,24 @@ class Writer:
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         assert spec.row is not None
-        self._file.seek(self._start + self._offsets[spec.name])
+        self._file.seek(self.begin(spec))
         store = raw_data.write if spec.row.packed else npy.write_codes
         return store(self._file, spec.row, chunks)
 
+    def begin(self, spec: Spec) -> int:
+        """The byte of the file where a tensor of the plan begins."""
+        return self._start + self._offsets[spec.name]
+
+    def place(self, spec: Spec, start: int, chunk: Array) -> tuple[int, Array]:
+        """The byte of the file where flat elements of a tensor go, those from `start` on (a multiple of 4), and their
+        bytes: for who writes them past this writer."""
+        assert spec.row is not None
+        encode = raw_data.encoded if spec.row.packed else npy.encoded
+        return self.begin(spec) + spec.row.nbytes(start), encode(spec.row, chunk)
+
     def copy(self, spec: Spec) -> int:
         assert spec.source is not None
-        self._file.seek(self._start + self._offsets[spec.name])
+        self._file.seek(self.begin(spec))
         for block in spec.source.blocks():
             self._file.write(block)
         return spec.source.nbytes

@@ -7,11 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from gpucast.dtypes import DType
+from gpucast.files import window
+from gpucast.files.window import Window
 from gpucast.packed import unpack_codes
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +51,11 @@ class Tensor(ABC):
     def pieces(self, count: int) -> Iterator[Array]:
         """As `chunks`, by `count` elements at a time, a multiple of 4."""
         return self.chunks(count * self.itemsize)
+
+    def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
+        """As `chunks`, each a flat tensor of its own: several threads may read several of them at the same time."""
+        for chunk in self.chunks(limit):
+            yield LoadedTensor(self.name, self.row, chunk.shape, self.kind, chunk.nbytes, chunk)
 
     @property
     @abstractmethod
@@ -107,6 +115,18 @@ class StoredTensor(Tensor):
             return slices(whole.reshape(-1), whole.itemsize, limit)
         return self._in_file_order(limit)
 
+    def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
+        stream = self.open()
+        if self.fortran or not window.can_read(stream):
+            yield from super().parts(limit)
+            return
+        position = stream.tell()
+        for count in _counts(self.size, self.itemsize, limit):
+            opened: Callable[[], Any] = partial(Window, stream, position)
+            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=opened)
+            position += part.nbytes
+            yield part
+
     def read(self) -> Array:
         if self.row is None:
             raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take")
@@ -129,10 +149,16 @@ class StoredTensor(Tensor):
         row, stream = self.row, self.open()
         assert row is not None, "tensors of other types are only copied"
         for count in _counts(self.size, self.itemsize, limit):
-            nbytes = row.nbytes(count) if self.element is None else count * self.element.itemsize
-            raw = np.empty(nbytes, dtype=np.uint8)
+            raw = np.empty(self._nbytes(count), dtype=np.uint8)
             self._fill(stream, raw.data)
             yield self._decode(raw, row, count)
+
+    def _nbytes(self, count: int) -> int:
+        """The bytes of `count` elements in the file."""
+        if self.element is not None:
+            return count * self.element.itemsize
+        assert self.row is not None
+        return self.row.nbytes(count)
 
     def _fill(self, stream: BinaryIO, buffer: memoryview) -> None:
         done = 0

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor cast without scales: several threads each read, cast, count and write parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+import gpucast
+from gpucast import device as devices
+from gpucast import files, host
+from gpucast.checkpoints import counts
+from gpucast.checkpoints.ahead import Ahead
+from gpucast.checkpoints.opened import Request
+from gpucast.checkpoints.randomness import keywords, moved
+from gpucast.checkpoints.statistics import Errors, Statistics
+from gpucast.checkpoints.sums import Placed, Summed
+from gpucast.dtypes import DType, dtype
+from gpucast.files import Spec, Tensor
+from gpucast.files.tensor import CHUNK_BYTES, Array, FileError, LoadedTensor
+from gpucast.report import CastReport, result_report
+from gpucast.rule import Rule, resolve
+
+#: Elements that are read, cast, counted and written while they are in the second-level cache.
+_BLOCK = 1 << 17
+
+
+@dataclass(frozen=True)
+class Casting:
+    """A cast of a tensor to `row`. `path` is what errors name."""
+
+    tensor: Tensor
+    row: DType
+    request: Request
+    device: str | None
+    path: str
+
+    def write(self, writer: Summed, spec: Spec, ahead: Ahead, observe: Callable[[int, Statistics], None]) -> None:
+        """Write all of the tensor; the observer is told of some elements at a time what they lost."""
+        placed = writer.placed(spec)
+        # Closed, so that no thread goes on after an error.
+        with closing(self._made(placed, ahead, observe)) as made:
+            if placed is None:
+                writer.write(spec, made)
+                return
+            for _ in made:
+                pass
+            placed.done()
+
+    def _made(
+        self, placed: Placed | None, ahead: Ahead, observe: Callable[[int, Statistics], None]
+    ) -> Generator[Array, None, None]:
+        """The casts, in their order, that have not gone to their places."""
+
+        def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[Array]]:
+            return self._part(*part, placed)
+
+        try:
+            with closing(ahead.in_order(work, self._parts())) as made:
+                for size, told, casts in made:
+                    observe(size, told)
+                    yield from casts
+        except FileError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{self.path}: tensor {self.tensor.name!r}: {error}") from None
+
+    def _parts(self) -> Iterator[tuple[int, Tensor]]:
+        """Parts of the tensor, each with the number of its first element."""
+        start, tensor = 0, self.tensor
+        assert tensor.row is not None
+        if tensor.row.family == "string":
+            # Text is cast whole, so that an error names the right index.
+            whole = tensor.read()
+            yield 0, LoadedTensor(tensor.name, tensor.row, whole.shape, tensor.kind, whole.nbytes, whole)
+            return
+        for part in tensor.parts():
+            yield start, part
+            start += part.size
+
+    def _part(self, start: int, part: Tensor, placed: Placed | None) -> tuple[int, Statistics, list[Array]]:
+        """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
+        told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
+        cast = self._caster(part.size)
+        for x in part.chunks(self._limit(part)):
+            y = cast(x, start)
+            told.add(x, y, self._lost(x, y))
+            if placed is None:
+                casts.append(y)
+            else:
+                placed.write(start, y)
+            start += x.size
+        return part.size, told, casts
+
+    def _limit(self, part: Tensor) -> int:
+        """Bytes of a part that are worked on at a time: all where that is quicker."""
+        quick = self.request.detail == "counts" and self.request.seed is None
+        quick &= counts.is_quick(self._rule.src, self.row)
+        return _BLOCK * part.itemsize if quick and self._on_host else max(CHUNK_BYTES, part.nbytes)
+
+    def _caster(self, size: int) -> Callable[[Array, int], Array]:
+        """What casts flat elements, told the number of the first one; of `size` elements in all."""
+        rule = self._rule
+        if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
+            return self._cast
+        step = min(size, host.chunk_of(rule))
+        lane = host.lane(rule, size, step)
+
+        def cast(x: Array, start: int) -> Array:
+            # As `gpucast.cast` does, but for its questions.
+            y = np.empty(x.shape, rule.dst.numpy)
+            codes, result = x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy)
+            with np.errstate(all="ignore"):
+                for begin in range(0, x.size, step):
+                    lane(codes[begin : begin + step], result[begin : begin + step])
+            return y
+
+        return cast
+
+    def _cast(self, x: Array, start: int) -> Array:
+        random = keywords(moved(self.request.random(self.tensor.name), start))
+        return _cast_on(self.device, x, self.row, {**self.request.attributes, **random}).reshape(-1)
+
+    def _lost(self, x: Array, y: Array) -> CastReport:
+        if self.request.seed is not None:
+            return result_report(x, y, self._rule)
+        if self.request.detail == "counts":
+            return counts.count(x, y, self._rule.src, self.row, self.request.attributes)
+        return gpucast.cast_report(x, self.row, **self.request.attributes)
+
+    @cached_property
+    def _rule(self) -> Rule:
+        assert self.tensor.row is not None
+        return resolve(self.tensor.row, self.row, **self.request.attributes)
+
+    @property
+    def _on_host(self) -> bool:
+        return self.device in (None, "cpu")
+
+
+def _cast_on(device: str | None, x: Array, row: DType, attributes: dict[str, Any]) -> Array:
+    """``cast(x, row, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
+    place, src = devices.parse(device, "cast"), dtype(x.dtype)
+    if place is None or place == "cpu" or "string" in (src.family, row.family):
+        return files.on_host(gpucast.cast(x, row, device=place, **attributes))
+    devices.require("cast")
+    from gpucast import device_cast
+
+    there = device_cast.to_device(gpucast.PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    return files.on_host(gpucast.cast(there, row, **attributes))

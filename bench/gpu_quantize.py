@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,35 @@ _SAMPLES, _LIMIT = 50, 1.0
 class Case:
     src: str
     format: str
+    axis: int = -1
+    transpose: bool | str = False
 
     def __str__(self) -> str:
-        return f"{self.src} to {self.format}"
+        way = {False: "", True: ", transposed", "both": ", both ways"}[self.transpose]
+        return f"{self.src} to {self.format}{way}{f', axis {self.axis}' if self.axis != -1 else ''}"
+
+    def __call__(self, x: Any) -> Any:
+        """What is asked of gpucast."""
+        return gpucast.quantize(x, self.format, axis=self.axis, transpose=self.transpose)
+
+    def ways(self) -> dict[str, Callable[[Any], object]]:
+        """The same in other calls, to compare."""
+        if self.transpose != "both":
+            return {}
+        one, other = (replace(self, transpose=transpose) for transpose in (False, True))
+        return {"gpucast, two calls": lambda x: (one(x), other(x))}
 
 
 _FORMATS = (
     "mxfp8e4m3 mxfp4 nvfp4 float8e4m3fn_1x128 float8e4m3fn_128x128 float8e4m3fn_tensor int8_axis int4_128".split()
 )
-CASES = tuple(Case(src, format) for format in _FORMATS for src in ("BFLOAT16", "FLOAT"))
+_BOTH = "mxfp8e4m3 mxfp4 nvfp4 float8e4m3fn_1x128 float8e4m3fn_128x128 float8e4m3fn_tensor".split()
+CASES = (
+    *(Case(src, format) for format in _FORMATS for src in ("BFLOAT16", "FLOAT")),
+    *(Case(src, format, transpose="both") for format in _BOTH for src in ("BFLOAT16", "FLOAT")),
+    *(Case("BFLOAT16", format, 0) for format in ("mxfp8e4m3", "mxfp4", "float8e4m3fn_1x128")),
+    Case("BFLOAT16", "mxfp8e4m3", transpose=True),
+)
 
 
 class TorchCompile(TorchTo):
@@ -118,14 +138,15 @@ def measure_case(
     src = dtype(case.src)
     data, drawn = filled(machine, case, rows, columns)
     x = data.view(src.numpy).reshape(rows, columns)
-    q = gpucast.quantize(x, case.format)
-    problem = difference(gpucast.quantize(x[: len(drawn)], case.format), gpucast.quantize(drawn, case.format))
-    moved = data.nbytes + q.nbytes
+    problem = difference(case(x[: len(drawn)]), case(drawn))
+    moved = data.nbytes + sum(q.nbytes for q in results_of(case(x)))
     # So a copy moves as many bytes.
     half = moved // 32 * 16
     target = machine.empty(half)
-    ways: dict[str, Callable[[], object]] = {OURS: lambda: gpucast.quantize(x, case.format)}
-    for name, copy in machine.copy_kernels().items():
+    ways: dict[str, Callable[[], object]] = {OURS: lambda: case(x)}
+    ways |= {name: lambda way=way: way(x) for name, way in case.ways().items()}  # type: ignore[misc]
+    copies = machine.copy_kernels()
+    for name, copy in copies.items():
         ways[name] = lambda copy=copy: copy(target, data[:half])  # type: ignore[misc]
     lines: dict[str, dict[str, Any]] = {}
     works = []
@@ -133,6 +154,9 @@ def measure_case(
         line = lines[name] = {"case": str(case), "name": name}
         try:
             if name not in ways:
+                # Theirs are measured along rows only.
+                if (case.axis, case.transpose) != (-1, False):
+                    raise NotImplementedError("measured along rows only")
                 way = way.prepare_quantize(case, data)
             way()
         except Exception as error:
@@ -146,7 +170,7 @@ def measure_case(
     times = dict(
         zip((work.name for work in works), measure(machine, works, samples=_SAMPLES, limit=_LIMIT), strict=True)
     )
-    best = min(one.median for name, one in times.items() if name in ways and name != OURS)
+    best = min(one.median for name, one in times.items() if name in copies)
     for name, one in times.items():
         lines[name] |= {
             **asdict(one),
@@ -174,11 +198,17 @@ def filled(machine: Machine, case: Case, rows: int, columns: int) -> tuple[Any, 
     return data, drawn
 
 
+def results_of(made: Any) -> tuple[Any, ...]:
+    """One `Quantized`, or both."""
+    return made if isinstance(made, tuple) else (made,)
+
+
 def difference(got: Any, wanted: Any) -> str:
-    for name, part in got.get().parts().items():
-        one, other = (x.data if isinstance(x, PackedArray) else x for x in (part, wanted.parts()[name]))
-        if np.asarray(one).tobytes() != np.asarray(other).tobytes():
-            return f"{name} are not the host's"
+    for ours, theirs in zip(results_of(got), results_of(wanted), strict=True):
+        for name, part in ours.get().parts().items():
+            one, other = (x.data if isinstance(x, PackedArray) else x for x in (part, theirs.parts()[name]))
+            if np.asarray(one).tobytes() != np.asarray(other).tobytes():
+                return f"{name} are not the host's"
     return ""
 
 

@@ -174,15 +174,20 @@ def blocks(instructions: list[Instruction]) -> list[Block]:
             following = _following(instruction, number, index, meetings, returns)
             if following != [number + 1] or instruction.base == "EXIT":
                 jumps[number] = following
-            elif number + 1 not in known:
-                number += 1
-                continue
+            else:
+                jumps.pop(number, None)
+                if number + 1 not in known:
+                    number += 1
+                    continue
             for other in following:
                 merged = _merged(known.get(other, {}), meetings)
                 if other not in known or merged != known[other]:
                     known[other] = merged
                     todo.append(other)
             break
+    for number, following in jumps.items():
+        if instructions[number].base == "BSYNC" and not following:
+            raise UnknownCode(f"sass: nothing says where the threads of '{instructions[number]}' meet")
     starts = sorted(known)
     place = {start: number for number, start in enumerate(starts)}
     found = []
@@ -220,9 +225,8 @@ def _following(
     elif base in ("EXIT", "KILL"):
         found = []
     elif base == "BSYNC":
+        # None as yet, perhaps: a call from elsewhere seems to return here too, and may be seen first.
         found = sorted(meetings.get(instruction.operands[0], ()))
-        if not found:
-            raise UnknownCode(f"sass: nothing says where the threads of '{instruction}' meet")
     elif base.startswith(("BRX", "JM", "UBR")):
         raise UnknownCode(f"sass: the target of '{instruction}' is unknown")
     else:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import gpucast
-from bench import static_quantize
+from bench import static_quantize, static_tiles
 from bench.heatmap import heatmap
 from bench.revision import commit
 from bench.static_budget import KNOWN, budget, over, problems, verdict
@@ -66,6 +66,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             quantizing = static_quantize.measure(arch)
             static_quantize.report(quantizing)
             figures["failures"] += static_quantize.verdict(quantizing)
+            tiles = static_tiles.measure(arch)
+            static_quantize.report(tiles)
+            figures["failures"] += static_quantize.verdict(tiles, static_tiles.KNOWN)
         if arguments.pictures is not None:
             arguments.pictures.mkdir(parents=True, exist_ok=True)
             picture(arguments.pictures / f"static-{arch}.svg", arch, kernels)
@@ -75,7 +78,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         print(line)
     if len(failures) > _LINES:
         print(f"... and {len(failures) - _LINES} more; --json has all")
-    print(f"{len(failures)} failures, {len(KNOWN) + len(static_quantize.KNOWN)} known misses")
+    known = len(KNOWN) + len(static_quantize.KNOWN) + len(static_tiles.KNOWN)
+    print(f"{len(failures)} failures, {known} known misses")
     return figures
 
 

@@ -50,18 +50,20 @@ KNOWN: dict[tuple[str, str, str], str] = {
 }
 
 
-def budget(kernel: Kernel) -> float | None:
-    """Instructions per element that the kernel may take; None where its architecture or its shape has no budget."""
+def budget(kernel: Kernel, results: int = 1) -> float | None:
+    """Instructions per element that the kernel may take, which writes so many arrays; None where its architecture or
+    its shape has no budget."""
     per_byte = PER_BYTE.get(kernel.capability)
     if per_byte is None or kernel.source.shape != "contiguous":
         return None
-    allowed = max(per_byte * kernel.moved, LEAST if kernel.moved < 1 else 0.0)
+    moved = kernel.moved + (results - 1) * kernel.rule.dst.bits / 8
+    allowed = max(per_byte * moved, LEAST if moved < 1 else 0.0)
     return allowed + FINDING / kernel.source.elements if kernel.many else allowed
 
 
-def over(kernel: Kernel) -> float:
+def over(kernel: Kernel, results: int = 1) -> float:
     """Instructions over budget: 1 is just within it. NaN without a budget."""
-    allowed = budget(kernel)
+    allowed = budget(kernel, results)
     return math.nan if allowed is None else kernel.per_element / allowed
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tables import markdown
 
+from bench import host_quantize
 from bench.quantization_error import RESULT, table
 from gpucast.quantization import FORMATS, Format
 
@@ -32,4 +33,13 @@ def errors() -> str:
     return table(json.loads(RESULT.read_text(encoding="utf-8")))
 
 
-TABLES: dict[str, Callable[..., str]] = {"formats": formats, "quantization_errors": errors}
+def host_speed() -> str:
+    """The committed figures of the host."""
+    return host_quantize.table(host_quantize.newest())
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "formats": formats,
+    "quantization_errors": errors,
+    "quantization_host_speed": host_speed,
+}

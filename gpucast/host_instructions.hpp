@@ -197,6 +197,93 @@ inline int greater_integer(int a, int b) { return a > b ? a : b; }
 inline unsigned min_s16x2(unsigned a, unsigned b) { return both_integers<short>(a, b, lesser_integer); }
 inline unsigned max_s16x2(unsigned a, unsigned b) { return both_integers<short>(a, b, greater_integer); }
 inline unsigned min_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, lesser_integer); }
+inline unsigned max_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, greater_integer); }
+
+inline void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
+    c = mul_rn(a, factor);
+    d = mul_rn(b, factor);
+}
+inline void fma_rn_f32x2(float a, float b, float factor, float more, float& c, float& d) {
+    c = fma_rn(a, factor, more);
+    d = fma_rn(b, factor, more);
+}
+
+// A float of which the finite numbers count; `Largest` is the code of the largest.
+template <int MantissaBits, int Bias, int Largest, int SignBit>
+struct Small {
+    static float value(unsigned code) {
+        const int field = int(code) >> MantissaBits, hidden = 1 << MantissaBits, fraction = int(code) & (hidden - 1);
+        return std::ldexp(float(field ? hidden + fraction : fraction), (field ? field : 1) - Bias - MantissaBits);
+    }
+    // To nearest, ties to the even code, saturating; written as a search, so that it shares nothing with the kernels.
+    static unsigned code(float a) {
+        // Of 8 bits; of 4 bits nothing stands for NaN, and it becomes the largest number.
+        if (a != a) return SignBit == 7 ? 0x7f : Largest;
+        const float magnitude = std::fabs(a);
+        unsigned below = 0, above = Largest;
+        if (magnitude >= value(Largest)) below = above;
+        while (above - below > 1) {
+            const unsigned middle = (below + above) / 2;
+            (value(middle) <= magnitude ? below : above) = middle;
+        }
+        const double down = double(magnitude) - value(below), up = double(value(above)) - magnitude;
+        const unsigned found = down < up || (down == up && below % 2 == 0) ? below : above;
+        return found | (std::signbit(a) ? 1u << SignBit : 0);
+    }
+};
+typedef Small<3, 7, 0x7e, 7> E4M3;
+typedef Small<2, 15, 0x7b, 7> E5M2;
+typedef Small<1, 1, 7, 3> E2M1;
+inline unsigned cvt_e4m3x4(float a, float b, float c, float d) {
+    return E4M3::code(a) | E4M3::code(b) << 8 | E4M3::code(c) << 16 | E4M3::code(d) << 24;
+}
+inline unsigned cvt_e5m2x4(float a, float b, float c, float d) {
+    return E5M2::code(a) | E5M2::code(b) << 8 | E5M2::code(c) << 16 | E5M2::code(d) << 24;
+}
+inline unsigned cvt_e4m3x2(float a, float b) { return E4M3::code(a) | E4M3::code(b) << 8; }
+inline unsigned cvt_e2m1x8(const float (&a)[8]) {
+    unsigned d = 0;
+    for (int i = 0; i < 8; ++i) d |= E2M1::code(a[i]) << (4 * i);
+    return d;
+}
+inline unsigned cvt_rz_f16(float a) {
+    // Toward zero: as the nearest double of 11 bits below. Beyond the largest number it stays there.
+    if (std::isinf(a)) return std::signbit(a) ? 0xfc00 : 0x7c00;
+    unsigned nearest = F16::code(a);
+    if (a == a && std::fabs(F16::value(nearest)) > std::fabs(a)) --nearest;
+    return nearest;
+}
+inline unsigned cvt_rz_f16x2(float a, float b) { return cvt_rz_f16(a) | cvt_rz_f16(b) << 16; }
+inline unsigned cvt_rn_f16x2(float a, float b) { return F16::code(a) | F16::code(b) << 16; }
+inline unsigned cvt_rn_bf16x2(float a, float b) { return BF16::code(a) | BF16::code(b) << 16; }
+inline void cvt_f32_f16x2(unsigned a, float& low, float& high) {
+    low = cvt_f32_f16(a);
+    high = cvt_f32_f16(a >> 16);
+}
+inline void cvt_f16x8_e2m1(unsigned a, unsigned (&d)[4]) {
+    for (int i = 0; i < 4; ++i) {
+        d[i] = 0;
+        for (int j = 0; j < 2; ++j) {
+            const unsigned code = a >> (8 * i + 4 * j) & 15;
+            d[i] |= (F16::code(E2M1::value(code & 7)) | (code & 8) << 12) << (16 * j);
+        }
+    }
+}
+// Of codes of FLOAT8E4M3FN and FLOAT8E5M2; NaN is the canonical one.
+inline unsigned f16_of_e4m3(unsigned code) {
+    const unsigned sign = (code & 0x80) << 8, magnitude = code & 0x7f;
+    return magnitude == 0x7f ? 0x7fff : sign | F16::code(E4M3::value(magnitude));
+}
+inline unsigned f16_of_e5m2(unsigned code) { return (code & 0x7f) > 0x7c ? 0x7fff : code << 8; }
+inline unsigned cvt_f16x2_e4m3(unsigned a) { return f16_of_e4m3(a & 255) | f16_of_e4m3(a >> 8 & 255) << 16; }
+inline void cvt_f16x4_e4m3(unsigned a, unsigned& low, unsigned& high) {
+    low = cvt_f16x2_e4m3(a);
+    high = cvt_f16x2_e4m3(a >> 16);
+}
+inline void cvt_f16x4_e5m2(unsigned a, unsigned& low, unsigned& high) {
+    low = f16_of_e5m2(a & 255) | f16_of_e5m2(a >> 8 & 255) << 16;
+    high = f16_of_e5m2(a >> 16 & 255) | f16_of_e5m2(a >> 24) << 16;
+}
 
 }  // namespace ptx
 }  // namespace gpucast

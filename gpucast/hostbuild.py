@@ -37,14 +37,15 @@ _SHIM = """
 #define __global__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
 #define GPUCAST_GRID_CONSTANT(TYPE) const TYPE&
 #define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
 #define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
 namespace {
 struct { unsigned x; } blockIdx, threadIdx;
-bool before_barrier, at_barrier;
+unsigned phase, passed;
+bool at_barrier;
 unsigned long long misaligned;
 void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigned long long)pointer % bytes != 0; }
 }
@@ -60,9 +61,11 @@ inline int redux_max(int a) {
 }
 }
 }
-// A block's threads run one after the other: first all of them up to the barrier, then all of them anew, past it.
-#define GPUCAST_BARRIER() if (before_barrier) { at_barrier = true; return; }
-// The first time each thread leaves what it has found.
+// A block's threads run one after the other: all of them up to the first barrier, then all anew up to the second, and so
+// on. So a kernel writes each place in shared memory between the same two barriers only: nothing takes another's place.
+#define GPUCAST_OVERLAY struct
+#define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
+// Before the barrier each thread leaves what it has found.
 #define GPUCAST_MERGE(LANES, FOUND) \\
     static decltype(FOUND) found_by[1024]; \\
     found_by[threadIdx.x] = FOUND; \\
@@ -75,12 +78,14 @@ _LAUNCH = """
 extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, unsigned blocks) {{
     misaligned = 0;
     for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x) {{
-        at_barrier = false;
-        before_barrier = true;
-        for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {name}({arguments});
-        before_barrier = false;
-        if (at_barrier)
-            for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {name}({arguments});
+        at_barrier = true;
+        for (phase = 0; at_barrier; ++phase) {{
+            at_barrier = false;
+            for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {{
+                passed = 0;
+                {name}({arguments});
+            }}
+        }}
     }}
     return misaligned;
 }}

@@ -19,6 +19,13 @@ namespace ptx {
         asm(INSTRUCTION " %0, %1, %2;" : "=" TC(d) : TC(a), BC(b));    \
         return d;                                                      \
     }
+// The second operand stands first in PTX: it goes into the upper half.
+#define GPUCAST_BINARY_OF(NAME, INSTRUCTION, D, DC, A, AC)             \
+    GPUCAST_INLINE D NAME(A a, A b) {                                  \
+        D d;                                                           \
+        asm(INSTRUCTION " %0, %2, %1;" : "=" DC(d) : AC(a), AC(b));    \
+        return d;                                                      \
+    }
 #define GPUCAST_TERNARY(NAME, INSTRUCTION, T, TC)                              \
     GPUCAST_INLINE T NAME(T a, T b, T c) {                                     \
         T d;                                                                   \
@@ -94,6 +101,59 @@ GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
 GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_s16x2, "max.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(min_u16x2, "min.u16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_u16x2, "max.u16x2", u32, "r", u32, "r")
+
+// Of two floats at a time, the second factor the same; from sm_100 on.
+GPUCAST_INLINE void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %4}; mul.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor));
+}
+GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, float& c, float& d) {
+    asm("{.reg .b64 x, y, z; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %4}; mov.b64 z, {%5, %5};\n"
+        "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(more));
+}
+
+// Numbers that are not NaN to small floats, `a` in the lowest bits: to nearest, ties to even; what is beyond the largest
+// becomes the largest, and zeros keep their signs. To 8 bits from sm_89 on, to 4 bits where GPUCAST_SPECIFIC is set.
+#define GPUCAST_TO_FLOAT8(NAME, INSTRUCTION)                                                                       \
+    GPUCAST_INLINE u32 NAME(float a, float b, float c, float d) {                                                  \
+        u32 e;                                                                                                     \
+        asm("{.reg .b16 x, y; " INSTRUCTION " x, %2, %1; " INSTRUCTION " y, %4, %3; mov.b32 %0, {x, y};}"          \
+            : "=r"(e) : "f"(a), "f"(b), "f"(c), "f"(d));                                                           \
+        return e;                                                                                                  \
+    }
+GPUCAST_TO_FLOAT8(cvt_e4m3x4, "cvt.rn.satfinite.e4m3x2.f32")
+GPUCAST_TO_FLOAT8(cvt_e5m2x4, "cvt.rn.satfinite.e5m2x2.f32")
+GPUCAST_INLINE u32 cvt_e4m3x2(float a, float b) {
+    u32 d;
+    asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %2, %1; cvt.u32.u16 %0, x;}" : "=r"(d) : "f"(a), "f"(b));
+    return d;
+}
+GPUCAST_INLINE u32 cvt_e2m1x8(const float (&a)[8]) {
+    u32 d;
+    asm("{.reg .b8 x, y, z, w; cvt.rn.satfinite.e2m1x2.f32 x, %2, %1; cvt.rn.satfinite.e2m1x2.f32 y, %4, %3;\n"
+        "cvt.rn.satfinite.e2m1x2.f32 z, %6, %5; cvt.rn.satfinite.e2m1x2.f32 w, %8, %7; mov.b32 %0, {x, y, z, w};}"
+        : "=r"(d) : "f"(a[0]), "f"(a[1]), "f"(a[2]), "f"(a[3]), "f"(a[4]), "f"(a[5]), "f"(a[6]), "f"(a[7]));
+    return d;
+}
+// Two floats to float16 and to bfloat16, `a` in the low half; from sm_80 on.
+GPUCAST_BINARY_OF(cvt_rz_f16x2, "cvt.rz.f16x2.f32", u32, "r", float, "f")
+GPUCAST_BINARY_OF(cvt_rn_f16x2, "cvt.rn.f16x2.f32", u32, "r", float, "f")
+GPUCAST_BINARY_OF(cvt_rn_bf16x2, "cvt.rn.bf16x2.f32", u32, "r", float, "f")
+// Four bytes to two words of float16, exactly; NaN to NaN. From sm_89 on.
+#define GPUCAST_FROM_FLOAT8(NAME, INSTRUCTION)                                                              \
+    GPUCAST_INLINE void NAME(u32 a, u32& low, u32& high) {                                                  \
+        asm("{.reg .b16 x, y; mov.b32 {x, y}, %2; " INSTRUCTION " %0, x; " INSTRUCTION " %1, y;}"           \
+            : "=r"(low), "=r"(high) : "r"(a));                                                              \
+    }
+GPUCAST_FROM_FLOAT8(cvt_f16x4_e4m3, "cvt.rn.f16x2.e4m3x2")
+GPUCAST_FROM_FLOAT8(cvt_f16x4_e5m2, "cvt.rn.f16x2.e5m2x2")
+GPUCAST_INLINE u32 cvt_f16x2_e4m3(u32 a) {
+    u32 d;
+    asm("{.reg .b16 x, y; mov.b32 {x, y}, %1; cvt.rn.f16x2.e4m3x2 %0, x;}" : "=r"(d) : "r"(a));
+    return d;
+}
 
 // Tells the static check of the machine code that what comes here is rare (bench/sass_paths.py); else without effect.
 GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
@@ -169,6 +229,18 @@ GPUCAST_INLINE u64 mul_wide(u32 a, u32 b) {
     return d;
 }
 
+// Eight codes of 4 bits to four words of float16, exactly. Where GPUCAST_SPECIFIC is set.
+GPUCAST_INLINE void cvt_f16x8_e2m1(u32 a, u32 (&d)[4]) {
+    asm("{.reg .b8 x, y, z, w; mov.b32 {x, y, z, w}, %4; cvt.rn.f16x2.e2m1x2 %0, x; cvt.rn.f16x2.e2m1x2 %1, y;\n"
+        "cvt.rn.f16x2.e2m1x2 %2, z; cvt.rn.f16x2.e2m1x2 %3, w;}"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a));
+}
+
+// Two float16; exact.
+GPUCAST_INLINE void cvt_f32_f16x2(u32 a, float& low, float& high) {
+    asm("{.reg .b16 x, y; mov.b32 {x, y}, %2; cvt.f32.f16 %0, x; cvt.f32.f16 %1, y;}" : "=f"(low), "=f"(high) : "r"(a));
+}
+
 // A float16 in the low half; exact.
 GPUCAST_INLINE float cvt_f32_f16(u32 a) {
     float d;
@@ -178,6 +250,9 @@ GPUCAST_INLINE float cvt_f32_f16(u32 a) {
 
 #undef GPUCAST_UNARY
 #undef GPUCAST_BINARY
+#undef GPUCAST_BINARY_OF
+#undef GPUCAST_TO_FLOAT8
+#undef GPUCAST_FROM_FLOAT8
 #undef GPUCAST_TERNARY
 
 }  // namespace ptx

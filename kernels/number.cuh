@@ -11,6 +11,21 @@
 #ifndef GPUCAST_ARCH
 #define GPUCAST_ARCH __CUDA_ARCH__
 #endif
+// Whether there are conversions to floats of 8 bits: sm_89 has them, which the compiler of CUDA 12.0 does not know.
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ == 0
+#define GPUCAST_FLOAT8 (GPUCAST_ARCH >= 900)
+#else
+#define GPUCAST_FLOAT8 (GPUCAST_ARCH >= 890)
+#endif
+// Whether there are conversions to floats of 4 bits: the variants `a` and `f` of sm_100 and later have them.
+#if defined(GPUCAST_HOST)
+#define GPUCAST_SPECIFIC (GPUCAST_ARCH >= 1000)
+#elif defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__) || defined(__CUDA_ARCH_FEAT_SM100_ALL) \
+    || defined(__CUDA_ARCH_FEAT_SM101_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL)
+#define GPUCAST_SPECIFIC (GPUCAST_ARCH >= 1000)
+#else
+#define GPUCAST_SPECIFIC 0
+#endif
 
 namespace gpucast {
 

@@ -20,6 +20,11 @@ struct Blocks {
     GPUCAST_INLINE i64 count() const { return (apart ? outer : 1) * grid_rows * grid_columns; }
 };
 
+// What divides numbers of 32 bits by a multiplication (gpucast/quantization/source.py).
+struct Division {
+    u32 magic, first, second;
+};
+
 struct QuantizeArguments {
     u8* scales;
     // Null in symmetric formats.
@@ -31,6 +36,8 @@ struct QuantizeArguments {
     i64 parts, chunk;
     Random random;
     Blocks blocks;
+    // By the blocks' columns, rows, block_columns and block_rows.
+    Division columns, rows, block_columns, block_rows;
 };
 
 // ---- one pass: blocks of a power of two elements along the last axis, none of them cut ----
@@ -53,11 +60,15 @@ GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeA
     const float global = global_value<F>(given.global_scale);
     const Scale scale = scale_of<F, Float, Double>(found, global);
     if (threadIdx.x % lanes == 0) {
-        store_element<F::scale::bits>(given.scales + thread / lanes * (F::scale::bits / 8), scale.code);
+        // Here the scales are an array of its own, so aligned.
+        Tile<F::scale::bits / 8> code = {{scale.code}};
+        store_aligned(given.scales + thread / lanes * (F::scale::bits / 8), code);
         if constexpr (F::zero_points) given.zero_points[thread / lanes] = u8(scale.zero_point);
     }
     DstTile out = {};
-    Divisor<F, Src, Float, Double>(scale, global).template tile<Elements, !F::zero_points>(in, out, begin, finite, given.random);
+    // A scale that is NaN tells of what is not finite.
+    const bool known = F::nan_in_scale || finite;
+    Divisor<F, Src, Float, Double>(scale, global).template tile<Elements, !F::zero_points>(in, out, begin, known, given.random);
     store_aligned(dst + begin * i64(Row::bits) / 8, out);
 }
 
@@ -149,21 +160,35 @@ GPUCAST_INLINE void find_global_scale(u8* dst, const QuantizeArguments& given) {
     store_element<32>(dst, code < 1u << 23 ? 1u << 23 : code);
 }
 
-// Where an element's block is; `next` is the one behind it. `Index` holds the number of elements.
 template <typename Index>
+GPUCAST_INLINE Index divided(Index n, i64 by, const Division& division) {
+    if constexpr (sizeof(Index) == 8) {
+        return n / Index(by);
+    } else {
+        const u32 part = u32(ptx::mul_wide(n, division.magic) >> 32);
+        return (part + ((n - part) >> division.first)) >> division.second;
+    }
+}
+
+// Where an element's block is; `next` is the one behind it. `Index` holds the number of elements; `single` where there is
+// one block.
+template <typename Index, bool single>
 struct Place {
+    const QuantizeArguments& given;
     const Blocks& blocks;
     Index outer, row, column, in_block, block;
 
-    GPUCAST_INLINE Place(const Blocks& all, i64 i, i64 n) : blocks(all), outer(0), row(0), column(Index(i)), in_block(Index(i)), block(0) {
-        if (all.columns >= n && all.block_columns >= n) return;
-        const Index line = Index(i) / Index(all.columns);
-        column -= line * Index(all.columns);
-        outer = line / Index(all.rows);
-        row = line - outer * Index(all.rows);
+    GPUCAST_INLINE Place(const QuantizeArguments& all, i64 i, i64 n)
+        : given(all), blocks(all.blocks), outer(0), row(0), column(Index(i)), in_block(Index(i)), block(0) {
+        if (single || (blocks.columns >= n && blocks.block_columns >= n)) return;
+        const Index line = divided(Index(i), blocks.columns, given.columns);
+        column -= line * Index(blocks.columns);
+        outer = divided(line, blocks.rows, given.rows);
+        row = line - outer * Index(blocks.rows);
         find();
     }
     GPUCAST_INLINE void next() {
+        if constexpr (single) return;
         ++column;
         if (column == Index(blocks.columns)) {
             column = 0;
@@ -180,14 +205,15 @@ struct Place {
     }
     // Elements from here to the end of the row of the block.
     GPUCAST_INLINE Index left() const {
+        if constexpr (single) return ~Index(0);
         const Index in_row = Index(blocks.columns) - column, here = Index(blocks.block_columns) - in_block;
         return in_row < here ? in_row : here;
     }
 
 private:
     GPUCAST_INLINE void find() {
-        const Index along = column / Index(blocks.block_columns);
-        const Index above = (blocks.apart ? outer : 0) * Index(blocks.grid_rows) + row / Index(blocks.block_rows);
+        const Index along = divided(column, blocks.block_columns, given.block_columns);
+        const Index above = (blocks.apart ? outer : 0) * Index(blocks.grid_rows) + divided(row, blocks.block_rows, given.block_rows);
         in_block = column - along * Index(blocks.block_columns);
         block = above * Index(blocks.grid_columns) + along;
     }
@@ -202,7 +228,7 @@ GPUCAST_INLINE Scale load_scale(const QuantizeArguments& given, i64 block) {
     return {code, zero, F::nan_in_scale && (code & 0x7fffffff) >= u32(Row::nan_code)};
 }
 
-template <typename F, typename Src, typename Float, typename Double, typename Index, u32 Elements, u32 Threads>
+template <typename F, typename Src, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
 GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
@@ -213,7 +239,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
     const float global = global_value<F>(given.global_scale);
     const u8* from = src + begin * i64(Src::bits / 8);
     u8* to = dst + begin * i64(Row::bits) / 8;
-    Place<Index> place(given.blocks, begin, n);
+    Place<Index, single> place(given, begin, n);
     if (last == Elements && place.left() >= Elements && (address(from) & (Tile<Elements * Src::bits / 8>::piece - 1)) == 0) {
         Tile<Elements * Src::bits / 8> in;
         Tile<Elements * Row::bits / 8> out = {};
@@ -241,39 +267,49 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
 // ---- back ----
 
 // The numbers of a block's codes.
+//
+// The value v of a code times a scale of powers of two is a FLOAT, or infinite; so is v times a scale of few bits. Another
+// factor f has B significant bits. v has 9 bits at most: where B is at most 12 their product is a FLOAT. Else the product,
+// an odd number of more than 12 bits times a power of two, is never halfway between two numbers of 11 bits or fewer: it is
+// cut off and its last bit set, and that one is beside the same numbers as the product (float32.cuh).
 template <typename F, typename Dst, typename Float, typename Double>
 struct Multiplier {
     typedef typename F::element Row;
     typedef typename WordOf<Dst::bits == 64>::type Word;
-    // The product of a code's value and a scale of few bits is a FLOAT; with the other factor it is rounded once.
-    enum : bool { by_float = Dst::bits != 64 };
+    enum : bool {
+        by_power = F::scale::is_e8m0 && !F::global_scale,
+        by_float = Dst::bits <= 32 && (!F::global_scale || is_e4m3<typename F::scale>())
+    };
+    static_assert(Row::bits <= 8, "values of up to 9 bits");
     Scale scale;
-    float global, first, second;
-    bool plain;
+    float global;
 
-    GPUCAST_INLINE Multiplier(const Scale& of, float global_scale)
-        : scale(of), global(global_scale), first(narrow_scale<F, Float>(of.code)), second(global_scale) {
-        // Neither infinite nor NaN: what those make of zeros is the processor's choice.
-        const float largest = ptx::as_float(u32(Float::max_code));
-        plain = ptx::abs(first) <= largest && ptx::abs(global) <= largest;
-    }
+    GPUCAST_INLINE Multiplier(const Scale& of, float global_scale) : scale(of), global(global_scale) {}
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         if constexpr (by_float) {
-            u32 found[Elements];
-            bool good = plain;
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) found[i] = product(get<Row::bits, u32>(in, i), good);
-            if (good) {
+            const float first = ptx::mul_rn(narrow_scale<F, Float>(scale.code), lift());
+            const float factor = F::global_scale ? global : first;
+            // Neither infinite nor NaN: what those make of zeros is the processor's choice. Nor subnormal: of these B is not
+            // known.
+            const u32 magnitude = ptx::bits(factor) & 0x7fffffff, least = by_power ? 0 : 1u << 23;
+            bool plain = magnitude - least < u32(Float::inf_code) - least;
+            if constexpr (F::global_scale) plain &= first == first;
+            float value[Elements];
+            plain &= values<Elements>(in, value);
+            if (plain) {
+                const u32 last = !by_power && (ptx::bits(factor) & 0xfff) != 0;
                 const u32 count = Group<Dst::bits, Elements>::elements;
 #pragma unroll
                 for (u32 i = 0; i < Elements; i += count) {
                     u32 some[count];
 #pragma unroll
-                    for (u32 j = 0; j < count; ++j) some[j] = found[i + j];
-                    if constexpr (u32(Dst::bits) == 32) put<32>(out, i, some[0]);
-                    else put_lanes<Dst::bits, count>(out, i, cast_lanes<Finite<Float>, Dst>(some, ToWide()));
+                    for (u32 j = 0; j < count; ++j) {
+                        const float x = F::global_scale ? ptx::mul_rn(value[i + j], first) : value[i + j];
+                        some[j] = product(x, factor, last);
+                    }
+                    put_numbers(out, i, some);
                 }
                 return;
             }
@@ -296,34 +332,109 @@ struct Multiplier {
     }
 
 private:
-    // Exact or rounded to odd (float32.cuh), to FLOAT rounded as products are. `good` becomes false where it is neither.
-    GPUCAST_INLINE u32 product(u32 code, bool& good) const {
-        float value;
-        if constexpr (Row::is_int) {
-            value = ptx::cvt_rn_f32(int(integer<Row>(code)) - scale.zero_point);
-        } else {
-            if constexpr (Row::has_nan && !Row::has_negative_zero) good &= code != u32(Row::nan_code);
-            else if constexpr (Row::has_nan || Row::has_inf) good &= (code & ~u32(Row::sign_code)) <= u32(Row::max_code);
-            value = ptx::as_float(float_code<Finite<Row>, Float>(code));
-        }
-        const float x = F::global_scale ? ptx::mul_rn(value, first) : value, y = F::global_scale ? second : first;
+    // The bits of a product that need not be rounded any more, or are to be rounded once.
+    static GPUCAST_INLINE u32 product(float x, float factor, u32 last) {
+        if constexpr (by_power || u32(Dst::bits) == 32) return ptx::bits(ptx::mul_rn(x, factor));
+        else return ptx::bits(ptx::mul_rz(x, factor)) | last;
+    }
+    template <u32 N, u32 Bytes>
+    static GPUCAST_INLINE void put_numbers(Tile<Bytes>& out, u32 i, const u32 (&some)[N]) {
         if constexpr (u32(Dst::bits) == 32) {
-            return ptx::bits(ptx::mul_rn(x, y));
-        } else if constexpr (F::scale::is_e8m0) {
-            const float found = ptx::mul_rn(x, y);
-            // Subnormal FLOATs may have lost something.
-            good &= ptx::abs(found) >= ptx::as_float(1u << 23) || value == 0;
-            return ptx::bits(found);
+            out.word[i] = some[0];
+        } else if constexpr (u32(Dst::bits) == 16 && N == 2 && GPUCAST_ARCH >= 800) {
+            const float a = ptx::as_float(some[0]), b = ptx::as_float(some[1]);
+            out.word[i / 2] = is_upper_half<Dst>() ? ptx::cvt_rn_bf16x2(a, b) : ptx::cvt_rn_f16x2(a, b);
         } else {
-            const float cut = ptx::mul_rz(x, y);
-            // Below 2^-102 FLOAT may not hold what was cut off.
-            good &= ptx::abs(cut) >= ptx::as_float(25u << 23) || value == 0;
-            return ptx::bits(cut) | ptx::set_ne(ptx::fma_rn(x, y, ptx::neg(cut)), 0);
+            put_lanes<Dst::bits, N>(out, i, cast_lanes<Finite<Float>, Dst>(some, ToWide()));
+        }
+    }
+
+    // What `values` are to be multiplied with.
+    static GPUCAST_CONSTANT float lift() { return is_float4<Row>() && !has_conversion<Row>() ? 16384.0f : 1.0f; }
+
+    // The values of all codes. False where one is NaN or infinite.
+    template <u32 Elements, u32 Bytes>
+    GPUCAST_INLINE bool values(const Tile<Bytes>& in, float (&value)[Elements]) const {
+        const u32 of_word = 32 / Row::bits;
+        if constexpr (Row::is_int && 8 % Row::bits == 0 && Elements % of_word == 0) {
+            // Bytes in the last places of 2^23.
+            const u32 of_byte = 8 / Row::bits, moved = Row::sign_code;
+            const float less = ptx::cvt_rn_f32(-int(8388608 + moved) - scale.zero_point);
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) {
+                const u32 word = in.word[i / of_word] >> (u32(Row::bits) * (i % of_byte));
+                const u32 bytes = (word & repeated<8>(u32(Row::mask))) ^ repeated<8>(moved);
+                value[i] = ptx::add_rn(ptx::as_float(ptx::prmt(bytes, 0x4b000000, 0x7540 + i % of_word / of_byte)), less);
+            }
+            return true;
+        } else if constexpr (has_conversion<Row>() && u32(Row::bits) == 8 && Elements % 4 == 0) {
+            u32 any = 0;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                const u32 codes = in.word[i / 4];
+                u32 low, high;
+                if constexpr (is_e4m3<Row>()) ptx::cvt_f16x4_e4m3(codes, low, high);
+                else ptx::cvt_f16x4_e5m2(codes, low, high);
+                ptx::cvt_f32_f16x2(low, value[i], value[i + 1]);
+                ptx::cvt_f32_f16x2(high, value[i + 2], value[i + 3]);
+                // The top bit is set where a code is above the largest number's.
+                any |= (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - u32(Row::max_code));
+            }
+            return (any & repeated<8>(0x80)) == 0;
+        } else if constexpr (is_float4<Row>() && Elements % 8 == 0) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 8) {
+                const u32 codes = in.word[i / 8];
+                u32 halves[4];
+                if constexpr (has_conversion<Row>()) {
+                    ptx::cvt_f16x8_e2m1(codes, halves);
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) ptx::cvt_f32_f16x2(halves[j], value[i + 2 * j], value[i + 2 * j + 1]);
+                } else {
+                    // The smallest normal element becomes the smallest normal FLOAT16: see `lift`.
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        const u32 magnitudes = j < 3 ? codes << (j < 3 ? 9 - 4 * j : 0) : codes >> 3;
+                        const u32 half = (magnitudes & repeated<16>(0x0e00)) | (codes << (12 - 4 * j) & repeated<16>(0x8000));
+                        ptx::cvt_f32_f16x2(half, value[i + j], value[i + j + 4]);
+                    }
+                }
+            }
+            return true;
+        } else {
+            bool good = true;
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) {
+                const u32 code = get<Row::bits, u32>(in, i);
+                if constexpr (Row::is_int) {
+                    value[i] = ptx::cvt_rn_f32(int(integer<Row>(code)) - scale.zero_point);
+                } else {
+                    if constexpr (Row::has_nan && !Row::has_negative_zero) good &= code != u32(Row::nan_code);
+                    else if constexpr (Row::has_nan || Row::has_inf) good &= (code & ~u32(Row::sign_code)) <= u32(Row::max_code);
+                    value[i] = ptx::as_float(float_code<Finite<Row>, Float>(code));
+                }
+            }
+            return good;
         }
     }
 };
 
-template <typename F, typename Dst, typename Float, typename Double, typename Index, u32 Elements, u32 Threads>
+// Rows of whole blocks of a power of two elements, in aligned arrays.
+template <typename F, typename Dst, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
+GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
+    typedef typename F::element Row;
+    const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
+    if (begin >= n) return;
+    Tile<Elements * Row::bits / 8> in;
+    Tile<Elements * Dst::bits / 8> out = {};
+    load_aligned(src + begin * i64(Row::bits) / 8, in);
+    const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, begin / Block), global_value<F>(given.global_scale));
+    multiplier.template tile<Elements>(in, out);
+    store_aligned(dst + begin * i64(Dst::bits / 8), out);
+}
+
+// All others.
+template <typename F, typename Dst, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
 GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef typename F::element Row;
     const u32 in_bytes = Elements * Row::bits / 8, out_bytes = Elements * Dst::bits / 8;
@@ -333,7 +444,7 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     const float global = global_value<F>(given.global_scale);
     const u8* from = src + begin * i64(Row::bits) / 8;
     u8* to = dst + begin * i64(Dst::bits / 8);
-    Place<Index> place(given.blocks, begin, n);
+    Place<Index, single> place(given, begin, n);
     if (last == Elements && place.left() >= Elements && (address(from) & (Tile<in_bytes>::piece - 1)) == 0
         && (address(to) & (Tile<out_bytes>::piece - 1)) == 0) {
         const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, place.block), global);

@@ -61,10 +61,16 @@ struct Found {
     GPUCAST_INLINE bool see_tile(const Tile<Bytes>& in) {
         Word largest = 0;
         if constexpr (!zero_points && Src::bits == 16 && GPUCAST_ARCH >= 900) {
-            u32 pair = 0;
+            // Codes with a sign are the largest where there is one; as signed numbers all others are above them.
+            u32 any = in.word[0], positive = any;
 #pragma unroll
-            for (u32 i = 0; i < Tile<Bytes>::words; ++i) pair = ptx::max_s16x2(pair, in.word[i] & repeated<16>(0x7fff));
-            largest = V::of(pair >> 16 > (pair & 0xffff) ? pair >> 16 : pair & 0xffff);
+            for (u32 i = 1; i < Tile<Bytes>::words; ++i) {
+                any = ptx::max_u16x2(any, in.word[i]);
+                positive = ptx::max_s16x2(positive, in.word[i]);
+            }
+            const u32 pair = ptx::max_s16x2(positive, any & repeated<16>(0x7fff));
+            const u32 low = pair << 16, high = pair & 0xffff0000;
+            largest = V::of((low > high ? low : high) >> 16);
         } else if constexpr (!zero_points && Src::bits == 32 && GPUCAST_ARCH >= 800) {
             float most = 0;
 #pragma unroll
@@ -100,34 +106,6 @@ struct Found {
     GPUCAST_INLINE bool lost() const { return (low > high ? low : high) >= Word(V::infinity); }
 };
 
-// ---- quotients ----
-
-// Magnitudes of FLOATs divided by the product of two FLOATs, exactly or rounded to odd (float32.cuh), without a division.
-struct Quotient {
-    // The divisor is high + low, its reciprocal about up + down: as exact as two FLOATs can be.
-    float high, low, up, down;
-
-    GPUCAST_INLINE Quotient(float a, float b) : high(ptx::mul_rn(a, b)), low(ptx::fma_rn(a, b, ptx::neg(high))), up(ptx::rcp(high)) {
-        const float rest = ptx::fma_rn(ptx::neg(up), high, 1);
-        down = ptx::mul_rn(ptx::fma_rn(ptx::neg(up), low, rest), up);
-    }
-    // False where the remainder of a quotient that matters may be below all FLOATs, or the reciprocal is.
-    GPUCAST_INLINE bool is_plain() const { return ptx::bits(high) - (67u << 23) <= 120u << 23; }
-
-    // Of magnitudes up to 2^16 times the divisor.
-    template <bool whole>
-    GPUCAST_INLINE u32 odd(float x) const {
-        // The nearest FLOAT, or one that is less than one step away.
-        const float near = ptx::fma_rn(x, up, ptx::mul_rn(x, down));
-        float rest = ptx::fma_rn(ptx::neg(near), high, x);
-        if constexpr (!whole) rest = ptx::fma_rn(ptx::neg(near), low, rest);
-        // Below an even number, one step down and odd; above it, one up; an odd one stays.
-        const u32 found = ptx::bits(near) + u32(int(ptx::bits(rest)) >> 31);
-        // The remainder is zero without a sign, or at least this.
-        return found | ptx::min(ptx::bits(rest), 1u);
-    }
-};
-
 // ---- scales ----
 
 struct Scale {
@@ -143,9 +121,12 @@ GPUCAST_INLINE double scale_value(u32 code) {
     typedef typename F::scale Row;
     return ptx::as_double(cast_code<Row, Double>(u64(code), ToWide()));
 }
+// Infinite for the code of NaN of powers of two.
 template <typename F, typename Float>
 GPUCAST_INLINE float narrow_scale(u32 code) {
-    return ptx::as_float(float_code<typename F::scale, Float>(code));
+    if constexpr (F::scale::is_e8m0) return ptx::as_float(code == 0 ? 1u << 22 : code << 23);
+    else if constexpr (is_e4m3<typename F::scale>() && has_conversion<typename F::scale>()) return ptx::cvt_f32_f16(ptx::cvt_f16x2_e4m3(code));
+    else return ptx::as_float(float_code<typename F::scale, Float>(code));
 }
 
 template <typename F>
@@ -176,6 +157,17 @@ GPUCAST_INLINE void wide_scale(Scale& scale, typename V::Word low_bits, typename
     }
 }
 
+template <typename F>
+GPUCAST_INLINE Scale finished(Scale scale) {
+    if constexpr (F::smallest_scale != 0) {
+        if (scale.code < u32(F::smallest_scale)) scale.code = u32(F::smallest_scale);
+    }
+    if constexpr (F::nan_in_scale) {
+        if (scale.lost) scale.code = u32(F::scale::nan_code);
+    }
+    return scale;
+}
+
 template <typename F, typename Float, typename Double, typename V, bool finite_only>
 GPUCAST_INLINE Scale scale_of(const Found<V, F::zero_points, finite_only>& found, float global) {
     typedef typename F::scale Row;
@@ -193,6 +185,15 @@ GPUCAST_INLINE Scale scale_of(const Found<V, F::zero_points, finite_only>& found
         const float rest = ptx::fma_rn(ptx::neg(near), float(F::divisor()), amax);
         scale.code = ptx::bits(ptx::fma_rn(rest, F::reciprocal(), near));
     } else {
+        if constexpr (is_e4m3<Row>() && has_conversion<Row>()) {
+            // As of elements (`Beside`): both sides of the quotient have the same code, as a rule.
+            const Quotient by(float(F::divisor()), global);
+            const float amax = ptx::as_float(found.high);
+            const u32 codes = ptx::cvt_e4m3x2(ptx::mul_rn(amax, by.reciprocal(-2)), ptx::mul_rn(amax, by.reciprocal(2)));
+            scale.code = codes & 0xff;
+            if (by.is_plain() && ((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
+            ptx::mark_rare();
+        }
         // Where the divisor is tiny or huge, both sides are brought to where FLOAT has the remainder; what is lost is far off.
         const u32 tiny = 67u << 23, huge = 184u << 23, both = ptx::bits(global);
         const float lift = ptx::as_float(both < tiny ? 223u << 23 : both > huge ? 63u << 23 : 127u << 23);
@@ -201,13 +202,7 @@ GPUCAST_INLINE Scale scale_of(const Found<V, F::zero_points, finite_only>& found
         const float amax = ptx::min(ptx::mul_rn(ptx::as_float(found.high), lift), last);
         scale.code = small_steps<Row>(ptx::as_float(by.template odd<false>(amax))) & u32(Row::mask);
     }
-    if constexpr (F::smallest_scale != 0) {
-        if (scale.code < u32(F::smallest_scale)) scale.code = u32(F::smallest_scale);
-    }
-    if constexpr (F::nan_in_scale) {
-        if (scale.lost) scale.code = u32(Row::nan_code);
-    }
-    return scale;
+    return finished<F>(scale);
 }
 
 // ---- elements ----
@@ -229,9 +224,9 @@ struct Divisor {
     bool plain;
 
     GPUCAST_INLINE Divisor(const Scale& of, float global_scale)
-        : scale(of), global(global_scale), factor(1), by(by_float ? narrow_scale<F, Float>(of.code) : 1, global_scale), plain(!of.lost) {
+        : scale(of), global(global_scale), factor(1), by(divisor(of.code, global_scale)), plain(!of.lost) {
         if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
-        else if constexpr (by_float) plain = by.is_plain() && !of.lost;
+        else if constexpr (by_float) plain = by.is_plain();  // NaN is not.
         else plain = false;
     }
 
@@ -287,13 +282,18 @@ struct Divisor {
     }
 
 private:
+    static GPUCAST_INLINE Quotient divisor(u32 code, float global_scale) {
+        if constexpr (!by_float) return Quotient(1);
+        else if constexpr (F::global_scale) return Quotient(narrow_scale<F, Float>(code), global_scale);
+        else return Quotient(narrow_scale<F, Float>(code));
+    }
     GPUCAST_INLINE static int clamped(int sum) {
         return sum < int(F::lowest) ? int(F::lowest) : sum > int(F::largest) ? int(F::largest) : sum;
     }
 
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void plain_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        if constexpr (by_power && Src::bits == 16 && is_upper_half<Src>() && has_halves<Src, Row>()) {
+        if constexpr (by_power && is_upper_half<Src>() && has_halves<Src, Row>() && !has_conversion<Row>()) {
             // The products are exact, or so small that they become zero.
             const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
 #pragma unroll
@@ -302,7 +302,20 @@ private:
                 const u32 high = ptx::fma_rn_bf16x2(in.word[i / 2 + 1], both, repeated<16>(0x8000));
                 put_lanes<Row::bits, 4>(out, i, halves_lanes<Finite<Src>, Row>(low, high, typename F::element_rule()));
             }
+        } else if constexpr (by_power && has_conversion<Row>() && Elements * u32(Row::bits) % 32 == 0) {
+            // As above: the conversion makes the largest code of what is larger.
+            u32 beyond = 0;
+#pragma unroll
+            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+                out.word[i] = Beside<Row>::template codes<false>(numbers<Beside<Row>::elements>(in, i), factor, 0, 0, 0, beyond);
+            }
         } else {
+            if constexpr (by_float && Beside<Row>::known && Elements * u32(Row::bits) % 32 == 0) {
+                if (beside<Elements, fits>(in, out)) return;
+                ptx::mark_rare();
+#pragma unroll
+                for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = 0;
+            }
             const float last = ptx::mul_rn(by.high, F::last());
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
@@ -315,6 +328,54 @@ private:
                 put_lanes<Row::bits, 4>(out, i, lanes<fits>(x, odd));
             }
         }
+    }
+
+    // The numbers of a tile that become word i of the result.
+    template <u32 N, u32 SrcBytes>
+    static GPUCAST_INLINE Numbers<N> numbers(const Tile<SrcBytes>& in, u32 i) {
+        Numbers<N> x;
+#pragma unroll
+        for (u32 j = 0; j < N; ++j) x.of[j] = ptx::as_float(u32(V::of(get<Src::bits, Word>(in, i * N + j))));
+        return x;
+    }
+
+    // False where a quotient is too near the midpoint of two codes to be told from it.
+    template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE bool beside(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        typedef Beside<Row> B;
+        const bool limited = !fits || u32(F::scale::bits) < 32;
+        float low = 0, high = 0;
+        if constexpr (limited && Row::is_int) {
+            low = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::lowest) - scale.zero_point));
+            high = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::largest) - scale.zero_point));
+        }
+        const u32 lowered = B::lowered, zero_points = u32(scale.zero_point) * u32(B::ones_of_byte);
+        const float below = ptx::as_float(ptx::bits(by.reciprocal(-2)) - lowered);
+        const float above = ptx::as_float(ptx::bits(by.reciprocal(2)) - lowered);
+        u32 differ = 0, beyond = 0, other[Tile<DstBytes>::words];
+#pragma unroll
+        for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+            const Numbers<B::elements> x = numbers<B::elements>(in, i);
+            out.word[i] = B::template codes<limited>(x, below, low, high, zero_points, beyond);
+            other[i] = B::template codes<limited>(x, above, low, high, zero_points, beyond);
+            differ |= out.word[i] ^ other[i];
+        }
+        const bool within = (beyond & repeated<8>(0x70)) == 0;
+        if (differ == 0 && within) return true;
+        ptx::mark_rare();
+        u32 bits = 0;
+        if constexpr (Src::bits == 32) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) bits |= in.word[i];
+        }
+        if (!within || !by.is_short() || (bits & 0x1fff) != 0) return false;
+#pragma unroll
+        for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+            // All bits of the lanes whose code, or integer before the zero point, is odd.
+            const u32 odd = ((out.word[i] ^ (u32(scale.zero_point) & 1) * u32(B::ones)) & u32(B::ones)) * u32(Row::mask);
+            out.word[i] = (other[i] & odd) | (out.word[i] & ~odd);
+        }
+        return true;
     }
 
     // Of a finite number. What is cut off, beyond `last`, is out of the elements' range in any case.

@@ -52,6 +52,17 @@ def test_every_way_is_checked_and_timed(machine: FakeMachine, capsys: pytest.Cap
     assert OURS in printed.out and "left out: NotImplementedError" in printed.err
 
 
+@pytest.mark.parametrize("case", [Case("FLOAT", "mxfp8e4m3", transpose="both"), Case("FLOAT", "mxfp8e4m3", 0)], ids=str)
+def test_other_ways(machine: FakeMachine, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of all results, beside what two calls take."""
+    monkeypatch.setattr(gpu_quantize, "_SAMPLES", 2)
+    found = {line["name"]: line for line in measure_case(machine, case, [Rival(machine, "idle", False)], 64, 64)}
+    results = 1 + (case.transpose == "both")
+    assert found[OURS]["bytes"] == 64 * 64 * 4 + results * (64 * 64 + 64 * 64 // 32) and "problem" not in found[OURS]
+    assert ("gpucast, two calls" in found) == (results == 2)
+    assert found["idle"]["left_out"] == "NotImplementedError: measured along rows only"
+
+
 def test_the_memory_holds_what_was_drawn_again_and_again(machine: FakeMachine) -> None:
     data, drawn = filled(machine, Case("FLOAT", "mxfp4"), 300, 32)
     assert drawn.shape == (128, 32)

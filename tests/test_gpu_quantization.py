@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gpucast
+import quotient_cases
 from gpucast.dtypes import dtype
 from gpucast.packed import PackedArray
 from gpucast.quantization import FORMATS, Quantized, host, quantize, reference
@@ -48,6 +49,52 @@ def test_edges_of_blocks(name: str) -> None:
 def test_much_random_data(name: str, source: str) -> None:
     x = gpucast.cast(np.random.default_rng(1).standard_normal((1000, 4096)).astype(np.float32), source)
     compare(quantize(x, name, device="cuda"), host.quantize(x, FORMATS[name]))
+
+
+@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16", "FLOAT16"])
+@pytest.mark.parametrize("name", ["float8e4m3fn_axis", "float8e5m2_axis", "int8_axis", "int4_axis", "int2_axis"])
+def test_quotients_beside_midpoints(name: str, source: str) -> None:
+    """By the device's own conversions, where it has them."""
+    quotient_cases.check_device(name, source, 400)
+
+
+@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16"])
+def test_scales_and_quotients_of_blocks_beside_midpoints(source: str) -> None:
+    quotient_cases.check_device_blocks(source, 60)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if "axis" not in name])
+def test_both_ways_and_the_other_axis(name: str) -> None:
+    """In one read; siblings: tests/test_quantization_tiles.py."""
+    format = FORMATS[name]
+    for row in SOURCES:
+        x = matrix(format, row.name)[:, : LENGTH - 1]
+        turned = np.ascontiguousarray(x.T)
+        for axis in (-1, -2):
+            expected = [host.quantize(view, format, axis=axis) for view in (x, turned)]
+            for q, one in zip(quantize(x, name, axis=axis, transpose="both", device="cuda"), expected, strict=True):
+                compare(q, one)
+            compare(quantize(x, name, axis=axis, transpose=True, device="cuda"), expected[1])
+            compare(quantize(x, name, axis=axis, device="cuda"), expected[0])
+
+
+@pytest.mark.parametrize("name", ["mxfp8e4m3", "mxfp6e3m2", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "int4_zp_128"])
+@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16"])
+def test_many_tiles(name: str, source: str) -> None:
+    """Whole tiles, ragged ones, and rows that are not aligned."""
+    for shape in ((1024, 2048), (3, 200, 328), (1000, 250)):
+        x = gpucast.cast(np.random.default_rng(1).standard_normal(shape).astype(np.float32), source)
+        for q, view in zip(
+            quantize(x, name, transpose="both", device="cuda"),
+            (x, np.ascontiguousarray(x.swapaxes(-1, -2))),
+            strict=True,
+        ):
+            compare(q, host.quantize(view, FORMATS[name]))
+        compare(quantize(x, name, axis=-2, device="cuda"), host.quantize(x, FORMATS[name], axis=-2))
+    if FORMATS[name].element.family == "float":
+        at_random = quantize(x, name, transpose="both", device="cuda", rounding="stochastic", seed=3, offset=5)
+        for q, view in zip(at_random, (x, np.ascontiguousarray(x.T)), strict=True):
+            compare(q, host.quantize(view, FORMATS[name], random=Random(3, 5)))
 
 
 def test_rounding_at_random_layouts_and_transposes() -> None:

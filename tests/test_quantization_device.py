@@ -12,11 +12,13 @@ import pytest
 
 import gpucast
 import host_driver
+import quotient_cases
 from gpucast import PackedArray, hostbuild, launch
 from gpucast.dtypes import dtype
 from gpucast.quantization import FORMATS, Quantized, quantize, reference, swizzle
 from gpucast.quantization.formats import SOURCES, Format, Parts
 from gpucast.quantization.source import ROW_BLOCKS, WARP, Kind, Work
+from gpucast.quantization.tile_source import Tiles
 from gpucast.rule import Rule
 from gpucast.source import KernelSource
 from host_driver import HostDriver, device_array, download, upload
@@ -30,6 +32,8 @@ SOME = (
 #: What is tried with the other sources too.
 MORE = ("float8e4m3fn_1x128", "mxfp8e4m3", "nvfp4", "int4_zp_32")
 STOCHASTIC = ("float8e4m3fn_1x128", "mxfp6e3m2", "nvfp4")
+#: In the names of kernels, behind "tiles".
+_OF_TILES = "same swapped nothing along down square everywhere given stochastic".split()
 KINDS: tuple[Kind, ...] = ("extremes", "scales", "elements")
 
 
@@ -37,17 +41,26 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
     """All that quantizing and dequantizing may launch."""
     rule = Rule(dtype(source), format.element)
     block = format.block[-1] if isinstance(format.block, tuple) and format.min_ndim == 1 else 0
+    single = format.block == "tensor"
     for kind in KINDS:
         for lanes in (1, WARP) if kind == "extremes" else (1,):
-            yield Work(format, kind, random and kind == "elements", lanes)(rule)
+            elements = kind == "elements"
+            yield Work(format, kind, random and elements, lanes, single=single and elements)(rule)
     if block in ROW_BLOCKS:
         yield Work(format, "rows", random, block=block)(rule)
+        for run in ("along", "down"):
+            yield Tiles(format, block, run, stochastic=random)(rule)
+    elif format.min_ndim == 2:
+        yield Tiles(format, 128, "square")(rule)
     if format.scale is dtype("FLOAT") and not format.zero_points and format.nan_in_scale:
         yield Work(format, "kept")(rule)
     if format.global_scale:
         yield Work(format, "top", lanes=WARP)(rule)
         yield Work(format, "global")(rule)
-    yield Work(format, "back")(Rule(format.element, dtype(source)))
+    back = Rule(format.element, dtype(source))
+    yield Work(format, "back", single=single)(back)
+    if block in ROW_BLOCKS:
+        yield Work(format, "back", block=block)(back)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +128,12 @@ def kinds(driver: HostDriver) -> list[str]:
     names = [name for name, _ in driver.launched]
     driver.launched.clear()
     return [
-        next(part for part in reversed(name.split("_")) if part.isalpha() and part != "stochastic") for name in names
+        next(
+            part if part.isalpha() else "tiles"
+            for part in reversed(name.split("_"))
+            if part.startswith("tiles") or (part.isalpha() and part not in _OF_TILES)
+        )
+        for name in names
     ]
 
 
@@ -188,7 +206,7 @@ def test_rounding_at_random(driver: HostDriver, name: str) -> None:
 
 
 def test_launches(driver: HostDriver) -> None:
-    """Rows of whole short blocks take one launch; each of the others reads x twice."""
+    """Short blocks take one launch, along whichever axis; each of the others reads x twice."""
     x = upload(np.ones((8, 256), np.float32))
     quantize(x, "mxfp4")
     assert kinds(driver) == ["rows"]
@@ -197,10 +215,14 @@ def test_launches(driver: HostDriver) -> None:
     quantize(x, "nvfp4")
     assert kinds(driver) == ["top", "global", "rows"]
     quantize(x, "mxfp4", axis=0)
+    assert kinds(driver) == ["tiles"]
+    quantize(x, "int8_axis", axis=0)
     assert kinds(driver) == ["extremes", "scales", "elements"]
     quantize(x, "float8e4m3fn_tensor", scale=2)
     assert kinds(driver) == ["elements"]
     quantize(x, "int8_64", scale=np.float32(2))
+    assert kinds(driver) == ["tiles"]
+    quantize(x, "int8_axis", scale=np.float32(2))
     assert kinds(driver) == ["extremes", "kept", "elements"]
     quantize(x, "mxfp4").dequantize()
     assert kinds(driver) == ["rows", "back"]
@@ -217,7 +239,7 @@ def test_given_scales(driver: HostDriver) -> None:
     x = matrix(FORMATS["int8_64"], "FLOAT")
     per_block = np.random.default_rng(2).random((20, 3)).astype(np.float32) + 0.1
     for name, scale in (
-        ("int8_64", 0.25), ("int8_64", per_block), ("int8_64", np.float64([1.1, 1 / 3, 7])),
+        ("int8_64", 0.25), ("int8_axis", 0.25), ("int8_64", per_block), ("int8_64", np.float64([1.1, 1 / 3, 7])),
         ("float8e4m3fn_tensor", 3.0), ("float8e4m3fn_1x128", per_block[:, :2]), ("nvfp4", 1e-3),
     ):  # fmt: skip
         check(x, name, scale=scale)
@@ -269,6 +291,13 @@ def test_places(driver: HostDriver) -> None:
     assert on_second.data.data.device.id == 1
     compare(on_second, expected, "the second device")
     assert same(download(on_second.dequantize()), reference.dequantize(expected, FORMATS["mxfp4"]))
+
+
+def test_quotients_beside_midpoints(driver: HostDriver) -> None:
+    """What tests/test_gpu_quantization.py does with more formats; see tests/test_quantization_quotients.py."""
+    quotient_cases.check_device("float8e4m3fn_axis", "FLOAT", 16)
+    quotient_cases.check_device("int8_axis", "FLOAT", 16)
+    quotient_cases.check_device_blocks("BFLOAT16", 8)
 
 
 def test_bad_use(driver: HostDriver) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast import PackedArray
+from gpucast import PackedArray, launch
 from gpucast.dtypes import dtype
 from gpucast.files import FileError
 from gpucast.files import save as save_tensors
@@ -164,6 +164,12 @@ def test_given_scale() -> None:
 def test_bad_calls(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         quantize(**{"x": X, "format": "mxfp4", **keywords})
+
+
+def test_without_a_gpu_the_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "unavailable", lambda: ("there is none", "buy one"))
+    with pytest.raises(gpucast.DeviceUnavailable, match="^quantize: no cast on a GPU: there is none"):
+        quantize(X, "mxfp4", device="cuda")
 
 
 def test_bad_dequantize() -> None:

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,13 @@ Triple = tuple[int, int, int]
 
 #: Elements of a box: a few scratch arrays of 4 or 8 bytes fit the second-level cache.
 ELEMENTS = 1 << 16
+#: Up to this length of blocks it pays to repeat what they share.
+_REPEATED = 512
 #: The dimensions of `Box.split` that lie within a block.
 WITHIN = (1, 3, 5)
 
 
-@dataclass(frozen=True)
-class Box:
+class Box(NamedTuple):
     """A part of a `Plan`'s array of three dimensions."""
 
     #: Which elements.
@@ -65,15 +67,12 @@ class Plan:
         third = _step(ELEMENTS, self.shape[2], self.lengths[2])
         second = _step(ELEMENTS // third, self.shape[1], self.lengths[1])
         first = _step(ELEMENTS // (third * second), self.shape[0], self.lengths[0])
-        for a in _cuts(self.shape[0], self.lengths[0], first):
-            for b in _cuts(self.shape[1], self.lengths[1], second):
-                for c in _cuts(self.shape[2], self.lengths[2], third):
-                    cuts = (a, b, c)
-                    yield Box(
-                        (a[0], b[0], c[0]),
-                        (a[1], b[1], c[1]),
-                        tuple(n for cut in cuts for n in cut[2]),  # type: ignore[arg-type]
-                    )
+        cuts = [
+            list(_cuts(n, length, step))
+            for n, length, step in zip(self.shape, self.lengths, (first, second, third), strict=True)
+        ]
+        for a, b, c in itertools.product(*cuts):
+            yield Box((a[0], b[0], c[0]), (a[1], b[1], c[1]), (*a[2], *b[2], *c[2]))
 
 
 def _step(limit: int, n: int, length: int) -> int:
@@ -95,6 +94,13 @@ def _cuts(n: int, length: int, step: int) -> Iterator[tuple[slice, slice, tuple[
         start = stop
 
 
-def spread(of_blocks: Array) -> Array:
-    """An array over the blocks of a box, shaped so that it goes with the elements in their `Box.split`."""
-    return of_blocks[:, np.newaxis, :, np.newaxis, :, np.newaxis]
+def spread(of_blocks: Array, box: Box) -> Array:
+    """An array over all blocks, for those of a box: shaped so that it goes with the elements in their `Box.split`."""
+    x = of_blocks[box.blocks]
+    length = box.split[5]
+    if 1 < length <= _REPEATED:
+        # NumPy works on long rows more quickly than on short ones with a number each.
+        x = np.repeat(x, length, axis=2)
+    else:
+        length = 1
+    return x.reshape(x.shape[0], 1, x.shape[1], 1, -1, length)

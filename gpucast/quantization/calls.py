@@ -51,7 +51,7 @@ def quantize(
         with scales of one byte along the last axis, which they must divide.
     transpose
         True: quantize ``swapaxes(x, -1, -2)``, blocks along what were columns. "both": the pair of the result without
-        and with it; on a device x is copied for the second.
+        and with it. How often a device reads x for it, see below.
     rounding, seed, offset
         ``rounding="stochastic"`` with a seed, as in `gpucast.cast`, for elements that are floats; None: to nearest,
         ties to even.
@@ -72,6 +72,15 @@ def quantize(
         For a type that cannot be quantized.
     ValueError
         For an unknown format, and for what the format or the layout does not allow.
+
+    Notes
+    -----
+    A device reads x once for blocks of 16, 32, 64 or 128 elements and for squares of these sides: along any axis; with
+    transpose True or "both" along one of the last two. NVFP4 takes one read more for its global scale, unless that is
+    given. "..._tensor" takes two reads, transposed or both ways too. "..._axis" and blocks of other lengths take two
+    for each result, the transposed one of a copy. So does a result whose rows end inside a byte (an odd number of 4-bit
+    elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
+    order nor the transpose of such an array is copied first.
     """
     format = find(format, _WHO)
     array = as_array(x, _WHO)
@@ -85,18 +94,19 @@ def quantize(
     random = _random(format, rounding, seed, offset)
     place = devices.parse(device, _WHO)
     if place is not None and (place != "cpu" or home(array) is not None):
+        if place != "cpu":
+            devices.index(place, _WHO)
         array = cast(array, row, device=place, copy=False)
-    views = [array] if not transpose else [_swapped(array)] if transpose != "both" else [array, _swapped(array)]
-    results = []
-    for view in views:
-        on = checked_axis(axis, view.shape, format, _WHO)
-        check_layout(scale_layout, view.shape, on, format, _WHO)
-        results.append((view, on, _scale(scale, format, format.scales_shape(view.shape, on), array)))
-    made: list[Quantized] = []
-    for view, on, given in results:
-        # Both ways have the same global scale.
-        given = made[0].global_scale if format.global_scale and made else given
-        made.append(_quantized(_parts(view, format, on, given, random), format, row, on, scale_layout))
+    wanted = []
+    for swapped in (False, True) if transpose == "both" else (bool(transpose),):
+        shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
+        on = checked_axis(axis, shape, format, _WHO)
+        check_layout(scale_layout, shape, on, format, _WHO)
+        wanted.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
+    made = [
+        _quantized(parts, format, row, on, scale_layout)
+        for parts, (_, on, _) in zip(_parts(array, format, wanted, random), wanted, strict=True)
+    ]
     return tuple(made) if transpose == "both" else made[0]
 
 
@@ -117,16 +127,20 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
     return host.dequantize(Parts(data, q.linear_scales(), q.zero_points, q.global_scale), q.format, row, axis=q.axis)
 
 
-def _swapped(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
+def _parts(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
+    """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
+    if home(x) is not None:
+        from gpucast.quantization import device
+        from gpucast.quantization.device_tiles import Wanted
 
-
-def _parts(x: Any, format: Format, axis: int, scale: Any, random: Random | None) -> Parts:
-    if home(x) is None:
-        return host.quantize(x, format, axis=axis, scale=scale, random=random)
-    from gpucast.quantization import device
-
-    return device.quantize(x, format, axis=axis, scale=scale, random=random)
+        return device.quantize(x, format, [Wanted(*one) for one in wanted], random=random)
+    made: list[Parts] = []
+    for swapped, on, given in wanted:
+        # Both ways have the same global scale.
+        given = made[0].global_scale if format.global_scale and made else given
+        view = x.swapaxes(-1, -2) if swapped else x
+        made.append(host.quantize(view, format, axis=on, scale=given, random=random))
+    return made
 
 
 def _quantized(parts: Parts, format: Format, row: DType, axis: int, scale_layout: Any) -> Quantized:

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizing and dequantizing on the device that holds the array, on its current stream.
 
-Rows of whole short blocks take one launch and read x once. All other blocks read it twice (extremes, elements), NVFP4
-without a given global scale once more.
+Blocks of 16, 32, 64 or 128 elements along an axis, and squares of these sizes, take one launch and read x once, along
+whichever axis, transposed or not, or both ways at once (`gpucast.quantization.device_tiles`). So do rows of whole
+blocks, without tiles. NVFP4 without a given global scale reads x once before that. All other blocks read it twice
+(extremes, elements), and what is no array in C order, nor the transpose of one, is copied first.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +19,10 @@ import numpy as np
 from gpucast import device_cast, launch
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, home
+from gpucast.quantization.device_tiles import Wanted, plan
 from gpucast.quantization.formats import FORMATS, Format, Parts
 from gpucast.quantization.source import ROW_BLOCKS, WARP, Blocks, Kind, QuantizeArguments, Work, found_bytes
+from gpucast.quantization.tile_source import TileResult
 from gpucast.random_bits import Random
 from gpucast.rule import Rule, resolve
 
@@ -31,8 +37,9 @@ _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
 _SWIZZLES = tuple(Work(FORMATS["mxfp4"], kind) for kind in ("swizzle", "unswizzle"))
 
 
-def quantize(x: Any, format: Format, *, axis: int, scale: Any = None, random: Random | None = None) -> Parts:
-    """The parts of a checked CuPy array; `Parts.data` is a PackedArray where elements are below one byte.
+def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random | None = None) -> list[Parts]:
+    """The parts of each result that is wanted of a checked CuPy array; `Parts.data` is a PackedArray where elements are
+    below one byte. Both ways have the same global scale.
 
     RuntimeError while a CUDA graph is captured: memory has to be allocated.
     """
@@ -41,19 +48,77 @@ def quantize(x: Any, format: Format, *, axis: int, scale: Any = None, random: Ra
     with driver.on(device):
         if driver.capturing():
             raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
-        if not x.flags.c_contiguous:
-            x = device_cast.apply(x, resolve(row, row), device_cast.new(x.shape, row))
-        work = _Call(x, row, format, axis, device, random)
-        shape = format.scales_shape(x.shape, axis)
-        data = device_cast.new(x.shape, format.element)
-        zero_points = None if format.zero_point is None else device_cast.new(shape, format.zero_point)
+        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+            x, wanted = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in wanted]
+        if not x.flags.c_contiguous or _address(x) % x.itemsize:
+            x = _copy(x, row)
         global_scale = None
         if format.global_scale:
-            global_scale = work.find_global_scale() if scale is None else _given(scale, (), device)
-            scale = None
-        scales = device_cast.new(shape, format.scale) if scale is None else _given(scale, shape, device)
-        work.run(data, scales, zero_points, global_scale, given=scale is not None)
-    return Parts(data, scales, zero_points, global_scale)
+            scale = wanted[0].scale
+            if scale is None:
+                global_scale = _Call(x, row, format, 0, device, random).find_global_scale()
+            else:
+                global_scale = _given(scale, (), device)
+            wanted = [replace(one, scale=None) for one in wanted]
+        results = [_new(x.shape, format, one, device, global_scale) for one in wanted]
+        return _fill(x, row, format, wanted, results, device, random)
+
+
+def _new(shape: tuple[int, ...], format: Format, one: Wanted, device: int, global_scale: Any) -> Parts:
+    """Room for a result, with the scales that are given."""
+    shape = _swap(shape) if one.swapped else shape
+    scales_shape = format.scales_shape(shape, one.axis)
+    zero_points = None if format.zero_point is None else device_cast.new(scales_shape, format.zero_point)
+    if one.scale is None:
+        scales = device_cast.new(scales_shape, format.scale)
+    else:
+        scales = _given(one.scale, scales_shape, device)
+    return Parts(device_cast.new(shape, format.element), scales, zero_points, global_scale)
+
+
+def _fill(
+    x: Any,
+    row: DType,
+    format: Format,
+    wanted: Sequence[Wanted],
+    results: list[Parts],
+    device: int,
+    random: Random | None,
+) -> list[Parts]:
+    """Launch what gives the results: one kernel for all, or one after the other."""
+    given = wanted[0].scale is not None
+    call = _Call(x, row, format, wanted[0].axis, device, random)
+    if not wanted[0].swapped and len(wanted) == 1 and not given and call.in_rows():
+        call.run(results[0], given=False)
+        return results
+    found = plan(x.shape, row, format, wanted, random, given=given)
+    if found is not None:
+        if format.block == "tensor":
+            call.find_scales(results[0], given=given)
+            # One scale for both.
+            results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
+        sides = sorted(zip(wanted, results, strict=True), key=lambda side: side[0].swapped)
+        places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
+        found.run(_address(x), row, device, places, _address(results[0].global_scale), **_seed(random))
+        return results
+    if len(wanted) > 1:
+        return [
+            made
+            for one, result in zip(wanted, results, strict=True)
+            for made in _fill(x, row, format, [one], [result], device, random)
+        ]
+    if wanted[0].swapped:
+        call = _Call(_copy(x.swapaxes(-1, -2), row), row, format, wanted[0].axis, device, random)
+    call.run(results[0], given=given)
+    return results
+
+
+def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def _seed(random: Random | None) -> dict[str, int]:
+    return {} if random is None else {"seed": random.seed, "offset": random.offset}
 
 
 def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
@@ -82,12 +147,13 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
             raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
         out = device_cast.new(shape, to)
         if out.size:
-            arguments = QuantizeArguments(
-                blocks_of(shape, format, axis), *map(_address, (parts.scales, parts.zero_points, parts.global_scale))
-            )
-            kernel = launch.kernel(
-                Rule(format.element, to), "contiguous", False, device, Work(format, "back", large=out.size > _LARGE)
-            )
+            blocks = blocks_of(shape, format, axis)
+            arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
+            if _in_rows(blocks, parts.data):
+                work = Work(format, "back", block=blocks.block_columns)
+            else:
+                work = Work(format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+            kernel = launch.kernel(Rule(format.element, to), "contiguous", False, device, work)
             kernel(_address(parts.data), _address(out), out.size, arguments)
     return out
 
@@ -107,41 +173,34 @@ class _Call:
         del found
         return result
 
-    def run(self, data: Any, scales: Any, zero_points: Any, global_scale: Any, *, given: bool) -> None:
-        addresses = dict(
-            zip(
-                ("scales", "zero_points", "global_scale"),
-                map(_address, (scales, zero_points, global_scale)),
-                strict=True,
-            )
-        )
-        if self.random is not None:
-            addresses |= {"seed": self.random.seed, "offset": self.random.offset}
-        if not given and self._in_rows():
-            self._launch("rows", self.x.size, data, QuantizeArguments(self.blocks, **addresses))
+    def run(self, result: Parts, *, given: bool) -> None:
+        """Fill the result, of which the scales are there if `given`."""
+        arguments = self._arguments(result)
+        if not given and self.in_rows():
+            self._launch("rows", self.x.size, result.data, arguments)
             return
-        arguments = QuantizeArguments(self.blocks, **addresses)
+        self.find_scales(result, given=given)
+        if self.x.size:
+            self._launch("elements", self.x.size, result.data, arguments)
+
+    def find_scales(self, result: Parts, *, given: bool) -> None:
+        """Fill the scales and zero points; of `given` scales those of blocks that are lost."""
         if self.blocks.count and not (given and not self.format.nan_in_scale):
-            found, arguments = self._extremes("extremes", self.blocks, addresses)
-            self._launch("kept" if given else "scales", self.blocks.count * WARP, data, arguments)
+            found, arguments = self._extremes("extremes", self.blocks, self._arguments(result))
+            self._launch("kept" if given else "scales", self.blocks.count * WARP, result.data, arguments)
             # Memory that is given back now is used again by what is launched later on this stream only.
             del found
-        if self.x.size:
-            self._launch("elements", self.x.size, data, arguments)
 
-    def _in_rows(self) -> bool:
-        blocks = self.blocks
-        return (
-            self.x.size > 0
-            and blocks.apart
-            and blocks.block_rows == 1
-            and blocks.block_columns in ROW_BLOCKS
-            and blocks.columns % blocks.block_columns == 0
-            and _address(self.x) % _ALIGNMENT == 0
-        )
+    def in_rows(self) -> bool:
+        """Whether the kind "rows" does it all."""
+        return self.x.size > 0 and _in_rows(self.blocks, self.x)
+
+    def _arguments(self, result: Parts) -> QuantizeArguments:
+        places = map(_address, (result.scales, result.zero_points, result.global_scale))
+        return QuantizeArguments(self.blocks, *places, **_seed(self.random))
 
     def _extremes(
-        self, kind: Kind, blocks: Blocks, addresses: dict[str, int] | None = None
+        self, kind: Kind, blocks: Blocks, beside: QuantizeArguments | None = None
     ) -> tuple[Any, QuantizeArguments]:
         lanes = 1 if blocks.block_columns == 1 else WARP
         teams = blocks.count * lanes
@@ -150,16 +209,28 @@ class _Call:
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
         found = device_cast.new((blocks.count * parts * found_bytes(self.row),), _BYTE)
-        arguments = QuantizeArguments(blocks, found=_address(found), parts=parts, chunk=chunk, **(addresses or {}))
+        arguments = replace(beside or QuantizeArguments(blocks), found=_address(found), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, found, arguments, lanes)
         return found, arguments
 
     def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
         random = self.random is not None and kind in ("rows", "elements")
         block = self.blocks.block_columns if kind == "rows" else 0
-        make = Work(self.format, kind, random, lanes, block, kind in _COUNTING and self.x.size > _LARGE)
+        single = kind == "elements" and self.format.block == "tensor"
+        make = Work(self.format, kind, random, lanes, block, kind in _COUNTING and self.x.size > _LARGE, single)
         kernel = launch.kernel(Rule(self.row, self.format.element), "contiguous", False, self.device, make)
         kernel(_address(self.x), _address(dst), n, arguments)
+
+
+def _in_rows(blocks: Blocks, x: Any) -> bool:
+    """Whether rows hold whole blocks of a length that kernels know, and x is aligned for vectors."""
+    return (
+        blocks.apart
+        and blocks.block_rows == 1
+        and blocks.block_columns in ROW_BLOCKS
+        and blocks.columns % blocks.block_columns == 0
+        and _address(x) % _ALIGNMENT == 0
+    )
 
 
 def blocks_of(shape: tuple[int, ...], format: Format, axis: int) -> Blocks:
@@ -193,10 +264,12 @@ def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
 
 
 def _dense(part: Any) -> Any:
-    if isinstance(part, PackedArray) or part.flags.c_contiguous:
-        return part
-    row = device_cast.row_of(part)
-    return device_cast.apply(part, resolve(row, row), device_cast.new(part.shape, row))
+    return part if isinstance(part, PackedArray) or part.flags.c_contiguous else _copy(part, device_cast.row_of(part))
+
+
+def _copy(x: Any, row: DType) -> Any:
+    """The same in C order."""
+    return device_cast.apply(x, resolve(row, row), device_cast.new(x.shape, row))
 
 
 def _address(x: Any) -> int:

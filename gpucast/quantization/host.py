@@ -17,7 +17,9 @@ from gpucast import host, host_cast
 from gpucast.dtypes import DType, dtype
 from gpucast.quantization.boxes import ELEMENTS, Plan, spread
 from gpucast.quantization.formats import Format, Parts
+from gpucast.quantization.host_boxes import Cast
 from gpucast.quantization.host_extremes import extremes
+from gpucast.quantization.host_product import Product
 from gpucast.quantization.host_quotient import Quotient
 from gpucast.random_bits import Random
 from gpucast.rule import resolve
@@ -36,7 +38,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     """
     axis = axis % x.ndim if x.ndim else 0
     plan, shape = Plan.make(format, x.shape, axis), format.scales_shape(x.shape, axis)
-    source = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(plan.shape)
+    source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(plan.shape)
     with np.errstate(all="ignore"):
         low, high, lost = extremes(source, plan, format)
         s, g = _scales(low, high, format, scale, shape)
@@ -47,9 +49,8 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         if random is not None:
             _stochastic(source, plan, format, s * g, lost, data, random)
         else:
-            # With scales of FLOAT, which are amax / M but for a rounding, no quotient becomes M + 1.
-            clamped = format.zero_points or scale is not None or format.scale is not _FLOAT or x.dtype == np.float64
-            _nearest(source, plan, format, s * g, zero, lost, data, clamped)
+            limits = _limits(low, high, s * g, zero, format)
+            _nearest(source, plan, format, s * g, zero, lost, data, limits)
         s[lost] = np.nan
     return Parts(
         data.reshape(x.shape),
@@ -99,31 +100,57 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
     return np.clip(lowest - np.rint(low / s), lowest, largest).astype(np.int32)
 
 
+def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> tuple[float | None, float | None]:
+    """The least and the largest code, each if a quotient is beyond. None is further out than a block's extremes."""
+    row = format.element
+    if row.family != "int":
+        return None, None
+    # Without zero points `high` is the largest magnitude.
+    least = np.rint((low if format.zero_points else -high) / d) + zero
+    return (
+        float(row.min) if (least < row.min).any() else None,
+        float(row.max) if (np.rint(high / d) + zero > row.max).any() else None,
+    )
+
+
 # ---- codes ----
 
 
 def _nearest(
-    source: Array, plan: Plan, format: Format, d: Array, zero: Array, lost: Array, data: Array, clamped: bool
+    source: Array,
+    plan: Plan,
+    format: Format,
+    d: Array,
+    zero: Array,
+    lost: Array,
+    data: Array,
+    limits: tuple[float | None, float | None],
 ) -> None:
     """Write the codes of the quotients by `d`, of all blocks."""
-    divide = Quotient(source.dtype, format, d)
+    divide = Quotient(source, format, d)
     integers = format.element.family == "int"
-    rule = resolve(dtype(divide.dtype), format.element)
-    shift, any_lost = zero.astype(divide.dtype), bool(lost.any())
+    store = None if integers else Cast(resolve(divide.row, format.element), source.size)
+    shift, any_lost = zero.astype(divide.row.numpy), bool(lost.any())
+    # NumPy compares two arrays more quickly than an array and a number.
+    least, most = (
+        None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.row.numpy) for limit in limits
+    )
     for box in plan.boxes():
         q = divide(source[box.elements], box)
         blocks = q.reshape(box.split)
         if integers:
             if format.zero_points:
-                np.add(blocks, spread(shift[box.blocks]), out=blocks)
-            if clamped:
-                np.clip(q, format.element.min, format.element.max, out=q)
+                np.add(blocks, spread(shift, box), out=blocks)
+            if least is not None:
+                np.maximum(q, least[: q.size].reshape(q.shape), out=q)
+            if most is not None:
+                np.minimum(q, most[: q.size].reshape(q.shape), out=q)
         if any_lost:
-            np.copyto(blocks, 0, where=spread(lost[box.blocks]))
-        if integers:
+            np.copyto(blocks, 0, where=spread(lost, box))
+        if store is None:
             _store_integers(q, data[box.elements], format.element)
         else:
-            host.apply(q, rule, data[box.elements])
+            store(q, data[box.elements])
 
 
 def _store_integers(q: Array, out: Array, row: DType) -> None:
@@ -136,11 +163,11 @@ def _store_integers(q: Array, out: Array, row: DType) -> None:
 
 def _stochastic(source: Array, plan: Plan, format: Format, d: Array, lost: Array, data: Array, random: Random) -> None:
     """As `_nearest`, of all elements at once: an element's random number goes by its place in the array."""
-    divide = Quotient(np.dtype(np.float64), format, d)
+    divide = Quotient(source, format, d, wide=True)
     whole = np.empty(plan.shape)
     for box in plan.boxes():
         q = divide(source[box.elements], box)
-        np.copyto(q.reshape(box.split), 0, where=spread(lost[box.blocks]))
+        np.copyto(q.reshape(box.split), 0, where=spread(lost, box))
         whole[box.elements] = q
     rule = resolve(_DOUBLE, format.element, rounding="stochastic")
     host_cast.apply(whole, rule, data, random)
@@ -157,31 +184,9 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
     out: Array = np.empty(plan.shape, to.numpy)
     with np.errstate(all="ignore"):
         s = _cast(parts.scales, _DOUBLE).reshape(plan.grid)
-        if parts.global_scale is not None:
-            s *= np.float64(parts.global_scale)
-        lost, infinite = np.isnan(s), np.isinf(s)
-        # FLOAT's own multiplication is exact for powers of two, and rounds once for FLOAT.
-        wide = to is _DOUBLE or (format.scale is not _E8M0 and to is not _FLOAT) or parts.global_scale is not None
-        row = _DOUBLE if wide else _FLOAT
-        factor = s.astype(row.numpy)
-        zero = None if parts.zero_points is None else parts.zero_points.astype(row.numpy).reshape(plan.grid)
-        load, store = resolve(format.element, row), resolve(row, to)
-        scratch = np.empty(ELEMENTS, row.numpy)
-        any_lost, any_infinite = bool(lost.any()), bool(infinite.any())
+        g = None if parts.global_scale is None else np.float64(parts.global_scale)
+        zero = None if parts.zero_points is None else parts.zero_points.reshape(plan.grid)
+        multiply = Product(data, format, to, s, g, zero)
         for box in plan.boxes():
-            source, target = data[box.elements], out[box.elements]
-            value = target if row is to and target.flags.c_contiguous else scratch[: source.size].reshape(source.shape)
-            host.apply(source, load, value)
-            blocks = value.reshape(box.split)
-            if zero is not None:
-                np.subtract(blocks, spread(zero[box.blocks]), out=blocks)
-            nan = spread(lost[box.blocks])
-            if any_infinite:
-                # Processors differ in the sign of the NaN that comes of it.
-                nan = nan | (spread(infinite[box.blocks]) & (blocks == 0))
-            np.multiply(blocks, spread(factor[box.blocks]), out=blocks)
-            if any_lost or any_infinite:
-                np.copyto(blocks, np.nan, where=nan)
-            if value is not target:
-                host.apply(value, store, target)
+            multiply(data[box.elements], box, out[box.elements])
     return out.reshape(shape)

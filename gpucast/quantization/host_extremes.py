@@ -2,7 +2,7 @@
 """The first pass of the host path: the lowest and largest numbers of all blocks.
 
 NumPy compares short rows of integers more quickly than of floats, and the bits of a float's magnitude are ordered as
-the magnitudes are. NaN lies above infinity there, so one comparison finds both.
+the magnitudes are, in every type: nothing is converted. NaN lies above infinity there, so one comparison finds both.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import host
 from gpucast.dtypes import dtype
 from gpucast.quantization.boxes import ELEMENTS, WITHIN, Box, Plan
 from gpucast.quantization.formats import Format
-from gpucast.rule import resolve
 
 Array = npt.NDArray[Any]
 
@@ -26,53 +24,55 @@ _SHORT = 64
 
 def extremes(source: Array, plan: Plan, format: Format) -> tuple[Array, Array, Array]:
     """For each block, over its finite numbers: the lowest one or 0 and the largest one or 0 (formats with zero points)
-    or the largest magnitude; and whether the block is lost to a NaN or an infinity."""
-    low, high = np.zeros(plan.grid), np.zeros(plan.grid)
+    or 0 and the largest magnitude, as DOUBLE; and whether the block is lost to a NaN or an infinity."""
+    row = dtype(source.dtype)
+    codes = source.view(row.code_numpy)
+    infinity, sign = row.code_numpy.type(row.inf_code), row.code_numpy.type(row.sign_code)
+    magnitude = ~sign
+    # As unsigned integers the negative numbers are above the others, by their magnitude; as signed ones below 0.
+    high, low = np.zeros(plan.grid, row.code_numpy), np.zeros(plan.grid, row.code_numpy)
     lost = np.zeros(plan.grid, bool)
-    kind = np.dtype(np.float64 if source.dtype == np.float64 else np.float32)
-    scratch, bits = np.empty(ELEMENTS, kind), np.empty(ELEMENTS, f"i{kind.itemsize}")
+    scratch = np.empty(ELEMENTS, row.code_numpy)
     for box in plan.boxes():
-        x = widened(source[box.elements], scratch)
-        top, bottom = _box_extremes(x, box, format.zero_points, bits)
-        bad = ~(np.isfinite(top) & np.isfinite(bottom))
+        x = codes[box.elements]
+        room = scratch[: x.size].reshape(x.shape)
+        if not format.zero_points:
+            x = np.bitwise_and(x, magnitude, out=room)
+        elif not x.flags.c_contiguous:
+            np.copyto(room, x)
+            x = room
+        top, bottom = _box_extremes(x, box, format.zero_points)
+        bad = (top >= infinity) | (bottom >= infinity | sign)
         if bad.any():
             lost[box.blocks] |= bad & format.nan_in_scale
-            top, bottom = _box_extremes(np.where(np.isfinite(x), x, 0), box, format.zero_points, bits)
+            finite = np.where((x & magnitude) < infinity, x, row.code_numpy.type(0))
+            top, bottom = _box_extremes(finite, box, format.zero_points)
         np.maximum(high[box.blocks], top, out=high[box.blocks])
-        np.minimum(low[box.blocks], bottom, out=low[box.blocks])
-    return low, high, lost
+        np.maximum(low[box.blocks], bottom, out=low[box.blocks])
+    return _values(low, source.dtype), _values(high, source.dtype), lost
 
 
-def widened(x: Array, scratch: Array) -> Array:
-    """The numbers of a box, contiguous, in the type of `scratch`: as they are, or copied there."""
-    if x.dtype == scratch.dtype and x.flags.c_contiguous:
-        return x
-    out = scratch[: x.size].reshape(x.shape)
-    if x.dtype == out.dtype:
-        np.copyto(out, x)
-    else:
-        host.apply(x, resolve(dtype(x.dtype), dtype(out.dtype)), out)
-    return out
-
-
-def _box_extremes(x: Array, box: Box, signed: bool, scratch: Array) -> tuple[Array, Array]:
-    """The largest and the lowest number of each block, at least and at most 0; or the largest magnitude and 0."""
-    bits = x.view(scratch.dtype)
+def _box_extremes(codes: Array, box: Box, signed: bool) -> tuple[Array, Array]:
+    """The codes of the largest number of each block, at least 0, and of its lowest one, or 0; `signed`: False where all
+    numbers are positive."""
+    top = _largest(codes, box)
     if not signed:
-        magnitudes = np.bitwise_and(bits, np.iinfo(bits.dtype).max, out=scratch[: x.size].reshape(x.shape))
-        return _largest(magnitudes, box).view(x.dtype), np.zeros((), x.dtype)
-    # As integers all negative numbers are below 0; as unsigned ones they are above the others, by their magnitude.
-    top = _largest(bits, box)
-    bottom = _largest(bits.view(f"u{bits.itemsize}"), box).view(bits.dtype)
-    return np.maximum(top, 0).view(x.dtype), np.where(bottom < 0, bottom, 0).view(x.dtype)
+        return top, np.zeros((), codes.dtype)
+    sign = np.iinfo(codes.dtype).max // 2 + 1
+    largest = _largest(codes.view(f"i{codes.itemsize}"), box)
+    return np.maximum(largest, 0).view(codes.dtype), np.where(top >= sign, top, 0)
 
 
-def _largest(bits: Array, box: Box) -> Array:
+def _largest(codes: Array, box: Box) -> Array:
     """The largest integer of each block."""
     length = box.split[5]
     if 1 < length <= _SHORT and box.split[1] == box.split[3] == 1:
-        bits = bits.reshape(-1)
+        codes = codes.reshape(-1)
         while length % 2 == 0:
-            bits, length = np.maximum(bits[::2], bits[1::2]), length // 2
-    largest: Array = bits.reshape(*box.split[:5], length).max(axis=WITHIN)
+            codes, length = np.maximum(codes[::2], codes[1::2]), length // 2
+    largest: Array = codes.reshape(*box.split[:5], length).max(axis=WITHIN)
     return largest
+
+
+def _values(codes: Array, kind: np.dtype[Any]) -> Array:
+    return codes.view(kind).astype(np.float64)

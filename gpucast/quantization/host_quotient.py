@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.dtypes import dtype
+from gpucast.dtypes import DType, dtype
 from gpucast.quantization.boxes import ELEMENTS, Box, spread
 from gpucast.quantization.formats import Format
-from gpucast.quantization.host_extremes import widened
+from gpucast.quantization.host_boxes import Widened
+from gpucast.rule import resolve
 
 Array = npt.NDArray[Any]
 
@@ -28,27 +29,31 @@ _BESIDE = 3
 class Quotient:
     """Divides the elements of boxes by their blocks' `d` (DOUBLE); integer formats get whole numbers, ties to even.
 
-    The result is scratch memory, valid until the next. `dtype` is its type: DOUBLE where `kind`, the type of the
-    elements, is, and for integers with a global scale; else FLOAT.
+    The result is scratch memory, valid until the next. `row` is its type: DOUBLE where it is that of the elements,
+    where that is asked for, and, with a global scale, for integers and for tiny `d`; else FLOAT.
     """
 
-    def __init__(self, kind: np.dtype[Any], format: Format, d: Array) -> None:
+    def __init__(self, source: Array, format: Format, d: Array, *, wide: bool = False) -> None:
         self._format, self._d = format, d
         self._integers = format.element.family == "int"
-        wide = kind == np.float64 or (self._integers and format.global_scale)
-        self.dtype = np.dtype(np.float64 if wide else np.float32)
+        wide = wide or source.dtype == np.float64
+        if format.global_scale:
+            # Below FLOAT's normal numbers a product of two scales would lose more bits than are looked after.
+            wide = wide or self._integers or bool(d.min(initial=1.0) < np.finfo(np.float32).tiny)
+        self.row: DType = dtype("DOUBLE" if wide else "FLOAT")
         # A power of two from 2^-127 to 2^127 has a reciprocal that FLOAT holds.
         self._powers = not wide and format.scale is dtype("FLOAT8E8M0")
-        self._factor = (1 / d if self._powers else d).astype(self.dtype)
+        self._factor = (1 / d if self._powers else d).astype(self.row.numpy)
         self._mended = not wide and not self._powers
-        self._x, self._q = np.empty(ELEMENTS, self.dtype), np.empty(ELEMENTS, self.dtype)
-        self._scratch = np.empty(ELEMENTS, self.dtype)
+        self._widened = Widened(resolve(dtype(source.dtype), self.row), source.size)
+        elements = min(source.size, ELEMENTS)
+        self._q, self._scratch = np.empty(elements, self.row.numpy), np.empty(elements, self.row.numpy)
 
     def __call__(self, x: Array, box: Box) -> Array:
-        x = widened(x, self._x)
+        x = self._widened(x)
         q = self._q[: x.size].reshape(x.shape)
         operation = np.multiply if self._powers else np.divide
-        operation(x.reshape(box.split), spread(self._factor[box.blocks]), out=q.reshape(box.split))
+        operation(x.reshape(box.split), spread(self._factor, box), out=q.reshape(box.split))
         if not self._integers:
             if self._mended:
                 self._mend(x, q, self._beside_midpoints(q), box)
@@ -57,8 +62,7 @@ class Quotient:
         if self._mended:
             np.subtract(q, whole, out=q)
             if not (q.max() < 0.5 and q.min() > -0.5):  # NaN counts as a midpoint here.
-                self._mend(x, whole, np.flatnonzero(np.abs(q) == 0.5), box)
-                np.rint(whole, out=whole)
+                self._mend(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), box)
         return whole
 
     def _beside_midpoints(self, q: Array) -> Array:
@@ -78,14 +82,15 @@ class Quotient:
         return kept
 
     def _mend(self, x: Array, q: Array, places: Array, box: Box) -> None:
-        """Write the true quotients, rounded to odd."""
+        """Write the true quotients, rounded to odd, or to integers."""
         if places.size:
             block = np.unravel_index(places, box.split)
             d = self._d[box.blocks][block[0], block[2], block[4]]
-            q.reshape(-1)[places] = _odd(x.reshape(-1)[places].astype(np.float64) / d)
+            true = x.reshape(-1)[places].astype(np.float64) / d
+            q.reshape(-1)[places] = np.rint(true) if self._integers else odd(true)
 
 
-def _odd(x: Array) -> Array:
+def odd(x: Array) -> Array:
     """DOUBLE to FLOAT, rounded to odd."""
     y = x.astype(np.float32)
     even = (y.view(np.uint32) & 1) == 0

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpucast import device as devices
+from gpucast.checks import integer
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, home, namespace
 from gpucast.quantization import swizzle
@@ -166,8 +167,7 @@ def source_row(kind: Any, who: str) -> DType:
 
 def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) -> int:
     """The axis, not negative, of an array that the format takes. TypeError or ValueError otherwise."""
-    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
-        raise TypeError(f"{who}: axis={axis!r} must be an integer")
+    axis = integer(axis, f"{who}: axis")
     ndim = len(shape)
     if ndim < format.min_ndim:
         raise ValueError(f"{who}: shape {shape} has {ndim} dimensions; {format} needs at least {format.min_ndim}")
@@ -177,7 +177,7 @@ def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) ->
         return 0
     if not -ndim <= axis < ndim:
         raise ValueError(f"{who}: axis={axis} is out of bounds for shape {shape}")
-    place = int(axis) % ndim
+    place: int = axis % ndim
     if format.min_ndim == 2 and place < ndim - 2:
         raise ValueError(f"{who}: axis={axis}; blocks of {format} lie on the last two dimensions of {shape}")
     return place

@@ -51,7 +51,7 @@ no part in it.
 
 **Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
 range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
-Zero times an infinite scale, which quantizing never gives, is the positive NaN.
+Zero times infinity, which quantizing never gives, is the positive NaN, whichever of them is the scale.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gpucast.source import THREADS, KernelSource, Shape, kernel_file, options, r
 Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
 
 #: Behind those of fused kernels.
-FILES = ("scales.cuh", "quantize.cu")
+FILES = ("quotients.cuh", "scales.cuh", "quantize.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that share a block in the kinds that find something out.
@@ -42,10 +42,12 @@ class Work:
     stochastic: bool = False
     #: Threads that find the extremes of a block together: 1 or `WARP`.
     lanes: int = 1
-    #: Elements of a block, of the kind "rows".
+    #: Elements of a block where rows hold whole blocks: of the kind "rows", and of "back" where it is so.
     block: int = 0
     #: Whether 32 bits do not count the elements.
     large: bool = False
+    #: Of the kinds "elements" and "back": whether all elements share a scale.
+    single: bool = False
 
     def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
         format, back = self.format, self.kind == "back"
@@ -57,19 +59,23 @@ class Work:
         zero_points, finite = (_bool(flag) for flag in (format.zero_points, not format.nan_in_scale))
         arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
         extremes = f"{index}, {zero_points}, {finite}, {self.lanes}"
+        place, of_blocks = f"{index}, {_bool(self.single)}, {elements}", f"{elements}, {self.block}"
+        back_by = f"elements<{own}, {other.name}, {both}, {place}"
+        if self.block:
+            back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
         call = {
-            "rows": f"quantize_rows<{own}, {other.name}, {both}, {elements}, {self.block}, {THREADS}>{arrays}",
+            "rows": f"quantize_rows<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
             "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
             "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
             "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
             "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
-            "elements": f"quantize_elements<{own}, {other.name}, {both}, {index}, {elements}, {THREADS}>{arrays}",
-            "back": f"dequantize_elements<{own}, {other.name}, {both}, {index}, {elements}, {THREADS}>{arrays}",
+            "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
+            "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
             "swizzle": f"swizzle_scales<false, {THREADS}>(src, dst, n, given.blocks)",
             "unswizzle": f"swizzle_scales<true, {THREADS}>(src, dst, n, given.blocks)",
         }[self.kind]
-        kernel = f"{self._format(own)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+        kernel = f"{format_struct(format, self.stochastic, own)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(
             name=name,
             rule=rule,
@@ -92,49 +98,53 @@ class Work:
         return 8 if other.bits == 64 and self.format.element.bits != 6 else 16
 
     def _name(self, other: DType) -> str:
-        """By the columns: the format's name may be anything, and formats that differ in blocks share kernels."""
-        format = self.format
-        columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
-        columns += ["zero_points"] * format.zero_points + ["global"] * format.global_scale
         kind = [self.kind, *["stochastic"] * self.stochastic]
-        if self.kind == "rows":
+        if self.block:
             kind.append(f"block{self.block}")
         elif self.kind in ("extremes", "top"):
             kind.append(f"lanes{self.lanes}")
-        kind += ["large"] * self.large
-        return "_".join(["gpucast_quantize", other.numpy_name, *columns, *kind])
+        kind += ["blocks1"] * self.single + ["large"] * self.large
+        return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
 
-    def _format(self, name: str) -> str:
-        format = self.format
-        element, scale = format.element, format.scale
-        of_element = resolve(_DOUBLE, element, rounding=STOCHASTIC) if self.stochastic else resolve(_FLOAT, element)
-        to_float = resolve(_DOUBLE, _FLOAT, overflow="saturate")
-        if scale.family == "e8m0":
-            of_scale = resolve(_DOUBLE, scale, round_mode="down" if format.rule == "floor" else "up")
-        else:
-            of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
-        spread = float(element.max - element.min) if format.zero_points else format.divisor
-        whole = element.family == "int"
-        lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
-        lines = [
-            f"typedef {element.name} element;",
-            f"typedef {scale.name} scale;",
-            f"typedef Rule<{options(of_element)}> element_rule;",
-            f"typedef Rule<{options(of_scale)}> scale_rule;",
-            f"typedef Rule<{options(to_float)}> global_rule;",
-            f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
-            f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {self.stochastic:d} }};",
-            f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
-            f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
-            f"enum : int {{ exponent = {math.frexp(format.divisor)[1] - 1} }};",
-            f"enum : u32 {{ carry = {_carry(format):#x} }};",
-            f"static GPUCAST_CONSTANT double divisor() {{ return {spread!r}; }}",
-            f"static GPUCAST_CONSTANT float reciprocal() {{ return {float(np.float32(1 / format.divisor))!r}; }}",
-            f"static GPUCAST_CONSTANT float last() {{ return {512.0 if whole else float(element.max)!r}; }}",
-            f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * float(scale.max)!r}; }}",
-        ]
-        body = "".join(f"    {line}\n" for line in lines)
-        return f"namespace gpucast {{\nstruct {name} {{\n{body}}};\n}}\n"
+
+def columns_of(format: Format) -> list[str]:
+    """What a kernel's name tells of a format. The format's own name may be anything, and formats that differ in blocks
+    share kernels."""
+    columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
+    return columns + ["zero_points"] * format.zero_points + ["global"] * format.global_scale
+
+
+def format_struct(format: Format, stochastic: bool, name: str) -> str:
+    """The C++ struct of a format: `F` of the kernels."""
+    element, scale = format.element, format.scale
+    of_element = resolve(_DOUBLE, element, rounding=STOCHASTIC) if stochastic else resolve(_FLOAT, element)
+    to_float = resolve(_DOUBLE, _FLOAT, overflow="saturate")
+    if scale.family == "e8m0":
+        of_scale = resolve(_DOUBLE, scale, round_mode="down" if format.rule == "floor" else "up")
+    else:
+        of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
+    spread = float(element.max - element.min) if format.zero_points else format.divisor
+    whole = element.family == "int"
+    lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
+    lines = [
+        f"typedef {element.name} element;",
+        f"typedef {scale.name} scale;",
+        f"typedef Rule<{options(of_element)}> element_rule;",
+        f"typedef Rule<{options(of_scale)}> scale_rule;",
+        f"typedef Rule<{options(to_float)}> global_rule;",
+        f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
+        f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
+        f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
+        f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
+        f"enum : int {{ exponent = {math.frexp(format.divisor)[1] - 1} }};",
+        f"enum : u32 {{ carry = {_carry(format):#x} }};",
+        f"static GPUCAST_CONSTANT double divisor() {{ return {spread!r}; }}",
+        f"static GPUCAST_CONSTANT float reciprocal() {{ return {float(np.float32(1 / format.divisor))!r}; }}",
+        f"static GPUCAST_CONSTANT float last() {{ return {512.0 if whole else float(element.max)!r}; }}",
+        f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * float(scale.max)!r}; }}",
+    ]
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"namespace gpucast {{\nstruct {name} {{\n{body}}};\n}}\n"
 
 
 def _smallest(scale: DType) -> int:
@@ -194,8 +204,9 @@ class QuantizeArguments:
     def to_bytes(self) -> bytes:
         """``struct QuantizeArguments`` of kernels/quantize.cu."""
         b = self.blocks
+        divisions = (divide_by(n) for n in (b.columns, b.rows, b.block_columns, b.block_rows))
         return struct.pack(
-            "<4Q2q2Q8q",
+            "<4Q2q2Q8q12I",
             *(
                 self.scales,
                 self.zero_points,
@@ -207,7 +218,18 @@ class QuantizeArguments:
                 self.offset,
             ),
             *(b.outer, b.rows, b.columns, b.block_rows, b.block_columns, b.grid_rows, b.grid_columns, b.apart),
+            *(number for division in divisions for number in division),
         )
+
+
+def divide_by(n: int) -> tuple[int, int, int]:
+    """``struct Division``, a factor and two shifts, for i // n of i below 2**32 (Granlund and Montgomery, "Division by
+    invariant integers using multiplication", 1994): t = factor * i >> 32 is little less than i // n times the second
+    power of two, and t plus the rest i - t, halved by the first shift, is in place of both."""
+    if not 0 < n < 1 << 32:
+        return 0, 0, 0  # Not divided by, or in 64 bits.
+    bits = (n - 1).bit_length()
+    return ((((1 << bits) - n) << 32) // n + 1) & 0xFFFFFFFF, min(bits, 1), max(bits - 1, 0)
 
 
 def found_bytes(row: DType) -> int:

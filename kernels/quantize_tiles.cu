@@ -1,0 +1,481 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays as narrow codes with scales, in tiles: one read of an array gives codes by blocks along its rows, by blocks along its
+// columns, or both, in its own order and transposed. Every number is as gpucast/quantization/reference.py says.
+//
+// A thread holds a patch of a tile in registers. Only extremes, scales and codes go through shared memory; these as bytes,
+// so that each thread writes whole vectors of neighbours in the result.
+namespace gpucast {
+
+template <typename F, typename Src, typename Float, typename Double, typename G>
+struct TileWork {
+    typedef Value<Src, Float, Double> V;
+    typedef typename V::Word Word;
+    typedef typename F::element Row;
+    typedef TileShape<F, V, G> Shape;
+    typedef TileMemory<F, V, G> Memory;
+    typedef Found<V, F::zero_points, !F::nan_in_scale> Extreme;
+    typedef Divisor<F, Src, Float, Double> Quotients;
+    typedef typename CodeOf<Src::bits>::type SrcCode;
+    typedef typename CodeOf<F::scale::bits>::type ScaleCode;
+    enum : u32 { bytes = Src::bits / 8, unit = 16 };
+    // Where the scale is that of the elements.
+    enum : bool { fits = !F::zero_points && !G::given && !Shape::everywhere };
+
+    const TileArguments& given;
+    Memory& shared;
+    // The tile's first element, and its place in a matrix; what there is of the tile.
+    const u8* src;
+    i64 matrix, first_row, first_column;
+    u32 rows, columns;
+    // The thread's patch, within the tile.
+    u32 row, column;
+    float global;
+    // Where all elements share it.
+    Scale the_scale;
+
+    GPUCAST_INLINE TileWork(const u8* array, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
+        const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
+        matrix = above;
+        first_row = i64(line - above * given.tiles_down) * G::tile_rows;
+        first_column = i64(blockIdx.x - line * given.tiles_across) * G::tile_columns;
+        src = array + ((matrix * given.rows + first_row) * given.columns + first_column) * bytes;
+        const i64 below = given.rows - first_row, right = given.columns - first_column;
+        rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);
+        columns = right < i64(G::tile_columns) ? u32(right) : u32(G::tile_columns);
+        row = threadIdx.x / Shape::lanes * G::rows;
+        column = threadIdx.x % Shape::lanes * G::columns;
+        global = global_value<F>(given.global_scale);
+        the_scale = {};
+        if constexpr (Shape::everywhere) {
+            const TileResult& result = Shape::same ? given.same : given.swapped;
+            QuantizeArguments all = {};
+            all.scales = result.scales;
+            all.zero_points = result.zero_points;
+            the_scale = load_scale<F>(all, 0);
+        }
+    }
+
+    GPUCAST_INLINE u32 rows_left() const { return row < rows ? rows - row : 0; }
+    GPUCAST_INLINE u32 columns_left() const { return column < columns ? columns - column : 0; }
+
+    // ---- scales ----
+
+    // Scale number i of a result by what was found in its block, or the given one.
+    GPUCAST_INLINE Scale scale(const Extreme& found, const TileResult& result, i64 i, bool here) const {
+        if constexpr (!G::given) {
+            return scale_of<F, Float, Double>(found, global);
+        } else {
+            const bool lost = F::nan_in_scale && found.lost();
+            const u32 code = here ? u32(reinterpret_cast<const ScaleCode*>(result.scales)[i]) : 0;
+            return {lost ? u32(F::scale::nan_code) : code, 0, lost};
+        }
+    }
+    GPUCAST_INLINE static void store(const TileResult& result, i64 i, const Scale& scale) {
+        if (G::given && !scale.lost) return;
+        reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
+        if constexpr (F::zero_points) result.zero_points[i] = u8(scale.zero_point);
+    }
+
+    // A scale for each run along a row; threads side by side take those side by side in the result.
+    GPUCAST_INLINE void scales_along() const {
+        const bool to_same = G::same() == Run::along;
+        const TileResult& result = to_same ? given.same : given.swapped;
+        const i64 grid = (given.columns + G::block - 1) / G::block;
+#pragma unroll
+        for (u32 k = threadIdx.x; k < u32(Shape::row_scales); k += u32(Shape::threads)) {
+            const u32 r = to_same ? k / Shape::runs_along : k % G::tile_rows;
+            const u32 b = to_same ? k % Shape::runs_along : k / G::tile_rows;
+            Extreme found = {0, 0};
+#pragma unroll
+            for (u32 i = 0; i < u32(G::block / Shape::part); ++i) {
+                shared.held.found.in_rows.merge_into(found, (r * Shape::runs_along + b) * (G::block / Shape::part) + i);
+            }
+            const i64 at_row = matrix * given.rows + first_row + r, at = first_column / G::block + b;
+            const i64 place = to_same ? at_row * grid + at : (matrix * grid + at) * given.rows + first_row + r;
+            const bool here = r < rows && b * G::block < columns;
+            const Scale own = scale(found, result, place, here);
+            shared.of_rows.put(r * Shape::runs_along + b, own);
+            if (here) store(result, place, own);
+        }
+    }
+
+    GPUCAST_INLINE void scales_down() const {
+        const bool to_same = G::same() == Run::down;
+        const TileResult& result = to_same ? given.same : given.swapped;
+        const i64 grid = (given.rows + G::block - 1) / G::block;
+#pragma unroll
+        for (u32 k = threadIdx.x; k < u32(Shape::column_scales); k += u32(Shape::threads)) {
+            const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
+            const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
+            Extreme found = {0, 0};
+#pragma unroll
+            for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
+                shared.held.found.in_columns.merge_into(found, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+            }
+            const i64 at_column = first_column + c, at = first_row / G::block + b;
+            const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;
+            const bool here = c < columns && b * G::block < rows;
+            const Scale own = scale(found, result, place, here);
+            shared.of_columns.put(b * G::tile_columns + c, own);
+            if (here) store(result, place, own);
+        }
+    }
+
+    // A scale for each square, which both results have.
+    GPUCAST_INLINE void scales_of_squares() const {
+        const i64 down = (given.rows + G::block - 1) / G::block, across = (given.columns + G::block - 1) / G::block;
+        const u32 k = threadIdx.x;
+        static_assert(u32(Shape::column_scales) <= u32(Shape::threads) || !Shape::square, "a thread for each");
+        if (k >= u32(Shape::column_scales)) return;
+        const u32 b = k / Shape::runs_along, c = k % Shape::runs_along;
+        Extreme found = {0, 0};
+#pragma unroll
+        for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
+            shared.held.found.in_columns.merge_into(found, (b * (G::block / G::rows) + i) * Shape::runs_along + c);
+        }
+        const i64 at_row = first_row / G::block + b, at_column = first_column / G::block + c;
+        const i64 place = (matrix * down + at_row) * across + at_column, turned = (matrix * across + at_column) * down + at_row;
+        const bool here = b * G::block < rows && c * G::block < columns;
+        const Scale own = scale(found, Shape::same ? given.same : given.swapped, Shape::same ? place : turned, here);
+        shared.of_columns.put(k, own);
+        if (!here) return;
+        if (Shape::same) store(given.same, place, own);
+        if (Shape::swapped) store(given.swapped, turned, own);
+    }
+
+    // The scale of an element of the tile.
+    template <Run run>
+    GPUCAST_INLINE Scale scale_at(u32 r, u32 c) const {
+        if constexpr (run == Run::along) return shared.of_rows.get(r * Shape::runs_along + c / G::block);
+        else if constexpr (run == Run::down) return shared.of_columns.get(r / G::block * G::tile_columns + c);
+        else if constexpr (run == Run::square) return shared.of_columns.get(r / G::block * Shape::runs_along + c / G::block);
+        else return the_scale;
+    }
+
+    // ---- codes ----
+
+    GPUCAST_INLINE u8* at_same(u32 r, u32 c) const { return shared.held.codes.same + r * G::tile_columns + c; }
+    // In vectors of 16 rows of a column, in another order, so that threads side by side write to other banks.
+    GPUCAST_INLINE u8* at_swapped(u32 r, u32 c) const {
+        return shared.held.codes.swapped + ((c * (G::tile_rows / unit) + r / unit) ^ (c / G::columns & 7)) * unit + r % unit;
+    }
+
+    template <u32 Count>
+    GPUCAST_INLINE static void store_words(u8* to, const u32 (&words)[Count]) {
+        struct alignas(Count * 4) Vector {
+            u32 word[Count];
+        };
+        Vector vector;
+#pragma unroll
+        for (u32 i = 0; i < Count; ++i) vector.word[i] = words[i];
+        *reinterpret_cast<Vector*>(to) = vector;
+    }
+
+    // The codes of a patch, as words of four rows each of a column.
+    typedef u32 Codes[G::columns][G::rows / 4];
+
+    GPUCAST_INLINE void put_same(const Codes& codes) const {
+#pragma unroll
+        for (u32 i = 0; i < G::rows; i += 4) {
+            u32 words[4][G::columns / 4];
+#pragma unroll
+            for (u32 j = 0; j < G::columns / 4; ++j) {
+#pragma unroll
+                for (u32 k = 0; k < 4; ++k) words[k][j] = codes[4 * j + k][i / 4];
+                transpose_bytes(words[0][j], words[1][j], words[2][j], words[3][j]);
+            }
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) store_words(at_same(row + i + k, column), words[k]);
+        }
+    }
+    GPUCAST_INLINE void put_swapped(const Codes& codes) const {
+#pragma unroll
+        for (u32 j = 0; j < G::columns; ++j) store_words(at_swapped(row, column + j), codes[j]);
+    }
+
+    // What the quick ways cannot tell is left to `put_one_by_one`: a bit for each row or column of the patch.
+    template <typename Tile_>
+    GPUCAST_INLINE static bool is_finite(const Tile_& in, u32 known, u32 i) {
+        if constexpr (F::nan_in_scale && !Shape::everywhere) {
+            return true;
+        } else if constexpr (Shape::everywhere) {
+            Found<V, F::zero_points, false> found = {0, 0};
+            return found.template see_tile<Src, sizeof(in) / bytes>(in);
+        } else {
+            return (known >> i & 1) != 0;
+        }
+    }
+
+    // The codes of N elements side by side, as words of four. False where `put_one_by_one` has to find them.
+    template <u32 N, u32 Bytes>
+    GPUCAST_INLINE bool quantize(const Scale& scale, const Tile<Bytes>& in, bool finite, u32 (&words)[N / 4]) const {
+        // A tile of 6-bit elements has four or sixteen.
+        const u32 part = Row::bits == 6 && N == 8 ? 4 : N;
+        const Quotients divisor(scale, global);
+        const bool plain = divisor.plain && finite;
+#pragma unroll
+        for (u32 i = 0; i < N; i += part) {
+            Tile<part * Row::bits / 8> out = {};
+            Tile<part * bytes> some;
+#pragma unroll
+            for (u32 j = 0; j < part * bytes / 4; ++j) some.word[j] = in.word[i * bytes / 4 + j];
+            if (plain) divisor.template tile<part, fits>(some, out, 0, true, given.random);
+#pragma unroll
+            for (u32 j = 0; j < part; j += 4) words[(i + j) / 4] = four_codes<Row::bits>(out, j);
+        }
+        return plain;
+    }
+
+    template <Run run>
+    GPUCAST_INLINE u32 quantize_rows_of(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        u32 left = 0;
+#pragma unroll
+        for (u32 i = 0; i < G::rows; ++i) {
+            u32 words[G::columns / 4];
+            if (!quantize<G::columns>(scale_at<run>(row + i, column), patch.row[i], is_finite(patch.row[i], finite, i), words)) {
+                left |= 1u << i;
+            }
+            store_words(at_same(row + i, column), words);
+        }
+        return left;
+    }
+
+    template <Run run>
+    GPUCAST_INLINE u32 quantize_rows_turned(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        Codes codes;
+        u32 left = 0;
+#pragma unroll
+        for (u32 i = 0; i < G::rows; i += 4) {
+            u32 words[4][G::columns / 4];
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) {
+                const auto& in = patch.row[i + k];
+                if (!quantize<G::columns>(scale_at<run>(row + i + k, column), in, is_finite(in, finite, i + k), words[k])) {
+                    left |= 1u << (i + k);
+                }
+            }
+#pragma unroll
+            for (u32 j = 0; j < G::columns / 4; ++j) {
+                transpose_bytes(words[0][j], words[1][j], words[2][j], words[3][j]);
+#pragma unroll
+                for (u32 k = 0; k < 4; ++k) codes[4 * j + k][i / 4] = words[k][j];
+            }
+        }
+        put_swapped(codes);
+        return left;
+    }
+
+    template <Run run, bool to_same, bool to_swapped>
+    GPUCAST_INLINE u32 quantize_columns(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        Codes codes;
+        u32 left = 0;
+#pragma unroll
+        for (u32 j = 0; j < G::columns; ++j) {
+            const auto in = patch.column(j);
+            if (!quantize<G::rows>(scale_at<run>(row, column + j), in, is_finite(in, finite, j), codes[j])) left |= 1u << j;
+        }
+        if (to_same) put_same(codes);
+        if (to_swapped) put_swapped(codes);
+        return left;
+    }
+
+    // The elements of the rows or columns (`by_rows`) of the patch that `left` names, of all where they are rounded at random;
+    // read once more, because no register can be found by a number.
+    template <Run run, bool swapped, bool by_rows>
+    GPUCAST_INLINE void put_one_by_one(u32 left) const {
+        const u32 across = swapped ? G::rows / 4 : G::columns / 4;
+#pragma unroll 1
+        for (u32 q = 0; q < G::rows * G::columns / 4; ++q) {
+            // Four that lie side by side in the result.
+            const u32 one = q / across, four = q % across * 4;
+            const u32 r = row + (swapped ? four : one), c = column + (swapped ? one : four);
+            u32 random[4] = {};
+            if constexpr (F::stochastic) {
+                const i64 at_row = first_row + r, at_column = first_column + c;
+                const i64 place = swapped ? (matrix * given.columns + at_column) * given.rows + at_row
+                                          : (matrix * given.rows + at_row) * given.columns + at_column;
+                given.random.template words<4>(place, random);
+            }
+#pragma unroll 1
+            for (u32 k = 0; k < 4; ++k) {
+                const u32 own_row = swapped ? r + k : r, own_column = swapped ? c : c + k;
+                if (own_row >= rows || own_column >= columns) continue;
+                if (!F::stochastic && (left >> (by_rows ? own_row - row : own_column - column) & 1) == 0) continue;
+                const i64 at = own_row * given.columns + own_column;
+                const Word bits = V::of(reinterpret_cast<const SrcCode*>(src)[at]);
+                const Quotients divisor(scale_at<run>(own_row, own_column), global);
+                u32 code;
+                if constexpr (F::stochastic) {
+                    const u32 even = k & 2 ? random[2] : random[0], odd = k & 2 ? random[3] : random[1];
+                    code = divisor.at_random(bits, k & 1 ? odd : even);
+                } else {
+                    code = divisor.one(bits);
+                }
+                *(swapped ? at_swapped(own_row, own_column) : at_same(own_row, own_column)) = u8(code);
+            }
+        }
+    }
+
+    // ---- from shared memory to a result ----
+
+    // The vector number u of the codes of a tile whose lines are of `Length`.
+    template <bool swapped, u32 Length>
+    GPUCAST_INLINE Tile<unit * Row::bits / 8> packed(u32 u) const {
+        struct alignas(16) Vector {
+            u32 word[4];
+        };
+        const u32 line = u / (Length / unit), first = u % (Length / unit) * unit;
+        const Vector codes = *reinterpret_cast<const Vector*>(swapped ? at_swapped(first, line) : at_same(line, first));
+        Tile<unit * Row::bits / 8> out = {};
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) put_lanes<Row::bits, 4>(out, 4 * i, codes.word[i]);
+        return out;
+    }
+
+    // Of the tile there are so many lines, and codes in each. A line lies `step` codes behind the last one, the first one at
+    // `begin`; these are whole bytes.
+    template <bool swapped, u32 Lines, u32 Length>
+    GPUCAST_INLINE void put_out(u8* data, i64 begin, i64 step, u32 lines, u32 length) const {
+        typedef Tile<unit * Row::bits / 8> Out;
+        const u32 count = Lines * (Length / unit), mine = threadIdx.x;
+        static_assert(count % Shape::threads == 0 && Shape::threads % (Length / unit) == 0, "each thread has a column of vectors");
+        const u32 first = mine % (Length / unit) * unit, turns = count / Shape::threads, lines_of_turn = Shape::threads / (Length / unit);
+        u8* to = data + ((begin + mine / (Length / unit) * step + first) * i64(Row::bits) >> 3);
+        const i64 bytes_of_turn = lines_of_turn * step * i64(Row::bits) >> 3;
+        if (lines == Lines && length == Length && ((address(to) | u64(bytes_of_turn)) & (Out::piece - 1)) == 0) {
+#pragma unroll
+            for (u32 i = 0; i < turns; ++i) store_aligned(to + i * bytes_of_turn, packed<swapped, Length>(i * Shape::threads + mine));
+            return;
+        }
+        const u32 last = length - first < u32(unit) ? length - first : u32(unit);
+#pragma unroll 1
+        for (u32 i = 0; i < turns; ++i, to += bytes_of_turn) {
+            ptx::mark_rare();
+            if (i * lines_of_turn + mine / (Length / unit) >= lines || first >= length) break;
+            const Out out = packed<swapped, Length>(i * Shape::threads + mine);
+            if (last == u32(unit) && (address(to) & (Out::piece - 1)) == 0) {
+                store_aligned(to, out);
+            } else if (last == u32(unit) && (address(to) & 3) == 0 && Out::words * 4 == u32(unit) * Row::bits / 8) {
+#pragma unroll
+                for (u32 j = 0; j < u32(Out::words); ++j) *reinterpret_cast<u32*>(to + 4 * j) = out.word[j];
+            } else {
+                store_part(to, 0, last * Row::bits, out);
+            }
+        }
+    }
+
+    GPUCAST_INLINE void put_out() const {
+        if constexpr (Shape::same) {
+            const i64 begin = (matrix * given.rows + first_row) * given.columns + first_column;
+            put_out<false, G::tile_rows, G::tile_columns>(given.same.data, begin, given.columns, rows, columns);
+        }
+        if constexpr (Shape::swapped) {
+            const i64 begin = (matrix * given.columns + first_column) * given.rows + first_row;
+            put_out<true, G::tile_columns, G::tile_rows>(given.swapped.data, begin, given.rows, columns, rows);
+        }
+    }
+};
+
+// Blocks that a multiprocessor shall hold: with as many registers for each thread as it takes to keep a patch there.
+template <typename Src>
+GPUCAST_CONSTANT u32 tile_blocks(u32 threads) {
+    const bool long_ways = GPUCAST_ARCH < 890 || (Src::bits == 16 && !is_upper_half<Src>());
+    return threads > 128 && long_ways ? 1 : (long_ways ? 384 : 512) / threads;
+}
+
+template <typename F, typename Src, typename Float, typename Double, typename G>
+GPUCAST_INLINE void quantize_tiles(
+    const u8* src, const TileArguments& given, TileMemory<F, Value<Src, Float, Double>, G>& shared) {
+    typedef TileWork<F, Src, Float, Double, G> Work;
+    typedef typename Work::Shape Shape;
+    typedef typename Work::Extreme Extreme;
+    const Work work(src, given, shared);
+    const bool aligned = (given.columns * Work::bytes & 15) == 0 && (address(src) & 15) == 0;
+    Patch<Src, G::rows, G::columns> patch;
+    const u8* from = work.src + (i64(work.row) * given.columns + work.column) * Work::bytes;
+    patch.load(from, given.columns * Work::bytes, work.rows_left(), work.columns_left(), aligned);
+    // A bit for each row and each column.
+    u32 finite_rows = 0, finite_columns = 0;
+    if constexpr (Shape::along || Shape::square) {
+        FoundRows<Extreme, G::rows> found;
+#pragma unroll
+        for (u32 i = 0; i < G::rows; ++i) {
+            found.row[i] = {0, 0};
+            finite_rows |= u32(found.row[i].template see_tile<Src, G::columns>(patch.row[i])) << i;
+        }
+        if constexpr (Shape::along) {
+            if constexpr (Shape::part_lanes > 1) {
+                GPUCAST_MERGE(Shape::part_lanes, found);
+            }
+            if (threadIdx.x % Shape::part_lanes == 0) {
+#pragma unroll
+                for (u32 i = 0; i < G::rows; ++i) {
+                    shared.held.found.in_rows.put((work.row + i) * (G::tile_columns / Shape::part) + work.column / Shape::part, found.row[i]);
+                }
+            }
+        } else {
+            Extreme all = found.row[0];
+#pragma unroll
+            for (u32 i = 1; i < G::rows; ++i) all.merge(found.row[i]);
+            GPUCAST_MERGE(Shape::block_lanes, all);
+            if (threadIdx.x % Shape::block_lanes == 0) {
+                shared.held.found.in_columns.put(work.row / G::rows * Shape::runs_along + work.column / G::block, all);
+            }
+        }
+    }
+    if constexpr (Shape::down) {
+#pragma unroll
+        for (u32 j = 0; j < G::columns; ++j) {
+            Extreme found = {0, 0};
+            finite_columns |= u32(found.template see_tile<Src, G::rows>(patch.column(j))) << j;
+            shared.held.found.in_columns.put(work.row / G::rows * G::tile_columns + work.column + j, found);
+        }
+    }
+    if constexpr (!Shape::everywhere) {
+        GPUCAST_BARRIER();
+        if constexpr (Shape::along) work.scales_along();
+        if constexpr (Shape::down) work.scales_down();
+        if constexpr (Shape::square) work.scales_of_squares();
+        GPUCAST_BARRIER();
+    }
+    // Squares, and one scale for all, are quantized once, by columns if any result has them as lines.
+    const bool one = Shape::square || Shape::everywhere, by_rows = one && !Shape::swapped;
+    const u32 everything = F::stochastic ? ~0u : 0;
+    u32 same_left = everything, swapped_left = everything;
+    if constexpr (!F::stochastic) {
+        if constexpr (by_rows || G::same() == Run::along) same_left = work.template quantize_rows_of<G::same()>(patch, finite_rows);
+        if constexpr (G::swapped() == Run::along) swapped_left = work.template quantize_rows_turned<Run::along>(patch, finite_rows);
+        if constexpr (one && Shape::swapped) {
+            // Where one element of the patch has to be seen again, all are.
+            const u32 finite = Shape::everywhere || finite_rows == (1u << G::rows) - 1 ? ~0u : 0;
+            swapped_left = work.template quantize_columns<G::swapped(), Shape::same, true>(patch, finite);
+            same_left = Shape::same ? swapped_left : 0;
+        }
+        if constexpr (G::same() == Run::down) same_left = work.template quantize_columns<Run::down, true, false>(patch, finite_columns);
+        if constexpr (G::swapped() == Run::down) swapped_left = work.template quantize_columns<Run::down, false, true>(patch, finite_columns);
+    }
+    if ((Shape::same && same_left != 0) || (Shape::swapped && swapped_left != 0)) {
+        if constexpr (!F::stochastic) ptx::mark_rare();
+        if constexpr (Shape::same) {
+            if (same_left != 0) work.template put_one_by_one<G::same(), false, (by_rows || G::same() == Run::along)>(same_left);
+        }
+        if constexpr (Shape::swapped) {
+            if (swapped_left != 0) work.template put_one_by_one<G::swapped(), true, G::swapped() == Run::along>(swapped_left);
+        }
+    }
+    GPUCAST_BARRIER();
+    work.put_out();
+}
+
+}  // namespace gpucast
+
+// gpucast/quantization/tile_source.py defines NAME_format and NAME_tiles.
+#define GPUCAST_QUANTIZE_TILES(NAME, SRC, THREADS)                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS, gpucast::tile_blocks<gpucast::SRC>(THREADS))                 \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \
+             const __grid_constant__ gpucast::TileArguments given) {                                                   \
+        using namespace gpucast;                                                                                       \
+        typedef Value<SRC, FLOAT, DOUBLE> V;                                                                           \
+        __shared__ TileMemory<NAME##_format, V, NAME##_tiles> shared;                                                  \
+        quantize_tiles<NAME##_format, SRC, FLOAT, DOUBLE, NAME##_tiles>(src, given, shared);                           \
+    }

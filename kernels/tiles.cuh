@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+// What quantize_tiles.cu works on: a thread's patch of a tile, codes as bytes, and the memory that the threads of a tile share.
+#ifndef GPUCAST_OVERLAY
+// What is needed before a barrier, and what behind it.
+#define GPUCAST_OVERLAY union
+#endif
+
+namespace gpucast {
+
+// Which elements share a scale: not asked for, a run along a row, one along a column, a square, or all.
+enum class Run : u32 { nothing, along, down, square, everywhere };
+
+// One result, in the array's order or transposed; all of it in C order.
+struct TileResult {
+    u8* data;
+    u8* scales;
+    u8* zero_points;
+};
+
+struct TileArguments {
+    TileResult same, swapped;
+    const float* global_scale;
+    Random random;
+    // Of one matrix of the array, and how many tiles it has.
+    i64 rows, columns;
+    u32 tiles_down, tiles_across;
+};
+
+// ---- the patch of a thread ----
+
+template <typename Src, u32 Rows, u32 Columns>
+struct Patch {
+    enum : u32 { bytes = Src::bits / 8 };
+    typedef typename WordOf<Src::bits == 64>::type Word;
+    typedef typename CodeOf<Src::bits>::type Code;
+    typedef Tile<Columns * bytes> Row;
+    typedef Tile<Rows * bytes> Column;
+    Row row[Rows];
+
+    // So many rows and columns of an array, whose rows are `step` bytes apart; zeros in place of the others. `aligned` where
+    // rows of whole patches are aligned; elements are in any case.
+    GPUCAST_INLINE void load(const u8* from, i64 step, u32 rows, u32 columns, bool aligned) {
+        if (aligned && rows >= Rows && columns >= Columns) {
+#pragma unroll
+            for (u32 i = 0; i < Rows; ++i) load_aligned(from + i * step, row[i]);
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) row[i] = {};
+        if (rows == 0 || columns == 0) return;
+        ptx::mark_rare();
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) {
+            if (i >= rows) break;
+#pragma unroll
+            for (u32 j = 0; j < Columns; ++j) {
+                // A load without a branch, of the row's first element where there is no such one.
+                const bool here = j < columns;
+                const Word code = reinterpret_cast<const Code*>(from + i * step)[here ? j : 0];
+                put<Src::bits>(row[i], j, here ? code : Word(0));
+            }
+        }
+    }
+
+    GPUCAST_INLINE Column column(u32 j) const {
+        Column found = {};
+        if constexpr (Src::bits == 16) {
+#pragma unroll
+            for (u32 i = 0; i < Rows; i += 2) {
+                found.word[i / 2] = ptx::prmt(row[i].word[j / 2], row[i + 1].word[j / 2], j % 2 ? 0x7632 : 0x5410);
+            }
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < Rows; ++i) put<Src::bits>(found, i, get<Src::bits, Word>(row[i], j));
+        }
+        return found;
+    }
+};
+
+// What was found in each of several rows.
+template <typename Found, u32 Rows>
+struct FoundRows {
+    Found row[Rows];
+
+    GPUCAST_INLINE void merge(const FoundRows& other) {
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) row[i].merge(other.row[i]);
+    }
+#ifndef GPUCAST_HOST
+    GPUCAST_INLINE FoundRows other(u32 step) const {
+        FoundRows found;
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) found.row[i] = row[i].other(step);
+        return found;
+    }
+#endif
+};
+
+// ---- codes, a byte each ----
+
+// Elements i to i + 3 of a tile.
+template <u32 Bits, u32 Bytes>
+GPUCAST_INLINE u32 four_codes(const Tile<Bytes>& tile, u32 i) {
+    if constexpr (Bits == 8) {
+        return tile.word[i / 4];
+    } else if constexpr (Bits == 4) {
+        const u32 word = tile.word[i / 8];
+        return ptx::prmt(word & 0x0f0f0f0f, word >> 4 & 0x0f0f0f0f, i % 8 ? 0x7362 : 0x5140);
+    } else {
+        const u32 first = i * Bits / 32, shift = i * Bits % 32;
+        u32 some = tile.word[first] >> shift;
+        if (shift + 4 * Bits > 32) some |= tile.word[first + 1] << (32 - shift);
+        if constexpr (Bits == 2) some = (some & 0xf) | (some & 0xf0) << 12;
+        else some = (some & 0xfff) | (some & 0xfff000) << 4;
+        const u32 low = repeated<16>((1u << Bits) - 1);
+        return (some & low) | (some & low << Bits) << (8 - Bits);
+    }
+}
+
+// Four words of four bytes as a matrix, transposed.
+GPUCAST_INLINE void transpose_bytes(u32& a, u32& b, u32& c, u32& d) {
+    const u32 ab = ptx::prmt(a, b, 0x5140), cd = ptx::prmt(c, d, 0x5140);
+    const u32 ab_high = ptx::prmt(a, b, 0x7362), cd_high = ptx::prmt(c, d, 0x7362);
+    a = ptx::prmt(ab, cd, 0x5410);
+    b = ptx::prmt(ab, cd, 0x7632);
+    c = ptx::prmt(ab_high, cd_high, 0x5410);
+    d = ptx::prmt(ab_high, cd_high, 0x7632);
+}
+
+// ---- a tile, by one block of threads: G tells the sizes, in elements, and what is asked for ----
+
+template <typename F, typename V, typename G>
+struct TileShape {
+    typedef typename V::Word Word;
+    enum : bool {
+        along = G::same() == Run::along || G::swapped() == Run::along,
+        down = G::same() == Run::down || G::swapped() == Run::down,
+        square = G::same() == Run::square || G::swapped() == Run::square,
+        everywhere = G::same() == Run::everywhere || G::swapped() == Run::everywhere,
+        same = G::same() != Run::nothing,
+        swapped = G::swapped() != Run::nothing
+    };
+    enum : u32 {
+        // Patches beside and below each other.
+        lanes = G::tile_columns / G::columns,
+        bands = G::tile_rows / G::rows,
+        threads = lanes * bands,
+        runs_along = G::tile_columns / G::block,
+        runs_down = G::tile_rows / G::block,
+        // Columns of one extreme of a row, and lanes that find it together.
+        part = G::block / 4 > 8 ? G::block / 4 : 8,
+        part_lanes = part / G::columns,
+        block_lanes = G::block / G::columns,
+        row_parts = along ? G::tile_rows * (G::tile_columns / part) : 1,
+        column_parts = down ? bands * G::tile_columns : square ? bands * runs_along : 1,
+        row_scales = along ? G::tile_rows * runs_along : 1,
+        column_scales = down ? runs_down * G::tile_columns : square ? runs_down * runs_along : 1,
+        tile = G::tile_rows * G::tile_columns
+    };
+};
+
+template <typename F, typename V, typename G>
+struct TileMemory {
+    typedef TileShape<F, V, G> Shape;
+    typedef typename V::Word Word;
+    template <u32 Count>
+    struct Extremes {
+        Word high[Count];
+        Word low[F::zero_points ? Count : 1];
+
+        template <typename Found>
+        GPUCAST_INLINE void put(u32 i, const Found& found) {
+            high[i] = found.high;
+            if constexpr (F::zero_points) low[i] = found.low;
+        }
+        template <typename Found>
+        GPUCAST_INLINE void merge_into(Found& found, u32 i) const {
+            found.merge({F::zero_points ? low[F::zero_points ? i : 0] : 0, high[i]});
+        }
+    };
+    template <u32 Count>
+    struct Scales {
+        u32 code[Count];
+        int zero_point[F::zero_points ? Count : 1];
+
+        GPUCAST_INLINE void put(u32 i, const Scale& scale) {
+            code[i] = scale.code;
+            if constexpr (F::zero_points) zero_point[i] = scale.zero_point;
+        }
+        GPUCAST_INLINE Scale get(u32 i) const {
+            const u32 found = code[i];
+            const bool lost = F::nan_in_scale && (found & 0x7fffffff) >= u32(F::scale::nan_code);
+            return {found, F::zero_points ? zero_point[F::zero_points ? i : 0] : 0, lost};
+        }
+    };
+    struct Parts {
+        Extremes<Shape::row_parts> in_rows;
+        Extremes<Shape::column_parts> in_columns;
+    };
+    struct Codes {
+        alignas(16) u8 same[Shape::same ? u32(Shape::tile) : 16u];
+        alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) : 16u];
+    };
+    GPUCAST_OVERLAY Held {
+        Parts found;
+        Codes codes;
+    };
+    Held held;
+    Scales<Shape::row_scales> of_rows;
+    Scales<Shape::column_scales> of_columns;
+};
+
+}  // namespace gpucast

@@ -56,11 +56,13 @@ COPY --chmod=755 gpucast gpucast
 # What is compiled ahead of time: all casts between these types. Other kernels are compiled when they are first needed.
 ARG TYPES="FLOAT FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E5M2 FLOAT4E2M1 INT8 INT4"
 ARG ARCHS="sm_80 sm_90 sm_100a"
+# More of them, such as "--fused --many --transposed --quantize mxfp8e4m3 nvfp4" (see `gpucast warmup --help`).
+ARG WARMUP=""
 ENV GPUCAST_CACHE_DIR=/var/cache/gpucast
 # hadolint ignore=SC2086
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip install --no-deps --editable . \
-    && gpucast warmup --types ${TYPES} --arch ${ARCHS} \
+    && gpucast warmup --types ${TYPES} --arch ${ARCHS} ${WARMUP} \
     && chmod -R a+rwX "${GPUCAST_CACHE_DIR}" \
     && install --directory --mode=1777 /results
 COPY --chmod=755 bench bench

@@ -26,6 +26,7 @@ Call = Callable[[], object]
 
 #: Calls in a row, fewer than the queue of a stream takes, and how many such rows.
 CALLS, ROWS = 500, 40
+_AT_RANDOM: tuple[str, dict[str, Any]] = ("stochastic", {"rounding": "stochastic", "seed": 1})
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,14 @@ def _host_calls() -> dict[str, dict[str, Call]]:
         x, out = np.zeros(1, gpucast.dtype(src).numpy), np.zeros(1, row.numpy)
         calls[f"{src} to {dst}"] = {"gpucast": _new(x, dst), "astype": _method(x.astype, row.numpy)}
         calls[f"{src} to {dst}, out="] = {"gpucast": _into(x, dst, out), "copyto": _copy(np.copyto, out, x)}
+    x, amax = np.zeros(1, np.float32), np.zeros((), np.float32)
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("scale=", {"scale": 0.5}),
+        ("scale=, amax=", {"scale": 0.5, "amax": amax}),
+        _AT_RANDOM,
+    ]
+    for what, keywords in kinds:
+        calls[f"FLOAT to FLOAT8E4M3FN, {what}"] = {"gpucast": _new(x, "FLOAT8E4M3FN", **keywords)}
     return calls
 
 
@@ -107,6 +116,10 @@ def _device_calls(make: Callable[..., Any], rivals: bool) -> dict[str, dict[str,
         "FLOAT to FLOAT8E4M3FN, saturate=False": {"gpucast": _new(x, "FLOAT8E4M3FN", saturate=False)},
         "FLOAT to INT4, a PackedArray": {"gpucast": _new(x, "INT4")},
         "FLOAT to FLOAT16, 4 x 4 transposed, out=": {"gpucast": _into(square, "FLOAT16", halves)},
+        "FLOAT to FLOAT16, scale=, amax= (arrays), out=": {
+            "gpucast": _new(x, "FLOAT16", scale=make((), np.float32), amax=make((), np.float32), out=half)
+        },
+        f"FLOAT to FLOAT16, {_AT_RANDOM[0]}": {"gpucast": _new(x, "FLOAT16", **_AT_RANDOM[1])},
     }
     if rivals:
         import cupy

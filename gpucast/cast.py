@@ -166,23 +166,45 @@ def _cast(
 ) -> Any:
     # A call that looks like an earlier one comes no further than `plan.run`: every line up to there is counted in
     # nanoseconds by `python -m bench --overhead`.
+    scaled = None if seed is scale is amax is None else scale is not None
     try:
         key = (
             type(x), x.dtype, type(to), to,
             type(saturate), saturate, round_mode, type(opset), opset, rounding, overflow, versions is CAST_VERSIONS,
+            scaled,
         )  # fmt: skip
         # torch.compile traces these lines for tensors, and would compile anew whenever PLANS has grown.
-        plan = PLANS.get(key) if type(x) in ARRAYS and seed is scale is amax is None and not offset else None
+        plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or not offset) else None
     except Exception:  # x has no dtype, or some part no hash. The whole path takes it, or tells what is wrong.
         key, plan = None, None
     if plan is not None and device is None and copy is True:
-        result = plan.run(x, out)
+        if scaled is None:
+            result = plan.run(x, out)
+        else:
+            result = _fused_again(x, plan, rounding, seed, offset, scale, amax, out, who)
         if result is not None:
             return result
     call = Call(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, who, versions
     )
     return _whole(x, to, call, key, plan)
+
+
+def _fused_again(
+    x: Any, plan: Plan, rounding: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any, who: str
+) -> Any:
+    """A fused cast that looks like an earlier one, where x is; None where only the whole path can tell what to do."""
+    rule, source = plan.rule, home(x)
+    random = resolve_random(rounding, seed, offset, who)
+    if source is not None:
+        return plan.run(x, out, random, scale, amax)
+    if out is not None and type(out) is not type(x):
+        return None
+    fusion = resolve_fusion(rule, scale, amax, random, None, who)
+    if out is not None:
+        check_out(x, rule, out, False, who)
+    check_apart(fusion, x, out, who)
+    return fused_cast.apply(x, rule, fusion, out)
 
 
 def _inner(x: Any, to: Any, call: Call) -> Any:
@@ -193,16 +215,22 @@ def _inner(x: Any, to: Any, call: Call) -> Any:
 def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
     """The cast with all checks. It makes the plan under `key` where there is none yet."""
     who, out = call.who, call.out
-    if plan is None:
+    fusion: Fusion | None = None
+    if plan is not None and call.seed is call.scale is call.amax is None:
+        rule = plan.rule
+    else:
         way = door(x)
         if way is not None:
             return way.cast(_inner, x, to, call)
         array = as_array(x, who)
         if array is not x:
             return _inner(array, to, call)
-        rule, fusion = _resolve(x, to, call, key)
-    else:
-        rule, fusion = plan.rule, None
+        rule = fused_cast.rule_of(call, dtype(x.dtype, who=f"{who}: x.dtype="), destination(to, who), who)
+        random = resolve_random(call.rounding, call.seed, call.offset, who)
+        if rule.rounding != STOCHASTIC:
+            random = None
+        if not (random is call.scale is call.amax is None):
+            fusion = resolve_fusion(rule, call.scale, call.amax, random, home(x), who)
     if not isinstance(call.copy, (bool, np.bool_)):
         raise TypeError(f"{who}: copy={call.copy!r} must be True or False")
     place = devices.parse(call.device, who)
@@ -223,34 +251,14 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
         return x
     if fusion is not None:
         check_apart(fusion, x, out, who)
+        if key is not None and plan is None and (rule.rounding == STOCHASTIC or call.seed is None):
+            _keep_fused_plan(key, x, rule)
         return placement.cast(x, rule, place, out, who, fusion) if remote else fused_cast.apply(x, rule, fusion, out)
     result = placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
     # One that was asked for with a seed rounds nothing at random, but without the seed it would be wrong.
     if plan is None and key is not None and call.seed is None:
         _keep_plan(key, x, rule)
     return result
-
-
-def _resolve(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None) -> tuple[Rule, Fusion | None]:
-    """The rule of a cast, and what is done beside."""
-    who, scaled = call.who, call.scale is not None
-    # Of fused casts the rules alone are kept: finding one takes longer than all else here.
-    key = (*key, scaled) if key is not None and (scaled or call.amax is not None or call.seed is not None) else None
-    plan = PLANS.get(key) if key is not None else None
-    rule = _rule(x, to, call) if plan is None else plan.rule
-    random = resolve_random(call.rounding, call.seed, call.offset, who)
-    if rule.rounding != STOCHASTIC:
-        random = None
-    if random is None and not scaled and call.amax is None:
-        return rule, None
-    if key is not None and plan is None:
-        plans.keep(key, Plan(rule, lambda x, out: None))
-    return rule, resolve_fusion(rule, call.scale, call.amax, random, home(x), who)
-
-
-def _rule(x: Any, to: Any, call: Call) -> Rule:
-    who = call.who
-    return fused_cast.rule_of(call, dtype(x.dtype, who=f"{who}: x.dtype="), destination(to, who), who)
 
 
 def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
@@ -265,6 +273,20 @@ def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
             plans.keep(key, Plan(rule, device_cast.short_way(x, rule)))
     elif type(x) is np.ndarray and x.dtype.isnative:
         plans.keep(key, Plan(rule, host_cast.short_way(rule)))
+
+
+def _keep_fused_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
+    """The same for a fused cast whose keywords are right; on the host the rule is what takes long to find."""
+    if home(x) is None:
+        plans.keep(key, Plan(rule, _no_way))
+    elif not isinstance(x, PackedArray) and type(x) is namespace(x).ndarray:
+        from gpucast import device_fused
+
+        plans.keep(key, Plan(rule, device_fused.short_way(x, rule)))
+
+
+def _no_way(*_: Any) -> None:
+    """The short way of casts that have none."""
 
 
 def _unchanged(x: Any, rule: Rule) -> bool:

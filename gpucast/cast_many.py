@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucast import fused_cast, host_cast, many_leaves, many_plans, placement, tree
 from gpucast.call import Call
-from gpucast.dtypes import dtype
-from gpucast.many_leaves import WHO, Leaf, Library
+from gpucast.dtypes import DType, dtype
+from gpucast.many_leaves import Leaf, Library, Names
 from gpucast.packed import PackedArray
 from gpucast.rule import CAST_VERSIONS, DEFAULT_OPSET
 
@@ -70,30 +70,53 @@ def cast_many(
     structure, or whose arrays share memory. Nothing is written then.
     """
     call = Call(
-        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, None, None, None, True, WHO, CAST_VERSIONS
-    )
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, None, None, None, True, "cast_many",
+        CAST_VERSIONS,
+    )  # fmt: skip
+    return _traced(_cast_many, arrays, to, call, finite, out)
+
+
+def cast_leaves(
+    leaves: list[Any], to: Any, names: Names, who: str, *, scale: Any = None, finite: Any = None, out: Any = None
+) -> Any:
+    """`cast_many` of a list, for a caller that errors call `who`: what it was given has the `names`."""
+    call = Call(True, "up", DEFAULT_OPSET, None, None, None, 0, scale, None, None, None, True, who, CAST_VERSIONS)
+    dst = dtype(to, who=f"{who}: to=")
+    return _traced(_cast_leaves, leaves, out, names, dst, call, finite)
+
+
+def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function, which torch's compiler does not look into."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     if compiler is not None and compiler.is_compiling():
         from gpucast.interop.torch import untraced
 
-        return untraced(_cast_many, arrays, to, call, finite, out)
-    return _cast_many(arrays, to, call, finite, out)
+        return untraced(function, *arguments)
+    return function(*arguments)
 
 
 def _cast_many(arrays: Any, to: Any, call: Call, finite: Any, out: Any) -> Any:
-    leaves, structure = tree.flatten(arrays, f"{WHO}: arrays")
-    outs = None if out is None else tree.leaves_like(structure, out, f"{WHO}: out")
-    dst = dtype(to, who=f"{WHO}: to=")
-    results = many_plans.run(leaves, outs, dst, call, finite)
+    who = call.who
+    leaves, structure = tree.flatten(arrays, f"{who}: arrays")
+    outs = None if out is None else tree.leaves_like(structure, out, f"{who}: out")
+    names = Names("arrays", lambda: tree.paths(structure))
+    results = _cast_leaves(leaves, outs, names, dtype(to, who=f"{who}: to="), call, finite)
+    return tree.unflatten(structure, results) if out is None else out
+
+
+def _cast_leaves(
+    leaves: list[Any], out: list[Any] | None, names: Names, dst: DType, call: Call, finite: Any
+) -> Sequence[Any]:
+    results = many_plans.run(leaves, out, dst, call, finite)
     if results is None:
-        checked = many_leaves.checked(leaves, outs, tree.paths(structure), dst, call, finite)
+        checked = many_leaves.checked(leaves, out, names, dst, call, finite)
         _run(checked)
         if checked:
-            many_plans.keep(checked, outs, dst, call, finite)
+            many_plans.keep(checked, out, dst, call, finite)
         if out is None:
             _attach(checked, call.scale)
         results = [leaf.result for leaf in checked]
-    return tree.unflatten(structure, results) if out is None else out
+    return results
 
 
 def _run(leaves: Sequence[Leaf]) -> None:
@@ -193,6 +216,12 @@ def _cast_on_devices(leaves: Sequence[Leaf]) -> None:
             with driver.on(leaf.home):
                 streams[key] = driver.stream() if library is None else library.stream(leaf.home)
         groups.setdefault((leaf.home, streams[key]), []).append(leaf)
+    ready = []
     for (device, stream), group in groups.items():
         with driver.using(stream, device):
-            device_many.apply(group, device)
+            ready.append((device, stream, device_many.launches(group, device)))
+    # A kernel that cannot be loaded for one device leaves the others as they were.
+    for device, stream, launches in ready:
+        with driver.using(stream, device):
+            for run in launches:
+                run()

@@ -72,7 +72,8 @@ def apply(x: Any, rule: Rule, out: Any = None, fusion: Fusion | None = None) -> 
         if out is None:
             out = room(x, rule.dst)
         if x.size:
-            _launch(x, rule, out, device, fusion)
+            kernel, arguments = launch_of(x, rule, out, device, fusion)
+            kernel(*arguments)
     return out
 
 
@@ -135,7 +136,8 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any], Any]:
         if not flat:
             if given and not apart(src, dst):
                 return None
-            _launch(x, rule, out, device)
+            kernel, arguments = launch_of(x, rule, out, device)
+            kernel(*arguments)
             return out
         if (
             target < begin + (n * src_bits + 7 >> 3)
@@ -208,7 +210,10 @@ def _copy(x: Any) -> Any:
     return copy.view(x.dtype)
 
 
-def _launch(x: Any, rule: Rule, out: Any, device: int, fusion: Fusion | None = None) -> None:
+def launch_of(
+    x: Any, rule: Rule, out: Any, device: int, fusion: Fusion | None = None
+) -> tuple[launch.Kernel, tuple[Any, ...]]:
+    """The kernel, loaded, that casts an array with elements on the current device, and its arguments."""
     dims = dims_of(x, out, fusion is not None and fusion.random is not None)
     unpacked = rule.src.packed and not isinstance(x, PackedArray)
     shape: Shape = "contiguous" if dims is None else "strided"
@@ -221,7 +226,7 @@ def _launch(x: Any, rule: Rule, out: Any, device: int, fusion: Fusion | None = N
     more: Dims | FusedArguments | None = dims
     if fusion is not None:
         make, more = fused_kernel(fusion, dims)
-    launch.kernel(rule, shape, unpacked, device, make)(address(x), address(out), n, more)
+    return launch.kernel(rule, shape, unpacked, device, make), (address(x), address(out), n, more)
 
 
 def dims_of(x: Any, out: Any, in_order: bool) -> Dims | None:

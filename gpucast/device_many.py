@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,23 +24,31 @@ _ALIGNED = 16
 _NONE = 2**32 - 1
 
 
-def apply(leaves: Sequence[Leaf], device: int) -> None:
-    """Cast checked leaves with targets on the current device, whose index is `device`, on its current stream."""
-    flat = []
+def launches(leaves: Sequence[Leaf], device: int) -> list[Callable[[], None]]:
+    """The launches that cast checked leaves with targets on the current device, whose index is `device`, on its current
+    stream. All kernels are loaded: what can fail has been done."""
+    flat: list[Leaf] = []
+    found: list[Callable[[], None]] = []
     for leaf in leaves:
         if leaf.array.size:
             if is_flat(leaf):
                 flat.append(leaf)
             else:
-                device_cast.apply(leaf.array, leaf.rule, leaf.target, leaf.fusion)
+                found.append(_alone(leaf, device))
     if len(flat) == 1:
-        device_cast.apply(flat[0].array, flat[0].rule, flat[0].target, flat[0].fusion)
+        found.append(_alone(flat[0], device))
     elif flat:
         src, dst = (
             np.array([device_cast.address(x) for x in arrays], np.uint64)
             for arrays in ([leaf.array for leaf in flat], [leaf.target for leaf in flat])
         )
-        prepare(flat, device).run(src, dst, fusion_of(flat))
+        found.append(partial(prepare(flat, device).run, src, dst, fusion_of(flat)))
+    return found
+
+
+def _alone(leaf: Leaf, device: int) -> Callable[[], None]:
+    kernel, arguments = device_cast.launch_of(leaf.array, leaf.rule, leaf.target, device, leaf.fusion)
+    return partial(kernel, *arguments)
 
 
 def is_flat(leaf: Leaf) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gpucast.dtypes import DType, dtype
 from gpucast.rule import STOCHASTIC, Rule, resolve
@@ -142,8 +142,7 @@ def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, i
     return min(plain.tile, _TILE) if costly else plain.tile, tiles
 
 
-@dataclass(frozen=True)
-class FusedArguments:
+class FusedArguments(NamedTuple):
     """The last argument of a fused kernel; addresses are on its device, those of what is not asked for are 0."""
 
     #: The number, where `scale_at` is 0; else there lies a FLOAT for narrow scaling, a DOUBLE for wide.

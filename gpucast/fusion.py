@@ -36,11 +36,16 @@ class Fusion(NamedTuple):
     @property
     def scaling(self) -> Scaling:
         """Of which kind the number is."""
-        if self.scale is None:
-            return "none"
-        if isinstance(self.scale, float):
-            return "narrow" if self.scale == _as_float(self.scale) else "wide"
-        return "narrow" if self.scale.dtype == _FLOAT.numpy else "wide"
+        return scaling_of(self.scale)
+
+
+def scaling_of(scale: Any) -> Scaling:
+    """Of which kind `Fusion.scale` is."""
+    if scale is None:
+        return "none"
+    if isinstance(scale, float):
+        return "narrow" if scale == _as_float(scale) else "wide"
+    return "narrow" if scale.dtype == _FLOAT.numpy else "wide"
 
 
 def resolve_fusion(rule: Rule, scale: Any, amax: Any, random: Random | None, source: int | None, who: str) -> Fusion:
@@ -65,6 +70,8 @@ def resolve_scale(scale: Any, source: int | None, who: str) -> Any:
     not finite, for another size than 1, and for an array on another device. Values of arrays are not looked at: one on
     the host is read, but not checked.
     """
+    if type(scale) is float and 0 <= scale < math.inf:
+        return scale
     if isinstance(scale, numbers.Real) and not isinstance(scale, (bool, np.bool_)):
         try:
             number = float(scale)
@@ -82,6 +89,10 @@ def resolve_scale(scale: Any, source: int | None, who: str) -> Any:
 
 def resolve_amax(amax: Any, source: int | None, who: str) -> Any:
     """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side."""
+    # As most calls have it: what follows takes longer than a small cast.
+    if source is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
+        if amax.size == 1 and amax.flags.writeable:
+            return amax
     array = _array("amax", amax, (_FLOAT,), who, writing=True)
     _check_place("amax", array, source, who)
     if source is None and not (array.flags.writeable and array.dtype.isnative):
@@ -101,6 +112,8 @@ def resolve_finite(finite: Any, source: int | None, who: str) -> Any:
 def check_apart(fusion: Fusion, x: Any, out: Any, who: str) -> None:
     """ValueError where what is written (amax, and `out`, which may be None) shares memory with what is read."""
     scale, amax, place = None if isinstance(fusion.scale, float) else fusion.scale, fusion.amax, home(x)
+    if scale is None and amax is None:
+        return
     # A result on the other side is copied there from one of its own.
     out = out if home(out) == place else None
     for one, a, other, b in (

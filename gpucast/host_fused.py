@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import host, host_cast
+from gpucast import host, host_cast, host_steps, host_stochastic
 from gpucast.dtypes import DType, dtype
 from gpucast.fusion import Fusion
 from gpucast.packed import PackedArray, pack_codes, unpack_codes
 from gpucast.random_bits import Random
-from gpucast.rule import Rule, resolve
+from gpucast.rule import Rule, has_stochastic, resolve
 
 Array = npt.NDArray[Any]
 
@@ -31,8 +32,9 @@ def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
     if out is None or np.may_share_memory(*(a.data if isinstance(a, PackedArray) else a for a in (x, out))):
         result = _new_like(x, rule.dst)
     pass_ = _Pass(rule, fusion)
-    for codes, room in _chunks(x, rule, result, row_major=fusion.random is not None):
-        pass_.cast(codes, room)
+    with np.errstate(all="ignore"):
+        for codes, room in _chunks(x, rule, result, row_major=fusion.random is not None):
+            pass_.cast(codes, room)
     pass_.finish()
     if out is None or out is result:
         return result
@@ -56,19 +58,22 @@ class _Pass:
         self._largest, self._finite = -(1 << 31), True
 
     def cast(self, x: Array, out: Array) -> None:
-        """Cast flat, native, contiguous elements."""
+        """Cast flat, native, contiguous elements; NumPy's floating-point errors are off."""
         rule, fusion = self._rule, self._fusion
         if fusion.amax is not None:
             self._largest = max(self._largest, _largest(x, self._src))
         if fusion.finite is not None:
             self._finite = self._finite and _is_finite(x, self._src)
+        random = fusion.random and Random(fusion.random.seed, fusion.random.offset + self._begin)
         if fusion.scale is not None:
             x = _product(x, self._src, fusion.scale)
-        if fusion.random is None:
+        if fusion.scale is not None and random is None and x.size <= host.SHORT and has_stochastic(rule.dst):
+            # As `host.apply` would, in fewer calls.
+            host_steps.put(rule)(x, None, out.view(rule.dst.code_numpy))
+        elif random is None:
             host.apply(x, rule, out)
         else:
-            seed, offset = fusion.random
-            host_cast.apply(x, rule, out, Random(seed, offset + self._begin))
+            host_stochastic.apply(x, rule, out, random)
         self._begin += x.size
 
     def finish(self) -> None:
@@ -101,8 +106,8 @@ def _largest_code(x: Array, src: DType) -> int:
     """The largest code without its sign, of a wide float. No memory is written."""
     codes, sign = x.view(src.code_numpy), src.sign_code
     # As unsigned numbers the negative ones come last; as signed numbers the others do.
-    last = int(codes.max())
-    return last if last < sign else max(last - sign, int(codes.view(f"i{src.numpy.itemsize}").max()))
+    last = int(np.maximum.reduce(codes))
+    return last if last < sign else max(last - sign, int(np.maximum.reduce(codes.view(f"i{src.numpy.itemsize}"))))
 
 
 def _is_finite(x: Array, src: DType) -> bool:
@@ -120,12 +125,12 @@ def _product(x: Array, src: DType, scale: float) -> Array:
     if not (_is_wide_float(src) and src.bits >= 32):
         values = np.empty(x.size, np.float64)
         host.apply(x, _to(src, _DOUBLE), values)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        product: Array = np.multiply(values, np.float64(scale), dtype=np.float64)
-        if np.isnan(product.max()):
-            # Which NaN a multiplication gives is the processor's choice.
-            nan = np.flatnonzero(np.isnan(product))
-            product[nan] = np.copysign(np.nan, np.where(np.isnan(values[nan]), values[nan], 1.0))
+    product: Array = np.multiply(values, scale, dtype=np.float64)
+    # NaN counts as the largest.
+    if math.isnan(np.maximum.reduce(product)):
+        # Which NaN a multiplication gives is the processor's choice.
+        nan = np.flatnonzero(np.isnan(product))
+        product[nan] = np.copysign(np.nan, np.where(np.isnan(values[nan]), values[nan], 1.0))
     return product
 
 
@@ -150,10 +155,16 @@ def _new_like(x: Any, row: DType) -> Any:
     return PackedArray(np.empty(row.nbytes(x.size), np.uint8), row, x.shape)
 
 
-def _chunks(x: Any, rule: Rule, out: Any, *, row_major: bool) -> Iterator[tuple[Array, Array]]:
+def _is_plain(x: Array, row: DType) -> bool:
+    return type(x) is np.ndarray and x.dtype is row.numpy and x.flags.carray
+
+
+def _chunks(x: Any, rule: Rule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
     """Flat pieces of x, each with room for its result, which is in `out` once the next piece is asked for."""
     if isinstance(x, PackedArray):
         return _packed_chunks(x, rule, out)
+    if 0 < x.size <= host.CHUNK and _is_plain(x, rule.src) and _is_plain(out, rule.dst):
+        return ((x.reshape(-1), out.reshape(-1)),)
     return _array_chunks(x, rule, out, row_major)
 
 

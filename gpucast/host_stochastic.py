@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import host_tables
+from gpucast import host_steps, host_tables
 from gpucast.dtypes import DType
 from gpucast.host_codes import decode
 from gpucast.host_random import Words
@@ -30,8 +30,6 @@ Lane = Callable[[Array, Array, Array], None]
 #: Elements of a chunk: enough that the number of calls costs little, few enough that scratch arrays stay in the cache.
 CHUNK = 1 << 15
 
-_HIDDEN, _INFINITY, _MAGNITUDE = (np.uint64(code) for code in (1 << 52, 0x7FF << 52, 2**63 - 1))
-
 
 def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
     """Cast numeric `x` (dtype of ``rule.src``) into all of `out` (dtype of ``rule.dst``, x's shape).
@@ -42,16 +40,16 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
     if not x.size:
         return
     words, lane = Words(random, min(x.size, CHUNK)), lane_of(rule, x.size)
-    flat = [x.view(_codes(x, rule.src)), out.view(_codes(out, rule.dst))]
-    if all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in flat):
-        codes, result = (array.reshape(-1) for array in flat)
+    codes, result = x.view(_codes(x, rule.src)), out.view(_codes(out, rule.dst))
+    if _is_plain(codes) and _is_plain(result):
+        codes, result = codes.reshape(-1), result.reshape(-1)
         with np.errstate(all="ignore"):
             for start in range(0, x.size, CHUNK):
                 part = codes[start : start + CHUNK]
                 lane(part, words(start, part.size), result[start : start + CHUNK])
         return
     chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
-        flat,
+        [codes, result],
         flags=["external_loop", "buffered"],
         op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
         op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
@@ -64,6 +62,10 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
         for codes, result in chunks:
             lane(codes, words(start, codes.size), result)
             start += codes.size
+
+
+def _is_plain(x: Array) -> bool:
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
 
 
 def _codes(x: Array, row: DType) -> np.dtype[Any]:
@@ -79,15 +81,8 @@ def lane_of(rule: Rule, size: int) -> Lane:
     if src.numpy == np.float32 and dst.numpy == ml_dtypes.bfloat16:
         return _upper_half(rule)
 
-    def lane(codes: Array, words: Array, out: Array) -> None:
-        values = _float64(codes, src)
-        steps, base = _steps(values, dst)
-        steps += words
-        steps >>= np.uint64(32)
-        steps += base
-        np.copyto(out, _finished(steps, values, rule), casting="unsafe")
-
-    return lane
+    put = host_steps.put(rule)
+    return lambda codes, words, out: put(_float64(codes, src), words, out)
 
 
 def _upper_half(rule: Rule) -> Lane:
@@ -127,13 +122,11 @@ def _table(rule: Rule) -> _Table:
     codes = np.arange(1 << max(8, rule.src.bits), dtype=rule.src.code_numpy)
     with np.errstate(all="ignore"):
         values = _float64(codes, rule.src)
-        steps, base = _steps(values, rule.dst)
-        below = base + (steps >> np.uint64(32))
-        table = _Table(
-            ~steps.astype(np.uint32),
-            _finished(below.copy(), values, rule).astype(rule.dst.code_numpy),
-            _finished(below + np.uint64(1), values, rule).astype(rule.dst.code_numpy),
-        )
+        down, up = (np.empty(codes.size, rule.dst.code_numpy) for _ in range(2))
+        put = host_steps.put(rule)
+        put(values, np.zeros(codes.size, np.uint32), down)
+        put(values, np.full(codes.size, 2**32 - 1, np.uint32), up)
+        table = _Table(~host_steps.fractions(values, rule.dst), down, up)
     for part in table:
         # One table serves every thread.
         part.flags.writeable = False
@@ -165,43 +158,3 @@ def _float64(codes: Array, row: DType) -> Array:
     np.bitwise_and(magnitude, ~np.uint64(0x7FF), out=magnitude, where=magnitude >= np.uint64(1 << 53))
     values: Array = magnitude.astype(np.float64)
     return np.negative(values, out=values, where=negative)
-
-
-def _steps(values: Array, row: DType) -> tuple[Array, Array]:
-    """How many steps magnitudes lie above a code of the destination, with 32 bits behind the point; and that code."""
-    bits = values.view(np.uint64) & _MAGNITUDE
-    binades = (bits >> np.uint64(52)).view(np.int64)
-    # From the destination's smallest normal numbers.
-    binades += row.bias - 1024
-    steps = bits & ~_INFINITY
-    # Subnormal numbers of float64 are beyond all 32 bits.
-    steps |= _HIDDEN
-    below = np.negative(binades)
-    np.minimum(np.maximum(below, 0, out=below), 63 - 20, out=below)
-    below += 20 - row.mantissa_bits
-    steps >>= below.view(np.uint64)
-    base = np.maximum(binades, 0, out=binades).view(np.uint64)
-    base <<= np.uint64(row.mantissa_bits)
-    return steps, base
-
-
-def _finished(code: Array, values: Array, rule: Rule) -> Array:
-    """From rounded magnitudes, codes that run on past the largest one, to the codes of their numbers."""
-    row = rule.dst
-    last = row.inf_code if rule.overflow == "infinity" else row.nan_code if rule.overflow == "nan" else row.max_code
-    np.minimum(code, np.uint64(last), out=code)
-    bits = values.view(np.uint64)
-    sign = bits >> np.uint64(63)
-    sign <<= np.uint64(row.bits - 1)
-    if rule.infinity_is_nan:
-        code[(bits & _MAGNITUDE) == _INFINITY] = row.nan_code
-    nan = np.flatnonzero(values != values) if np.isnan(values.max()) else ()
-    if len(nan):
-        # Nothing stands for NaN in the smallest types: it becomes the zero of the other sign.
-        code[nan] = row.nan_code if row.has_nan else 0
-        if not row.has_nan:
-            sign[nan] ^= np.uint64(row.sign_code)
-    if not row.has_negative_zero:
-        sign[code == 0] = 0
-    code |= sign
-    return code

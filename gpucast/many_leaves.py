@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -21,8 +21,16 @@ from gpucast.packed import PackedArray, as_array, home
 from gpucast.random_bits import resolve_random
 from gpucast.rule import STOCHASTIC, Rule
 
-WHO = "cast_many"
 _NOTHING = Fusion()
+
+
+class Names(NamedTuple):
+    """What errors call the arrays of a call."""
+
+    #: The caller's parameter: "arrays".
+    parameter: str
+    #: Where in it the leaves are, such as "['encoder'][3]".
+    paths: Callable[[], Sequence[str]]
 
 
 class Library(Door, Protocol):
@@ -71,21 +79,25 @@ class Leaf:
 def checked(
     given: Sequence[Any],
     outs: Sequence[Any] | None,
-    paths: Sequence[str],
+    names: Names,
     dst: DType,
     call: Call,
     finite: Any,
 ) -> list[Leaf]:
     """The leaves of a call, of which nothing is wrong."""
-    random = resolve_random(call.rounding, call.seed, call.offset, WHO)
+    random = resolve_random(call.rounding, call.seed, call.offset, call.who)
     leaves = []
+    paths = names.paths()
     for x, out, path in zip(given, outs or [None] * len(given), paths, strict=True):
-        who, way = f"{WHO}: arrays{path}", door(x)
+        who, way = f"{call.who}: {names.parameter}{path}", door(x)
         array = as_array(x, who) if way is None else way.take(x, who)
         leaves.append(Leaf(who, x, way, array, home(array), out))
     if any(leaf.home is not None for leaf in leaves):
-        devices.require(WHO)
-    fusion = _fusion(leaves, call.scale, finite)
+        devices.require(call.who)
+    fusion = _fusion(leaves, call, finite)
+    if not leaves:
+        # The attributes are checked all the same, for the source that takes any of them.
+        fused_cast.rule_of(call, dtype("FLOAT"), dst, call.who)
     rules: dict[Any, Rule] = {}
     start = 0
     for leaf in leaves:
@@ -108,20 +120,28 @@ def checked(
             leaf.fusion = fusion
         leaf.start = start
         start += leaf.array.size
-    _check_apart(leaves, paths, fusion)
+    _check_apart(leaves, paths, fusion, names.parameter, call.who)
     return leaves
 
 
-def _fusion(leaves: Sequence[Leaf], scale: Any, finite: Any) -> Fusion:
-    if scale is None and finite is None:
+def _fusion(leaves: Sequence[Leaf], call: Call, finite: Any) -> Fusion:
+    if call.scale is None and finite is None:
         return _NOTHING
     fusion = Fusion()
-    for place in {leaf.home for leaf in leaves}:
-        if scale is not None:
-            fusion = fusion._replace(scale=resolve_scale(scale, place, WHO))
+    places = {leaf.home for leaf in leaves}
+    # Without leaves each may be anywhere.
+    for place in places or {_home(call.scale, call.who)}:
+        if call.scale is not None:
+            fusion = fusion._replace(scale=resolve_scale(call.scale, place, call.who))
+    for place in places or {_home(finite, call.who)}:
         if finite is not None:
-            fusion = fusion._replace(finite=resolve_finite(finite, place, WHO))
+            fusion = fusion._replace(finite=resolve_finite(finite, place, call.who))
     return fusion
+
+
+def _home(x: Any, who: str) -> int | None:
+    way = door(x)
+    return home(x if way is None else way.take(x, who))
 
 
 def _target(leaf: Leaf) -> Any:
@@ -144,15 +164,17 @@ def _name(device: int | None) -> str:
     return "the host" if device is None else f"cuda:{device}"
 
 
-def _check_apart(leaves: Sequence[Leaf], paths: Sequence[str], fusion: Fusion) -> None:
+def _check_apart(leaves: Sequence[Leaf], paths: Sequence[str], fusion: Fusion, parameter: str, who: str) -> None:
     written = [
         Place(f"out{path}", i, leaf.target)
         for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
         if leaf.target is not None
     ]
-    read = [Place(f"arrays{path}", i, leaf.array) for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))]
+    read = [
+        Place(f"{parameter}{path}", i, leaf.array) for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
+    ]
     if fusion.finite is not None:
         written.append(Place("finite", -1, fusion.finite))
     if fusion.scale is not None and not isinstance(fusion.scale, float):
         read.append(Place("scale", -2, fusion.scale))
-    check_apart(written, read, WHO)
+    check_apart(written, read, who)

@@ -20,7 +20,7 @@ from gpucast.call import Call
 from gpucast.dtypes import DTYPES, DType
 from gpucast.fusion import Fusion, resolve_finite, resolve_scale
 from gpucast.intake import door
-from gpucast.many_leaves import WHO, Leaf
+from gpucast.many_leaves import Leaf
 from gpucast.many_out import apart, is_clear
 from gpucast.out import share_memory
 from gpucast.packed import PackedArray, namespace
@@ -145,9 +145,9 @@ def _found(
         return None
     device = alike[0].device
     fusion = Fusion(
-        scale=None if call.scale is None else resolve_scale(call.scale, device, WHO),
-        finite=None if finite is None else resolve_finite(finite, device, WHO),
-        random=resolve_random(call.rounding, call.seed, call.offset, WHO),
+        scale=None if call.scale is None else resolve_scale(call.scale, device, call.who),
+        finite=None if finite is None else resolve_finite(finite, device, call.who),
+        random=resolve_random(call.rounding, call.seed, call.offset, call.who),
     )
     return next(((plan, fusion) for plan in alike if plan.scaling == fusion.scaling), None)
 

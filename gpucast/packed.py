@@ -34,6 +34,8 @@ def namespace(array: Any) -> Any:
 
 def home(x: Any) -> int | None:
     """The index of the device that holds a CuPy array, or a PackedArray over one; None for the host."""
+    if x is None or type(x) is np.ndarray:
+        return None
     data = x.data if isinstance(x, PackedArray) else x
     return None if namespace(data) in (None, np) else int(data.device.id)
 

@@ -27,11 +27,13 @@ class Plan:
     rule: Rule
     #: ``run(x, out)`` gives the result, or None, nothing done, where only the whole path can tell what is right: other
     #: layouts, an `out` that may not fit, what cannot run. It raises what an allocation or a launch raises, no more.
-    run: Callable[[Any, Any], Any]
+    #: That of a fused cast is ``run(x, out, random, scale, amax)``, where `random` alone is checked.
+    run: Callable[..., Any]
 
 
-#: By (type of x, its dtype, type of `to`, `to`, then the attributes, those that are numbers with their types, and
-#: whether the operator is Cast). Types are named because 1, 1.0 and True are equal, and not all of them legal.
+#: By (type of x, its dtype, type of `to`, `to`, then the attributes, those that are numbers with their types, whether
+#: the operator is Cast, and whether there is a scale, None for a plain cast). Types are named because 1, 1.0 and True
+#: are equal, and not all of them legal.
 PLANS: dict[tuple[Any, ...], Plan] = {}
 #: The types of x that plans may have been made for.
 ARRAYS: set[type] = {np.ndarray}

@@ -8,11 +8,9 @@ and the next cast goes on where one of n elements ended with ``offset + n``.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from gpucast.checks import integer
 from gpucast.rule import STOCHASTIC
 
 _LIMIT = 2**64
@@ -44,14 +42,7 @@ def resolve_random(rounding: Any, seed: Any, offset: Any, who: str = "cast") -> 
 
 
 def _integer(name: str, value: Any, who: str) -> int:
-    number = None
-    if not isinstance(value, (bool, np.bool_)):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            pass
-    if number is None:
-        raise TypeError(f"{who}: {name}={value!r} must be an integer from 0 to 2^64 - 1")
+    number = integer(value, f"{who}: {name}", "an integer from 0 to 2^64 - 1")
     if not 0 <= number < _LIMIT:
         raise ValueError(f"{who}: {name}={value!r} is out of range; expected 0 to 2^64 - 1")
     return number

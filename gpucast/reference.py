@@ -232,9 +232,21 @@ def random_words(random: Random, n: int) -> Array:
     first, skip = divmod(random.offset, 4)
     # 63 bits are enough for the number of a block.
     blocks = np.uint64(first) + np.arange(-(-(skip + n) // 4), dtype=np.uint64)
+    return _block_words(random.seed, blocks).reshape(-1)[skip : skip + n]
+
+
+def random_words_at(random: Random, places: Array) -> Array:
+    """The uint32 words of the elements at these places; ``random.offset`` plus a place is below 2^64."""
+    offsets = np.uint64(random.offset) + places.astype(np.uint64)
+    every = _block_words(random.seed, offsets // np.uint64(4))
+    return np.take_along_axis(every, (offsets % np.uint64(4)).astype(np.intp)[:, None], axis=1).reshape(-1)
+
+
+def _block_words(seed: int, blocks: Array) -> Array:
+    """The four uint32 words of each block, by its number."""
     low, zero = np.uint64(2**32 - 1), np.zeros(blocks.shape, np.uint64)
-    words = philox((blocks & low, blocks >> np.uint64(32), zero, zero), (random.seed & 2**32 - 1, random.seed >> 32))
-    return np.stack(words, axis=1).reshape(-1)[skip : skip + n].astype(np.uint32)
+    words = philox((blocks & low, blocks >> np.uint64(32), zero, zero), (seed & 2**32 - 1, seed >> 32))
+    return np.stack(words, axis=1).astype(np.uint32)
 
 
 def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...]:

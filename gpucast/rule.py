@@ -7,12 +7,12 @@ all take a `Rule`; none of them sees an opset or an attribute that does not matt
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from gpucast.checks import integer
 from gpucast.dtypes import DType
 
 #: Fixed within a major version of gpucast, so that an upgrade changes no bits.
@@ -60,12 +60,7 @@ class Rule:
 
 def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, who: str = "cast") -> int:
     """The newest version of the operator that an opset holds. ValueError outside the operator's first opset..28."""
-    if isinstance(opset, (bool, np.bool_)):
-        raise TypeError(f"{who}: opset={opset!r} must be an integer, not a boolean")
-    try:
-        number = operator.index(opset)
-    except TypeError:
-        raise TypeError(f"{who}: opset={opset!r} must be an integer") from None
+    number = integer(opset, f"{who}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{who}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
     return max(version for version in versions if version <= number)

@@ -12,15 +12,18 @@ from gpucast.dtypes import DTYPES, DType, dtype
 from gpucast.errors import DeviceUnavailable
 from gpucast.fused_cast import fused_rule
 from gpucast.fused_source import Options, Scaling
-from gpucast.rule import Rule
+from gpucast.rule import STOCHASTIC, Rule, has_stochastic
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from gpucast.source import Shape
+    from gpucast.many_source import ManySource
+    from gpucast.source import KernelSource, Shape
 
 #: NVRTC lets no more threads than these work at a time, nearly; processes share nothing.
 _THREADS = 4
+#: The types that are quantized: weights and activations come in these.
+_QUANTIZED = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
 
 class Task(NamedTuple):
@@ -30,8 +33,8 @@ class Task(NamedTuple):
     shape: Shape
     unpacked: bool
     arch: str
-    #: What is done beside the cast.
-    asked: Options
+    #: What makes the source: of a cast, what is done beside.
+    asked: Callable[..., KernelSource | ManySource]
 
 
 def warmup(
@@ -40,24 +43,46 @@ def warmup(
     *,
     scale: bool = False,
     amax: bool = False,
+    transposed: bool = False,
+    fused: bool = False,
+    many: bool = False,
+    quantize: Iterable[Any] = (),
     **attributes: Any,
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
 
-    `pairs`: (source, destination) types as `gpucast.dtype` takes them; None means all 625 pairs of numeric types.
+    `pairs`: (source, destination) types as `gpucast.dtype` takes them; None means all 625 pairs of numeric types, or
+    none of them where only `quantize` is asked for.
     `arch`: one or several of "sm_90", "sm_100a", ...; None means those of this machine's GPUs.
     `scale`, `amax`: True means casts with these keywords, and no others; `scale` numbers and arrays of any kind.
+    `transposed`: also plain casts of transposed arrays, as ``x.T`` into an array in C order.
+    `fused`: also casts with a scale, with `amax`, with both, and with random rounding where the destination has it.
+    `many`: also `gpucast.cast_many` of trees whose arrays have one type, with a scale (and so for the gradients of
+    `gpucast.mixed`'s loss scales) where casts with a scale are asked for.
+    `quantize`: formats as `gpucast.quantize` takes them: quantizing FLOAT, FLOAT16 and BFLOAT16 along the last axis,
+    transposed or not or both, and dequantizing.
     `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
     of their own.
 
     Returns the number of kernels; those that the cache holds already take no time.
-    Raises what `gpucast.cast` raises for types and attributes, DeviceUnavailable without NVRTC, or without a GPU where
-    `arch` is None, ValueError for an architecture that this NVRTC does not know, and TypeError for a `scale` or `amax`
-    that is neither True nor False.
+    Raises what `gpucast.cast` and `gpucast.quantize` raise for types, formats and attributes, DeviceUnavailable without
+    NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and
+    TypeError for a flag that is neither True nor False.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    work = tasks(every_pair() if pairs is None else pairs, arch, scale=scale, amax=amax, **attributes)
+    formats = list(quantize)
+    work = tasks(
+        (every_pair() if not formats else ()) if pairs is None else pairs,
+        arch,
+        scale=scale,
+        amax=amax,
+        transposed=transposed,
+        fused=fused,
+        many=many,
+        quantize=formats,
+        **attributes,
+    )
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     return len(work)
@@ -76,25 +101,62 @@ def tasks(
     *,
     scale: bool = False,
     amax: bool = False,
+    transposed: bool = False,
+    fused: bool = False,
+    many: bool = False,
+    quantize: Iterable[Any] = (),
     **attributes: Any,
 ) -> list[Task]:
-    """Every kernel that a cast of these pairs can launch, for every architecture, each once."""
-    for name, value in (("scale", scale), ("amax", amax)):
+    """Every kernel that what `warmup` names can launch, for every architecture, each once."""
+    flags = {"scale": scale, "amax": amax, "transposed": transposed, "fused": fused, "many": many}
+    for name, value in flags.items():
         if not isinstance(value, bool):
-            raise TypeError(f"{who}: {name}={value!r} must be True or False: whether the casts have this keyword")
-    scalings: tuple[Scaling, ...] = ("narrow", "wide") if scale else ("none",)
-    architectures = _architectures(arch, who)
-    found: dict[Task, None] = {}
+            raise TypeError(f"{who}: {name}={value!r} must be True or False")
+    found: dict[tuple[Rule, Shape, bool, Callable[..., KernelSource | ManySource]], None] = {}
     for src, dst in pairs:
-        rows = (dtype(name, who=f"{who}: ") for name in (src, dst))
-        rule = fused_rule(*rows, scaled=scale, who=who, **attributes)
-        if "string" in (rule.src.family, rule.dst.family):
-            raise ValueError(f"{who}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
-        for unpacked in (False, True) if rule.src.packed else (False,):
-            shapes: tuple[Shape, ...] = ("contiguous", "strided")
-            for shape, scaling, name in itertools.product(shapes, scalings, architectures):
-                found[Task(rule, shape, unpacked, name, Options(scaling, amax))] = None
-    return list(found)
+        rows = tuple(dtype(name, who=f"{who}: ") for name in (src, dst))
+        # With a scale, with amax, at random.
+        asked = {(scale, amax, False)}
+        if fused:
+            asked |= {(True, False, False), (False, True, False), (True, True, False)}
+            asked |= {(False, False, True)} if has_stochastic(rows[1]) and rows[0].family != "string" else set()
+        for scaled, largest, random in sorted(asked):
+            given = attributes | ({"rounding": STOCHASTIC} if random else {})
+            rule = fused_rule(*rows, scaled=scaled, who=who, **given)
+            for unpacked in (False, True) if rule.src.packed else (False,):
+                for shape, make in _of_cast(rule, scaled, largest, transposed, many):
+                    if shape != "transposed" or not (rule.dst.packed or (rule.src.packed and not unpacked)):
+                        found[rule, shape, unpacked, make] = None
+    wanted = list(quantize)
+    if wanted:
+        from gpucast import warmup_kinds
+        from gpucast.quantization.formats import find
+
+        for format, src in itertools.product([find(name, who) for name in wanted], _QUANTIZED):
+            for rule, work in warmup_kinds.of_quantize(format, src, attributes.get("rounding")):
+                found[rule, "contiguous", False, work] = None
+    architectures = _architectures(arch, who)
+    return [Task(rule, shape, unpacked, name, make) for rule, shape, unpacked, make in found for name in architectures]
+
+
+def _of_cast(
+    rule: Rule, scaled: bool, amax: bool, transposed: bool, many: bool
+) -> Iterator[tuple[Shape, Callable[..., KernelSource | ManySource]]]:
+    """The shapes of the kernels of one cast, and what makes them."""
+    if "string" in (rule.src.family, rule.dst.family):
+        raise ValueError(f"warmup: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
+    scalings: tuple[Scaling, ...] = ("narrow", "wide") if scaled else ("none",)
+    for scaling in scalings:
+        options = Options(scaling, amax)
+        yield "contiguous", options
+        yield "strided", options
+        if transposed and not options.fuses(rule):
+            yield "transposed", options
+        if many and not amax:
+            from gpucast import warmup_kinds
+
+            for make, shape in warmup_kinds.of_many(rule, options):
+                yield shape, make
 
 
 def _architectures(arch: str | Sequence[str] | None, who: str) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -472,6 +473,10 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
         (TypeError, r"arrays\['a'\]\[0\]: x is of type object", {"a": [object()]}, {}),
         (ValueError, r"arrays\[0\]: overflow='wrap' does not apply to FLOAT16", arrays, {"overflow": "wrap"}),
         (TypeError, r"arrays\[0\]: saturate=2.0 must be True or False$", arrays, {"saturate": 2.0}),
+        # Without arrays too.
+        (ValueError, r"scale=-1 must be finite", [], {"scale": -1}),
+        (TypeError, r"finite has dtype float32; expected BOOL or UINT8$", {}, {"finite": number}),
+        (ValueError, r"overflow='wrap' does not apply to FLOAT16", None, {"overflow": "wrap"}),
     ]
     for error, message, given, keywords in cases:
         before = [got(y).tobytes() for y in (*arrays, *out, flag)]
@@ -483,6 +488,35 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
         gpucast.cast_many(arrays, "float7")
     with pytest.raises(ValueError, match=r"arrays\[0\]: rounding='stochastic' does not apply to INT8"):
         gpucast.cast_many(arrays, "INT8", rounding="stochastic", seed=1)
+
+
+def test_no_arrays_and_all_keywords_of_a_device(driver: HostDriver) -> None:
+    keywords = {"scale": upload(np.float32([2]), 1), "finite": upload(np.zeros(1, bool))}
+    assert gpucast.cast_many({"a": []}, "FLOAT16", **keywords, rounding="stochastic", seed=1) == {"a": []}
+    assert driver.launched == []
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_kernel_that_one_device_cannot_load_stops_all_of_them(
+    driver: HostDriver, monkeypatch: pytest.MonkeyPatch, strided: bool
+) -> None:
+    x = values("FLOAT", 50)
+    arrays = [upload(x), upload(x), upload(x, 1), upload(x, 1)]
+    if strided:
+        arrays = [arrays[0], arrays[2][::2]]
+    out = [upload(np.zeros(y.shape, np.float16), y.device.id) for y in arrays]
+
+    def load(before: Any, source: Any) -> Any:
+        if driver.index == 1:
+            raise RuntimeError("no image for this device")
+        return before(source)
+
+    for name in ("load", "load_many"):
+        monkeypatch.setattr(driver, name, partial(load, getattr(driver, name)))
+    with pytest.raises(RuntimeError, match="no image"):
+        gpucast.cast_many(arrays, "FLOAT16", out=out)
+    assert driver.loaded != [] and driver.launched == []
+    assert not any(download(y).view(np.uint16).any() for y in out)
 
 
 def test_without_a_gpu_arrays_on_a_device_are_refused() -> None:

@@ -9,17 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import gpucast
 from bench import cubin
-from gpucast import compiler, driver, dtype
+from gpucast import compiler, driver, dtype, launch
 from gpucast.cli import main
 from gpucast.commands import disassembler
 from gpucast.errors import DeviceUnavailable
 from gpucast.fused_source import Options, fused_source
 from gpucast.rule import resolve
-from gpucast.source import kernel_source
+from gpucast.source import KernelSource, kernel_source
 from gpucast.warmup import every_pair, tasks, warmup
+from host_driver import HostDriver, upload
 from nvrtc_wheels import INSTALLED, load
 
 NAME = "gpucast_float32_to_float8e4m3fn"
@@ -175,6 +178,62 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     assert compiler.compiler().cache.usage()[0] == kept
 
 
+def test_warmup_of_more_kinds() -> None:
+    def names(pair: tuple[str, str] = ("FLOAT", "FLOAT16"), **options: Any) -> list[str]:
+        work = tasks([pair], "sm_90", **options)
+        assert len(work) == len(set(work))
+        return [task.asked(task.rule, task.shape, unpacked=task.unpacked).name for task in work]
+
+    plain = {"gpucast_float32_to_float16", "gpucast_float32_to_float16_strided"}
+    assert set(names(transposed=True)) == plain | {"gpucast_float32_to_float16_transposed"}
+    # On a device all results of types below one byte are packed, and packed arrays have no transpose.
+    assert len(names(("FLOAT", "INT4"), transposed=True)) == 2
+    assert len(names(("INT4", "FLOAT"), transposed=True)) == 5
+    fused = set(names(fused=True))
+    casts = ("", "_amax", "_scaled", "_scaled_wide", "_scaled_amax", "_scaled_wide_amax")
+    assert fused == {
+        f"gpucast_float32_to_float16{cast}{shape}" for cast in (*casts, "_stochastic") for shape in ("", "_strided")
+    }
+    assert not any("stochastic" in name for name in names(("FLOAT", "INT8"), fused=True))
+    many = set(names(many=True)) - plain
+    assert {name.rpartition("_")[0] for name in many} == {"gpucast_many_float32_to_float16"} and len(many) == 2
+    together = set(names(many=True, fused=True)) - fused
+    assert "gpucast_float32_to_float16_scaled_finite_strided" in together
+    assert any(name.startswith("gpucast_many_float32_to_float16_scaled_finite_") for name in together)
+    assert [task.rule.src.name for task in tasks((), "sm_90", quantize=["mxfp4"]) if "rows" in str(task.asked)] == [
+        "FLOAT",
+        "FLOAT16",
+        "BFLOAT16",
+    ]
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])
+def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
+    """Whatever is launched for matrices of whole blocks and of others is in the list. Nothing is computed."""
+
+    class Quiet(HostDriver):
+        def load(self, source: KernelSource) -> Any:
+            self.loaded.append((source.name, 0))
+            return lambda *_: None
+
+    quiet = Quiet()
+    before = launch.use(quiet)
+    try:
+        for shape in ((256, 384), (7, 5), (3, 128, 256)):
+            for transpose in (False, True, "both"):
+                for kind in (np.float32, np.float16):
+                    q = gpucast.quantize(upload(np.ones(shape, kind)), name, transpose=transpose)
+                    for one in q if transpose == "both" else (q,):
+                        one.dequantize()
+                        one.dequantize(kind)
+    finally:
+        launch.use(before)
+    listed = {task.asked(task.rule).name for task in tasks((), "sm_90", quantize=[name])}
+    casts = {launched for launched, _ in quiet.loaded if not launched.startswith("gpucast_quantize")}
+    assert {launched for launched, _ in quiet.loaded} - casts <= listed
+    assert all("_strided" in cast or "_transposed" in cast for cast in casts), "x is copied first, at most"
+
+
 def test_every_pair_has_kernels() -> None:
     assert len(set(every_pair())) == 625
     work = tasks(every_pair(), "sm_90")
@@ -192,6 +251,8 @@ def test_every_pair_has_kernels() -> None:
         ([("FLOAT", "INT8")], "sm_90", {"opset": 0}, ValueError, "warmup: opset=0"),
         ([("FLOAT", "INT8")], "sm_90", {"scale": 0.5}, TypeError, "warmup: scale=0.5 must be True or False"),
         ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does"),
+        ([("FLOAT", "INT8")], "sm_90", {"many": 1}, TypeError, "warmup: many=1 must be True or False"),
+        ((), "sm_90", {"quantize": ["mxfp5"]}, ValueError, "warmup: format='mxfp5' is not known"),
         ([("STRING", "INT8")], "sm_90", {"amax": True}, ValueError, "warmup: STRING to INT8 has no kernel"),
     ],
 )

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import gpucast
-from codes import assert_same, random_codes
+from codes import assert_same, every_code, random_codes
 from fused_cases import in_use
-from gpucast import PackedArray, launch, plans
-from gpucast.dtypes import dtype
+from gpucast import PackedArray, hard_values, host, launch, plans
+from gpucast.dtypes import DType, dtype
+from gpucast.rule import has_stochastic
+from gpucast.rules_of_pair import NUMERIC
 from host_driver import HostDriver, download, upload
 
 
@@ -89,7 +91,7 @@ def test_a_call_into_out_is_one_launch_and_can_be_captured(driver: HostDriver) -
         gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax)
 
 
-def test_plans_are_for_plain_casts(driver: HostDriver) -> None:
+def test_plain_and_fused_casts_have_plans_of_their_own(driver: HostDriver) -> None:
     plans.forget()
     for x, get in (
         (np.array([1.0, 2.0], np.float16), np.asarray),
@@ -106,12 +108,117 @@ def test_plans_are_for_plain_casts(driver: HostDriver) -> None:
                 gpucast.cast(x, "FLOAT", seed=1)
             with pytest.raises(ValueError, match="offset=1 does not apply"):
                 gpucast.cast(x, "FLOAT", offset=1)
-    # Of the others the rules alone.
     assert len(plans.PLANS) == 4
-    assert [plan.run(x, None) for key, plan in plans.PLANS.items() if type(key[-1]) is bool and len(key) > 12] == [
-        None,
-        None,
-    ]
+    # Random bits are no part of a plan, and a rule that would take them is none of a call without.
+    for x in (np.ones(3, np.float32), upload(np.ones(3, np.float32))):
+        for _ in range(2):
+            gpucast.cast(x, "BFLOAT16", rounding="stochastic", seed=1)
+            for keywords, match in (
+                ({}, "needs seed="),
+                ({"scale": 2.0}, "needs seed="),
+                ({"seed": 2**64}, "seed=18446744073709551616 is out of range"),
+                ({"seed": 1, "offset": -1}, "offset=-1 is out of range"),
+                ({"seed": 1, "scale": math.nan}, "scale=nan must be finite"),
+            ):
+                with pytest.raises(ValueError, match=match):
+                    gpucast.cast(x, "BFLOAT16", rounding="stochastic", **keywords)
+            with pytest.raises(TypeError, match="copy=1 must be True or False"):
+                gpucast.cast(x, "BFLOAT16", rounding="stochastic", seed=1, copy=1)
+
+
+@pytest.mark.parametrize(
+    ("to", "keywords"),
+    [
+        ("FLOAT8E4M3FN", {"scale": 0.5, "amax": 0}),
+        ("FLOAT6E2M3", {"scale": 0.5, "amax": 0, "rounding": "stochastic", "seed": 5, "offset": 2**64 - 1}),
+        ("FLOAT16", {"scale": 0.3}),
+        ("BFLOAT16", {"rounding": "stochastic", "seed": 2**64 - 1}),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True], ids=["number", "array"])
+def test_first_and_later_fused_calls_are_alike(
+    to: str, keywords: dict[str, Any], given: bool, driver: HostDriver
+) -> None:
+    """Shapes, kinds and codes, of every view, with and without `out`."""
+    x = random_codes(dtype("FLOAT"), (6, 8), 0).view(np.float32)
+    there = upload(x)
+    more = dict(keywords)
+    if given and "scale" in more:
+        scale = more["scale"]
+        more["scale"] = upload(np.array(scale, np.float32 if scale == np.float32(scale) else np.float64))
+    for take in (
+        lambda a: a,
+        lambda a: a[:, ::2],
+        lambda a: a.T,
+        lambda a: a[1:4],
+        lambda a: a[:0],
+        lambda a: a[2, 3],
+    ):
+        plans.forget()
+        amax = np.zeros((), np.float32)
+        wanted = gpucast.cast(take(x), to, **keywords | ({"amax": amax} if "amax" in keywords else {}))
+        if "amax" in more:
+            more["amax"] = upload(np.zeros((), np.float32))
+        view = take(there)
+        results = [gpucast.cast(view, to, **more) for _ in range(2)]
+        out = gpucast.empty_like(results[0])
+        results += [gpucast.cast(view, to, **more, out=out) for _ in range(2)]
+        assert results[2] is results[3] is out
+        for y in results:
+            assert (type(y), y.dtype, y.shape) == (type(results[0]), results[0].dtype, results[0].shape)
+            if isinstance(y, PackedArray):
+                y = PackedArray(download(y.data), y.dtype, y.shape).get()
+            assert_same(y if isinstance(y, np.ndarray) else download(y), wanted)
+        if "amax" in more:
+            assert_same(download(more["amax"]), amax)
+
+
+@pytest.mark.parametrize("dst", [row for row in NUMERIC if has_stochastic(row)], ids=str)
+def test_short_arrays_are_as_long_ones(dst: DType) -> None:
+    """They have a lane of their own for products; the sign of NaN, infinities, ties and subnormals included."""
+    for src in map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "INT8")):
+        codes = every_code(src) if src.bits <= 16 else hard_values.codes(src, dst, seed=1, share=1 / 64, random=500)
+        x = codes.view(src.numpy)
+        x = np.resize(x, max(x.size, 4096))
+        for keywords in ({}, {"saturate": False}) if dst.saturate_applies else ({}, {"opset": 13}):
+            if keywords.get("opset", 28) < (dst.opset or 0):
+                continue
+            for scale in (0.0, 1.0, 0.3, 2.0**-150):
+                whole = gpucast.cast(x, dst, scale=scale, **keywords)
+                parts = [
+                    gpucast.cast(part, dst, scale=scale, **keywords)
+                    for part in np.array_split(x, -(-x.size // host.SHORT))
+                ]
+                assert_same(np.concatenate(parts), whole)
+
+
+def test_wrong_outs_after_a_good_fused_call(driver: HostDriver) -> None:
+    x = np.ones(8, np.float32)
+    for bring in (np.asarray, upload):
+        source, amax, room = bring(x), bring(np.zeros((), np.float32)), bring(np.zeros(8, np.float32))
+        codes = source.view(ml_dtypes.float8_e4m3fn)
+        keywords = {"scale": 2.0, "amax": amax}
+        gpucast.cast(source, "FLOAT8E4M3FN", **keywords)
+        launched = len(driver.launched)
+        for out, more, error, match in (
+            (bring(np.zeros(8, np.int8)), {}, TypeError, "out has dtype int8; expected float8_e4m3fn"),
+            (bring(np.zeros(9, codes.dtype)), {}, ValueError, r"out has shape \(9,\); expected \(8,\)"),
+            (codes[:8], {}, ValueError, "out overlaps x"),
+            (codes[20:28], {}, ValueError, "out overlaps x"),
+            ([0] * 8, {}, TypeError, "out is list"),
+            (room.view(codes.dtype)[8:16], {"amax": room[2:3]}, ValueError, "amax shares memory with out"),
+            (room.view(codes.dtype)[:8], {"amax": room[1:2]}, ValueError, "amax shares memory with out"),
+        ):
+            with pytest.raises(error, match=f"^cast: {match}"):
+                gpucast.cast(source, "FLOAT8E4M3FN", **keywords | more, out=out)
+        with pytest.raises(ValueError, match="^cast: amax shares memory with x"):
+            gpucast.cast(source, "FLOAT8E4M3FN", scale=2.0, amax=source[3:4])
+        assert len(driver.launched) == launched
+        beside = room.view(codes.dtype)[8:16]
+        assert gpucast.cast(source, "FLOAT8E4M3FN", scale=2.0, amax=room[1:2], out=beside) is beside
+    # On the host it is read before.
+    with pytest.raises(ValueError, match="^cast: scale shares memory with out"):
+        gpucast.cast(source, "FLOAT8E4M3FN", **keywords | {"scale": room[2:3]}, out=room.view(codes.dtype)[8:16])
 
 
 def test_between_sides_the_cast_runs_where_x_is(driver: HostDriver) -> None:
@@ -227,11 +334,17 @@ def test_wrong_keywords() -> None:
         gpucast.cast(out, "FLOAT16", amax=out[3:])
 
 
-def test_wrong_keywords_on_a_device(driver: HostDriver) -> None:
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_wrong_keywords_on_a_device(warm: bool, driver: HostDriver) -> None:
     x, one = np.ones(4, np.float32), np.ones(1, np.float32)
     with driver.on(1):
         far = upload(one, 1)
     there, single, odd = upload(x), upload(one), upload(np.zeros(8, np.uint8))[1:5].view(np.float32)
+    if warm:
+        for source, amax in ((x, one), (there, single)):
+            gpucast.cast(source, "FLOAT8E4M3FN", scale=2.0, amax=amax)
+            gpucast.cast(source, "FLOAT8E4M3FN", amax=amax)
+        driver.launched.clear()
     for source, keywords, message in (
         (x, {"scale": upload(one)}, "scale is on cuda:0; x is on the host"),
         (x, {"amax": upload(one)}, "amax is on cuda:0; x is on the host"),
@@ -242,5 +355,5 @@ def test_wrong_keywords_on_a_device(driver: HostDriver) -> None:
         (there, {"amax": there[2:3]}, "amax shares memory with x; expected separate memory"),
     ):
         with pytest.raises(ValueError, match=f"^cast: {message}"):
-            gpucast.cast(source, "FLOAT16", **keywords)
+            gpucast.cast(source, "FLOAT8E4M3FN", **keywords)
     assert not driver.launched

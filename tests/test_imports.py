@@ -18,14 +18,15 @@ PACKAGE = Path(gpucast.__file__).parent
 
 #: The modules of ours that a module may import. Numeric rooms share the rows and the rule, never each other.
 ALLOWED = {
+    "checks": set(),
     "dtypes": set(),
-    "rule": {"dtypes"},
+    "rule": {"checks", "dtypes"},
     # Other libraries' arrays come and go through the last two, which are imported when there is one.
     "packed": {"dtypes", "intake", "interop"},
     "call": set(),
     "intake": {"call", "dtypes", "packed", "interop"},
     "strings": {"dtypes"},
-    "random_bits": {"rule"},
+    "random_bits": {"checks", "rule"},
     "reference": {"dtypes", "random_bits", "reference_floats", "rule", "strings"},
     "reference_floats": {"dtypes"},
     "errors": set(),

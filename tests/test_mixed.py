@@ -394,8 +394,22 @@ def test_unscale_on_a_device_is_one_launch_and_waits_for_nothing(driver: HostDri
 def test_gradients_in_two_places(driver: HostDriver) -> None:
     x = np.ones(3, np.float32)
     for other in (x, upload(x, device=1)):
-        with pytest.raises(ValueError, match="is on cuda:0; x is on (the host|cuda:1)"):
+        with pytest.raises(ValueError, match="^unscale: scale is on cuda:0; x is on (the host|cuda:1)"):
             DynamicLossScale().unscale([upload(x), other])
+
+
+def test_errors_name_what_was_given() -> None:
+    x, scale = np.ones(3, np.float32), StaticLossScale(2.0)
+    grads = {"step": 1, "w": [x, x]}
+    for to, out, message in [
+        ("FLOAT16", {"step": 1, "w": [x, x]}, r"unscale: grads\['w'\]\[0\]: out has dtype float32; expected float16"),
+        ("FLOAT", {"step": 1, "w": [x.copy(), x]}, r"unscale: out\['w'\]\[1\] overlaps grads\['w'\]\[0\]"),
+        ("float7", None, "unscale: to='float7' is not a dtype"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+            scale.unscale(grads, to=to, out=out)
+    with pytest.raises(TypeError, match=r"^unscale: finite has dtype float64|^unscale: finite is DOUBLE"):
+        scale.unscale(grads, finite=np.ones(1))
 
 
 @pytest.mark.parametrize("ok", [True, False])

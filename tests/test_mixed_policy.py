@@ -100,6 +100,13 @@ def test_a_policy_casts_floating_leaves_and_leaves_all_others_alone() -> None:
     assert result["none"] is None
 
 
+def test_errors_of_casts_name_what_was_given() -> None:
+    weights = {"step": 1, "w": [np.ma.masked_array(np.ones(2, np.float32), [True, False])]}
+    for name in ("param", "compute", "output"):
+        with pytest.raises(TypeError, match=rf"^cast_to_{name}: tree\['w'\]\[0\].* masked"):
+            getattr(get_policy("half"), f"cast_to_{name}")(weights)
+
+
 @pytest.mark.parametrize("row", FLOATS, ids=str)
 def test_the_three_casts(row: gpucast.DType) -> None:
     x = np.array([0.5, -3.0, 1.0])

@@ -107,13 +107,20 @@ def test_how_much_python_a_warm_call_is() -> None:
     """Time is noisy, these counts are not. They may fall, and must not rise unnoticed."""
     with idle_cuda.idle():
         x, out = arrays()
-        h, host_out = np.zeros(1, np.float32), np.zeros(1, np.float16)
+        scale, amax = idle_cuda.array((), np.float32), idle_cuda.array((), np.float32)
+        h, host_out, host_amax = np.zeros(1, np.float32), np.zeros(1, np.float16), np.zeros((), np.float32)
         for call, python, builtin in (
             (lambda: gpucast.cast(x, "FLOAT16", out=out), 6, 3),
             (lambda: gpucast.cast(x, "FLOAT16"), 10, 4),
             # One more or less, by what NumPy has been asked to do before.
             (lambda: gpucast.cast(h, "FLOAT16"), 18, 10),
             (lambda: gpucast.cast(h, "FLOAT16", out=host_out), 18, 10),
+            (lambda: gpucast.cast(x, "FLOAT16", scale=2.0, out=out), 22, 20),
+            (lambda: gpucast.cast(x, "FLOAT16", scale=scale, amax=amax, out=out), 23, 20),
+            (lambda: gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=1), 29, 23),
+            (lambda: gpucast.cast(h, "FLOAT16", scale=2.0), 36, 28),
+            (lambda: gpucast.cast(h, "FLOAT16", scale=2.0, amax=host_amax), 49, 39),
+            (lambda: gpucast.cast(h, "FLOAT16", rounding="stochastic", seed=1), 41, 41),
         ):
             # Plans and lanes change on the way, ever more seldom.
             counted = min((events(call) for _ in range(100)), key=Counter.total)

@@ -105,6 +105,9 @@ def test_words_of_elements(random: Random) -> None:
     if random.offset + 9 < 2**64:
         assert np.array_equal(reference.random_words(random._replace(offset=random.offset + 9), 14), words[9:])
     assert reference.random_words(random, 0).shape == (0,)
+    # Few blocks and many take different ways.
+    for n in (1, 4, 4 * host_random.FEW - 11, 4 * host_random.FEW):
+        assert np.array_equal(host_random.Words(random, n)(0, n), reference.random_words(random, n))
     of_host = host_random.Words(random, 23)
     for start in range(9):
         assert np.array_equal(of_host(start, 23 - start), words[start:])

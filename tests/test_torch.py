@@ -533,12 +533,111 @@ def test_a_scale_that_changed_before_the_backward_pass_is_noticed() -> None:
         y.sum().backward()
 
 
-def test_compile_breaks_the_graph_at_a_fused_cast() -> None:
-    def step(x: Any) -> Any:
-        return gpucast.cast(2 * x, "FLOAT16", scale=2.0, rounding="stochastic", seed=3) + 1
+def fused_step(x: Any, scale: Any, amax: Any, seed: int) -> Any:
+    y = gpucast.cast(2 * x, "FLOAT16", scale=scale, amax=amax)
+    return y + gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=seed, offset=seed)
 
-    x = torch.linspace(0, 1, 24)
-    assert torch.equal(torch.compile(step, backend="eager")(x), step(x))
+
+def test_compile_keeps_the_graph_whole_at_fused_casts() -> None:
+    """Numbers that change make no further graph, and `amax` is what it would be."""
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run, graphs = compiled(fused_step)
+        for seed in (1, 2, 7, 2**40):
+            got, wanted = torch.zeros(()), torch.zeros(())
+            assert torch.equal(run(x, 0.5, got, seed), fused_step(x, 0.5, wanted, seed))
+            assert got == wanted == 4
+    nodes = [node.target for node in graphs[-1].graph.nodes if "fused_cast" in str(node.target)]
+    assert nodes == [torch.ops.gpucast.fused_cast.default] * 2
+    assert len(graphs) == 2
+
+
+def test_compile_of_fused_casts_with_gradients_and_out() -> None:
+    scale = torch.tensor(3.0)
+
+    def function(x: Any, amax: Any) -> Any:
+        return gpucast.cast(x * 2, "BFLOAT16", scale=scale, amax=amax)
+
+    def into(x: Any, out: Any, amax: Any) -> Any:
+        gpucast.cast(x, "INT8", scale=3.0, rounding="nearest_even", out=out, amax=amax)
+        return out + 1
+
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        leaf, amax = x.clone().requires_grad_(), torch.zeros(1)
+        (dx,) = torch.autograd.grad(
+            torch.compile(function, fullgraph=True, backend="aot_eager")(leaf, amax).sum(), leaf
+        )
+        assert torch.equal(dx, torch.full_like(x, 6)) and amax == 4
+        for maximum in (None, torch.zeros(())):
+            out, wanted = torch.zeros(2, 4, 6, dtype=torch.int8)
+            run = torch.compile(into, fullgraph=True, backend="aot_eager")
+            assert torch.equal(run(x, out, maximum), into(x, wanted, None))
+            assert torch.equal(out, wanted) and (maximum is None or maximum == 2)
+
+
+def test_functions_of_functions() -> None:
+    """The transforms of torch.func, of plain casts and of fused ones."""
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    for keywords, slope in (
+        ({}, 1),
+        ({"scale": 3.5}, 3.5),
+        ({"scale": torch.tensor(3.5)}, 3.5),
+        ({"rounding": "stochastic", "seed": 2**64 - 1, "offset": 2**63}, 1),
+    ):
+
+        def total(x: Any, keywords: Any = keywords) -> Any:
+            return gpucast.cast(x, "BFLOAT16", **keywords).float().sum()
+
+        assert torch.equal(torch.func.grad(total)(x), torch.full_like(x, slope))
+        assert torch.equal(torch.vmap(torch.func.grad(total))(x), torch.full_like(x, slope))
+        assert torch.equal(
+            torch.vmap(lambda x, keywords=keywords: gpucast.cast(x, "BFLOAT16", **keywords))(x),
+            torch.stack([gpucast.cast(row, "BFLOAT16", **keywords) for row in x]),
+        )
+    scales, amax, largest = torch.arange(4.0), torch.zeros(()), torch.zeros(4)
+    y = torch.vmap(lambda x, scale: gpucast.cast(x, "FLOAT8E5M2", scale=scale))(x, scales)
+    assert_same(array(y, dtype("FLOAT8E5M2")), gpucast.cast((x * scales[:, None]).numpy(), "FLOAT8E5M2"))
+    torch.vmap(lambda x: gpucast.cast(x, "FLOAT16", amax=amax))(x)
+    torch.vmap(lambda x, amax: gpucast.cast(x, "FLOAT16", amax=amax))(x, largest)
+    assert amax == 2 and torch.equal(largest, x.abs().amax(1))
+    with pytest.raises(TypeError, match="torch.vmap cannot batch a cast to INT4"):
+        torch.vmap(lambda x: gpucast.cast(x, "INT4", scale=2.0))(x)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.ones(3, 4), None, None, "FLOAT16", True, "up", 28, None, None, None, 0, 2.0),
+        (
+            torch.ones(4, 3).T,
+            torch.tensor(0.5),
+            torch.zeros(()),
+            "BFLOAT16",
+            True,
+            "up",
+            28,
+            "stochastic",
+            None,
+            -5,
+            7,
+            None,
+        ),
+        (torch.ones(3, 4), None, torch.zeros(1), "INT4", True, "up", 28, "nearest_even", "saturate", None, 0, None),
+    ],
+    ids=lambda arguments: arguments[3],
+)
+def test_opcheck_of_fused_casts(arguments: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.library.opcheck(torch.ops.gpucast.fused_cast.default, arguments)
+        if arguments[3] != "INT4":
+            kind = getattr(torch, dtype(arguments[3]).numpy_name)
+            x, *others = arguments
+            torch.library.opcheck(torch.ops.gpucast.fused_cast_out.default, (x, torch.empty(3, 4, dtype=kind), *others))
 
 
 def test_bad_fused_calls() -> None:

@@ -44,6 +44,19 @@ def add(commands: Any) -> None:
     parser.add_argument("--scale", action="store_true", help="of casts with a scale")
     parser.add_argument("--amax", action="store_true", help="of casts that keep the largest magnitude")
     parser.add_argument(
+        "--fused", action="store_true", help="also of casts with a scale, with amax, with both, and at random"
+    )
+    parser.add_argument("--many", action="store_true", help="also of cast_many, for trees of arrays of one type")
+    parser.add_argument("--transposed", action="store_true", help="also of casts of transposed arrays")
+    parser.add_argument(
+        "--quantize",
+        metavar="FORMAT",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="of quantize and dequantize, such as mxfp8e4m3 nvfp4; casts then only with --pair or --types",
+    )
+    parser.add_argument(
         "--jobs",
         metavar="N",
         type=arguments.at_least_one,
@@ -63,8 +76,11 @@ def run(args: argparse.Namespace) -> int:
     cache = compiler.compiler().cache
     if cache.limit == 0:
         raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
-    pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else every_pair())
-    work = tasks(pairs, args.arch, scale=args.scale, amax=args.amax, **attributes.of(args))
+    pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
+    flags = {name: getattr(args, name) for name in ("scale", "amax", "fused", "many", "transposed", "quantize")}
+    work = tasks(
+        every_pair() if pairs is None and not args.quantize else pairs or (), args.arch, **flags, **attributes.of(args)
+    )
     # Forked children would inherit the state of libraries that do not expect it.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)

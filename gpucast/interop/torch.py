@@ -10,16 +10,17 @@ has no float6); `PackedArray.to_torch` gives the tensor of bytes. As input ``tor
 
 Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)``, with the defaults
 of `gpucast.cast`: rounding and clamping count as the identity. torch hands over dy in the type of y. To and from
-integers, BOOL and types below one byte nothing is differentiable. ``torch.func`` has no gradients of custom ops.
+integers, BOOL and types below one byte nothing is differentiable. The transforms of ``torch.func`` take casts to types
+of one byte or more; in a ``vmap`` each part of the batch takes the same random bits, as if it were cast alone.
 With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the number. None goes to `scale`
 itself, nor by way of `amax`; both may be tensors on x's device.
 
 ``torch.compile`` keeps a cast as one node of the graph (not where the result is a `PackedArray`: call
-``torch.ops.gpucast.cast``, which gives its bytes as a flat uint8 tensor; with random rounding, `scale` or `amax` the
-graph breaks there). Inductor fuses nothing into that node. Within
-a chain of element-wise operations ``x.to(torch.bfloat16)`` is the better choice: inductor fuses it with its
-neighbours, and saves whole passes over memory. Use gpucast where its rules matter (float8 with ONNX's saturation,
-FLOAT8E8M0, float4, integers, one rounding from float64) or where the cast stands alone.
+``torch.ops.gpucast.cast``, which gives its bytes as a flat uint8 tensor). With `amax` the node gives a new one, which
+is copied into it. Inductor fuses nothing into that node. Within a chain of element-wise operations
+``x.to(torch.bfloat16)`` is the better choice: inductor fuses it with its neighbours, and saves whole passes over
+memory. Use gpucast where its rules matter (float8 with ONNX's saturation, FLOAT8E8M0, float4, integers, one rounding
+from float64) or where the cast stands alone.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _ROWS: dict[Any, DType] = {kind: row for row, kind in _DTYPES.items()}
 #: Two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch that is older than that.
 _PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 _PAIRED = dtype("FLOAT4E2M1")
-_DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
+DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
 
 def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
     """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
-    row, device = _row(x, who), _device(x, who)
+    row, device = row_of(x, who), _device(x, who)
     if writing:
         _check_writable(x, who)
         if not x.is_inference():
@@ -76,7 +77,7 @@ def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
         x = x.resolve_neg()
     if x.dtype is not _PAIRS:
         return _view(x, row, device)
-    return PackedArray(_view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device), row, tuple(_shape(x)))
+    return PackedArray(_view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device), row, tuple(shape_of(x)))
 
 
 def _check_writable(out: torch.Tensor, who: str) -> None:
@@ -95,7 +96,7 @@ def _view(x: torch.Tensor, row: DType, device: int | None) -> Any:
     return intake.view_at(x.data_ptr(), tuple(x.shape), strides, row, device, x)
 
 
-def _row(x: torch.Tensor, who: str) -> DType:
+def row_of(x: torch.Tensor, who: str) -> DType:
     """The row of a tensor's dtype. TypeError for tensors that are no plain memory full of numbers."""
     if x.is_nested or x.layout is not torch.strided:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
@@ -120,7 +121,7 @@ def stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager[None]:
+def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager[None]:
     """Make torch's current stream CuPy's, where a tensor is on a device."""
     device = _device(x, who)
     if device is None:
@@ -131,18 +132,24 @@ def _on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManage
     return launch.driver().using(stream(device), device)
 
 
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` is at work; they differentiate no custom ops. Not where graphs are made."""
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    return not torch.compiler.is_compiling() and active is not None and bool(active())
+
+
 def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
     """See `gpucast.intake.Door`."""
-    attributes: tuple[Any, ...] = call[: len(_DEFAULTS)]
+    attributes: tuple[Any, ...] = call[: len(DEFAULTS)]
     device, out, copy, who = call.device, call.out, call.copy, call.who
     dst = intake.destination(to, who)
-    src = _row(x, who)
+    src = row_of(x, who)
     if dst.family == "string":
-        with _on_stream_of(x, who):
+        with on_stream_of(x, who):
             return inner(take(x, who), dst, call)
     if not isinstance(copy, (bool, np.bool_)):
         raise TypeError(f"{who}: copy={copy!r} must be True or False")
-    if call.versions is CAST_VERSIONS and all(map(operator.is_, attributes, _DEFAULTS.values())):
+    if call.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
         attributes = ()
     else:
         _check(src, dst, attributes, call.versions, who)
@@ -151,13 +158,14 @@ def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
         attributes = bool(saturate), round_mode, int(opset), rounding, overflow
     place = x.device if device is None else _place(x, device, who)
     random = resolve_random(call.rounding, call.seed, call.offset, who)
-    if random is not None or call.scale is not None or call.amax is not None:
-        extras = {"seed": call.seed, "offset": call.offset, "scale": call.scale, "amax": call.amax}
-        return _fused_untraced(x, dst, _named(attributes) | extras, place, out, who)
+    if random is not None or call.scale is not None or call.amax is not None or transformed():
+        from gpucast.interop import torch_fused
+
+        return torch_fused.cast(x, dst, attributes, random, call, place)
     if out is not None:
         return _into(x if place == x.device else x.to(place), dst, attributes, out, who)
-    shape = _shape(x)
-    _check_pairs(shape, dst, who)
+    shape = shape_of(x)
+    check_pairs(shape, dst, who)
     if place != x.device and not 0 < dst.bits < src.bits:
         x = x.to(place)
     if not copy and src is dst and place == x.device and not (src.packed or src.family == "bool"):
@@ -165,19 +173,19 @@ def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
     y = _op(x, dst.name, *attributes)
     if place != x.device:
         y = y.to(place)
-    return _given(y, shape, dst, who) if dst.packed else y
+    return given(y, shape, dst, who) if dst.packed else y
 
 
 def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
     """See `gpucast.many_leaves.Library`, as for what follows."""
-    shape = _shape(x)
-    _check_pairs(shape, dst, who)
-    y = _new(x, dst.name)
+    shape = shape_of(x)
+    check_pairs(shape, dst, who)
+    y = new(x, dst.name)
     array = take(y, who, writing=True)
-    return (_given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))) if dst.packed else (y, array)
+    return (given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))) if dst.packed else (y, array)
 
 
-def _check_pairs(shape: Any, dst: DType, who: str) -> None:
+def check_pairs(shape: Any, dst: DType, who: str) -> None:
     if dst is _PAIRED and _PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(
             f"{who}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose length must "
@@ -185,7 +193,7 @@ def _check_pairs(shape: Any, dst: DType, who: str) -> None:
         )
 
 
-def _given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
+def given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
     """The packed bytes of a result as the caller gets them."""
     if dst is _PAIRED and _PAIRS is not None:
         return y.view(_PAIRS).reshape(*shape[:-1], shape[-1] // 2)
@@ -193,12 +201,12 @@ def _given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
 
 
 def _check(src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], who: str) -> None:
-    resolve(src, dst, **_named(attributes), versions=versions, who=who)
+    resolve(src, dst, **named(attributes), versions=versions, who=who)
 
 
-def _named(attributes: tuple[Any, ...]) -> dict[str, Any]:
+def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
     """The keywords of a cast. torch leaves out the last arguments of an op where they have their default."""
-    return dict(zip(_DEFAULTS, attributes, strict=False))
+    return dict(zip(DEFAULTS, attributes, strict=False))
 
 
 def _place(x: torch.Tensor, device: Any, who: str) -> torch.device:
@@ -216,73 +224,26 @@ def check_into(x: torch.Tensor, who: str) -> None:
 
 
 def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
-    _check_out(x, dst, out, who)
+    check_out(x, dst, out, who)
     if isinstance(out, PackedArray):
-        with _on_stream_of(x, who):
-            _write(take(x, who), dst, _named(attributes), out, who)
+        with on_stream_of(x, who):
+            write(take(x, who), dst, named(attributes), out, who)
     else:
         _op_out(x, out, dst.name, *attributes)
     return out
 
 
-def _check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
+def check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
     check_into(x, who)
     if isinstance(out, PackedArray):
         return
     if not isinstance(out, torch.Tensor):
         wanted = "a PackedArray" if dst.packed and dst is not _PAIRED else "a tensor"
-        shape = tuple(_shape(x))
+        shape = tuple(shape_of(x))
         raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {dst.name} and shape {shape}")
     _check_writable(out, who)
     if out.device != x.device:
         raise ValueError(f"{who}: out is on {out.device}; the result belongs on {x.device}")
-
-
-# ---- with random rounding, scale= or amax= ----
-
-
-def _fused(x: torch.Tensor, dst: DType, keywords: dict[str, Any], place: Any, out: Any, who: str) -> Any:
-    """The cast of a tensor where it is, brought to `place`."""
-    scale = keywords["scale"]
-    if isinstance(scale, torch.Tensor) and scale.requires_grad:
-        raise ValueError(f"{who}: scale requires grad, and is not differentiable; pass scale.detach()")
-    if out is not None:
-        _check_out(x, dst, out, who)
-        if isinstance(out, PackedArray):
-            with _on_stream_of(x, who):
-                _write(take(x, who), dst, keywords, out, who)
-        else:
-            _fill(x, out, dst, keywords, False)
-        return out
-    shape = _shape(x)
-    _check_pairs(shape, dst, who)
-    y = _Fused.apply(x, dst, keywords, scale).to(place)
-    return _given(y, shape, dst, who) if dst.packed else y
-
-
-#: torch.compile runs it as it is, between two graphs.
-_fused_untraced: Any = torch.compiler.disable(_fused)
-
-
-class _Fused(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
-    """The cast of a tensor to one of dtype `dst`, or the flat bytes of a packed type."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
-        ctx.src, ctx.scale = _row(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
-        if ctx.scale is not scale:
-            # Refused in the backward pass if it has changed until then.
-            ctx.save_for_backward(scale)
-        y = _new(x, dst.name)
-        _fill(x, y, dst, keywords, dst.packed)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (scale,) = ctx.saved_tensors or (ctx.scale,)
-        if scale is None:
-            return _op(*gradients, ctx.src.name), None, None, None
-        return _Fused.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
 
 
 def from_packed(x: PackedArray) -> torch.Tensor:
@@ -309,16 +270,16 @@ _SCHEMA = (
 )
 
 
-def _shape(x: torch.Tensor) -> Any:
+def shape_of(x: torch.Tensor) -> Any:
     """The shape of the elements."""
     if x.dtype is not _PAIRS:
         return x.shape
     return (*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)
 
 
-def _new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
+def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     """Room for a result: order "K" for whole bytes, and the flat bytes of a packed type."""
-    src, dst = _row(x, "cast"), dtype(to, who="cast: to=")
+    src, dst = row_of(x, "cast"), dtype(to, who="cast: to=")
     if attributes:
         _check(src, dst, attributes, CAST_VERSIONS, "cast")
     if dst.family == "string":
@@ -328,18 +289,18 @@ def _new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     if dst not in _DTYPES:
         raise TypeError(f"cast: this torch ({torch.__version__}) has no {dst.numpy_name}")
     if x.dtype is _PAIRS:
-        return x.new_empty(_shape(x), dtype=_DTYPES[dst])
+        return x.new_empty(shape_of(x), dtype=_DTYPES[dst])
     return torch.empty_like(x, dtype=_DTYPES[dst])
 
 
-def _fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any], bytes_only: bool) -> None:
+def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any], bytes_only: bool) -> None:
     """Cast a tensor into another; `bytes_only` where that is the flat bytes of a packed type."""
     array, out = take(x, "cast"), take(y, "cast", writing=True)
-    with _on_stream_of(x, "cast"):
-        _write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
+    with on_stream_of(x, "cast"):
+        write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
 
 
-def _write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
+def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
     """Cast an array into `out`, which is packed for types below one byte, on the host as on a device."""
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
         gpucast.cast(array, dst, **keywords, out=out)
@@ -355,22 +316,22 @@ def _write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str)
 
 
 def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
-    y = _new(x, to, *attributes)
+    y = new(x, to, *attributes)
     dst = dtype(to)
-    _fill(x, y, dst, _named(attributes), dst.packed)
+    fill(x, y, dst, named(attributes), dst.packed)
     return y
 
 
 def _cast_out(x: torch.Tensor, out: torch.Tensor, to: str, *attributes: Any) -> None:
-    _fill(x, out, dtype(to, who="cast: to="), _named(attributes), False)
+    fill(x, out, dtype(to, who="cast: to="), named(attributes), False)
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return _op(dy, ctx.src), None, *[None for _ in _DEFAULTS]
+    return _op(dy, ctx.src), None, *[None for _ in DEFAULTS]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.src = _row(inputs[0], "cast").name
+    ctx.src = row_of(inputs[0], "cast").name
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
@@ -381,7 +342,7 @@ def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attrib
 
 
 _op: Any = torch.library.custom_op("gpucast::cast", _cast, mutates_args=(), schema=f"(Tensor x, {_SCHEMA}) -> Tensor")
-_op.register_fake(_new)
+_op.register_fake(new)
 _op.register_autograd(_backward, setup_context=_setup)
 _op.register_vmap(_batched)
 _op_out: Any = torch.library.custom_op(

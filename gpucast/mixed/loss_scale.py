@@ -21,10 +21,12 @@ import numpy as np
 
 from gpucast import tree as trees
 from gpucast.cast import cast
-from gpucast.cast_many import cast_many
+from gpucast.cast_many import cast_leaves
+from gpucast.checks import integer
 from gpucast.dtypes import dtype
+from gpucast.many_leaves import Names
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
-from gpucast.mixed.leaves import is_floating, map_floating
+from gpucast.mixed.leaves import is_floating, map_floating, paths
 from gpucast.packed import as_array, home
 
 _FLOAT = dtype("FLOAT")
@@ -51,7 +53,7 @@ class LossScale:
         row = None if to is None else dtype(to, who="scale: to=")
         place = self._home()
 
-        def scaled(leaves: list[Any]) -> list[Any]:
+        def scaled(leaves: list[Any], _: Any) -> list[Any]:
             factor = self._factors(leaves[0])[0]
             return [cast(leaf, row or leaf.dtype, scale=factor, copy=factor is not None) for leaf in leaves]
 
@@ -95,9 +97,11 @@ class LossScale:
         else:
             checked_flag(finite, "unscale")
         if places:
-            results = cast_many(
+            results = cast_leaves(
                 [leaves[i] for i in places],
                 to,
+                Names("grads", lambda: paths(structure, places)),
+                "unscale",
                 scale=self._factors(first)[1],
                 finite=finite,
                 out=None if targets is None else [targets[i] for i in places],
@@ -293,8 +297,7 @@ def _number(value: Any, who: str) -> float:
 
 
 def _count(value: Any, least: int, who: str) -> int:
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{who}={value!r} must be an integer")
-    if not least <= int(value) < 2**32:
+    count = integer(value, who)
+    if not least <= count < 2**32:
         raise ValueError(f"{who}={value!r} must be from {least} to 2^32 - 1")
-    return int(value)
+    return count

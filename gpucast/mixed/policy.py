@@ -6,8 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpucast.cast_many import cast_many
+from gpucast.cast_many import cast_leaves
 from gpucast.dtypes import DType, dtype
+from gpucast.many_leaves import Names
 from gpucast.mixed.leaves import map_floating
 
 #: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.
@@ -37,15 +38,15 @@ class Policy:
 
     def cast_to_param(self, tree: Any) -> Any:
         """The tree with its floating leaves in `param_dtype`."""
-        return _cast(tree, self.param_dtype)
+        return _cast(tree, self.param_dtype, "cast_to_param")
 
     def cast_to_compute(self, tree: Any) -> Any:
         """The tree with its floating leaves in `compute_dtype`."""
-        return _cast(tree, self.compute_dtype)
+        return _cast(tree, self.compute_dtype, "cast_to_compute")
 
     def cast_to_output(self, tree: Any) -> Any:
         """The tree with its floating leaves in `output_dtype`."""
-        return _cast(tree, self.output_dtype)
+        return _cast(tree, self.output_dtype, "cast_to_output")
 
     def with_output_dtype(self, output_dtype: Any) -> Policy:
         """The same policy with another type for outputs."""
@@ -102,5 +103,7 @@ def _name(row: DType) -> str:
     return next((short for short, name in _SHORT.items() if name == row.name), row.numpy_name)
 
 
-def _cast(tree: Any, row: DType) -> Any:
-    return map_floating(lambda leaves: cast_many(leaves, row), tree, unless=row)
+def _cast(tree: Any, row: DType, who: str) -> Any:
+    return map_floating(
+        lambda leaves, paths: list(cast_leaves(leaves, row, Names("tree", paths), who)), tree, unless=row
+    )

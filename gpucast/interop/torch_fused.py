@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors cast with random rounding, `scale` or `amax`: ``torch.ops.gpucast.fused_cast`` and ``fused_cast_out``.
+
+Called as ever, a cast is one launch, which also writes `amax`. `torch.compile` and the transforms of ``torch.func``
+want functions that change nothing: there the op gives the result and the new `amax`, which is then copied back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gpucast.call import Call
+from gpucast.dtypes import DType, dtype
+from gpucast.interop import torch as door
+from gpucast.packed import PackedArray
+from gpucast.random_bits import Random
+
+_SIZE = 2**64
+#: Of an op, behind the tensors: an op takes neither integers of more than 64 bits nor unsigned ones.
+_SCHEMA = (
+    "str to, bool saturate, str round_mode, int opset, str? rounding, str? overflow, SymInt? seed, SymInt offset, "
+    "float? number"
+)
+
+
+def cast(
+    x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], random: Random | None, call: Call, place: torch.device
+) -> Any:
+    """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
+    if isinstance(call.scale, torch.Tensor) and call.scale.requires_grad:
+        raise ValueError(f"{call.who}: scale requires grad, and is not differentiable; pass scale.detach()")
+    seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
+    arguments = (dst.name, *(attributes or door.DEFAULTS.values()), seed, offset)
+    if _traced(call):
+        return _cast_traced(x, dst, arguments, call, place)
+    return _cast_at_once(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, place)
+
+
+def _signed(value: int) -> int:
+    """A number of 64 bits as one with a sign."""
+    return value - _SIZE if value >= _SIZE // 2 else value
+
+
+def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
+    """The keywords of a cast of arrays, but `scale` and `amax`."""
+    _, *attributes, seed, offset = arguments
+    return door.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
+
+
+def _traced(call: Call) -> bool:
+    """Whether the cast is to be one of ops: of tensors (and a number), where not only the result matters."""
+    if not (torch.compiler.is_compiling() or door.transformed()):
+        return False
+    return (
+        (call.scale is None or isinstance(call.scale, (torch.Tensor, float, int)))
+        and (call.amax is None or isinstance(call.amax, torch.Tensor))
+        and (call.out is None or isinstance(call.out, torch.Tensor))
+    )
+
+
+# ---- at once ----
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
+def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, place: torch.device) -> Any:
+    out, who = call.out, call.who
+    if out is not None:
+        door.check_out(x, dst, out, who)
+        if isinstance(out, PackedArray):
+            with door.on_stream_of(x, who):
+                door.write(door.take(x, who), dst, keywords, out, who)
+        else:
+            door.fill(x, out, dst, keywords, False)
+        return out
+    shape = door.shape_of(x)
+    door.check_pairs(shape, dst, who)
+    y = _AtOnce.apply(x, dst, keywords, keywords["scale"]).to(place)
+    return door.given(y, shape, dst, who) if dst.packed else y
+
+
+class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """The cast of a tensor to one of dtype `dst`, or the flat bytes of a packed type."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
+        ctx.src, ctx.scale = door.row_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
+        if ctx.scale is not scale:
+            # Refused in the backward pass if it has changed until then.
+            ctx.save_for_backward(scale)
+        y = door.new(x, dst.name)
+        door.fill(x, y, dst, keywords, dst.packed)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (scale,) = ctx.saved_tensors or (ctx.scale,)
+        return _AtOnce.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
+
+
+# ---- as ops ----
+
+
+def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: Call, place: torch.device) -> Any:
+    scale, amax, out, who = call.scale, call.amax, call.out, call.who
+    number = None
+    if not isinstance(scale, torch.Tensor) and scale is not None:
+        number, scale = float(scale), None
+    if out is not None:
+        door.check_out(x, dst, out, who)
+        _op_out(x, out, scale, amax, *arguments, number)
+        return out
+    shape = door.shape_of(x)
+    door.check_pairs(shape, dst, who)
+    y, found = _Traced.apply(x, scale, amax, *arguments, number)
+    if amax is not None:
+        amax.copy_(found)
+    y = y.to(place)
+    return door.given(y, shape, dst, who) if dst.packed else y
+
+
+class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
+    """The op, differentiable, also in the transforms of ``torch.func``, which take no `register_autograd`."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        y, found = _op(x, scale, amax, *arguments)
+        return y, found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        x, scale, *_, number = inputs
+        ctx.src, ctx.number, ctx.inputs = door.row_of(x, "cast").name, number, len(inputs)
+        ctx.scaled = scale is not None
+        if scale is not None:
+            ctx.save_for_backward(scale)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
+        scale = ctx.saved_tensors[0] if ctx.scaled else None
+        dx, _ = _Traced.apply(dy, scale, None, ctx.src, *door.DEFAULTS.values(), None, 0, ctx.number)
+        return dx, *[None] * (ctx.inputs - 1)
+
+
+def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    y, found = _fake(x, scale, amax, *arguments)
+    if amax is not None:
+        found.copy_(amax)
+    dst = dtype(arguments[0])
+    door.fill(x, y, dst, _all_keywords(scale, None if amax is None else found, arguments), dst.packed)
+    return y, found
+
+
+def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:
+    door.fill(x, out, dtype(arguments[0], who="cast: to="), _all_keywords(scale, amax, arguments), False)
+
+
+def _all_keywords(scale: Any, amax: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    *arguments_of_cast, number = arguments
+    return _keywords(tuple(arguments_of_cast)) | {"scale": number if scale is None else scale, "amax": amax}
+
+
+def _fake(x: torch.Tensor, scale: Any, amax: Any, to: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    y = door.new(x, to, *arguments[: len(door.DEFAULTS)])
+    return y, x.new_empty(0, dtype=torch.float32) if amax is None else torch.empty_like(amax)
+
+
+def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> Any:
+    """As a loop over the batch has it: each part takes the same random words, and an `amax` that is no batch goes from
+    one to the next."""
+    to, *_, seed, _, _ = arguments
+    if dtype(to, who="cast: to=").packed:
+        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
+    along_x, along_scale, along_amax, *_ = dims
+    if along_scale is along_amax is seed is None:
+        return _op(x, scale, amax, *arguments), (along_x, None)
+    parts = []
+    for i in range(info.batch_size):
+        of_x, of_scale, of_amax = (
+            one if along is None else one.select(along, i)
+            for one, along in ((x, along_x), (scale, along_scale), (amax, along_amax))
+        )
+        parts.append(_op(of_x, of_scale, of_amax, *arguments))
+        if along_amax is None and amax is not None:
+            amax = parts[-1][1]
+    kind = parts[0][0].dtype
+    # torch stacks no types of 8 bits but its own integers.
+    codes = torch.stack([y.view(torch.uint8) if kind.itemsize == 1 else y for y, _ in parts])
+    found = parts[-1][1] if along_amax is None else torch.stack([one for _, one in parts])
+    return (codes.view(kind), found), (0, None if along_amax is None else 0)
+
+
+_op: Any = torch.library.custom_op(
+    "gpucast::fused_cast",
+    _run,
+    mutates_args=(),
+    schema=f"(Tensor x, Tensor? scale, Tensor? amax, {_SCHEMA}) -> (Tensor, Tensor)",
+)
+_op.register_fake(_fake)
+_op.register_vmap(_batched)
+_op_out: Any = torch.library.custom_op(
+    "gpucast::fused_cast_out",
+    _run_out,
+    mutates_args=("out", "amax"),
+    schema=f"(Tensor x, Tensor(a!) out, Tensor? scale, Tensor(b!)? amax, {_SCHEMA}) -> ()",
+)
+_op_out.register_fake(lambda *arguments: None)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels beside those of plain casts that `gpucast.warmup` compiles: of `cast_many` and of `quantize`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpucast.dtypes import DType, dtype
+from gpucast.fused_source import Options
+from gpucast.many_source import ARGUMENT_BYTES, Kind, ManySource, many_source
+from gpucast.quantization.device import blocks_of
+from gpucast.quantization.device_tiles import Wanted, plan
+from gpucast.quantization.formats import FORMATS, Format
+from gpucast.quantization.source import ROW_BLOCKS, WARP, Work
+from gpucast.quantization.tile_source import Tiles
+from gpucast.random_bits import Random
+from gpucast.rule import STOCHASTIC, Rule
+from gpucast.source import Shape
+
+_FLOAT = dtype("FLOAT")
+#: A matrix of whole blocks of every format, both ways.
+_MATRIX = (1024, 1024)
+
+
+@dataclass(frozen=True)
+class Many:
+    """The kernel of `cast_many` for arrays that are all cast alike; called as `Options` is."""
+
+    asked: Options
+    argument_bytes: int
+
+    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> ManySource:
+        return many_source((Kind(rule, unpacked, self.asked),), self.argument_bytes)
+
+
+def of_many(rule: Rule, asked: Options) -> Iterator[tuple[Options | Many, Shape]]:
+    """Kernels for trees of one type, whatever their length: a tree of one array is cast by a kernel of its own.
+
+    With a scale, with and without the check that all is finite, as loss scales want it.
+    """
+    for finite in (False, True) if asked.scaling != "none" and rule.src.has_nan else (False,):
+        options = Options(asked.scaling, False, finite)
+        if finite:
+            yield options, "contiguous"
+            yield options, "strided"
+        for argument_bytes in ARGUMENT_BYTES:
+            yield Many(options, argument_bytes), "contiguous"
+
+
+def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[tuple[Rule, Work | Tiles]]:
+    """Kernels that quantize matrices of a type along the last axis, transposed or not or both, and dequantize them.
+
+    Those for whole blocks, and those for all others.
+    """
+    rule, stochastic = Rule(src, format.element), rounding == STOCHASTIC
+    random = Random(0) if stochastic else None
+    straight, swapped = Wanted(False, 1), Wanted(True, 1)
+    blocks = blocks_of(_MATRIX, format, 1)
+    in_rows = blocks.apart and blocks.block_rows == 1 and blocks.block_columns in ROW_BLOCKS
+    if in_rows:
+        yield rule, Work(format, "rows", stochastic, block=blocks.block_columns)
+    for wanted in ([straight], [swapped], [straight, swapped]):
+        found = plan(_MATRIX, src, format, wanted, random, given=False)
+        if found is not None and not (in_rows and wanted == [straight]):
+            yield rule, found.work
+    yield rule, Work(format, "extremes", lanes=1 if blocks.block_columns == 1 else WARP)
+    yield rule, Work(format, "scales")
+    yield rule, Work(format, "elements", stochastic, single=format.block == "tensor")
+    if format.global_scale:
+        yield rule, Work(format, "top", lanes=WARP)
+        yield rule, Work(format, "global")
+    for dst in dict.fromkeys((src, _FLOAT)):
+        back = Rule(format.element, dst)
+        yield back, Work(format, "back", single=format.block == "tensor")
+        if in_rows:
+            yield back, Work(format, "back", block=blocks.block_columns)
+    if format.scale.bits == 8:
+        for kind in ("swizzle", "unswizzle"):
+            yield Rule(format.scale, format.scale), Work(FORMATS["mxfp4"], kind)

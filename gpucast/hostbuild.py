@@ -61,8 +61,9 @@ inline int redux_max(int a) {
 }
 }
 }
-// A block's threads run one after the other: all of them up to the first barrier, then all anew up to the second, and so
-// on. So a kernel writes each place in shared memory between the same two barriers only: nothing takes another's place.
+// A block's threads run one after the other: all of them up to the first barrier, then all anew up to the second, and
+// so on. So a kernel writes each place in shared memory between the same two barriers only: nothing takes another's
+// place.
 #define GPUCAST_OVERLAY struct
 #define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
 // Before the barrier each thread leaves what it has found.

@@ -132,8 +132,11 @@ def tasks(
         from gpucast import warmup_kinds
         from gpucast.quantization.formats import find
 
+        rounding = attributes.get("rounding")
         for format, src in itertools.product([find(name, who) for name in wanted], _QUANTIZED):
-            for rule, work in warmup_kinds.of_quantize(format, src, attributes.get("rounding")):
+            if rounding == STOCHASTIC:
+                fused_rule(src, format.element, scaled=False, who=who, rounding=rounding)
+            for rule, work in warmup_kinds.of_quantize(format, src, rounding):
                 found[rule, "contiguous", False, work] = None
     architectures = _architectures(arch, who)
     return [Task(rule, shape, unpacked, name, make) for rule, shape, unpacked, make in found for name in architectures]

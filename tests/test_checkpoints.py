@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -449,6 +450,25 @@ def test_pieces_keep_their_order_and_their_errors() -> None:
         made.close()
     assert ahead.threads("cuda") == 1
     assert 1 <= ahead.threads(None) <= 4
+
+
+def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while the main thread waits for the oldest call, which takes the longest."""
+    running = set[int]()
+
+    def work(piece: int) -> None:
+        running.add(piece)
+        time.sleep(0.2 * (piece == 0))
+        running.discard(piece)
+
+    def interrupted(future: Future[None]) -> None:
+        raise KeyboardInterrupt
+
+    with ahead.Ahead(2) as threads:
+        monkeypatch.setattr(Future, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(threads.in_order(work, iter(range(5))))
+        assert not running
 
 
 def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:

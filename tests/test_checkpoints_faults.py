@@ -393,6 +393,31 @@ def test_damaged_work_is_done_again(
     assert all(x.tobytes() == wanted for x in files.load("out.safetensors").values())
 
 
+def test_what_the_disk_did_not_take_is_written_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an fsync that failed the pages may read as they should and never come to the disk."""
+    files.save("in.safetensors", {f"t{i}": BIG for i in range(4)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    sync, synced = os.fsync, list[str]()
+
+    def failed(handle: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        if synced[-1] == "out.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failed)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert "gpucast convert: out.safetensors: Input/output error\n" in message
+    # The journal, which tells of losses, is there before the file has its name.
+    assert synced[-2:] == ["0.jsonl", "out.safetensors"]
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 0
+    assert "finished before" not in capsys.readouterr().out
+    assert len(files.load("out.safetensors")) == 4
+
+
 def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

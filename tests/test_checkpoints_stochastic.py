@@ -13,7 +13,7 @@ import pytest
 import gpucast
 from codes import assert_same
 from gpucast import checkpoints, files, launch, reference
-from gpucast.checkpoints import casting, pieces, scaling, staging, tensor_seed
+from gpucast.checkpoints import pieces, scaling, staging, tensor_seed
 from gpucast.cli import main
 from gpucast.dtypes import dtype
 from gpucast.files.tensor import StoredTensor
@@ -43,7 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small_pieces(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     parts = StoredTensor.parts
     monkeypatch.setattr(StoredTensor, "parts", lambda self, asked=limit: parts(self, asked))
-    monkeypatch.setattr(casting, "CHUNK_BYTES", 1)
 
 
 def rounded(x: Any, name: str, to: str) -> Any:

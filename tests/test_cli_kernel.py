@@ -253,6 +253,13 @@ def test_every_pair_has_kernels() -> None:
         ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does"),
         ([("FLOAT", "INT8")], "sm_90", {"many": 1}, TypeError, "warmup: many=1 must be True or False"),
         ((), "sm_90", {"quantize": ["mxfp5"]}, ValueError, "warmup: format='mxfp5' is not known"),
+        (
+            (),
+            "sm_90",
+            {"quantize": ["nvfp4", "int8_32"], "rounding": "stochastic"},
+            ValueError,
+            "warmup: rounding='stochastic' does not apply to INT8",
+        ),
         ([("STRING", "INT8")], "sm_90", {"amax": True}, ValueError, "warmup: STRING to INT8 has no kernel"),
     ],
 )

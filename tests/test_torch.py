@@ -604,6 +604,13 @@ def test_functions_of_functions() -> None:
     torch.vmap(lambda x: gpucast.cast(x, "FLOAT16", amax=amax))(x)
     torch.vmap(lambda x, amax: gpucast.cast(x, "FLOAT16", amax=amax))(x, largest)
     assert amax == 2 and torch.equal(largest, x.abs().amax(1))
+    # What else a scale may be is as in a plain call.
+    for scale in (np.float32(0.5), np.full(1, 0.5), 2):
+        y = torch.vmap(lambda x, scale=scale: gpucast.cast(x, "FLOAT16", scale=scale))(x)
+        assert torch.equal(y, gpucast.cast(x, "FLOAT16", scale=scale))
+    for scale, error in ((True, TypeError), ("0.5", TypeError), (-1.0, ValueError), (np.ones(2), ValueError)):
+        with pytest.raises(error, match="^cast: scale"):
+            torch.vmap(lambda x, scale=scale: gpucast.cast(x, "FLOAT16", scale=scale))(x)
     with pytest.raises(TypeError, match="torch.vmap cannot batch a cast to INT4"):
         torch.vmap(lambda x: gpucast.cast(x, "INT4", scale=2.0))(x)
 

@@ -22,7 +22,7 @@ from gpucast.checkpoints.statistics import Errors, Statistics
 from gpucast.checkpoints.sums import Placed, Summed
 from gpucast.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
-from gpucast.files.tensor import CHUNK_BYTES, Array, FileError, LoadedTensor
+from gpucast.files.tensor import Array, FileError, LoadedTensor
 from gpucast.report import CastReport, result_report
 from gpucast.rule import Rule, resolve
 
@@ -101,7 +101,8 @@ class Casting:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
         quick = self.request.detail == "counts" and self.request.seed is None
         quick &= counts.is_quick(self._rule.src, self.row)
-        return _BLOCK * part.itemsize if quick and self._on_host else max(CHUNK_BYTES, part.nbytes)
+        # A limit that is no whole group of 4 elements would be cut down to one.
+        return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
     def _caster(self, size: int) -> Callable[[Array, int], Array]:
         """What casts flat elements, told the number of the first one; of `size` elements in all."""

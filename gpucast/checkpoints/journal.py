@@ -32,7 +32,8 @@ class Journal:
 
     @contextlib.contextmanager
     def appending(self, records: list[dict[str, Any]]) -> Iterator[Any]:
-        """A function that adds a record. The file begins anew with those `records`."""
+        """A function that adds a record. The file begins anew with those `records`; when the block ends well, they have
+        come to the disk."""
         temporary = self._path + ".new"
         with open(temporary, "wb") as file:
             file.write(b"".join(map(_line, records)))
@@ -46,6 +47,7 @@ class Journal:
 
         try:
             yield add
+            os.fsync(handle)
         finally:
             os.close(handle)
 

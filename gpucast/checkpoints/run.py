@@ -127,7 +127,12 @@ class _Run:
             with TensorFile(file.path) as source:
                 self._convert(file, source, part)
         part.flush()
-        os.fsync(part.fileno())
+        try:
+            os.fsync(part.fileno())
+        except OSError:
+            # What did not come to the disk may still read as if it had.
+            _remove(self._staging.parts(file))
+            raise
         changed = next((path for path, known in stamps.items() if stamp(path) != known), None)
         if changed is not None:
             raise FileError(f"{changed}: was changed while it was converted")
@@ -156,9 +161,7 @@ class _Run:
             try:
                 done = [verify(file.path, written[-1], file, self._plan, everything, name)]
             except FileError:
-                for path in written:
-                    with contextlib.suppress(OSError):
-                        os.unlink(path)
+                _remove(written)
                 raise
             with journal.appending(records) as record:
                 record({"verified": done[0], "verified_all": everything})
@@ -241,6 +244,12 @@ def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:
         if tensor.row is not None and tensor.name in records:
             record = records[tensor.name]
             yield Result(file, tensor, record["bytes_out"], Statistics.from_record(record))
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ has no float6); `PackedArray.to_torch` gives the tensor of bytes. As input ``tor
 
 Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)``, with the defaults
 of `gpucast.cast`: rounding and clamping count as the identity. torch hands over dy in the type of y. To and from
-integers, BOOL and types below one byte nothing is differentiable. The transforms of ``torch.func`` take casts to types
-of one byte or more; in a ``vmap`` each part of the batch takes the same random bits, as if it were cast alone.
+integers, BOOL and types below one byte nothing is differentiable. The transforms of ``torch.func``, but for forward
+mode, take casts to types of one byte or more; in a ``vmap`` each part of the batch takes the same random bits, as if it
+were cast alone.
 With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the number. None goes to `scale`
 itself, nor by way of `amax`; both may be tensors on x's device.
 

@@ -13,6 +13,7 @@ import torch
 
 from gpucast.call import Call
 from gpucast.dtypes import DType, dtype
+from gpucast.fusion import resolve_scale
 from gpucast.interop import torch as door
 from gpucast.packed import PackedArray
 from gpucast.random_bits import Random
@@ -31,6 +32,9 @@ def cast(
     """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
     if isinstance(call.scale, torch.Tensor) and call.scale.requires_grad:
         raise ValueError(f"{call.who}: scale requires grad, and is not differentiable; pass scale.detach()")
+    if door.transformed() and call.scale is not None and not isinstance(call.scale, torch.Tensor):
+        # Whatever stands for a number is one there.
+        call = call._replace(scale=resolve_scale(call.scale, x.device.index if x.is_cuda else None, call.who))
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or door.DEFAULTS.values()), seed, offset)
     if _traced(call):
@@ -54,7 +58,7 @@ def _traced(call: Call) -> bool:
     if not (torch.compiler.is_compiling() or door.transformed()):
         return False
     return (
-        (call.scale is None or isinstance(call.scale, (torch.Tensor, float, int)))
+        (call.scale is None or type(call.scale) in (float, int) or isinstance(call.scale, torch.Tensor))
         and (call.amax is None or isinstance(call.amax, torch.Tensor))
         and (call.out is None or isinstance(call.out, torch.Tensor))
     )

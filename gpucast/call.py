@@ -26,3 +26,7 @@ class Call(NamedTuple):
     copy: Any
     who: str
     versions: tuple[int, ...]
+
+
+#: The operator's attributes, and the keywords of ours that reach further: what decides on a rule.
+ATTRIBUTES = Call._fields[:5]

@@ -207,8 +207,8 @@ def _fused_again(
     return fused_cast.apply(x, rule, fusion, out)
 
 
-def _inner(x: Any, to: Any, call: Call) -> Any:
-    """The cast of an array of ours, as the doors ask for it."""
+def inner(x: Any, to: Any, call: Call) -> Any:
+    """The cast that a call asks for, as the doors want it of arrays of ours."""
     return _cast(x, to, *call)
 
 
@@ -221,10 +221,10 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
     else:
         way = door(x)
         if way is not None:
-            return way.cast(_inner, x, to, call)
+            return way.cast(inner, x, to, call)
         array = as_array(x, who)
         if array is not x:
-            return _inner(array, to, call)
+            return inner(array, to, call)
         rule = fused_cast.rule_of(call, dtype(x.dtype, who=f"{who}: x.dtype="), destination(to, who), who)
         random = resolve_random(call.rounding, call.seed, call.offset, who)
         if rule.rounding != STOCHASTIC:
@@ -239,7 +239,7 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
     if out is not None:
         way = door(out)
         if way is not None:
-            _inner(x, to, call._replace(out=way.take(out, who, writing=True)))
+            inner(x, to, call._replace(out=way.take(out, who, writing=True)))
             return out
         check_out(x, rule, out, remote, who)
     elif (

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from gpucast import fused_cast, host_cast, many_leaves, many_plans, placement, tree
 from gpucast.call import Call
+from gpucast.cast import inner as cast
 from gpucast.dtypes import DType, dtype
+from gpucast.intake import door
 from gpucast.many_leaves import Leaf, Library, Names
 from gpucast.packed import PackedArray
 from gpucast.rule import CAST_VERSIONS, DEFAULT_OPSET
@@ -60,9 +65,9 @@ def cast_many(
 
     Contiguous arrays on a device (row-major, or with the same order of axes on both sides) share one launch for every
     800 or more of them, with a CUDA before 12.1 for every 100, whatever their types. Arrays with other strides take a
-    launch each, and so do those of JAX and of other libraries but PyTorch. CuPy arrays are cast on CuPy's current
-    stream, tensors on torch's. With `out` nothing is allocated or copied, so that a call that has been made before can
-    be captured in a CUDA graph.
+    launch each, and so do those of JAX and of other libraries but PyTorch, and all of them within a transform of
+    ``torch.func``. CuPy arrays are cast on CuPy's current stream, tensors on torch's. With `out` nothing is allocated
+    or copied, so that a call that has been made before can be captured in a CUDA graph.
 
     Raises
     ------
@@ -73,7 +78,7 @@ def cast_many(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, None, None, None, True, "cast_many",
         CAST_VERSIONS,
     )  # fmt: skip
-    return _traced(_cast_many, arrays, to, call, finite, out)
+    return untraced(_cast_many, arrays, to, call, finite, out)
 
 
 def cast_leaves(
@@ -82,16 +87,16 @@ def cast_leaves(
     """`cast_many` of a list, for a caller that errors call `who`: what it was given has the `names`."""
     call = Call(True, "up", DEFAULT_OPSET, None, None, None, 0, scale, None, None, None, True, who, CAST_VERSIONS)
     dst = dtype(to, who=f"{who}: to=")
-    return _traced(_cast_leaves, leaves, out, names, dst, call, finite)
+    return untraced(_cast_leaves, leaves, out, names, dst, call, finite)
 
 
-def _traced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function, which torch's compiler does not look into."""
+def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function, which torch's compiler does not look into: it would take NumPy's arrays for tensors."""
     compiler = getattr(sys.modules.get("torch"), "compiler", None)
     if compiler is not None and compiler.is_compiling():
-        from gpucast.interop.torch import untraced
+        from gpucast.interop import torch_many
 
-        return untraced(function, *arguments)
+        return torch_many.untraced(function, *arguments)
     return function(*arguments)
 
 
@@ -107,7 +112,11 @@ def _cast_many(arrays: Any, to: Any, call: Call, finite: Any, out: Any) -> Any:
 def _cast_leaves(
     leaves: list[Any], out: list[Any] | None, names: Names, dst: DType, call: Call, finite: Any
 ) -> Sequence[Any]:
+    if call.scale is not None:
+        _check_scale(leaves, call)
     results = many_plans.run(leaves, out, dst, call, finite)
+    if results is None and any(getattr(door(leaf), "transformed", bool)() for leaf in leaves):
+        results = _one_by_one(leaves, out, names, dst, call, finite)
     if results is None:
         checked = many_leaves.checked(leaves, out, names, dst, call, finite)
         _run(checked)
@@ -119,13 +128,38 @@ def _cast_leaves(
     return results
 
 
+def _check_scale(leaves: list[Any], call: Call) -> None:
+    """ValueError for a scale that its library would not cast its own arrays with."""
+    way = door(call.scale)
+    check = getattr(way, "check_scale", None)
+    if check is not None and any(door(leaf) is way for leaf in leaves):
+        check(call.scale, call.who)
+
+
+def _one_by_one(
+    leaves: list[Any], out: list[Any] | None, names: Names, dst: DType, call: Call, finite: Any
+) -> list[Any]:
+    """The same casts within a transform of ``torch.func``, whose tensors have no memory to look at."""
+    if finite is not None:
+        raise ValueError(f"{call.who}: finite= cannot be told within a transform of torch.func; call it outside")
+    results: list[Any] = []
+    for leaf, target, path in zip(leaves, out or [None] * len(leaves), names.paths(), strict=True):
+        who = f"{call.who}: {names.parameter}{path}"
+        results.append(cast(leaf, dst, call._replace(out=target, who=who)))
+        if call.seed is not None:
+            way = door(leaf)
+            shape = np.shape(leaf) if way is None else getattr(way, "shape_of", np.shape)(leaf)
+            call = call._replace(offset=call.offset + math.prod(shape))
+    return results
+
+
 def _run(leaves: Sequence[Leaf]) -> None:
     texts = [leaf for leaf in leaves if "string" in (leaf.rule.src.family, leaf.rule.dst.family)]
     numbers = [leaf for leaf in leaves if "string" not in (leaf.rule.src.family, leaf.rule.dst.family)]
     alone = [leaf for leaf in numbers if leaf.way is not None and leaf.library is None]
     together = [leaf for leaf in numbers if leaf.way is None or leaf.library is not None]
     # What may fail comes first: text that is no number, what another library does not take, memory.
-    read = [_cast(leaf, leaf.array, None) for leaf in texts]
+    read = [_cast_text(leaf) for leaf in texts]
     for leaf in alone:
         if leaf.target is None:
             _cast_alone(leaf)
@@ -188,6 +222,14 @@ def _cast(leaf: Leaf, x: Any, out: Any) -> Any:
     if leaf.fusion is None:
         return host_cast.apply(x, leaf.rule, out)
     return fused_cast.apply(x, leaf.rule, leaf.fusion, out)
+
+
+def _cast_text(leaf: Leaf) -> Any:
+    try:
+        return _cast(leaf, leaf.array, None)
+    except (TypeError, ValueError, OverflowError) as error:
+        # Of a text that is no number, and says so for `cast`.
+        raise type(error)(f"{leaf.who}: {str(error).removeprefix('cast: ')}") from None
 
 
 def _cast_on_host(leaf: Leaf) -> None:

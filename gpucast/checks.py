@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 import operator
 from typing import Any
 
@@ -20,3 +22,16 @@ def integer(value: Any, what: str, expected: str = "an integer") -> int:
         except TypeError:
             pass
     raise TypeError(f"{what}={value!r} must be {expected}")
+
+
+def is_real(value: Any) -> bool:
+    """Whether it is a number of any class that is neither complex nor a boolean."""
+    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
+
+
+def as_double(value: Any) -> float:
+    """A real number of any class as DOUBLE; infinity for integers and fractions beyond it."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

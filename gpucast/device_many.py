@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from gpucast import device_cast, launch
 from gpucast.fused_source import Options
 from gpucast.fusion import Fusion
 from gpucast.many_leaves import Leaf
-from gpucast.many_source import ARGUMENT_BYTES, Kind, many_source, sorted_kinds
+from gpucast.many_source import ARGUMENT_BYTES, Kind, ManySource, many_source, sorted_kinds
 from gpucast.packed import PackedArray
 from gpucast.rule import STOCHASTIC
 
@@ -22,6 +22,10 @@ from gpucast.rule import STOCHASTIC
 _ALIGNED = 16
 #: The first block of no array.
 _NONE = 2**32 - 1
+#: Of arrays that are cast together, in their order.
+Addresses = npt.NDArray[np.uint64]
+#: ``run(src, dst, fusion)`` casts arrays at these addresses.
+Launch = Callable[[Addresses, Addresses, Fusion | None], None]
 
 
 def launches(leaves: Sequence[Leaf], device: int) -> list[Callable[[], None]]:
@@ -42,7 +46,7 @@ def launches(leaves: Sequence[Leaf], device: int) -> list[Callable[[], None]]:
             np.array([device_cast.address(x) for x in arrays], np.uint64)
             for arrays in ([leaf.array for leaf in flat], [leaf.target for leaf in flat])
         )
-        found.append(partial(prepare(flat, device).run, src, dst, fusion_of(flat)))
+        found.append(partial(prepare(flat, device), src, dst, fusion_of(flat)))
     return found
 
 
@@ -67,18 +71,27 @@ def fusion_of(leaves: Sequence[Leaf]) -> Fusion | None:
     return found
 
 
-def prepare(leaves: Sequence[Leaf], device: int) -> Prepared:
+def prepare(leaves: Sequence[Leaf], device: int) -> Launch:
     """The launch of flat leaves, all of which have elements."""
     kinds = [_kind(leaf) for leaf in leaves]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
-    return Prepared(
-        places,
+    fused = any(kind.fused for kind in places)
+    prepared = Prepared(
+        partial(many_source, places),
         [number[kind] for kind in kinds],
         [leaf.array.size for leaf in leaves],
-        [leaf.start for leaf in leaves],
         device,
+        {"first": [leaf.start for leaf in leaves]} if fused else {},
     )
+
+    def run(src: Addresses, dst: Addresses, fusion: Fusion | None) -> None:
+        given = {}
+        if fused and fusion is not None:
+            given["given"] = device_cast.fused_kernel(fusion, None)[1].to_bytes()
+        prepared.run({"src": src, "dst": dst}, given)
+
+    return run
 
 
 def _kind(leaf: Leaf) -> Kind:
@@ -90,48 +103,53 @@ def _kind(leaf: Leaf) -> Kind:
 
 
 class Prepared:
-    """Everything about casts of contiguous arrays of some types and sizes on one device, but for their addresses."""
+    """Everything about a launch for contiguous arrays of some types and sizes on one device, but for their addresses.
+
+    Columns are those of the kernel's `ManySource.table`, which has one value of each for every array.
+    """
 
     def __init__(
-        self, kinds: tuple[Kind, ...], kind: Sequence[int], n: Sequence[int], first: Sequence[int], device: int
+        self,
+        source_of: Callable[[int], ManySource],
+        kind: Sequence[int],
+        n: Sequence[int],
+        device: int,
+        columns: Mapping[str, Sequence[int]],
     ) -> None:
-        """Array i has n[i] > 0 elements and is cast by kinds[kind[i]]. `kinds` are in the order of `sorted_kinds`.
-
-        first[i]: the elements of the call before it.
-        """
+        """Array i has n[i] > 0 elements and is cast by kinds[kind[i]] of ``source_of(argument_bytes)``; `columns` are
+        others that are known."""
         # A short list of arguments is quicker to give.
-        source = many_source(kinds, ARGUMENT_BYTES[0])
+        source = source_of(ARGUMENT_BYTES[0])
         if len(n) > source.capacity:
-            source = many_source(kinds, launch.driver().argument_bytes)
+            source = source_of(launch.driver().argument_bytes)
         self._kernel = launch.many_kernel(source, device)
         places = np.array(kind)
         self._n = np.array(n, np.int64)
         self._elements = source.elements[places]
         # Elements that a tile may begin before its array.
         self._ahead = source.tiles[places] - 1
-        self._fused = "given" in (source.table.names or ())
         #: Of each launch: its arrays, and its argument as far as it is known.
         self._parts: list[tuple[slice, npt.NDArray[Any]]] = []
         for begin in range(0, len(n), source.capacity):
             part = slice(begin, begin + source.capacity)
             count = self._n[part].size
             table = np.zeros((), source.table)
-            table["n"][:count], table["kind"][:count] = self._n[part], places[part]
+            for name, column in {"n": n, "kind": kind, **columns}.items():
+                table[name][:count] = column[part]
             table["first_block"][0], table["first_block"][count:] = 0, _NONE
-            if self._fused:
-                table["first"][:count] = first[part]
             self._parts.append((part, table))
 
-    def run(self, src: npt.NDArray[np.uint64], dst: npt.NDArray[np.uint64], fusion: Fusion | None) -> None:
-        """Launch for arrays at these addresses, on the current stream of the device, which is the current one."""
-        ahead = np.where(dst % _ALIGNED == 0, 0, self._ahead)
+    def run(self, addresses: Mapping[str, Addresses], given: Mapping[str, Any]) -> None:
+        """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
+        one. `given`: the fields of the table that are no columns."""
+        ahead = np.where(addresses["dst"] % _ALIGNED == 0, 0, self._ahead)
         blocks = -(-(self._n + ahead) // self._elements)
         for part, known in self._parts:
             ends = blocks[part].cumsum()
             table = known.copy()
-            table["src"][: ends.size] = src[part]
-            table["dst"][: ends.size] = dst[part]
+            for name, column in addresses.items():
+                table[name][: ends.size] = column[part]
             table["first_block"][1 : ends.size] = ends[:-1]
-            if self._fused and fusion is not None:
-                table["given"] = device_cast.fused_kernel(fusion, None)[1].to_bytes()
+            for name, value in given.items():
+                table[name] = value
             self._kernel(int(ends[-1]), table)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpucast import device as devices
+from gpucast.checks import as_double, is_real
 from gpucast.dtypes import DType, dtype
 from gpucast.fused_source import Scaling
 from gpucast.intake import door
@@ -72,11 +74,8 @@ def resolve_scale(scale: Any, source: int | None, who: str) -> Any:
     """
     if type(scale) is float and 0 <= scale < math.inf:
         return scale
-    if isinstance(scale, numbers.Real) and not isinstance(scale, (bool, np.bool_)):
-        try:
-            number = float(scale)
-        except OverflowError:
-            number = math.inf
+    if is_real(scale):
+        number = as_double(scale)
         if not (math.isfinite(number) and number >= 0):
             raise ValueError(f"{who}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
         return number
@@ -147,7 +146,7 @@ def _names(kinds: tuple[DType, ...]) -> str:
 
 def _check_place(name: str, array: Any, source: int | None, who: str) -> None:
     if home(array) != source:
-        raise ValueError(f"{who}: {name} is on {_place(home(array))}; x is on {_place(source)}")
+        raise ValueError(f"{who}: {name} is on {devices.name(home(array))}; x is on {devices.name(source)}")
     if source is not None and array.data.ptr % array.itemsize:
         raise ValueError(f"{who}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
 
@@ -157,7 +156,3 @@ def _as_float(number: float) -> float:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return math.inf
-
-
-def _place(device: int | None) -> str:
-    return "the host" if device is None else f"cuda:{device}"

@@ -367,7 +367,7 @@ def many_kernel(source: ManySource, device: int) -> ManyKernel:
     """The kernel on the current device, whose index is `device`; RuntimeError as for `kernel`."""
     found = _many.get((source, device))
     if found is None:
-        _check_capture(f"cast_many: {source.name}")
+        _check_capture(f"gpucast: {source.name}")
         found = _many[source, device] = _driver.load_many(source)
     return found
 

@@ -11,13 +11,13 @@ Example::
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any
 
 import numpy as np
 
 from gpucast import fused_cast
 from gpucast.cast import cast, cast_like
+from gpucast.checks import as_double, is_real
 from gpucast.dtypes import DType, dtype
 from gpucast.fusion import Fusion
 from gpucast.intake import door
@@ -51,12 +51,9 @@ class _Layer:
         return f"layers.{type(self).__name__}"
 
     def _coefficient(self, value: Any) -> float:
-        if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        if not is_real(value):
             raise TypeError(f"{self._who}: lda_coeff={value!r} must be a number")
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
+        number = as_double(value)
         if not math.isfinite(number):
             raise ValueError(f"{self._who}: lda_coeff={value!r} must be finite, as a DOUBLE")
         return number

@@ -45,6 +45,9 @@ class Library(Door, Protocol):
     def check_into(self, x: Any, who: str) -> None:
         """ValueError for an x that is not to be cast into an `out`."""
 
+    def check_scale(self, scale: Any, who: str) -> None:
+        """ValueError for a scale of the library that its arrays are not to be multiplied with."""
+
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
         """The results, as what the library differentiates through."""
 
@@ -156,12 +159,9 @@ def _target(leaf: Leaf) -> Any:
     check_out(x, leaf.rule, target, leaf.home is not None or home(target) is not None, leaf.who)
     place = None if dst.family == "string" else leaf.home
     if home(target) != place:
-        raise ValueError(f"{leaf.who}: out is on {_name(home(target))}; the result belongs on {_name(place)}")
+        there, here = devices.name(home(target)), devices.name(place)
+        raise ValueError(f"{leaf.who}: out is on {there}; the result belongs on {here}")
     return target
-
-
-def _name(device: int | None) -> str:
-    return "the host" if device is None else f"cuda:{device}"
 
 
 def _check_apart(leaves: Sequence[Leaf], paths: Sequence[str], fusion: Fusion, parameter: str, who: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,9 @@ from gpucast.many_out import apart, is_clear
 from gpucast.out import share_memory
 from gpucast.packed import PackedArray, namespace
 from gpucast.random_bits import resolve_random
+
+if TYPE_CHECKING:
+    from gpucast.device_many import Launch
 
 #: Kinds of calls, and for each of them the plans that differ in their arrays.
 _CALLS, _SHAPES = 256, 8
@@ -44,6 +47,9 @@ class Reader(Protocol):
 
     def stream(self, device: int) -> int:
         """The stream of the device that casts are given to."""
+
+    def written(self, outs: Sequence[Any]) -> None:
+        """Tell the library of outs, in which nothing is wrong, that they are written."""
 
 
 class Cupy:
@@ -72,6 +78,9 @@ class Cupy:
         with driver.on(device):
             return driver.stream()
 
+    def written(self, outs: Sequence[Any]) -> None:
+        pass
+
 
 class Packed(Cupy):
     """PackedArrays over CuPy's."""
@@ -95,8 +104,7 @@ class Plan:
     used: list[int] | None
     src_bytes: npt.NDArray[np.uint64]
     dst_bytes: npt.NDArray[np.uint64]
-    #: A `gpucast.device_many.Prepared`.
-    launch: Any
+    launch: Launch
 
 
 def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> Sequence[Any] | None:
@@ -112,6 +120,8 @@ def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
         if not _is_apart(src, to, plan, fusion):
             return None
+        if outs is not None:
+            _READERS[type(outs[0])].written(outs)
     except Exception:  # The whole path takes it, or tells what is wrong.
         return None
     from gpucast import launch
@@ -121,7 +131,7 @@ def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call
         if outs is None or to is None:
             outs = reader.new(given, dst)
             to = _addresses(outs, plan)
-        plan.launch.run(src, to, fusion)
+        plan.launch(src, to, fusion)
     return outs
 
 

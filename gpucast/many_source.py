@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.fused_source import FusedArguments, Options, fused_prelude, template_options
-from gpucast.rule import STOCHASTIC, Rule, resolve
-from gpucast.source import KernelSource, entries, join, kernel_file, kernel_source, options, prelude
+from gpucast.rule import Rule, resolve
+from gpucast.source import KernelSource, entries, join, kernel_file, options, prelude
 
 #: Bytes of arguments that a kernel takes: before the CUDA version (of the driver, and of NVRTC) below, and from it on.
 ARGUMENT_BYTES = (4096, 32764)
@@ -25,6 +25,20 @@ _NAME = 160
 _PLAIN = Options()
 #: The fewest tiles that a thread casts, so that finding its array is a small part of its work.
 _TILES = 4
+
+#: A name, a dtype, and whether there is one for each array.
+Field = tuple[str, Any, bool]
+_ARRAYS: tuple[Field, ...] = (
+    ("src", np.uint64, True),
+    ("dst", np.uint64, True),
+    ("n", np.int64, True),
+    ("first_block", np.uint32, True),
+    ("kind", np.uint8, True),
+)
+_FUSED: tuple[Field, ...] = (
+    ("first", np.int64, True),
+    ("given", f"V{len(FusedArguments().to_bytes())}", False),
+)
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Kind:
 
     @property
     def fused(self) -> bool:
-        return self.asked != _PLAIN or self.rule.rounding == STOCHASTIC
+        return self.asked.fuses(self.rule)
 
     @property
     def source(self) -> KernelSource:
@@ -54,8 +68,7 @@ class Kind:
 
 @lru_cache(maxsize=1024)
 def _source(kind: Kind) -> KernelSource:
-    make = kind.asked if kind.fused else kernel_source
-    return make(kind.rule, unpacked=kind.unpacked)
+    return kind.asked(kind.rule, unpacked=kind.unpacked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +81,7 @@ class ManySource:
     rows: dict[str, str]
     kernel: str
     threads: int
-    #: ``struct Arrays`` or ``FusedArrays`` of kernels/many.cu and many_fused.cu, whose name is `more`.
+    #: ``struct Arrays``, ``FusedArrays`` or ``Choices`` of kernels/many.cu, many_fused.cu and select.cu, named `more`.
     table: np.dtype[np.void]
     more: str
     #: The most arrays of a launch.
@@ -92,7 +105,8 @@ def many_source(kinds: tuple[Kind, ...], argument_bytes: int) -> ManySource:
     """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`."""
     sources = [kind.source for kind in kinds]
     fused = any(kind.fused for kind in kinds)
-    capacity = _capacity(argument_bytes, fused)
+    more_columns = _FUSED if fused else ()
+    capacity = capacity_of(argument_bytes, *more_columns)
     name = _name([source.name for source in sources], capacity)
     casts = [f"{name}_{number}" for number in range(len(kinds))]
     more = f"{'FusedArrays' if fused else 'Arrays'}<{capacity}>"
@@ -110,7 +124,7 @@ def many_source(kinds: tuple[Kind, ...], argument_bytes: int) -> ManySource:
         rows={row: text for source in sources for row, text in source.rows},
         kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_MANY({name}, {more}, {threads}, {listed})\n",
         threads=threads,
-        table=_table(capacity, fused),
+        table=table_of(capacity, *more_columns),
         more=f"gpucast::{more}",
         capacity=capacity,
         elements=np.array([kind.tiles * kind.source.tile * threads for kind in kinds]),
@@ -151,22 +165,14 @@ def _cast(name: str, kind: Kind) -> str:
     return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
 
 
-def _capacity(argument_bytes: int, fused: bool) -> int:
+def capacity_of(argument_bytes: int, *more: Field) -> int:
     """The most arrays, a multiple of eight so that no field has to be moved to be aligned."""
-    empty = _table(0, fused).itemsize
-    return (argument_bytes - empty) // (_table(8, fused).itemsize - empty) * 8
+    empty = table_of(0, *more).itemsize
+    return (argument_bytes - empty) // (table_of(8, *more).itemsize - empty) * 8
 
 
 @lru_cache
-def _table(capacity: int, fused: bool) -> np.dtype[np.void]:
-    """``struct Arrays`` or ``FusedArrays``: the fields of the latter's first member lie where they would alone."""
-    fields: list[Any] = [
-        ("src", np.uint64, capacity),
-        ("dst", np.uint64, capacity),
-        ("n", np.int64, capacity),
-        ("first_block", np.uint32, capacity),
-        ("kind", np.uint8, capacity),
-    ]
-    if fused:
-        fields += [("first", np.int64, capacity), ("given", f"V{len(FusedArguments().to_bytes())}")]
+def table_of(capacity: int, *more: Field) -> np.dtype[np.void]:
+    """``struct Arrays``, or one that begins with it: the fields of its first member lie where they would alone."""
+    fields = [(name, kind, capacity) if of_each else (name, kind) for name, kind, of_each in (*_ARRAYS, *more)]
     return np.dtype(fields, align=True)

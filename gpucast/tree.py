@@ -8,7 +8,7 @@ a node without leaves. A list is a node too, so that a list of numbers is as man
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -164,9 +164,3 @@ def _described(tree: Any) -> str:
         return "None"
     name = type(tree).__name__
     return f"a {name} of {len(tree)}" if isinstance(tree, (dict, list, tuple)) else f"of type {name}"
-
-
-def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of what the function makes of each leaf."""
-    leaves, structure = flatten(tree)
-    return unflatten(structure, [function(leaf) for leaf in leaves])

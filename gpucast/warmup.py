@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpucast.call import ATTRIBUTES
 from gpucast.dtypes import DTYPES, DType, dtype
 from gpucast.errors import DeviceUnavailable
 from gpucast.fused_cast import fused_rule
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 #: NVRTC lets no more threads than these work at a time, nearly; processes share nothing.
 _THREADS = 4
-#: The types that are quantized: weights and activations come in these.
-_QUANTIZED = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
+#: Weights, activations and gradients come in these.
+_USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
 
 class Task(NamedTuple):
@@ -46,41 +47,44 @@ def warmup(
     transposed: bool = False,
     fused: bool = False,
     many: bool = False,
-    quantize: Iterable[Any] = (),
+    mixed: bool = False,
+    quantize: str | Iterable[Any] = (),
     **attributes: Any,
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
 
     `pairs`: (source, destination) types as `gpucast.dtype` takes them; None means all 625 pairs of numeric types, or
-    none of them where only `quantize` is asked for.
+    none of them where `quantize` or `mixed` is asked for.
     `arch`: one or several of "sm_90", "sm_100a", ...; None means those of this machine's GPUs.
     `scale`, `amax`: True means casts with these keywords, and no others; `scale` numbers and arrays of any kind.
     `transposed`: also plain casts of transposed arrays, as ``x.T`` into an array in C order.
     `fused`: also casts with a scale, with `amax`, with both, and with random rounding where the destination has it.
     `many`: also `gpucast.cast_many` of trees whose arrays have one type, with a scale (and so for the gradients of
     `gpucast.mixed`'s loss scales) where casts with a scale are asked for.
-    `quantize`: formats as `gpucast.quantize` takes them: quantizing FLOAT, FLOAT16 and BFLOAT16 along the last axis,
-    transposed or not or both, and dequantizing.
+    `mixed`: `gpucast.mixed`: loss scales, with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to
+    FLOAT, in trees of one type, and `select_tree`.
+    `quantize`: one or several formats as `gpucast.quantize` takes them: quantizing FLOAT, FLOAT16 and BFLOAT16 along
+    the last axis, transposed or not or both, and dequantizing.
     `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
     of their own.
 
     Returns the number of kernels; those that the cache holds already take no time.
     Raises what `gpucast.cast` and `gpucast.quantize` raise for types, formats and attributes, DeviceUnavailable without
     NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and
-    TypeError for a flag that is neither True nor False.
+    TypeError for a flag that is neither True nor False, what is no pair, and an unknown attribute.
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    formats = list(quantize)
     work = tasks(
-        (every_pair() if not formats else ()) if pairs is None else pairs,
+        pairs,
         arch,
         scale=scale,
         amax=amax,
         transposed=transposed,
         fused=fused,
         many=many,
-        quantize=formats,
+        mixed=mixed,
+        quantize=quantize,
         **attributes,
     )
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
@@ -95,7 +99,7 @@ def every_pair() -> Iterator[tuple[DType, DType]]:
 
 
 def tasks(
-    pairs: Iterable[tuple[Any, Any]],
+    pairs: Iterable[tuple[Any, Any]] | None,
     arch: str | Sequence[str] | None,
     who: str = "warmup",
     *,
@@ -104,17 +108,26 @@ def tasks(
     transposed: bool = False,
     fused: bool = False,
     many: bool = False,
-    quantize: Iterable[Any] = (),
+    mixed: bool = False,
+    quantize: str | Iterable[Any] = (),
     **attributes: Any,
 ) -> list[Task]:
     """Every kernel that what `warmup` names can launch, for every architecture, each once."""
-    flags = {"scale": scale, "amax": amax, "transposed": transposed, "fused": fused, "many": many}
+    flags = {"scale": scale, "amax": amax, "transposed": transposed, "fused": fused, "many": many, "mixed": mixed}
     for name, value in flags.items():
         if not isinstance(value, bool):
             raise TypeError(f"{who}: {name}={value!r} must be True or False")
+    unknown = [name for name in attributes if name not in ATTRIBUTES]
+    if unknown:
+        raise TypeError(f"{who}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, *ATTRIBUTES))}")
+    wanted = _formats(quantize)
+    if pairs is None:
+        pairs = () if wanted or mixed else every_pair()
     found: dict[tuple[Rule, Shape, bool, Callable[..., KernelSource | ManySource]], None] = {}
-    for src, dst in pairs:
-        rows = tuple(dtype(name, who=f"{who}: ") for name in (src, dst))
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"{who}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
+        rows = tuple(dtype(name, who=f"{who}: ") for name in pair)
         # With a scale, with amax, at random.
         asked = {(scale, amax, False)}
         if fused:
@@ -127,17 +140,21 @@ def tasks(
                 for shape, make in _of_cast(rule, scaled, largest, transposed, many):
                     if shape != "transposed" or not (rule.dst.packed or (rule.src.packed and not unpacked)):
                         found[rule, shape, unpacked, make] = None
-    wanted = list(quantize)
     if wanted:
         from gpucast import warmup_kinds
         from gpucast.quantization.formats import find
 
         rounding = attributes.get("rounding")
-        for format, src in itertools.product([find(name, who) for name in wanted], _QUANTIZED):
+        for format, src in itertools.product([find(name, who) for name in wanted], _USUAL):
             if rounding == STOCHASTIC:
                 fused_rule(src, format.element, scaled=False, who=who, rounding=rounding)
             for rule, work in warmup_kinds.of_quantize(format, src, rounding):
                 found[rule, "contiguous", False, work] = None
+    if mixed:
+        from gpucast import warmup_kinds
+
+        for rule, make, shape in warmup_kinds.of_mixed(_USUAL):
+            found[rule, shape, False, make] = None
     architectures = _architectures(arch, who)
     return [Task(rule, shape, unpacked, name, make) for rule, shape, unpacked, make in found for name in architectures]
 
@@ -162,6 +179,10 @@ def _of_cast(
                 yield shape, make
 
 
+def _formats(quantize: str | Iterable[Any]) -> list[Any]:
+    return [quantize] if isinstance(quantize, str) else list(quantize)
+
+
 def _architectures(arch: str | Sequence[str] | None, who: str) -> list[str]:
     from gpucast import compiler, driver
 
@@ -171,7 +192,10 @@ def _architectures(arch: str | Sequence[str] | None, who: str) -> list[str]:
             reason = "there is no NVIDIA driver" if machine is None else machine.problem
             raise DeviceUnavailable(f"{who}: no architecture is given, and {reason}; name one, such as 'sm_90'")
         return list(dict.fromkeys(map(compiler.architecture, machine.capabilities)))
-    return [compiler.compiler().parse(name) for name in ([arch] if isinstance(arch, str) else arch)]
+    names = [arch] if isinstance(arch, str) else arch
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{who}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
+    return [compiler.compiler().parse(name) for name in names]
 
 
 def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int], object] = lambda done: None) -> str:

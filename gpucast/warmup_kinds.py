@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels beside those of plain casts that `gpucast.warmup` compiles: of `cast_many` and of `quantize`."""
+"""Kernels beside those of plain casts that `gpucast.warmup` compiles: of `cast_many`, `quantize` and `mixed`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gpucast.dtypes import DType, dtype
+from gpucast.fused_cast import fused_rule
 from gpucast.fused_source import Options
 from gpucast.many_source import ARGUMENT_BYTES, Kind, ManySource, many_source
+from gpucast.mixed.device import FLAG_TO_WORDS, adjust_source, select_source
 from gpucast.quantization.device import blocks_of
 from gpucast.quantization.device_tiles import Wanted, plan
 from gpucast.quantization.formats import FORMATS, Format
@@ -16,9 +18,11 @@ from gpucast.quantization.source import ROW_BLOCKS, WARP, Work
 from gpucast.quantization.tile_source import Tiles
 from gpucast.random_bits import Random
 from gpucast.rule import STOCHASTIC, Rule
-from gpucast.source import Shape
+from gpucast.source import KernelSource, Shape
 
-_FLOAT = dtype("FLOAT")
+_FLOAT, _BYTES = dtype("FLOAT"), dtype("UINT8")
+#: A loss scale, its whole state and the flag of a step: these are copied to and on devices.
+_STATE = (_FLOAT, dtype("UINT32"), dtype("BOOL"))
 #: A matrix of whole blocks of every format, both ways.
 _MATRIX = (1024, 1024)
 
@@ -32,6 +36,16 @@ class Many:
 
     def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> ManySource:
         return many_source((Kind(rule, unpacked, self.asked),), self.argument_bytes)
+
+
+@dataclass(frozen=True)
+class Select:
+    """The kernel of `select_tree`; called as `Options` is."""
+
+    argument_bytes: int
+
+    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> ManySource:
+        return select_source(self.argument_bytes)
 
 
 def of_many(rule: Rule, asked: Options) -> Iterator[tuple[Options | Many, Shape]]:
@@ -78,3 +92,24 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[tu
     if format.scale.bits == 8:
         for kind in ("swizzle", "unswizzle"):
             yield Rule(format.scale, format.scale), Work(FORMATS["mxfp4"], kind)
+
+
+def of_mixed(rows: Iterable[DType]) -> Iterator[tuple[Rule, Callable[..., KernelSource | ManySource], Shape]]:
+    """Kernels of loss scales, whose losses and gradients have one of the types, and of `select_tree`.
+
+    But for those that copy what is not contiguous.
+    """
+    shapes: tuple[Shape, ...] = ("contiguous", "strided")
+    loss, gradients = Options("narrow"), Options("narrow", finite=True)
+    for row in rows:
+        scale, unscale = (fused_rule(row, dst, scaled=True) for dst in (row, _FLOAT))
+        for shape in shapes:
+            yield scale, loss, shape
+            yield unscale, gradients, shape
+        for argument_bytes in ARGUMENT_BYTES:
+            yield unscale, Many(gradients, argument_bytes), "contiguous"
+    for row in _STATE:
+        yield Rule(row, row), Options(), "contiguous"
+    yield FLAG_TO_WORDS, adjust_source, "contiguous"
+    for argument_bytes in ARGUMENT_BYTES:
+        yield Rule(_BYTES, _BYTES), Select(argument_bytes), "contiguous"

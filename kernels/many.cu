@@ -20,7 +20,7 @@ struct Arrays {
     u8 kind[Capacity];
 };
 
-// Kernels are given an `Arrays`, or what has one (many_fused.cu).
+// Kernels are given an `Arrays`, or what has one (many_fused.cu, select.cu).
 template <u32 Capacity>
 GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Arrays<Capacity>& arrays) {
     return arrays;

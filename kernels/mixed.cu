@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a mixed-precision training step leaves on the device: its loss scale, and the choice between two arrays.
+// What a mixed-precision training step leaves on the device: its loss scale.
 //
-// gpucast/mixed/device.py puts this file behind the others, for these two kernels alone.
+// gpucast/mixed/device.py puts this file behind the others, for this kernel alone.
 namespace gpucast {
 
 // Words of four bytes; gpucast/mixed/loss_scale.py has the same arithmetic on the host.
@@ -13,12 +13,6 @@ struct LossScale {
 struct Adjustment {
     float factor, least;
     u32 period;
-};
-
-// Which array to copy is read where the copy is made.
-struct Choice {
-    const u8* chosen;
-    const u8* otherwise;
 };
 
 }  // namespace gpucast
@@ -41,12 +35,4 @@ struct Choice {
         }                                                                                                              \
         now.scale = scale;                                                                                             \
         now.inverse = 1.0f / scale;                                                                                    \
-    }
-// n bytes of `src` where the choice is made, of `otherwise` where not.
-#define GPUCAST_SELECT(NAME, ELEMENTS, UNROLL, THREADS)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n, const gpucast::Choice choice) {   \
-        const gpucast::Arithmetic<gpucast::UINT8, gpucast::UINT8, 8, gpucast::NAME##_rule> converter;                  \
-        gpucast::cast_contiguous<8, 8, ELEMENTS, UNROLL, THREADS>(                                                     \
-            *choice.chosen != 0 ? src : choice.otherwise, 0, dst, n, blockIdx.x, converter);                           \
     }

@@ -11,7 +11,7 @@ struct TileWork {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
     typedef typename F::element Row;
-    typedef TileShape<F, V, G> Shape;
+    typedef TileShape<G> Shape;
     typedef TileMemory<F, V, G> Memory;
     typedef Found<V, F::zero_points, !F::nan_in_scale> Extreme;
     typedef Divisor<F, Src, Float, Double> Quotients;
@@ -355,7 +355,7 @@ struct TileWork {
             const Out out = packed<swapped, Length>(i * Shape::threads + mine);
             if (last == u32(unit) && (address(to) & (Out::piece - 1)) == 0) {
                 store_aligned(to, out);
-            } else if (last == u32(unit) && (address(to) & 3) == 0 && Out::words * 4 == u32(unit) * Row::bits / 8) {
+            } else if (last == u32(unit) && (address(to) & 3) == 0) {
 #pragma unroll
                 for (u32 j = 0; j < u32(Out::words); ++j) *reinterpret_cast<u32*>(to + 4 * j) = out.word[j];
             } else {

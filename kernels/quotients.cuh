@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotients of FLOATs for scales.cuh: exact ones, and codes that are told by a product beside them.
+// Quotients of FLOATs for scales.cuh and divisor.cuh: exact ones, and codes that are told by a product beside them.
 namespace gpucast {
 
 // ---- types that instructions know ----

@@ -129,9 +129,8 @@ GPUCAST_INLINE void transpose_bytes(u32& a, u32& b, u32& c, u32& d) {
 
 // ---- a tile, by one block of threads: G tells the sizes, in elements, and what is asked for ----
 
-template <typename F, typename V, typename G>
+template <typename G>
 struct TileShape {
-    typedef typename V::Word Word;
     enum : bool {
         along = G::same() == Run::along || G::swapped() == Run::along,
         down = G::same() == Run::down || G::swapped() == Run::down,
@@ -161,7 +160,7 @@ struct TileShape {
 
 template <typename F, typename V, typename G>
 struct TileMemory {
-    typedef TileShape<F, V, G> Shape;
+    typedef TileShape<G> Shape;
     typedef typename V::Word Word;
     template <u32 Count>
     struct Extremes {

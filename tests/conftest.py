@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+# What a user's cache holds is no matter of the tests; those of the library make their own.
+os.environ["GPUCAST_NATIVE"] = "0"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

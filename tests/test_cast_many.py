@@ -107,7 +107,7 @@ def test_attributes_and_out_on_the_host() -> None:
 
 def test_text_that_is_no_number_leaves_every_out_as_it_was() -> None:
     out = [np.full(2, 7, np.float32), np.full(1, 7, np.float32), np.full(1, 7, np.float32)]
-    with pytest.raises(ValueError, match="nonsense"):
+    with pytest.raises(ValueError, match=r"^cast_many: arrays\[2\]: element 0 is 'nonsense'"):
         gpucast.cast_many([np.ones(2), np.array(["1"]), np.array(["nonsense"])], "FLOAT", out=out)
     assert all((y == 7).all() for y in out)
 
@@ -381,7 +381,7 @@ def test_a_warm_call_can_be_captured(driver: HostDriver) -> None:
     x = values("FLOAT", 50)
     arrays, out = [upload(x)] * 2, [blank((50,), "FLOAT16") for _ in range(2)]
     driver.capture = True
-    with pytest.raises(RuntimeError, match="^cast_many: .* is not loaded yet, and loading is not possible while"):
+    with pytest.raises(RuntimeError, match="^gpucast: gpucast_many_.* is not loaded yet, and loading is"):
         gpucast.cast_many(arrays, "FLOAT16", out=out)
     driver.capture = False
     gpucast.cast_many(arrays, "FLOAT16")

@@ -132,6 +132,22 @@ def test_gradients_of_a_scale_are_refused() -> None:
         gpucast.cast_many([x], "FLOAT16", scale=scale.requires_grad_())
 
 
+def test_within_the_transforms_of_torch_func() -> None:
+    x, w = torch.randn(4, 3), torch.randn(3)
+
+    def loss(tree: dict[str, Any]) -> Any:
+        return sum(y.float().sum() for y in gpucast.cast_many(tree, "BFLOAT16", scale=2.0).values())
+
+    for gradient in torch.func.grad(loss)({"x": x, "w": w}).values():
+        assert torch.equal(gradient, torch.full_like(gradient, 2))
+    keywords = {"rounding": "stochastic", "seed": 3, "offset": 5}
+    both = torch.vmap(lambda row: tuple(gpucast.cast_many([row, w], "FLOAT8E5M2", **keywords)), out_dims=(0, None))(x)
+    alone = gpucast.cast_many([x[0], w], "FLOAT8E5M2", **keywords)
+    assert [bits(both[0][0]), bits(both[1])] == list(map(bits, alone))
+    with pytest.raises(ValueError, match="^cast_many: finite= cannot be told within a transform of torch.func"):
+        torch.func.grad(lambda x: gpucast.cast_many([x], "FLOAT16", finite=np.ones(1, bool))[0].sum())(x)
+
+
 def test_scale_and_flag_may_be_tensors(cuda: HostDriver) -> None:
     given = [torch.ones(3), torch.ones(4, dtype=torch.float16)]
     finite, scale = torch.ones(1, dtype=torch.bool), torch.tensor(0.25)
@@ -141,6 +157,21 @@ def test_scale_and_flag_may_be_tensors(cuda: HostDriver) -> None:
     given[1][2] = np.inf
     gpucast.cast_many(given, torch.float32, scale=scale, finite=finite)
     assert not bool(finite)
+
+
+def test_what_autograd_has_saved_is_not_written_unnoticed(cuda: HostDriver) -> None:
+    given, out = tensors(), [torch.empty(x.shape, dtype=torch.float16) for x in tensors()]
+    for _ in range(2):
+        weight = torch.ones(out[0].shape, dtype=torch.float16, requires_grad=True)
+        loss = (weight * out[0]).sum()
+        gpucast.cast_many(given, "FLOAT16", out=out)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    out[0].requires_grad_()
+    before = bits(out[0])
+    with torch.no_grad(), pytest.raises(ValueError, match=r"^cast_many: arrays\[0\]: out requires grad"):
+        gpucast.cast_many([x * 2 for x in given], "FLOAT16", out=out)
+    assert bits(out[0]) == before
 
 
 def test_views_take_the_whole_path(cuda: HostDriver) -> None:

@@ -357,6 +357,10 @@ def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFi
     np.save("t.npy", np.array([1.5]))
     assert main(["convert", "t.npy", "u.npy", "--to", "STRING", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "?"
+    # What a file says is not obeyed by the terminal.
+    files.save("names.npz", {"a\n\x1b[31m\u202e": np.ones(3, np.float32)})
+    assert main(["convert", "names.npz", "u.npz", "--to", "FLOAT16", "--dry-run"]) == 0
+    assert r"'a\n\x1b[31m\u202e'" in capsys.readouterr().out.splitlines()[1]
 
 
 def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,6 +390,7 @@ def test_every_share_is_done_once() -> None:
         assert sorted(index for mine in shares for index in mine) == list(range(len(sizes)))
     loads = [sum(sizes[i] for i in share.Share(number, 2).of(sizes)) for number in (0, 1)]
     assert sorted(loads) == [23, 100]
+    assert share.Share(10**12 - 1, 10**12).of(sizes) == set()
 
 
 def test_shares_are_read_from_the_launcher() -> None:

@@ -160,6 +160,14 @@ def test_paths_and_rules_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     assert ["w<i>", "FLOAT → BFLOAT16"] in [row[:2] for row in found.rows]
 
 
+def test_what_got_no_scales_is_told_with_the_reason(tmp_path: Path) -> None:
+    source, target, page = (str(tmp_path / name) for name in ("in.safetensors", "out.safetensors", "r.html"))
+    files.save(source, {"w": np.ones((4, 32), np.float32), "b": np.ones(3, np.float32)})
+    assert main(["convert", source, target, "--to", "INT8", "--scale", "block", "--report", page, "--quiet"]) == 0
+    found = check_safe(Path(page).read_text("utf-8"))
+    assert ["bfewer than 2 dimensions", "FLOAT", "3", "12\u00a0B"] in found.rows
+
+
 def test_what_is_not_known_is_left_out(tmp_path: Path) -> None:
     found, _ = converted(tmp_path, {"x": np.array([0.5, np.inf]), "y": np.array([], np.float32)}, "--to", "STRING")
     assert found.count("svg") == 0

@@ -299,6 +299,8 @@ def test_typed_fields_and_other_types_are_taken_over(folder: Path) -> None:
     proto = model()
     w = proto.graph.initializer[0]
     w.CopyFrom(helper.make_tensor("W", 1, [64, 32], weights()["W"].reshape(-1).tolist()))
+    w.doc_string = "about W"
+    w.metadata_props.add(key="of", value="W")
     proto.graph.initializer.append(helper.make_tensor("text", TensorProto.STRING, [2], [b"a", b"b"]))
     proto.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.complex64), "c"))
     save("in.onnx", False, proto)
@@ -306,6 +308,8 @@ def test_typed_fields_and_other_types_are_taken_over(folder: Path) -> None:
     found = {tensor.name: tensor for tensor in onnx.load("out.onnx").graph.initializer}
     assert list(found["text"].string_data) == [b"a", b"b"]
     assert numpy_helper.to_array(found["c"]).tolist() == [1, 1]
+    w = found["W.float16"]
+    assert (w.doc_string, w.metadata_props[0].key) == ("about W", "of")
     np.testing.assert_allclose(run("out.onnx"), expected("FLOAT16"), rtol=1e-3, atol=1e-4)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -115,6 +116,16 @@ def test_work_that_goes_on_is_not_discarded(folder: Path, capsys: pytest.Capture
     assert leftovers(folder, "in") == ["out"]
 
 
+def test_unfinished_work_is_no_source_of_its_own_target(folder: Path) -> None:
+    two()
+    run(planned("in", "out"), share=Share(0, 2))
+    with pytest.raises(
+        files.FileError, match="^out.partial/files: lies in .*out.partial, which is for unfinished work"
+    ):
+        run(planned("out.partial/files", "out"), restart=True)
+    assert len(os.listdir("out.partial/files")) == 1
+
+
 def test_the_work_of_another_process_is_not_taken_for_ones_own(folder: Path) -> None:
     """As where a file system knows no locks, or somebody removed the folder."""
     files.save("in.safetensors", {"x": BIG})
@@ -171,6 +182,48 @@ def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
     os.unlink("out/a.safetensors")
     with pytest.raises(files.FileError, match="out: exists already"):
         run(planned("in", "out"))
+    weight_map = {"a": "a.safetensors", "b": "b.safetensors"}
+    Path("in/all.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    run(planned("in", "indexed"))
+    os.unlink("indexed/all.safetensors.index.json")
+    with pytest.raises(files.FileError, match="indexed: exists already"):
+        run(planned("in", "indexed"))
+
+
+def test_what_was_written_before_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two()
+    run(planned("in", "out"))
+    argv = ["convert", "in", "out", "--to", "FLOAT16", "--verify", "all"]
+    assert main(argv) == 0
+    said = "out: was written by another run of the same conversion; verified: 131,072 elements are what the reference"
+    assert capsys.readouterr().out.startswith(said)
+    for known in (None, True):
+        assert main(["convert", "in", "json", "--to", "FLOAT16", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out).get("written_by_another_run") is known
+    written = Path("out/b.safetensors")
+    written.write_bytes(written.read_bytes()[:-2] + b"\0\0")
+    assert main(argv) == 1
+    assert "out/b.safetensors: verify: tensor 'b': element 65535 is 0.0" in capsys.readouterr().err
+    assert leftovers(folder, "in") == ["json", "out"]
+    assert written.exists()
+
+
+def test_an_error_does_not_discard_the_work_of_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    files.save("in/a.safetensors", {"a": np.full(1000, 1e9, np.float32)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 1 << 30)
+    errors = []
+
+    def begin_another(done: int) -> None:
+        # It is not allowed what the first one is.
+        if not errors and os.path.exists("out.partial/files/a.safetensors"):
+            with pytest.raises(ValueError, match="in/a.safetensors: tensor 'a' .* would lose") as error:
+                run(planned("in", "out"))
+            errors.append(error)
+
+    run(planned("in", "out"), begin_another, allow_loss=True)
+    assert errors
+    assert leftovers(folder, "in") == ["out"]
 
 
 def test_external_data_that_changes_is_noticed(folder: Path) -> None:
@@ -225,6 +278,20 @@ def test_a_change_that_keeps_size_and_time_is_noticed(folder: Path) -> None:
     with pytest.raises(files.FileError, match="holds unfinished work of another conversion"):
         run(planned("in.safetensors", "out.safetensors"))
     assert leftovers(folder, "in.safetensors", "out.safetensors.partial") == []
+
+
+def test_a_change_while_the_plan_is_made_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.save("in.safetensors", {"x": BIG, "y": BIG})
+    check = files.check
+
+    def changed(*args: Any) -> None:
+        check(*args)
+        files.save("in.safetensors", {"z": BIG})
+
+    monkeypatch.setattr(files, "check", changed)
+    plan = planned("in.safetensors", "out.safetensors")
+    with pytest.raises(files.FileError, match="in.safetensors: was changed since it was first looked at"):
+        run(plan)
 
 
 def test_a_share_of_nothing_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -324,3 +391,18 @@ def test_a_report_replaces_neither_source_nor_target(
     assert f"{name}: is read or written by the conversion itself" in capsys.readouterr().err
     assert Path("in.safetensors").read_bytes() == before
     assert leftovers(folder, "in.safetensors", "link") == []
+
+
+@pytest.mark.parametrize("name", ["in/config.json", "in/all.safetensors.index.json", "out/config.json"])
+def test_a_report_replaces_nothing_of_a_folder(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkdir("in")
+    os.mkdir("out")
+    files.save("in/a.safetensors", {"a.weight": BIG[: 1 << 14].reshape(128, 128)})
+    Path("in/all.safetensors.index.json").write_text('{"weight_map": {"a.weight": "a.safetensors"}}')
+    Path("in/config.json").write_text("{}")
+    before = [path.read_bytes() for path in sorted(Path("in").iterdir())]
+    argv = ["convert", "in", "out", "--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek"]
+    assert main([*argv, "--report", name]) == 1
+    assert f"{name}: is read or written by the conversion itself" in capsys.readouterr().err
+    assert [path.read_bytes() for path in sorted(Path("in").iterdir())] == before
+    assert leftovers(folder / "out") == []

@@ -339,6 +339,9 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             main(["convert", *argv])
         assert left.value.code == 2
         assert message in capsys.readouterr().err
+    np.save("x.npy", np.ones(3, np.float32))
+    assert "'' is no name of a file" in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT", "--report", "")
+    assert leftovers(folder, "x.npy") == []
 
 
 class Terminal(io.StringIO):

@@ -19,6 +19,8 @@ from gpucast.cli import main
 from gpucast.commands import disassembler
 from gpucast.errors import DeviceUnavailable
 from gpucast.fused_source import Options, fused_source
+from gpucast.many_source import ManySource
+from gpucast.mixed import DynamicLossScale, select_tree
 from gpucast.rule import resolve
 from gpucast.source import KernelSource, kernel_source
 from gpucast.warmup import every_pair, tasks, warmup
@@ -234,9 +236,44 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
     assert all("_strided" in cast or "_transposed" in cast for cast in casts), "x is copied first, at most"
 
 
+def test_warmup_knows_the_kernels_of_mixed() -> None:
+    """Whatever a training step launches for gradients of one type is in the list, and nothing else. Nothing runs."""
+
+    class Quiet(HostDriver):
+        def load(self, source: KernelSource) -> Any:
+            self.loaded.append((source.name, 0))
+            return lambda *_: None
+
+        def load_many(self, source: ManySource) -> Any:
+            self.loaded.append((source.name, 0))
+            return lambda *_: None
+
+    quiet = Quiet()
+    before = launch.use(quiet)
+    try:
+        for kind in ("float32", "float16", "bfloat16"):
+            one, wide = (upload(np.ones((6, 5), dtype(kind).numpy)) for _ in range(2))
+            scale = DynamicLossScale()
+            # A tree of more than a short list of arguments holds.
+            for grads in ([one], [one.T[::2]], [one, wide], [one] * 200):
+                scale.scale(grads[0])
+                new, finite = scale.unscale(grads)
+                scale.adjust(finite)
+                select_tree(finite, new, new)
+            assert scale.adjust(True).loss_scale.dtype == np.float32
+    finally:
+        launch.use(before)
+    work = tasks(None, "sm_90", mixed=True)
+    listed = [task.asked(task.rule, task.shape, unpacked=task.unpacked).name for task in work]
+    assert len(listed) == len(set(listed))
+    # An array that is not contiguous is copied before the choice.
+    assert {name for name, _ in quiet.loaded} == {*listed, "gpucast_float32_to_float32_strided"}
+    assert len(tasks([("FLOAT", "INT8")], "sm_90", mixed=True)) == len(listed) + 2
+
+
 def test_every_pair_has_kernels() -> None:
     assert len(set(every_pair())) == 625
-    work = tasks(every_pair(), "sm_90")
+    work = tasks(None, "sm_90")
     packed = sum(src.packed for src, _ in every_pair())
     assert len(work) == len(set(work)) == 2 * (625 + packed)
 
@@ -252,6 +289,17 @@ def test_every_pair_has_kernels() -> None:
         ([("FLOAT", "INT8")], "sm_90", {"scale": 0.5}, TypeError, "warmup: scale=0.5 must be True or False"),
         ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does"),
         ([("FLOAT", "INT8")], "sm_90", {"many": 1}, TypeError, "warmup: many=1 must be True or False"),
+        (None, "sm_90", {"mixed": "yes"}, TypeError, "warmup: mixed='yes' must be True or False"),
+        (
+            [("FLOAT", "INT8")],
+            "sm_90",
+            {"seed": 1},
+            TypeError,
+            "warmup: seed= is not known here",
+        ),
+        (("FLOAT", "INT8"), "sm_90", {}, TypeError, r"warmup: pairs has 'FLOAT'; expected \(source, destination\)"),
+        ([("FLOAT", "INT8")], 90, {}, TypeError, "warmup: arch=90 must be a text such as 'sm_90'"),
+        ((), "sm_90", {"quantize": "mxfp5"}, ValueError, "warmup: format='mxfp5' is not known"),
         ((), "sm_90", {"quantize": ["mxfp5"]}, ValueError, "warmup: format='mxfp5' is not known"),
         (
             (),

@@ -198,6 +198,7 @@ def test_tables_of_casts_name_every_type_and_case(scripts: Any) -> None:
 
 
 def test_links_of_the_readme_lead_on_from_the_pages(scripts: Any) -> None:
+    pytest.importorskip("sphinx", reason="Sphinx is not installed")
     text = scripts("results").from_readme("[all](bench/results/x.md), ![it](bench/results/x.png), [a](https://a.b)")
     assert text == "{download}`all <../bench/results/x.md>`, ![it](../bench/results/x.png), [a](https://a.b)"
 

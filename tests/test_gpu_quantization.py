@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -108,3 +110,21 @@ def test_rounding_at_random_layouts_and_transposes() -> None:
     swizzled = quantize(x, "mxfp4", device="cuda", scale_layout="128x4").get()
     assert same(swizzled.scales, quantize(x, "mxfp4", scale_layout="128x4").scales)
     assert swizzled.dtype is dtype("FLOAT")
+
+
+def test_elements_at_odd_addresses() -> None:
+    """A device stops at them, so they are copied first."""
+    x = np.random.default_rng(4).standard_normal((20, 64)).astype(np.float32)
+    expected = host.quantize(x, FORMATS["nvfp4"])
+    q = quantize(at_odd_address(x), "nvfp4")
+    compare(q, expected)
+    moved = Quantized(q.data, q.scales, q.format, global_scale=at_odd_address(expected.global_scale))
+    back = gpucast.cast(moved.dequantize(), "FLOAT", device="cpu")
+    assert same(back, reference.dequantize(expected, FORMATS["nvfp4"]))
+
+
+def at_odd_address(x: np.ndarray) -> Any:
+    import cupy
+
+    there = gpucast.cast(np.append(np.zeros(1, np.uint8), x.reshape(-1).view(np.uint8)), "UINT8", device="cuda")
+    return cupy.ndarray(x.shape, x.dtype, there.data + 1)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from codes import random_codes
-from gpucast import hostbuild
+from gpucast import host_compiler, hostbuild
 from gpucast.dtypes import DType, dtype
 from gpucast.hostbuild import HostKernels
 from gpucast.rule import resolve
@@ -260,12 +260,12 @@ def test_a_misaligned_access_is_noticed() -> None:
 
 def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
-    with pytest.raises(hostbuild.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
+    with pytest.raises(host_compiler.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
         hostbuild.compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(hostbuild.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
+    with pytest.raises(host_compiler.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
         hostbuild.compiler()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ziglang")
     assert hostbuild.compiler()[1:] == ["-m", "ziglang", "c++"]

@@ -18,8 +18,9 @@ from bench import cubin
 from gpucast import PackedArray, launch
 from gpucast.cache import Cache
 from gpucast.compiler import Compiler
+from gpucast.many_source import ARGUMENT_BYTES
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
-from gpucast.mixed.device import BYTES, FLAG_TO_WORDS, adjust_source, select_source
+from gpucast.mixed.device import FLAG_TO_WORDS, adjust_source, select_source
 from gpucast.nvrtc_search import Found
 from host_driver import HostDriver, download, upload
 from nvrtc_wheels import INSTALLED, load
@@ -142,6 +143,7 @@ def test_a_bad_state_changes_nothing(change: dict[str, Any], error: type[Excepti
         (lambda: DynamicLossScale(period=1.5), TypeError, "period=1.5 must be an integer"),
         (lambda: DynamicLossScale(min_loss_scale=0.0), ValueError, "min_loss_scale=0.0 must be finite and 2^-126"),
         (lambda: StaticLossScale(0), ValueError, "StaticLossScale: loss_scale=0 must be"),
+        (lambda: StaticLossScale(10**400), ValueError, "must be finite and 2^-126 or more"),
         (lambda: StaticLossScale("8"), TypeError, "StaticLossScale: loss_scale='8' must be a number"),
         (lambda: DynamicLossScale().adjust(1.0), TypeError, "adjust: finite is float; expected a bool"),
         (lambda: DynamicLossScale().adjust(np.float32(1)), TypeError, "adjust: finite is FLOAT; expected a bool"),
@@ -203,6 +205,9 @@ def test_finiteness_is_that_of_the_source(src: str, bad: float) -> None:
     assert scale.unscale(good, to="FLOAT8E4M3FN")[1]
     assert scale.unscale([])[1]
     assert scale.unscale({"step": 3, "none": None}) == ({"step": 3, "none": None}, np.True_)
+    (loss, _), finite = scale.unscale((np.inf, 1))
+    assert (loss.dtype, float(loss), bool(finite)) == (np.float32, np.inf, False)
+    assert float(StaticLossScale(4).unscale([2.0])[0][0]) == 0.5
 
 
 def test_scale_multiplies_the_loss() -> None:
@@ -285,14 +290,14 @@ def test_trees_that_cannot_be_selected_from(
 
 # ---- on a device ----
 
-KERNELS = (FLAG_TO_WORDS, adjust_source), (BYTES, select_source)
+SELECT = select_source(ARGUMENT_BYTES[0]).name
+ADJUST = adjust_source(FLAG_TO_WORDS, "contiguous", unpacked=False)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
 def test_the_kernels_compile(arch: str) -> None:
     options = Compiler(Found(None, load(INSTALLED[0])), Cache("", limit=0)).options
-    for rule, make in KERNELS:
-        source = make(rule, "contiguous", unpacked=False)
+    for source in (ADJUST, *map(select_source, ARGUMENT_BYTES)):
         result = load(INSTALLED[0]).compile(source.text, source.name, arch, options)
         assert result.log == ""
         assert cubin.kernels(result.code)[source.name].local == 0
@@ -301,7 +306,7 @@ def test_the_kernels_compile(arch: str) -> None:
 @pytest.fixture(scope="module")
 def shared() -> HostDriver:
     driver = HostDriver(optimize=False)
-    driver.prepare(make(rule, "contiguous", unpacked=False) for rule, make in KERNELS)
+    driver.prepare([ADJUST])
     return driver
 
 
@@ -398,6 +403,14 @@ def test_gradients_in_two_places(driver: HostDriver) -> None:
             DynamicLossScale().unscale([upload(x), other])
 
 
+def test_python_floats_go_where_the_arrays_are(driver: HostDriver) -> None:
+    loss = {"number": 0.5, "array": upload(np.ones(3, np.float32), 1)}
+    scale = DynamicLossScale(8.0)
+    for of_scale in (scale.scale(loss), scale.unscale(loss)[0]):
+        assert {y.device.id for y in of_scale.values()} == {1}
+    assert float(download(scale.scale(loss)["number"])) == 4
+
+
 def test_errors_name_what_was_given() -> None:
     x, scale = np.ones(3, np.float32), StaticLossScale(2.0)
     grads = {"step": 1, "w": [x, x]}
@@ -434,7 +447,7 @@ def test_select_tree_on_a_device(ok: bool, driver: HostDriver) -> None:
     flag = upload(np.array(ok))
     result = select_tree(flag, new, old)
     copies = ["gpucast_uint16_to_uint16_strided"] * 2
-    assert (sorted(names(driver)), driver.copied) == (["gpucast_select"] * 5 + copies, 0)
+    assert (names(driver), driver.copied) == ([*copies, SELECT], 0)
     chosen = hosts[0] if ok else hosts[1]
     chosen["strided"] = chosen["strided"].T
     assert result["step"] == 3

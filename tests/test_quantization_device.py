@@ -197,6 +197,31 @@ def test_sizes(driver: HostDriver, name: str) -> None:
         check(rng.standard_normal((4, 256)).astype(np.float32), name)
 
 
+def test_blocks_longer_than_the_array(driver: HostDriver) -> None:
+    """Lengths that 32 bits, or 64, do not hold: one block for all."""
+    x = np.random.default_rng(6).standard_normal((4, 100)).astype(np.float32)
+    for length in (2**32 + 7, 2**64):
+        format = Format("mine", "INT8", "FLOAT", (length,), "amax")
+        for axis in (0, 1):
+            expected = reference.quantize(x, format, axis=axis)
+            q = quantize(upload(x), format, axis=axis)
+            compare(q, expected, f"{length} {axis}")
+            assert same(download(q.dequantize()), reference.dequantize(expected, format, axis=axis))
+
+
+def test_elements_at_odd_addresses(driver: HostDriver) -> None:
+    """As in a file that was read in one piece: what a device would stop at is copied first."""
+    x = np.random.default_rng(7).standard_normal((4, 64)).astype(np.float32)
+    expected = reference.quantize(x, FORMATS["nvfp4"])
+    q = quantize(upload(x, offset=1), "nvfp4")
+    assert kinds(driver)[1:] == ["top", "global", "rows"]
+    compare(q, expected, "odd")
+    parts = q.parts() | {"global_scale": upload(expected.global_scale, offset=2)}
+    back = Quantized(parts["data"], parts["scales"], "nvfp4", global_scale=parts["global_scale"]).dequantize()
+    assert len(kinds(driver)) == 2
+    assert same(download(back), reference.dequantize(expected, FORMATS["nvfp4"]))
+
+
 @pytest.mark.parametrize("name", STOCHASTIC)
 def test_rounding_at_random(driver: HostDriver, name: str) -> None:
     x = matrix(FORMATS[name], "FLOAT")

@@ -615,6 +615,22 @@ def test_functions_of_functions() -> None:
         torch.vmap(lambda x: gpucast.cast(x, "INT4", scale=2.0))(x)
 
 
+# torch's own use of what it has deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+@pytest.mark.parametrize("keywords", [{}, {"scale": 2.0}], ids=str)
+def test_forward_mode_is_refused(keywords: dict[str, Any]) -> None:
+    """torch itself would give a plain op's result without its tangent, as if it were a constant."""
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        x = forward.make_dual(torch.ones(3), torch.ones(3))
+        for call in (gpucast.cast, lambda x, to, **keywords: gpucast.cast_many([x], to, **keywords)):
+            with pytest.raises(NotImplementedError, match="jvp function .* forward mode"):
+                call(x, "FLOAT16", **keywords)
+        assert torch.equal(
+            gpucast.cast(torch.ones(3), "FLOAT16", **keywords).float(), torch.full((3,), 2.0 if keywords else 1.0)
+        )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

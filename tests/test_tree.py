@@ -37,7 +37,7 @@ def test_apart_and_together(given: Any) -> None:
     assert again == given
     assert type(again) is type(given)
     assert tree.leaves_like(structure, given, "out") == leaves
-    doubled = tree.map_leaves(lambda x: 2 * x, given)
+    doubled = tree.unflatten(structure, [2 * leaf for leaf in leaves])
     assert tree.flatten(doubled) == ([2 * leaf for leaf in leaves], structure)
     assert hash(structure) == hash(tree.flatten(again)[1])
 

@@ -15,7 +15,7 @@ from gpucast.dtypes import DType
 #: Names of the tensor, X.comfy_quant beside X.weight, and of the entry of the metadata.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
 #: The empty tensor that marks a file of older versions, whose scales are X.scale_weight.
-MARKER = "scaled_fp8"
+_MARKER = "scaled_fp8"
 
 #: Formats whose numbers are codes of a type times scales, in the order of the weight.
 _FORMATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "INT8": "int8_tensorwise"}
@@ -24,6 +24,11 @@ _FORMATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "INT8"
 def layer(element: DType) -> bytes:
     """The JSON of a layer. Its matrix is multiplied as it stands: of its inputs no scales are known."""
     return json.dumps({"format": _FORMATS[element.name], "full_precision_matrix_mult": True}).encode()
+
+
+def is_marker(name: str) -> bool:
+    """Whether a tensor of this name marks a file of older versions, whose parts may go under prefixes."""
+    return name == _MARKER or name.endswith(f".{_MARKER}")
 
 
 def layers(metadata: Mapping[str, str]) -> dict[str, Any] | None:

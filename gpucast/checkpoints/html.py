@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from gpucast.checkpoints import loss, plots
+from gpucast.checkpoints import cells, loss, plots
 from gpucast.checkpoints.style import STYLE
 from gpucast.dtypes import DType, dtype
 
@@ -33,15 +33,15 @@ def page(report: Mapping[str, Any]) -> str:
     """The page of what `gpucast.checkpoints.report.report` gives."""
     count = len(report["tensors"])
     tensors = [_clean(tensor) for tensor in report["tensors"][:_MOST]]
-    title = _text(f"{report['output']}: {_count(count, 'tensor')} cast")
+    title = cells.text(f"{report['output']}: {cells.count(count, 'tensor')} cast")
     parts = [
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
         # Nothing is loaded and no script runs, whatever the names in a file may say.
         "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         f"<title>{title}</title><style>{STYLE}</style></head><body>",
-        f"<header><h1>{_text(report['output'])}</h1>",
-        f"<p>from {_text(report['input'])}, by gpucast {_text(report['gpucast'])}, {_text(report['created'])}</p>",
+        f"<header><h1>{cells.text(report['output'])}</h1>",
+        f"<p>{cells.text('from {input}, by gpucast {gpucast}, {created}'.format_map(report))}</p>",
         f"<p>Shown are the {_MOST:,} worst tensors of {count:,}; a report in JSON has all.</p>" * (count > _MOST),
         "</header>",
         _summary(report),
@@ -58,7 +58,7 @@ def page(report: Mapping[str, Any]) -> str:
 def _clean(tensor: Mapping[str, Any]) -> dict[str, Any]:
     """A tensor whose names can be shown, with all the keys that the page asks for."""
     found = {"file": "", "sqnr_db": None, "max_absolute_error": None, **tensor}
-    found["name"], found["file"] = _visible(found["name"]), _visible(found["file"])
+    found["name"], found["file"] = cells.visible(found["name"]), cells.visible(found["file"])
     lost = sum(tensor.get(key, 0) for key in _LOSSES)
     found["lost"] = lost > loss.LIMIT * tensor.get("nonzero", 0)
     return found
@@ -73,15 +73,15 @@ def _summary(report: Mapping[str, Any]) -> str:
     lost = sum(total.get(key, 0) for key in _LOSSES)
     elements = total.get("elements", 0)
     tiles = [
-        (f"{len(tensors):,}", _plural(len(tensors), "tensor") + " cast to " + _types(tensors)),
-        (f"{_bytes(before)} → {_bytes(after)}", f"{_share(after, before)} of the size"),
-        (f"{lost:,}", f"of {elements:,} values lost ({_share(lost, elements)})"),
+        (f"{len(tensors):,}", cells.plural(len(tensors), "tensor") + " cast to " + _types(tensors)),
+        (f"{cells.size(before)} → {cells.size(after)}", f"{cells.share(after, before)} of the size"),
+        (f"{lost:,}", f"of {elements:,} values lost ({cells.share(lost, elements)})"),
     ]
-    tiles += [(f"{total[key]:,}", _text(label.lower())) for key, label in _LOSSES.items() if total.get(key)]
+    tiles += [(f"{total[key]:,}", cells.text(label.lower())) for key, label in _LOSSES.items() if total.get(key)]
     kept = report["left_alone"]
     if kept:
         size = sum(tensor["bytes"] for tensor in kept)
-        tiles.append((f"{len(kept):,}", f"{_plural(len(kept), 'tensor')} left alone ({_bytes(size)})"))
+        tiles.append((f"{len(kept):,}", f"{cells.plural(len(kept), 'tensor')} left alone ({cells.size(size)})"))
     if report.get("verified_elements"):
         tiles.append((f"{report['verified_elements']:,}", "elements read again and found right"))
     if len(report["files"]) > 1:
@@ -97,7 +97,7 @@ def _plot(tensors: Sequence[Mapping[str, Any]]) -> str:
     return (
         "<section><h2>Signal to noise</h2><p>The power of a tensor's values over that of its rounding errors: 6 dB are "
         "one bit. <span class=key><i class=dot></i>values kept <i class='dot lost'></i>over "
-        f"{_share(1, round(1 / loss.LIMIT))} of the values lost</span></p>"
+        f"{cells.share(1, round(1 / loss.LIMIT))} of the values lost</span></p>"
         f"<div class=wide>{plot}</div></section>"
     )
 
@@ -110,10 +110,10 @@ def _table(tensors: Sequence[Mapping[str, Any]]) -> str:
     }
     labels = ["Tensor", "Type", "Shape", "Bytes", *losses.values(), "Largest error", "Mean error", "SNR"]
     parts = [
-        f"<tr><td>{_name(tensor, place)}</td><td>{_text(tensor['from'])} → {_text(tensor['to'])}</td>"
-        f"<td>{_shape(tensor['shape'])}</td>"
+        f"<tr><td>{_name(tensor, place)}</td><td>{cells.text(tensor['from'])} → {cells.text(tensor['to'])}</td>"
+        f"<td>{cells.shape(tensor['shape'])}</td>"
         f"<td title='{tensor['bytes_in']:,} → {tensor['bytes_out']:,}'>"
-        f"{_bytes(tensor['bytes_in'])} → {_bytes(tensor['bytes_out'])}</td>"
+        f"{cells.size(tensor['bytes_in'])} → {cells.size(tensor['bytes_out'])}</td>"
         + "".join(_counted(tensor, key, label) for key, label in losses.items())
         + f"<td data-l='Largest error'>{_error(tensor, 'max_relative_error')}</td>"
         f"<td data-l='Mean error'>{_error(tensor, 'mean_relative_error')}</td>"
@@ -142,7 +142,7 @@ def _histograms(tensors: Sequence[Mapping[str, Any]], scaled: bool) -> str:
         # The values of scaled tensors are shown as they are read again, so that the type's own range says nothing.
         plot = plots.histogram(before, after, None if scaled else _row(tensor["to"]))
         parts.append(
-            f"<figure id=h{place}><figcaption>{_breakable(tensor['name'])} <small>{_text(tensor['to'])}</small>"
+            f"<figure id=h{place}><figcaption>{cells.breakable(tensor['name'])} {cells.small(cells.text(tensor['to']))}"
             f"</figcaption>{plot}<small>{'; '.join(specials)}&nbsp;</small></figure>"
         )
     if not parts:
@@ -159,13 +159,15 @@ def _left_alone(kept: Sequence[Mapping[str, Any]]) -> str:
     if not kept:
         return ""
     rows = "".join(
-        f"<tr><td>{_breakable(_visible(tensor['name']))}{_small(_text(tensor.get('file', '')))}</td>"
-        f"<td>{_text(tensor['dtype'])}</td><td>{_shape(tensor['shape'])}</td><td>{_bytes(tensor['bytes'])}</td></tr>"
+        f"<tr><td>{cells.breakable(cells.visible(tensor['name']))}"
+        f"{cells.small(cells.text(tensor.get('file', '')))}{cells.small(cells.text(tensor.get('why', '')))}</td>"
+        f"<td>{cells.text(tensor['dtype'])}</td><td>{cells.shape(tensor['shape'])}</td>"
+        f"<td>{cells.size(tensor['bytes'])}</td></tr>"
         for tensor in kept[:_MOST]
     )
     first = f", the first {_MOST:,}" * (len(kept) > _MOST)
     return (
-        f"<section><h2>Left alone</h2><details><summary>{_count(len(kept), 'tensor')}{first}</summary>"
+        f"<section><h2>Left alone</h2><details><summary>{cells.count(len(kept), 'tensor')}{first}</summary>"
         f"<div class=wide><table>{_head(['Tensor', 'Type', 'Shape', 'Bytes'])}<tbody>{rows}</tbody></table></div>"
         "</details></section>"
     )
@@ -173,10 +175,8 @@ def _left_alone(kept: Sequence[Mapping[str, Any]]) -> str:
 
 def _options(report: Mapping[str, Any]) -> str:
     said = {key: value for key, value in report["options"].items() if value not in (None, [], "")}
-    rows = "".join(
-        f"<tr><td>{_text(key)}</td><td>{_text(', '.join(value) if isinstance(value, list) else value)}</td></tr>"
-        for key, value in said.items()
-    )
+    said = {key: ", ".join(value) if isinstance(value, list) else value for key, value in said.items()}
+    rows = "".join(f"<tr><td>{cells.text(key)}</td><td>{cells.text(value)}</td></tr>" for key, value in said.items())
     return f"<section><h2>Asked for</h2><table class=options><tbody>{rows}</tbody></table></section>"
 
 
@@ -202,20 +202,10 @@ def _folded(parts: Sequence[str], size: int, before: str, after: str) -> str:
 
 
 def _name(tensor: Mapping[str, Any], place: int) -> str:
-    name = _breakable(tensor["name"])
+    name = cells.breakable(tensor["name"])
     if tensor.get("log2_magnitudes") is not None:
         name = f"<a href=#h{place}>{name}</a>"
-    return name + _small(escape(tensor["file"]))
-
-
-def _breakable(name: str) -> str:
-    """A name that may go on in another line after a separator."""
-    breakable = re.sub(r"([._/-])(?=[^._/-])", r"\1<wbr>", escape(name))
-    return f"<bdi>{breakable}</bdi>"
-
-
-def _small(text: str) -> str:
-    return f"<small>{text}</small>" if text else ""
+    return name + cells.small(escape(tensor["file"]))
 
 
 def _counted(tensor: Mapping[str, Any], key: str, label: str) -> str:
@@ -223,7 +213,7 @@ def _counted(tensor: Mapping[str, Any], key: str, label: str) -> str:
     if not count:
         return "<td class=zero>0</td>"
     kind = " class=bad" if tensor["lost"] else ""
-    return f"<td{kind} data-l='{label}'>{count:,} <small>{_share(count, tensor['elements'])}</small></td>"
+    return f"<td{kind} data-l='{label}'>{count:,} <small>{cells.share(count, tensor['elements'])}</small></td>"
 
 
 def _error(tensor: Mapping[str, Any], key: str) -> str:
@@ -239,32 +229,8 @@ def _ratio(tensor: Mapping[str, Any]) -> str:
     return "exact" if tensor["max_absolute_error"] == 0 else "–"
 
 
-def _shape(shape: Iterable[int]) -> str:
-    return " × ".join(f"{length:,}" for length in shape) or "scalar"
-
-
-def _share(part: int, whole: int) -> str:
-    """A percentage that is 0 or 100 only where nothing or all is meant."""
-    if not whole:
-        return "0\u00a0%"
-    percent = 100 * part / whole
-    if 0 < percent < 0.01:
-        return "&lt;\u00a00.01\u00a0%"
-    if 99.99 < percent < 100:
-        return "&gt;\u00a099.99\u00a0%"
-    return f"{percent:.3g}\u00a0%"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:,.3g}\u00a0{unit}" if unit != "B" else f"{number:,}\u00a0B"
-        number /= 1000
-    return f"{number:,.3g}\u00a0TB"
-
-
 def _types(tensors: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(_text(name) for name in dict.fromkeys(tensor["to"] for tensor in tensors)) or "nothing"
+    return ", ".join(cells.text(name) for name in dict.fromkeys(tensor["to"] for tensor in tensors)) or "nothing"
 
 
 def _row(name: str) -> DType | None:
@@ -272,27 +238,6 @@ def _row(name: str) -> DType | None:
         return dtype(name)
     except TypeError:
         return None
-
-
-def _plural(number: int, what: str) -> str:
-    return what if number == 1 else f"{what}s"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {_plural(number, what)}"
-
-
-def _text(value: Any) -> str:
-    return escape(_visible(value))
-
-
-def _visible(value: Any) -> str:
-    """Text in which what no page may hold, and what would hide or reorder its neighbours, is written as an escape."""
-    return re.sub(
-        r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff]",
-        lambda found: found[0].encode("unicode_escape").decode(),
-        str(value),
-    )
 
 
 def _natural(name: str) -> list[tuple[int, Any]]:

@@ -37,6 +37,9 @@ class Journal:
         temporary = self._path + ".new"
         with open(temporary, "wb") as file:
             file.write(b"".join(map(_line, records)))
+            # Before the old file goes: of a file that is finished it is all that is known.
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, self._path)
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
 

@@ -25,14 +25,14 @@ class TooMuchLost(ValueError):
     """A cast would lose more than `LIMIT` of a tensor."""
 
 
-def check(name: str, src: str, dst: str, report: CastReport) -> None:
-    """TooMuchLost unless nearly all values stay near what they were."""
+def check(who: str, src: str, dst: str, report: CastReport) -> None:
+    """TooMuchLost unless nearly all values of the tensor `who` stay near what they were."""
     if report.lost <= LIMIT * report.nonzero:
         return
     # Zeros are lost too where they become NaN (FLOAT8E8M0 without saturate).
     whole, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
     raise TooMuchLost(
-        f"tensor {name!r} from {src} to {dst} would lose {report.lost:,} of its {whole:,} {kind} "
+        f"{who} from {src} to {dst} would lose {report.lost:,} of its {whole:,} {kind} "
         f"({100 * report.lost / whole:.1f} %): {words(report, zeros=False)}. Nothing was written. "
         "Scale the values into the range first, or give --allow-loss"
     )

@@ -11,8 +11,8 @@ from gpucast import files
 from gpucast.checkpoints import scale_styles, scaling
 from gpucast.checkpoints.choice import Choice, read_as
 from gpucast.checkpoints.dequantized import Dequantized
+from gpucast.checkpoints.file_scales import FileScales
 from gpucast.checkpoints.randomness import tensor_seed
-from gpucast.checkpoints.recognise import FileScales
 from gpucast.checkpoints.scaling import Scaled
 from gpucast.checkpoints.stored import Stored
 from gpucast.dtypes import DType

@@ -61,3 +61,8 @@ class Outcome:
     resumed: int = 0
     #: Where finished work is kept after an error.
     kept: str | None = None
+
+    @property
+    def was_written(self) -> bool:
+        """Whether another run has written all and told of it, so that nothing is known here but that."""
+        return not self.results and not self.waiting

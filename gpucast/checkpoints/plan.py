@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 import gpucast
 from gpucast import files
 from gpucast.checkpoints import model_config, scale_styles
+from gpucast.checkpoints.file_scales import FileScales, sorted_out
 from gpucast.checkpoints.identity import Identity
 from gpucast.checkpoints.opened import Opened, Request, TensorPlan, decided
-from gpucast.checkpoints.recognise import Catalogue, FileScales
+from gpucast.checkpoints.recognise import Catalogue
 from gpucast.checkpoints.sources import Item, Source, find
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 
@@ -96,12 +97,14 @@ def make_plan(path: str, target: str, request: Request) -> Plan:
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
     if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
+    # Before anything is read of them, so that a change since then is noticed.
+    known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
     planned: list[FilePlan] = []
     beside: set[str] = set()
     dropped: list[str] = []
     for item in source.items:
-        plan, data, lost = _file(item, source, target, request, scales.get(item.path, FileScales()))
+        plan, data, lost = _file(item, source, target, request, scales.get(item.path, FileScales()), known)
         planned.append(plan)
         beside |= data
         dropped += lost
@@ -122,11 +125,11 @@ def make_plan(path: str, target: str, request: Request) -> Plan:
 
 
 def _file(
-    item: Item, source: Source, target: str, request: Request, scales: FileScales
+    item: Item, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
 ) -> tuple[FilePlan, set[str], list[str]]:
     """The plan of a file, the files of external data that it reads, the metadata that it loses."""
     if not item.tensors:
-        return FilePlan(item.path, item.name, None, (Identity.of(item.path),)), set(), []
+        return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
         opened = Opened(file, request, alone=source.single, scales=scales)
@@ -144,8 +147,9 @@ def _file(
         beside = {os.path.realpath(name) for name in data}
         lost = [] if out.lower().endswith(".safetensors") else list(metadata)
         scaled = [path for found in scales.found for path in found.paths.values()]
-        identified = tuple(map(Identity.of, dict.fromkeys([item.path, *data, *scaled])))
-        return FilePlan(item.path, item.name, plans, identified, external, scales), beside, lost
+        read = dict.fromkeys([item.path, *data, *scaled])
+        identity = tuple(known.get(path) or Identity.of(path) for path in read)
+        return FilePlan(item.path, item.name, plans, identity, external, scales), beside, lost
 
 
 def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
@@ -163,7 +167,7 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
         row = request.choice.target(tensor)
         return row is not None and not isinstance(decided(tensor, row, request, source.path), str)
 
-    return catalogue.file_scales(is_cast, request.choice.asked_for, request.choice.excludes)
+    return sorted_out(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:

@@ -8,67 +8,29 @@ to a byte), X.weight_scale FLOAT8E4M3FN, X.weight_scale_2 FLOAT, which multiplie
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from gpucast.checkpoints import comfyui, model_config
-from gpucast.checkpoints.dequantized import Dequantized, Found
+from gpucast.checkpoints.dequantized import Found
 from gpucast.checkpoints.scale_forms import Candidate, is_narrow, others, own
 from gpucast.checkpoints.scale_styles import ENTRY
-from gpucast.dtypes import dtype
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 
 #: Names of scales end so: what is left without its weight is not cast like a weight.
 _ENDINGS = (
     *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
-    *(
-        ".scales",
-        ".global_scale",
-        ".zero_points",
-        ".absmax",
-        ".SCB",
-        "input_scale",
-        "scale_input",
-        "input_global_scale",
-    ),
+    *(".scales", ".global_scale", ".zero_points", ".absmax", ".SCB"),
+    *("input_scale", "scale_input", "input_global_scale"),
     # Of ModelOpt, of quanto, and of ComfyUI's asym_w4a8_int8 and awq_w4a16.
     *("pre_quant_scale", "._scale", "._shift", "weight_s_rel", "weight_s_channel", "weight_codebook", "weight_zeros"),
 )
-#: The metadata entry of `gpucast.Quantized.save`.
-_SAVED = "gpucast.quantized"
 #: What goes with a weight X.weight and has no meaning without its codes.
 _COMPANIONS = ("input_scale", "scale_input", "input_global_scale", comfyui.LAYER, "input_zero_point")
 #: A tensor that tells of another in a few bytes is needed when its file is closed again.
 _FEW = 1 << 12
-_FLOAT = dtype("FLOAT")
-
-
-@dataclass(frozen=True)
-class FileScales:
-    """What of a file's tensors belongs together."""
-
-    #: Tensors to be read as numbers: the data are in this file.
-    found: tuple[Found, ...] = ()
-    #: Names in this file that are kept as they are, and those that go into tensors that are found.
-    kept: frozenset[str] = frozenset()
-    dropped: frozenset[str] = frozenset()
-    #: Keys of the metadata that no longer hold.
-    metadata: frozenset[str] = frozenset()
-
-
-@dataclass
-class _Sorted:
-    """The fields of a `FileScales`, and the styles of what is cast (True) and of what is kept."""
-
-    found: list[Found] = field(default_factory=list)
-    kept: set[str] = field(default_factory=set)
-    dropped: set[str] = field(default_factory=set)
-    metadata: set[str] = field(default_factory=set)
-    styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
 @dataclass
@@ -102,71 +64,6 @@ class Catalogue:
         folder = os.path.dirname(path)
         for name in tensors:
             self._places.setdefault((folder, name), []).append(path)
-
-    def file_scales(
-        self,
-        is_cast: Callable[[Tensor], bool],
-        is_asked_for: Callable[[Tensor], bool],
-        is_excluded: Callable[[str], bool],
-    ) -> dict[str, FileScales]:
-        """What belongs together in each file, for who casts the tensors of which `is_cast` is true.
-
-        A name that is excluded keeps all that belongs to it.
-        FileError where such a tensor, or scales without one, cannot be read as numbers.
-        """
-        every = list(self.found())
-        of_file = {path: _Sorted() for path in self.files}
-        for found in every:
-            path = found.paths[found.name]
-            numbers = self._numbers(found, path)
-            cast = is_cast(numbers) and not any(map(is_excluded, found.paths))
-            if cast and found.stored is None:
-                raise FileError(f"{found.problem}; leave {numbers.name!r} as it is with --exclude")
-            for name, where in found.paths.items():
-                (of_file[where].dropped if cast else of_file[where].kept).add(name)
-            if cast:
-                of_file[path].found.append(found)
-                of_file[path].metadata |= {ENTRY + found.base, comfyui.METADATA}
-            of_file[path].styles[cast].add(found.style)
-        for path, tensor in self.leftover(every):
-            if tensor.row is not None and tensor.row.is_float and is_cast(tensor) and not is_asked_for(tensor):
-                raise FileError(
-                    f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
-                    "here; cast it by name with --include or --rule, or keep it with --exclude"
-                )
-        for path, tensor, scale in self.unscaled(every):
-            # Integers are kept; without their scales they are worth nothing.
-            lost = tensor if tensor.row is not None and tensor.row.is_float else scale
-            if is_cast(lost) and not is_asked_for(lost):
-                raise FileError(
-                    f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
-                    f"in a form that is not known here; cast {lost.name!r} by name with --include or --rule, or keep "
-                    "it with --exclude"
-                )
-        for path, file in self.files.items():
-            marks = set(markers(file.tensors))
-            if marks and "comfyui" in of_file[path].styles[True]:
-                if "comfyui" in of_file[path].styles[False]:
-                    raise FileError(
-                        f"{path}: has the mark {min(marks)!r} for all scales; cast all its weights, or none"
-                    )
-                of_file[path].dropped |= marks
-            else:
-                of_file[path].kept |= marks
-            if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
-                raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
-            if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
-                raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
-        return {
-            path: FileScales(tuple(s.found), frozenset(s.kept), frozenset(s.dropped), frozenset(s.metadata))
-            for path, s in of_file.items()
-        }
-
-    def _numbers(self, found: Found, path: str) -> Tensor:
-        """The tensor of numbers, or where it cannot be read, one of its name."""
-        if found.stored is not None:
-            return Dequantized.of(found, {}, path)
-        return LoadedTensor(found.base, _FLOAT, (1, 1), found.kind, 0, np.zeros((1, 1), np.float32))
 
     def path_of(self, name: str, near: str) -> str | None:
         """The file that holds a tensor: the one at `near`, or another of its folder. FileError if several others do."""
@@ -220,7 +117,7 @@ class Catalogue:
             (os.path.dirname(path), name.rpartition(".")[0]): tensor
             for path, file in self.files.items()
             for name, tensor in file.tensors.items()
-            if "scal" in name.rpartition(".")[2] and (path, name) not in used and not markers([name])
+            if "scal" in name.rpartition(".")[2] and (path, name) not in used and not comfyui.is_marker(name)
         }
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
@@ -295,8 +192,3 @@ class Catalogue:
         beside = None if near is None else self.files[near].tensors[name]
         text = None if beside is None else beside.read().tobytes() if isinstance(beside, LoadedTensor) else b""
         return comfyui.layer_of(base, text, self.files[path].layers)
-
-
-def markers(tensors: Iterable[str]) -> list[str]:
-    """The names among these that mark a file of style comfyui."""
-    return [name for name in tensors if name == comfyui.MARKER or name.endswith(f".{comfyui.MARKER}")]

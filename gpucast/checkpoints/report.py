@@ -25,6 +25,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "left_alone": [_left_alone(plan, file, tensor) for file, tensor in plan.left_alone],
         "total": total(outcome),
     }
+    if outcome.was_written:
+        told["written_by_another_run"] = True
     if outcome.waiting:
         told["waiting_for_files"] = outcome.waiting
     if outcome.verified:

@@ -44,7 +44,7 @@ def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambd
             raise
         except BaseException:
             if staging.is_own():
-                if options.share is None and not staging.is_worth_keeping():
+                if options.share is None and not staging.is_worth_keeping() and staging.is_idle():
                     staging.discard()
                 else:
                     outcome.kept = staging.folder
@@ -68,10 +68,14 @@ class _Run:
 
     def all(self) -> None:
         plan, staging, outcome = self._plan, self._staging, self._outcome
-        mine = self._options.files_of(plan)
+        options = self._options
+        mine = options.files_of(plan)
         if staging.is_published():
             # By a run that was killed right then, or by who shared the work.
             self._resumed(sum(file.bytes_in for file in mine))
+            for file in mine:
+                if options.verify is not None and file.tensors is not None:
+                    outcome.verified += self._compared(file, staging.published(file))
         else:
             for file in mine:
                 self._file(file)
@@ -84,7 +88,7 @@ class _Run:
                 results = [result for file in plan.files for result in _results(file, staging)]
                 if not staging.is_published():
                     for result in results:
-                        self._check_loss(result.plan, result.statistics)
+                        self._check_loss(result.file, result.plan, result.statistics)
                 staging.publish()
                 outcome.results = results
                 staging.discard()
@@ -93,7 +97,7 @@ class _Run:
         staging = self._staging
         # An earlier run may have been allowed more.
         for result in _results(file, staging):
-            self._check_loss(result.plan, result.statistics)
+            self._check_loss(file, result.plan, result.statistics)
         if not staging.is_done(file):
             with staging.part(file) as part:
                 # Another process may have finished it in between.
@@ -104,13 +108,13 @@ class _Run:
         # The run that finished it may not have been told to verify.
         self._verify(file, [staging.finished(name) for name in file.names])
 
-    def _check_loss(self, tensor: TensorPlan, statistics: Statistics) -> None:
+    def _check_loss(self, file: FilePlan, tensor: TensorPlan, statistics: Statistics) -> None:
         """TooMuchLost where a tensor that was cast lost too much, unless that is allowed."""
         if tensor.row is None or self._options.allow_loss:
             return
         scaled = len(tensor.names) > 1
         report = scaling.unexpected(statistics.report) if scaled else statistics.report
-        loss.check(tensor.name, tensor.kind, tensor.row.name, report)
+        loss.check(f"{file.path}: tensor {tensor.name!r}", tensor.kind, tensor.row.name, report)
 
     def _resumed(self, nbytes: int) -> None:
         self._outcome.resumed += nbytes
@@ -118,9 +122,7 @@ class _Run:
 
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
         stamps = {known.path: stamp(known.path) for known in file.identity}
-        changed = file.changed()
-        if changed is not None:
-            raise FileError(f"{changed}: was changed since it was first looked at")
+        _check_unchanged(file)
         if file.tensors is None:
             self._copy(file, part)
         else:
@@ -157,15 +159,21 @@ class _Run:
             record["verified"] for record in records if "verified" in record and record["verified_all"] >= everything
         ]
         if not done:
-            name = self._plan.target if self._plan.single else os.path.join(self._plan.target, file.name)
             try:
-                done = [verify(file.path, written[-1], file, self._plan, everything, name)]
+                done = [self._compared(file, written[-1])]
             except FileError:
                 _remove(written)
                 raise
             with journal.appending(records) as record:
                 record({"verified": done[0], "verified_all": everything})
         self._outcome.verified += done[-1]
+
+    def _compared(self, file: FilePlan, written: str) -> int:
+        """The elements of a written file that were compared with the reference. FileError where it is not that."""
+        plan = self._plan
+        _check_unchanged(file)
+        name = plan.target if plan.single else os.path.join(plan.target, file.name)
+        return verify(file.path, written, file, plan, self._options.verify == "all", name)
 
     # ---- the tensors of a file ----
 
@@ -200,13 +208,13 @@ class _Run:
                 ]:
                     self._resumed(tensor.nbytes)
                     continue
-                told = self._tensor(tensor, plan, specs[tensor.name], opened, Summed(writer, target))
+                told = self._tensor(file, tensor, plan, specs[tensor.name], opened, Summed(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
                 record(told)
 
     def _tensor(
-        self, tensor: Tensor, plan: TensorPlan, specs: Sequence[Spec], opened: Opened, writer: Summed
+        self, file: FilePlan, tensor: Tensor, plan: TensorPlan, specs: Sequence[Spec], opened: Opened, writer: Summed
     ) -> dict[str, Any]:
         """Write what takes the place of a tensor; the record of it."""
         request = self._plan.request
@@ -232,7 +240,7 @@ class _Run:
 
             casting = Casting(tensor, plan.row, request, self._options.device, self._plan.source)
             casting.write(writer, specs[0], self._ahead, told)
-        self._check_loss(plan, statistics)
+        self._check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
         return record | statistics.as_record()
 
@@ -244,6 +252,12 @@ def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:
         if tensor.row is not None and tensor.name in records:
             record = records[tensor.name]
             yield Result(file, tensor, record["bytes_out"], Statistics.from_record(record))
+
+
+def _check_unchanged(file: FilePlan) -> None:
+    changed = file.changed()
+    if changed is not None:
+        raise FileError(f"{changed}: was changed since it was first looked at")
 
 
 def _remove(paths: Sequence[str]) -> None:

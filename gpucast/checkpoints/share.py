@@ -24,7 +24,8 @@ class Share:
 
         Every process comes to the same division, whatever the others do.
         """
-        loads = [(0, number) for number in range(self.count)]
+        # More processes than files have nothing to do.
+        loads = [(0, number) for number in range(min(self.count, len(sizes)))]
         mine = set()
         for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
             load, number = heapq.heappop(loads)

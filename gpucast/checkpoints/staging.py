@@ -27,6 +27,7 @@ from gpucast.checkpoints.locks import lock
 from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target, closing, mode_of, new_mode, sync_folder
+from gpucast.files.inside import within
 
 SUFFIX = ".partial"
 _DONE = ".gpucast.json"
@@ -53,9 +54,12 @@ class Staging:
     def begin(self, restart: bool = False) -> None:
         """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be."""
         plan = self._plan
+        if within(self.folder, plan.source):
+            raise FileError(f"{plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
         job = self._read_job()
         if restart and job is not None:
-            self._check_idle()
+            if not self.is_idle():
+                raise Busy(f"{plan.target}: another process is converting it at this moment; end it first")
             self.discard()
             job = None
         if job is not None and job != plan.fingerprint:
@@ -115,15 +119,14 @@ class Staging:
         work = [name for _, _, names in os.walk(self._work) for name in names if not name.endswith(".jsonl")]
         return bool(work) or any(names for _, _, names in os.walk(self._files))
 
-    def _check_idle(self) -> None:
-        """Busy where a process works on a file."""
+    def is_idle(self) -> bool:
+        """Whether no process works on a file."""
         for folder, _, names in os.walk(self._work):
             for name in names if folder != self._work else ():
-                with open(os.path.join(folder, name), "rb") as part:
+                with contextlib.suppress(FileNotFoundError), open(os.path.join(folder, name), "rb") as part:
                     if not lock(part, wait=False):
-                        raise Busy(
-                            f"{self._plan.target}: another process is converting it at this moment; end it first"
-                        )
+                        return False
+        return True
 
     def _check_target(self) -> None:
         target, plan = self.target, self._plan
@@ -149,6 +152,10 @@ class Staging:
     def finished(self, name: str) -> str:
         """The path of a finished file."""
         return os.path.join(self._files, *name.split("/"))
+
+    def published(self, file: FilePlan) -> str:
+        """The path of a file of the target."""
+        return self.target if self._plan.single else os.path.join(self.target, *file.name.split("/"))
 
     def journal(self, file: FilePlan) -> Journal:
         return Journal(self._path(file, "jsonl"))
@@ -213,6 +220,7 @@ class Staging:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 with open(os.path.join(self.target, _DONE), encoding="utf-8") as job:
                     names = [name for file in self._plan.files for name in file.names]
+                    names += [name for name, _ in self._plan.indexes]
                     return bool(json.load(job)["fingerprint"] == self._plan.fingerprint) and all(
                         os.path.exists(os.path.join(self.target, name)) for name in names
                     )

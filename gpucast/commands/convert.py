@@ -26,11 +26,12 @@ from gpucast.checkpoints import (
     share,
 )
 from gpucast.commands import arguments, attributes
-from gpucast.commands.convert_text import outcome_text, plan_table, was_written
+from gpucast.commands.convert_text import outcome_text, plan_table
 from gpucast.commands.progress import progress_bar
 from gpucast.dtypes import DType
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target
+from gpucast.files.inside import within
 from gpucast.rule import STOCHASTIC
 
 _DESCRIPTION = """\
@@ -165,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--restart would discard the work of the other shares; remove OUT.partial before all begin")
     if (args.seed is not None) != (args.rounding == STOCHASTIC):
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
-    detail: Detail = "all" if args.report else "errors" if args.json else "counts"
+    detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
     request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
     paths = args.input, args.output
@@ -176,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         print(json.dumps(report.planned(plan)) if args.json else plan_table(plan))
         return 0
-    if args.report:
+    if args.report is not None:
         _check_report(args.report, plan)
     options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
     outcome = Outcome(plan)
@@ -192,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
         if outcome.kept is not None:
             print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
         raise
-    if not outcome.waiting and not was_written(outcome):
+    if not outcome.waiting and not outcome.was_written:
         with arguments.created(args.report) as file:
             if file is not None:
                 told = report.report(outcome)
@@ -207,6 +208,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_report(path: str, plan: Plan) -> None:
     """An error before the work, not after it; and a report never takes the place of what is read or written."""
+    if not os.path.basename(path):
+        raise FileError(f"{path!r} is no name of a file; expected one for --report, as report.html")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -214,7 +217,10 @@ def _check_report(path: str, plan: Plan) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     check_target(path)
     beside = os.path.dirname(plan.target) if plan.single else plan.target
-    written = [os.path.join(beside, name) for file in plan.files for name in file.names]
+    names = [*(name for file in plan.files for name in file.names), *(name for name, _ in plan.indexes)]
+    written = [os.path.join(beside, name) for name in names]
     read = [known.path for file in plan.files for known in file.identity]
-    if os.path.realpath(path) in map(os.path.realpath, (plan.source, plan.target, *read, *written)):
+    # Of a folder not all that is read is a file of the plan: an index, the config.json that changes.
+    of_source = os.path.isdir(plan.source) and os.path.lexists(path) and within(plan.source, path)
+    if of_source or os.path.realpath(path) in map(os.path.realpath, (plan.source, plan.target, *read, *written)):
         raise FileError(f"{path}: is read or written by the conversion itself; choose another name for --report")

@@ -11,15 +11,11 @@ from gpucast.report import CastReport
 _NAMED = 20
 
 
-def was_written(outcome: Outcome) -> bool:
-    """Whether another run has written all and told of it, so that nothing is known here but that."""
-    return not outcome.results and not outcome.waiting
-
-
 def outcome_text(outcome: Outcome, has_share: bool) -> str:
     plan, results = outcome.plan, outcome.results
-    if was_written(outcome):
-        return f"{plan.target}: was written by another run of the same conversion"
+    if outcome.was_written:
+        verified = f"; {_verified(outcome)}" if outcome.verified else ""
+        return f"{plan.target}: was written by another run of the same conversion{verified}"
     if not has_share and outcome.waiting:
         return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
     lines = []
@@ -35,7 +31,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:
-        lines.append(f"verified: {outcome.verified:,} elements are what the reference gives")
+        lines.append(_verified(outcome))
     counts = sum((result.statistics.report for result in results), CastReport())
     bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
     rows = dict.fromkeys(result.plan.row.name for result in results if result.plan.row is not None)
@@ -49,8 +45,17 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     return "\n".join(lines)
 
 
+def _verified(outcome: Outcome) -> str:
+    return f"verified: {outcome.verified:,} elements are what the reference gives"
+
+
 def _said(tensor: TensorPlan) -> str:
-    return f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind
+    return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
+
+
+def _shown(text: str) -> str:
+    """Text of a file as it may go to a terminal: what is no letter or sign as an escape."""
+    return text if text.isprintable() else repr(text)
 
 
 def plan_table(plan: Plan) -> str:
@@ -67,9 +72,10 @@ def plan_table(plan: Plan) -> str:
     sizes = report.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
     lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [list(map(_shown, line)) for line in lines]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = []
-    for line in lines:
+    for line in shown:
         cells = [
             f"{cell:>{w}}" if i > 4 else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]

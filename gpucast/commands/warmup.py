@@ -14,7 +14,7 @@ from typing import Any
 from gpucast import compiler
 from gpucast.commands import arguments, attributes
 from gpucast.commands.progress import progress_bar
-from gpucast.warmup import compile_all, every_pair, tasks
+from gpucast.warmup import compile_all, tasks
 
 _DESCRIPTION = """\
 Compile the kernels of casts into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later.
@@ -47,6 +47,12 @@ def add(commands: Any) -> None:
         "--fused", action="store_true", help="also of casts with a scale, with amax, with both, and at random"
     )
     parser.add_argument("--many", action="store_true", help="also of cast_many, for trees of arrays of one type")
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="of gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, select_tree; casts then only with --pair "
+        "or --types",
+    )
     parser.add_argument("--transposed", action="store_true", help="also of casts of transposed arrays")
     parser.add_argument(
         "--quantize",
@@ -77,10 +83,9 @@ def run(args: argparse.Namespace) -> int:
     if cache.limit == 0:
         raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
-    flags = {name: getattr(args, name) for name in ("scale", "amax", "fused", "many", "transposed", "quantize")}
-    work = tasks(
-        every_pair() if pairs is None and not args.quantize else pairs or (), args.arch, **flags, **attributes.of(args)
-    )
+    kinds = ("scale", "amax", "fused", "many", "mixed", "transposed", "quantize")
+    flags = {kind: getattr(args, kind) for kind in kinds}
+    work = tasks(pairs, args.arch, **flags, **attributes.of(args))
     # Forked children would inherit the state of libraries that do not expect it.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)

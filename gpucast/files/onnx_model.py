@@ -30,6 +30,11 @@ from gpucast.files.tensor import (
 _LARGEST = (1 << 31) - (1 << 28)
 #: Tensors of fewer bytes are in the model whatever happens to the others: shapes are inferred from them.
 _SMALL = 1 << 10
+#: The fields of TensorProto that hold elements, or tell where they are.
+_DATA = (
+    *("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data"),
+    *("external_data", "data_location"),
+)
 #: Where tensors begin in external data: pages, which can be mapped, for large ones.
 _PAGE, _ALIGNED, _LARGE = 4096, 64, 1 << 16
 
@@ -224,13 +229,10 @@ class Writer:
     def _empty(self, spec: Spec) -> Any:
         """The proto of an initializer, without its data."""
         proto = self._protos[spec.name]
-        number = proto.data_type if spec.row is None else spec.row.number
-        said = proto.doc_string
-        proto.Clear()
-        proto.name, proto.data_type = spec.name, number
-        if isinstance(said, str):
-            proto.doc_string = said
-        proto.dims.extend(spec.shape)
+        for field in _DATA:
+            proto.ClearField(field)
+        if spec.row is not None:
+            proto.data_type = spec.row.number
         return proto
 
     def _keep(self, spec: Spec, offset: int, nbytes: int) -> None:

@@ -17,6 +17,10 @@ class Window(io.RawIOBase):
     def __init__(self, file: BinaryIO, position: int) -> None:
         self._file, self._position = file, position
 
+    def place(self) -> tuple[int, int]:
+        """The file's number, and the next byte."""
+        return self._file.fileno(), self._position
+
     def readinto(self, buffer: Any) -> int:
         got = os.preadv(self._file.fileno(), [buffer], self._position)
         self._position += got

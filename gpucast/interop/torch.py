@@ -28,9 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Sequence
-from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,15 +49,20 @@ from gpucast.packed import PackedArray, home
 from gpucast.random_bits import resolve_random
 from gpucast.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
 
-__all__ = ["attach", "cast", "check_into", "from_packed", "reader", "room", "stream", "take", "untraced"]
+if TYPE_CHECKING:
+    from gpucast import many_plans
+
+__all__ = ["attach", "cast", "check_into", "check_scale", "from_packed", "reader", "room", "stream", "take"]
 
 #: torch's dtype of every type that it has whole elements of: for types below one byte, one element per byte.
-_DTYPES: dict[DType, Any] = {row: getattr(torch, row.numpy_name) for row in DTYPES if hasattr(torch, row.numpy_name)}
+TORCH_DTYPES: dict[DType, Any] = {
+    row: getattr(torch, row.numpy_name) for row in DTYPES if hasattr(torch, row.numpy_name)
+}
 #: torch's dtype of the codes of each of them, and the way back from a dtype.
-_CODES: dict[DType, Any] = {row: getattr(torch, row.code_numpy.name) for row in _DTYPES}
-_ROWS: dict[Any, DType] = {kind: row for row, kind in _DTYPES.items()}
+_CODES: dict[DType, Any] = {row: getattr(torch, row.code_numpy.name) for row in TORCH_DTYPES}
+_ROWS: dict[Any, DType] = {kind: row for row, kind in TORCH_DTYPES.items()}
 #: Two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch that is older than that.
-_PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
+PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 _PAIRED = dtype("FLOAT4E2M1")
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
@@ -68,33 +71,45 @@ def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
     """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
     row, device = row_of(x, who), _device(x, who)
     if writing:
-        _check_writable(x, who)
-        if not x.is_inference():
-            # What autograd has saved is no longer what it was.
-            torch.autograd.graph.increment_version(x)
+        check_writable(x, who)
+        written(x)
     elif x.requires_grad:
         x = x.detach()
     if x.is_neg():
         x = x.resolve_neg()
-    if x.dtype is not _PAIRS:
-        return _view(x, row, device)
-    return PackedArray(_view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device), row, tuple(shape_of(x)))
+    if x.dtype is not PAIRS:
+        return _view(x, row, device, who)
+    codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, who)
+    return PackedArray(codes, row, tuple(shape_of(x)))
 
 
-def _check_writable(out: torch.Tensor, who: str) -> None:
+def written(x: torch.Tensor) -> None:
+    """Tell autograd that what it has saved of a tensor is no longer what it was."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+
+
+def check_writable(out: torch.Tensor, who: str) -> None:
     if out.requires_grad:
         raise ValueError(f"{who}: out requires grad; expected a tensor that does not, such as out.detach()")
     # torch.compile cannot ask for the bit.
     negated = not torch.compiler.is_compiling() and out.is_neg()
-    if negated or (out.dtype is _PAIRS and not out.is_contiguous()):
+    if negated or (out.dtype is PAIRS and not out.is_contiguous()):
         raise ValueError(f"{who}: out is a negated view, or pairs that are not contiguous; expected plain memory")
 
 
-def _view(x: torch.Tensor, row: DType, device: int | None) -> Any:
+def _view(x: torch.Tensor, row: DType, device: int | None, who: str) -> Any:
+    try:
+        memory = x.view(_CODES[row]).numpy() if device is None else x.data_ptr()
+    except RuntimeError as error:
+        raise TypeError(
+            f"{who}: x is a tensor without memory, within a transform of torch.func or while torch traces a graph; "
+            "expected one with elements to read: call it outside"
+        ) from error
     if device is None:
-        return x.view(_CODES[row]).numpy().view(row.numpy)
+        return memory.view(row.numpy)
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return intake.view_at(x.data_ptr(), tuple(x.shape), strides, row, device, x)
+    return intake.view_at(memory, tuple(x.shape), strides, row, device, x)
 
 
 def row_of(x: torch.Tensor, who: str) -> DType:
@@ -134,9 +149,12 @@ def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager
 
 
 def transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work; they differentiate no custom ops. Not where graphs are made."""
-    active = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return not torch.compiler.is_compiling() and active is not None and bool(active())
+    """Whether a transform of ``torch.func`` is at work, or forward mode: they differentiate no custom ops, and the
+    latter does not even say so. Not where graphs are made."""
+    if torch.compiler.is_compiling():
+        return False
+    active = getattr(torch._C, "_are_functorch_transforms_active", bool)
+    return bool(active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
 def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
@@ -187,7 +205,7 @@ def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
 
 
 def check_pairs(shape: Any, dst: DType, who: str) -> None:
-    if dst is _PAIRED and _PAIRS is not None and (not shape or shape[-1] % 2):
+    if dst is _PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(
             f"{who}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose length must "
             "be even: pad it, or cast an array of NumPy or CuPy"
@@ -196,8 +214,8 @@ def check_pairs(shape: Any, dst: DType, who: str) -> None:
 
 def given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
     """The packed bytes of a result as the caller gets them."""
-    if dst is _PAIRED and _PAIRS is not None:
-        return y.view(_PAIRS).reshape(*shape[:-1], shape[-1] // 2)
+    if dst is _PAIRED and PAIRS is not None:
+        return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
     return PackedArray(take(y, who), dst, tuple(shape))
 
 
@@ -216,6 +234,12 @@ def _place(x: torch.Tensor, device: Any, who: str) -> torch.device:
     if place is None:
         return x.device
     return torch.device("cpu") if place == "cpu" else torch.device("cuda", devices.index(place, who))
+
+
+def check_scale(scale: torch.Tensor, who: str) -> None:
+    """ValueError for a scale that is to be differentiable."""
+    if scale.requires_grad:
+        raise ValueError(f"{who}: scale requires grad, and is not differentiable; pass scale.detach()")
 
 
 def check_into(x: torch.Tensor, who: str) -> None:
@@ -242,7 +266,7 @@ def check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
         wanted = "a PackedArray" if dst.packed and dst is not _PAIRED else "a tensor"
         shape = tuple(shape_of(x))
         raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {dst.name} and shape {shape}")
-    _check_writable(out, who)
+    check_writable(out, who)
     if out.device != x.device:
         raise ValueError(f"{who}: out is on {out.device}; the result belongs on {x.device}")
 
@@ -260,7 +284,7 @@ def from_packed(x: PackedArray) -> torch.Tensor:
     else:
         y = torch.utils.dlpack.from_dlpack(x.data)
     y = y.reshape(*x.shape[:-1], x.shape[-1] * row.bits // 8)
-    return y.view(_PAIRS) if row is _PAIRED and _PAIRS is not None else y
+    return y.view(PAIRS) if row is _PAIRED and PAIRS is not None else y
 
 
 # ---- the op ----
@@ -273,7 +297,7 @@ _SCHEMA = (
 
 def shape_of(x: torch.Tensor) -> Any:
     """The shape of the elements."""
-    if x.dtype is not _PAIRS:
+    if x.dtype is not PAIRS:
         return x.shape
     return (*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)
 
@@ -286,12 +310,12 @@ def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     if dst.family == "string":
         raise TypeError("cast: torch has no STRING; gpucast.cast gives a NumPy array")
     if dst.packed:
-        return x.new_empty(dst.nbytes(x.numel() * (2 if x.dtype is _PAIRS else 1)), dtype=torch.uint8)
-    if dst not in _DTYPES:
+        return x.new_empty(dst.nbytes(x.numel() * (2 if x.dtype is PAIRS else 1)), dtype=torch.uint8)
+    if dst not in TORCH_DTYPES:
         raise TypeError(f"cast: this torch ({torch.__version__}) has no {dst.numpy_name}")
-    if x.dtype is _PAIRS:
-        return x.new_empty(shape_of(x), dtype=_DTYPES[dst])
-    return torch.empty_like(x, dtype=_DTYPES[dst])
+    if x.dtype is PAIRS:
+        return x.new_empty(shape_of(x), dtype=TORCH_DTYPES[dst])
+    return torch.empty_like(x, dtype=TORCH_DTYPES[dst])
 
 
 def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any], bytes_only: bool) -> None:
@@ -354,78 +378,16 @@ _op_out.register_fake(lambda *arguments: None)
 
 # ---- many tensors ----
 
-#: Calls a function, which torch.compile runs as it is, between two graphs.
-untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
-
-class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
-    """Results that are there already, as functions of the tensors that they were cast from."""
-
-    @staticmethod
-    def forward(ctx: Any, results: list[torch.Tensor], scale: Any, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.kinds, ctx.scale = [x.dtype for x in sources], None if isinstance(scale, torch.Tensor) else scale
-        if ctx.scale is not scale:
-            # As above.
-            ctx.save_for_backward(scale)
-        ctx.set_materialize_grads(False)
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *dy: torch.Tensor | None) -> tuple[Any, ...]:
-        (scale,) = ctx.saved_tensors or (ctx.scale,)
-        dx: list[Any] = [None] * len(dy)
-        for kind in set(ctx.kinds):
-            places = [i for i, one in enumerate(dy) if one is not None and ctx.kinds[i] is kind]
-            gradients = gpucast.cast_many([dy[i] for i in places], kind, scale=scale)
-            for i, gradient in zip(places, gradients, strict=True):
-                dx[i] = gradient
-        return None, None, *dx
-
-
-def reader(kind: type) -> _Reader | None:
+def reader(kind: type) -> many_plans.Reader | None:
     """The `gpucast.many_plans.Reader` of a class of tensors; None for one that may mean anything by its methods."""
-    return _Reader() if kind in (torch.Tensor, torch.nn.Parameter) else None
+    from gpucast.interop import torch_many
 
-
-class _Reader:
-    """Tensors that take part in differentiation have no plan."""
-
-    _describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", "is_cuda")
-    _states = attrgetter("requires_grad")
-
-    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
-        if torch.is_grad_enabled() and any(map(self._states, arrays)):
-            raise TypeError("a tensor requires grad")
-        if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
-            raise TypeError("a tensor is not contiguous, or a negated view")
-        return list(map(self._describe, arrays))
-
-    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
-        return list(map(torch.Tensor.data_ptr, arrays))
-
-    def new(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
-        kind = _DTYPES[row]
-        return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
-
-    def stream(self, device: int) -> int:
-        return stream(device)
+    return torch_many.Reader() if kind in (torch.Tensor, torch.nn.Parameter) else None
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-    """The results of `gpucast.cast_many`, differentiable between floating types where gradients are asked for.
+    """See `gpucast.many_leaves.Library`."""
+    from gpucast.interop import torch_many
 
-    The gradients are those of `gpucast.cast`, cast all at once.
-    """
-    if isinstance(scale, torch.Tensor) and scale.requires_grad:
-        raise ValueError("cast_many: scale requires grad, and is not differentiable; pass scale.detach()")
-    places = [
-        i
-        for i, (x, y) in enumerate(zip(sources, results, strict=True))
-        if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype is not _PAIRS and y.dtype.is_floating_point
-    ]
-    attached = list(results)
-    if places and torch.is_grad_enabled():
-        differentiable = _Many.apply([results[i] for i in places], scale, *[sources[i] for i in places])
-        for i, y in zip(places, differentiable, strict=True):
-            attached[i] = y
-    return attached
+    return torch_many.attach(sources, results, scale)

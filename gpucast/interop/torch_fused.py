@@ -30,8 +30,8 @@ def cast(
     x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], random: Random | None, call: Call, place: torch.device
 ) -> Any:
     """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
-    if isinstance(call.scale, torch.Tensor) and call.scale.requires_grad:
-        raise ValueError(f"{call.who}: scale requires grad, and is not differentiable; pass scale.detach()")
+    if isinstance(call.scale, torch.Tensor):
+        door.check_scale(call.scale, call.who)
     if door.transformed() and call.scale is not None and not isinstance(call.scale, torch.Tensor):
         # Whatever stands for a number is one there.
         call = call._replace(scale=resolve_scale(call.scale, x.device.index if x.is_cuda else None, call.who))

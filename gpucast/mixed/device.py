@@ -1,24 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two small kernels of a training step on a device: nothing is read back to adjust a scale or to choose a tree."""
+"""The two small kernels of a training step on a device: nothing is read back to adjust a scale or to choose arrays."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from gpucast import launch
 from gpucast.cast import cast
 from gpucast.creation import empty_like
 from gpucast.device_cast import address, is_contiguous
+from gpucast.device_many import Prepared
 from gpucast.dtypes import dtype
+from gpucast.many_source import Field, Kind, ManySource, capacity_of, table_of
 from gpucast.packed import home
 from gpucast.rule import Rule, resolve
-from gpucast.source import KernelSource, Shape, kernel_file, kernel_source, options
+from gpucast.source import KernelSource, Shape, kernel_file, kernel_source, options, prelude
 
-#: What the kernels read and write: a flag and words, bytes and bytes.
+#: What the kernel of `adjust` reads and writes.
 FLAG_TO_WORDS = resolve(dtype("BOOL"), dtype("UINT32"))
-BYTES = resolve(dtype("UINT8"), dtype("UINT8"))
+#: ``struct Choices`` of kernels/select.cu, behind its first member.
+_CHOICES: tuple[Field, ...] = (("otherwise", np.uint64, True), ("chosen", np.uint64, False))
 
 
 @dataclass(frozen=True)
@@ -33,17 +40,6 @@ class Adjustment:
         return struct.pack("<ffI", self.factor, self.least, self.period)
 
 
-@dataclass(frozen=True)
-class Choice:
-    """``struct Choice`` of kernels/mixed.cu: the addresses of the flag and of the array to take where it is false."""
-
-    chosen: int
-    otherwise: int
-
-    def to_bytes(self) -> bytes:
-        return struct.pack("<QQ", self.chosen, self.otherwise)
-
-
 def adjust(state: Any, finite: Any, by: Adjustment) -> None:
     """Adjust a loss scale: `state` is a CuPy array of the words of ``struct LossScale``, `finite` a byte beside it."""
     device = int(state.device.id)
@@ -52,20 +48,27 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
         kernel(finite.data.ptr, state.data.ptr, 1, by)
 
 
-def select(chosen: Any, x: Any, y: Any, out: Any = None) -> Any:
-    """A copy of `x` where the byte `chosen` is not 0, else of `y`, of the same shape and dtype and on one device.
+def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
+    """Of each row (x, y, out) a copy of x where the byte `chosen` is not 0, else of y, all in one launch.
 
-    `out` (checked) may be x or y.
+    x and y are of one shape and dtype, and all arrays on one device. `out` (checked, or None) may be x or y.
     """
-    device = home(x)
+    device = home(chosen)
     assert device is not None
     with launch.driver().on(device):
-        one, other = _dense(x), _dense(y)
-        result = out if out is not None and is_contiguous(out) else empty_like(x)
-        if one.size:
-            kernel = launch.kernel(BYTES, "contiguous", False, device, select_source)
-            kernel(address(one), address(result), one.nbytes, Choice(chosen.data.ptr, address(other)))
-        return result if out is None or result is out else cast(result, x.dtype, out=out)
+        results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in rows]
+        pieces = [(_dense(x), _dense(y), result) for (x, y, _), result in zip(rows, results, strict=True) if x.size]
+        if pieces:
+            n = [x.nbytes for x, _, _ in pieces]
+            src, otherwise, dst = (
+                np.array([address(array) for array in column], np.uint64) for column in zip(*pieces, strict=True)
+            )
+            prepared = Prepared(select_source, [0] * len(n), n, device, {})
+            prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
+        for i, (x, _, out) in enumerate(rows):
+            if out is not None and out is not results[i]:
+                results[i] = cast(results[i], x.dtype, out=out)
+    return results
 
 
 def _dense(x: Any) -> Any:
@@ -76,20 +79,39 @@ def _dense(x: Any) -> Any:
 def adjust_source(rule: Rule, shape: Shape, *, unpacked: bool) -> KernelSource:
     """The kernel of `adjust`; the parameters are those of `gpucast.source.kernel_source`."""
     name = "gpucast_adjust_loss_scale"
-    plain = _source(name, rule, shape, unpacked, "Adjustment", f"GPUCAST_ADJUST({name})\n")
-    return replace(plain, tile=1, elements=1, threads=1)
+    return replace(
+        kernel_source(rule, shape, unpacked=unpacked),
+        name=name,
+        prelude=f"{prelude()}\n{kernel_file('mixed.cu')}",
+        kernel=f"GPUCAST_ADJUST({name})\n",
+        tile=1,
+        elements=1,
+        threads=1,
+        more="gpucast::Adjustment",
+    )
 
 
-def select_source(rule: Rule, shape: Shape, *, unpacked: bool) -> KernelSource:
-    """The kernel of `select`; the parameters are those of `gpucast.source.kernel_source`."""
-    name = "gpucast_select"
-    plain = _source(name, rule, shape, unpacked, "Choice", "")
-    typedef = f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name}_rule;\n}}\n"
-    sizes = f"{plain.tile}, {plain.elements // plain.tile}, {plain.threads}"
-    return replace(plain, kernel=f"{typedef}GPUCAST_SELECT({name}, {sizes})\n")
-
-
-def _source(name: str, rule: Rule, shape: Shape, unpacked: bool, more: str, kernel: str) -> KernelSource:
-    plain = kernel_source(rule, shape, unpacked=unpacked)
-    prelude = f"{plain.prelude}\n{kernel_file('mixed.cu')}"
-    return replace(plain, name=name, prelude=prelude, kernel=kernel, more=f"gpucast::{more}")
+@lru_cache
+def select_source(argument_bytes: int) -> ManySource:
+    """The kernel of `select`, given so many bytes of arguments; its elements are bytes."""
+    kind = Kind(resolve(dtype("UINT8"), dtype("UINT8")))
+    copy = kind.source
+    capacity = capacity_of(argument_bytes, *_CHOICES)
+    name, choices = f"gpucast_select_{capacity}", f"Choices<{capacity}>"
+    casts = (
+        f"typedef Rule<{options(kind.rule)}> {name}_rule;\n"
+        f"typedef ManySelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n"
+    )
+    return ManySource(
+        name=name,
+        kinds=(kind,),
+        prelude="\n".join([prelude(), *map(kernel_file, ("many.cu", "select.cu"))]),
+        rows=dict(copy.rows),
+        kernel=f"namespace gpucast {{\n{casts}}}\nGPUCAST_MANY({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
+        threads=copy.threads,
+        table=table_of(capacity, *_CHOICES),
+        more=f"gpucast::{choices}",
+        capacity=capacity,
+        elements=np.array([kind.tiles * copy.tile * copy.threads]),
+        tiles=np.array([copy.tile]),
+    )

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leaves of a tree that are numbers with an exponent, and the trees that are made of them anew."""
+"""The leaves of a tree that are numbers with an exponent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -35,16 +34,3 @@ def paths(structure: trees.Structure, places: list[int]) -> list[str]:
     """The paths of some of a structure's leaves."""
     found = trees.paths(structure)
     return [found[i] for i in places]
-
-
-def map_floating(
-    f: Callable[[list[Any], Callable[[], list[str]]], list[Any]], tree: Any, unless: DType | None = None
-) -> Any:
-    """The tree with its floating leaves, but those of the type `unless`, replaced by what `f` makes of their list; it
-    is also given what tells their paths."""
-    leaves, structure = trees.flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and row_of(leaf) is not unless]
-    made = f([leaves[i] for i in places], lambda: paths(structure, places)) if places else []
-    for i, leaf in zip(places, made, strict=True):
-        leaves[i] = leaf
-    return trees.unflatten(structure, leaves)

@@ -13,7 +13,6 @@ of a step finds the state at the same address each time. `adjust` returns its ob
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,11 +21,11 @@ import numpy as np
 from gpucast import tree as trees
 from gpucast.cast import cast
 from gpucast.cast_many import cast_leaves
-from gpucast.checks import integer
+from gpucast.checks import as_double, integer, is_real
 from gpucast.dtypes import dtype
 from gpucast.many_leaves import Names
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
-from gpucast.mixed.leaves import is_floating, map_floating, paths
+from gpucast.mixed.leaves import is_floating, paths
 from gpucast.packed import as_array, home
 
 _FLOAT = dtype("FLOAT")
@@ -48,21 +47,17 @@ class LossScale:
         """The loss, or a tree of gradients to start from, times the scale, in one pass.
 
         Floating leaves are multiplied as `gpucast.cast` with `scale=` does and rounded once, to their own types or to
-        `to`; Python's floats become FLOAT arrays where the state lies. All other leaves are returned as they are.
+        `to`; Python's floats become FLOAT arrays where the arrays lie, or else the state. All other leaves are returned
+        as they are.
         """
         row = None if to is None else dtype(to, who="scale: to=")
-        place = self._home()
-
-        def scaled(leaves: list[Any], _: Any) -> list[Any]:
-            factor = self._factors(leaves[0])[0]
-            return [cast(leaf, row or leaf.dtype, scale=factor, copy=factor is not None) for leaf in leaves]
-
-        def taken(leaf: Any) -> Any:
-            # NumPy's float64 scalars are Python's floats too, but have a type of their own.
-            python = isinstance(leaf, float) and not isinstance(leaf, np.floating)
-            return cast(leaf, _FLOAT, device=_device(place)) if python else leaf
-
-        return map_floating(scaled, trees.map_leaves(taken, tree))
+        leaves, structure = trees.flatten(tree, "scale: tree")
+        leaves = self._arrays(leaves)
+        places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+        factor = self._factors(leaves[places[0]])[0] if places else None
+        for i in places:
+            leaves[i] = cast(leaves[i], row or leaves[i].dtype, scale=factor, copy=factor is not None)
+        return trees.unflatten(structure, leaves)
 
     def unscale(self, grads: Any, *, to: Any = "FLOAT", out: Any = None, finite: Any = None) -> tuple[Any, Any]:
         """Gradients without the scale, and whether all of them are finite: one pass that reads each of them once.
@@ -71,7 +66,8 @@ class LossScale:
         ----------
         grads
             A tree of arrays in one place. Floating leaves are multiplied with 1 / scale (rounded to FLOAT) as
-            `gpucast.cast` with `scale=` does, and rounded once; all other leaves are returned as they are.
+            `gpucast.cast` with `scale=` does, and rounded once; Python's floats are taken as by `scale`. All other
+            leaves are returned as they are.
         to
             The type of the results. FLOAT, because small gradients that the scale saved would be lost again in a
             narrow type.
@@ -89,6 +85,7 @@ class LossScale:
         TypeError and ValueError as for `gpucast.cast_many`, and ValueError for an `out` of another structure.
         """
         leaves, structure = trees.flatten(grads, "unscale: grads")
+        leaves = self._arrays(leaves)
         targets = None if out is None else trees.leaves_like(structure, out, "unscale: out")
         places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
         first = leaves[places[0]] if places else None
@@ -122,6 +119,18 @@ class LossScale:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave. ValueError or TypeError, and nothing changed, for anything else."""
         self._checked_state(state)
+
+    def _arrays(self, leaves: list[Any]) -> list[Any]:
+        """The leaves, in a new list, with arrays in place of Python's floats."""
+        leaves = list(leaves)
+        # NumPy's float64 scalars are Python's floats too, but have a type of their own.
+        numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, float) and not isinstance(leaf, np.floating)]
+        if numbers:
+            first = next(filter(is_floating, leaves), None)
+            place = _device(self._home() if first is None else _place(first))
+            for i in numbers:
+                leaves[i] = cast(leaves[i], _FLOAT, device=place)
+        return leaves
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
         """The scale and its inverse for an array, as `gpucast.cast` takes them."""
@@ -287,10 +296,10 @@ def _device(place: int | None) -> str:
 
 def _number(value: Any, who: str) -> float:
     """A scale or factor as FLOAT has it."""
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+    if not is_real(value):
         raise TypeError(f"{who}={value!r} must be a number")
     with np.errstate(over="ignore", under="ignore"):
-        number = float(np.float32(value))
+        number = float(np.float32(as_double(value)))
     if not (math.isfinite(number) and number >= 2.0**-126):
         raise ValueError(f"{who}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number

@@ -6,10 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpucast import tree as trees
 from gpucast.cast_many import cast_leaves
 from gpucast.dtypes import DType, dtype
 from gpucast.many_leaves import Names
-from gpucast.mixed.leaves import map_floating
+from gpucast.mixed.leaves import is_floating, paths, row_of
 
 #: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.
 _SHORT = {"bf16": "BFLOAT16", "f16": "FLOAT16", "half": "FLOAT16", "f32": "FLOAT", "full": "FLOAT", "f64": "DOUBLE"}
@@ -104,6 +105,10 @@ def _name(row: DType) -> str:
 
 
 def _cast(tree: Any, row: DType, who: str) -> Any:
-    return map_floating(
-        lambda leaves, paths: list(cast_leaves(leaves, row, Names("tree", paths), who)), tree, unless=row
-    )
+    leaves, structure = trees.flatten(tree, f"{who}: tree")
+    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and row_of(leaf) is not row]
+    if places:
+        names = Names("tree", lambda: paths(structure, places))
+        for i, made in zip(places, cast_leaves([leaves[i] for i in places], row, names, who), strict=True):
+            leaves[i] = made
+    return trees.unflatten(structure, leaves)

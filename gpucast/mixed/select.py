@@ -36,7 +36,8 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     Returns
     -------
     With a flag on the host the chosen tree itself. With a flag on a device a new tree of CuPy arrays and PackedArrays,
-    as all array leaves must be then, on that device: one small launch for each, nothing is read back.
+    as all array leaves must be then, on that device: one launch for all (and for each that is not contiguous a copy
+    before), nothing is read back.
 
     ValueError for structures or shapes that differ, for another place than that of a device's flag (``bool(finite)``
     reads it), and for `out` arrays that overlap others. TypeError for dtypes that differ, a flag that is none, and
@@ -62,8 +63,11 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
         return out
     from gpucast.mixed import device
 
-    chosen = [x if row_of(x) is None else device.select(flag, x, *others) for x, *others in rows]
-    return trees.unflatten(structure, chosen) if out is None else out
+    places = [i for i, x in enumerate(leaves) if row_of(x) is not None]
+    results = device.select(flag, [(rows[i][0], rows[i][1], None if out is None else rows[i][2]) for i in places])
+    for i, result in zip(places, results, strict=True):
+        leaves[i] = result
+    return trees.unflatten(structure, leaves) if out is None else out
 
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:

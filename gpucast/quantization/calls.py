@@ -10,6 +10,7 @@ import numpy as np
 
 from gpucast import device as devices
 from gpucast.cast import cast
+from gpucast.cast_many import untraced
 from gpucast.dtypes import DType
 from gpucast.packed import PackedArray, as_array, home, namespace
 from gpucast.quantization import host, swizzle
@@ -82,6 +83,21 @@ def quantize(
     elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
     order nor the transpose of such an array is copied first.
     """
+    return untraced(_quantize, x, format, axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+
+
+def _quantize(
+    x: Any,
+    format: Any,
+    axis: int,
+    scale_layout: Any,
+    transpose: bool | str,
+    rounding: str | None,
+    seed: int | None,
+    offset: int,
+    scale: Any,
+    device: str | None,
+) -> Any:
     format = find(format, _WHO)
     array = as_array(x, _WHO)
     if isinstance(array, PackedArray):
@@ -115,6 +131,10 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
 
     An array of q's shape where q is. TypeError for anything else. Out of `to`'s range is infinity, as in a cast.
     """
+    return untraced(_dequantize, q, to)
+
+
+def _dequantize(q: Quantized, to: Any) -> Any:
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
     row = source_row(to, "dequantize: to=")

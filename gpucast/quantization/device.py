@@ -50,8 +50,7 @@ def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random
             raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
         if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
             x, wanted = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in wanted]
-        if not x.flags.c_contiguous or _address(x) % x.itemsize:
-            x = _copy(x, row)
+        x = _dense(x)
         global_scale = None
         if format.global_scale:
             scale = wanted[0].scale
@@ -108,7 +107,7 @@ def _fill(
             for made in _fill(x, row, format, [one], [result], device, random)
         ]
     if wanted[0].swapped:
-        call = _Call(_copy(x.swapaxes(-1, -2), row), row, format, wanted[0].axis, device, random)
+        call = _Call(_dense(x.swapaxes(-1, -2)), row, format, wanted[0].axis, device, random)
     call.run(results[0], given=given)
     return results
 
@@ -263,12 +262,11 @@ def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
     return device_cast.apply(wide, resolve(device_cast.row_of(wide), _FLOAT), device_cast.new(shape, _FLOAT))
 
 
-def _dense(part: Any) -> Any:
-    return part if isinstance(part, PackedArray) or part.flags.c_contiguous else _copy(part, device_cast.row_of(part))
-
-
-def _copy(x: Any, row: DType) -> Any:
-    """The same in C order."""
+def _dense(x: Any) -> Any:
+    """The array, or a copy, in C order and with elements at multiples of their size: all others stop a device."""
+    if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
+        return x
+    row = device_cast.row_of(x)
     return device_cast.apply(x, resolve(row, row), device_cast.new(x.shape, row))
 
 

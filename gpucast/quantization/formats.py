@@ -136,7 +136,7 @@ class Format:
         return 2 if len(self.block) == 2 and self.block[0] > 1 else 1
 
     def lengths(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """The lengths of a block in each dimension of an array, at least 1.
+        """The lengths of a block in each dimension of an array, at least 1 and no longer than the dimension.
 
         `axis` is not negative. A block of two lengths lies on the last two dimensions, of which the axis is one.
         """
@@ -149,7 +149,7 @@ class Format:
         if self.min_ndim == 2:
             lengths[-2:] = self.block[0], self.block[0]
         lengths[axis] = self.block[-1]
-        return tuple(lengths)
+        return tuple(min(length, max(n, 1)) for length, n in zip(lengths, shape, strict=True))
 
     def grid(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
         """The number of blocks in each dimension; the last ones may be ragged. A tensor without elements is a block."""

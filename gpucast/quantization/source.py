@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CUDA text of the kernels that quantize and dequantize: what `gpucast.source` is for casts.
 
-`kernels/quantize.cu` has a function for each kind of kernel; here are its arguments, and the struct of a format.
+`kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel; here are its arguments, and
+the struct of a format.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpucast.source import THREADS, KernelSource, Shape, kernel_file, options, r
 Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
 
 #: Behind those of fused kernels.
-FILES = ("quotients.cuh", "scales.cuh", "quantize.cu")
+FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that share a block in the kinds that find something out.

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names, numbers and sizes as the page of a report shows them: texts of HTML, whatever they are made of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+
+def breakable(name: str) -> str:
+    """A name that may go on in another line after a separator."""
+    parted = re.sub(r"([._/-])(?=[^._/-])", r"\1<wbr>", escape(name))
+    return f"<bdi>{parted}</bdi>"
+
+
+def small(html: str) -> str:
+    return f"<small>{html}</small>" if html else ""
+
+
+def shape(lengths: Iterable[int]) -> str:
+    return " × ".join(f"{length:,}" for length in lengths) or "scalar"
+
+
+def share(part: int, whole: int) -> str:
+    """A percentage that is 0 or 100 only where nothing or all is meant."""
+    if not whole:
+        return "0\u00a0%"
+    percent = 100 * part / whole
+    if 0 < percent < 0.01:
+        return "&lt;\u00a00.01\u00a0%"
+    if 99.99 < percent < 100:
+        return "&gt;\u00a099.99\u00a0%"
+    return f"{percent:.3g}\u00a0%"
+
+
+def size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:,.3g}\u00a0{unit}" if unit != "B" else f"{number:,}\u00a0B"
+        number /= 1000
+    return f"{number:,.3g}\u00a0TB"
+
+
+def plural(number: int, what: str) -> str:
+    return what if number == 1 else f"{what}s"
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {plural(number, what)}"
+
+
+def text(value: Any) -> str:
+    return escape(visible(value))
+
+
+def visible(value: Any) -> str:
+    """Text in which what no page may hold, and what would hide or reorder its neighbours, is written as an escape."""
+    return re.sub(
+        r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff]",
+        lambda found: found[0].encode("unicode_escape").decode(),
+        str(value),
+    )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `gpucast.cast_many` needs of tensors, beside the door of each: plans, gradients, and a way out of graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+import gpucast
+from gpucast.dtypes import DType
+from gpucast.interop import torch as door
+
+#: Calls a function, which torch.compile runs as it is, between two graphs: `gpucast.cast_many.untraced`.
+untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+
+
+class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """Results that are there already, as functions of the tensors that they were cast from."""
+
+    @staticmethod
+    def forward(ctx: Any, results: list[torch.Tensor], scale: Any, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.kinds, ctx.scale = [x.dtype for x in sources], None if isinstance(scale, torch.Tensor) else scale
+        if ctx.scale is not scale:
+            # Refused in the backward pass if it has changed until then.
+            ctx.save_for_backward(scale)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor | None) -> tuple[Any, ...]:
+        (scale,) = ctx.saved_tensors or (ctx.scale,)
+        dx: list[Any] = [None] * len(dy)
+        for kind in set(ctx.kinds):
+            places = [i for i, one in enumerate(dy) if one is not None and ctx.kinds[i] is kind]
+            gradients = gpucast.cast_many([dy[i] for i in places], kind, scale=scale)
+            for i, gradient in zip(places, gradients, strict=True):
+                dx[i] = gradient
+        return None, None, *dx
+
+
+class Reader:
+    """Tensors that take part in differentiation have no plan."""
+
+    _describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", "is_cuda")
+    _states = attrgetter("requires_grad")
+
+    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        if torch.is_grad_enabled() and any(map(self._states, arrays)):
+            raise TypeError("a tensor requires grad")
+        if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
+            raise TypeError("a tensor is not contiguous, or a negated view")
+        return list(map(self._describe, arrays))
+
+    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, arrays))
+
+    def new(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
+        kind = door.TORCH_DTYPES[row]
+        return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
+
+    def stream(self, device: int) -> int:
+        return door.stream(device)
+
+    def written(self, outs: Sequence[torch.Tensor]) -> None:
+        for out in outs:
+            door.check_writable(out, "cast_many")
+        for out in outs:
+            door.written(out)
+
+
+def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
+    """The results of `gpucast.cast_many`, differentiable between floating types where gradients are asked for.
+
+    The gradients are those of `gpucast.cast`, cast all at once.
+    """
+    places = [
+        i
+        for i, (x, y) in enumerate(zip(sources, results, strict=True))
+        if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype is not door.PAIRS and y.dtype.is_floating_point
+    ]
+    attached = list(results)
+    if places and torch.is_grad_enabled():
+        differentiable = _Many.apply([results[i] for i in places], scale, *[sources[i] for i in places])
+        for i, y in zip(places, differentiable, strict=True):
+            attached[i] = y
+    return attached

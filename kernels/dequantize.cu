@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Narrow codes with scales back to arrays: what quantize.cu is the other way.
+namespace gpucast {
+
+// The numbers of a block's codes.
+//
+// The value v of a code times a scale of powers of two is a FLOAT, or infinite; so is v times a scale of few bits. Another
+// factor f has B significant bits. v has 9 bits at most: where B is at most 12 their product is a FLOAT. Else the product,
+// an odd number of more than 12 bits times a power of two, is never halfway between two numbers of 11 bits or fewer: it is
+// cut off and its last bit set, and that one is beside the same numbers as the product (float32.cuh).
+template <typename F, typename Dst, typename Float, typename Double>
+struct Multiplier {
+    typedef typename F::element Row;
+    typedef typename WordOf<Dst::bits == 64>::type Word;
+    enum : bool {
+        by_power = F::scale::is_e8m0 && !F::global_scale,
+        by_float = Dst::bits <= 32 && (!F::global_scale || is_e4m3<typename F::scale>())
+    };
+    static_assert(Row::bits <= 8, "values of up to 9 bits");
+    Scale scale;
+    float global;
+
+    GPUCAST_INLINE Multiplier(const Scale& of, float global_scale) : scale(of), global(global_scale) {}
+
+    template <u32 Elements, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        if constexpr (by_float) {
+            const float first = ptx::mul_rn(narrow_scale<F, Float>(scale.code), lift());
+            const float factor = F::global_scale ? global : first;
+            // Neither infinite nor NaN: what those make of zeros is the processor's choice. Nor subnormal: of these B is not
+            // known.
+            const u32 magnitude = ptx::bits(factor) & 0x7fffffff, least = by_power ? 0 : 1u << 23;
+            bool plain = magnitude - least < u32(Float::inf_code) - least;
+            if constexpr (F::global_scale) plain &= first == first;
+            float value[Elements];
+            plain &= values<Elements>(in, value);
+            if (plain) {
+                const u32 last = !by_power && (ptx::bits(factor) & 0xfff) != 0;
+                const u32 count = Group<Dst::bits, Elements>::elements;
+#pragma unroll
+                for (u32 i = 0; i < Elements; i += count) {
+                    u32 some[count];
+#pragma unroll
+                    for (u32 j = 0; j < count; ++j) {
+                        const float x = F::global_scale ? ptx::mul_rn(value[i + j], first) : value[i + j];
+                        some[j] = product(x, factor, last);
+                    }
+                    put_numbers(out, i, some);
+                }
+                return;
+            }
+            ptx::mark_rare();
+        }
+#pragma unroll
+        for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, one(get<Row::bits, u32>(in, i)));
+    }
+
+    // In DOUBLE.
+    GPUCAST_INLINE Word one(u32 code) const {
+        const u64 sign = Double::sign_code, infinity = Double::inf_code;
+        const u64 value = cast_code<Row, Double>(u64(code), ToWide());
+        const double s = scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global);
+        u64 product = ptx::bits((ptx::as_double(value) - double(scale.zero_point)) * s);
+        if ((product & ~sign) > infinity) product = u64(Double::nan_code);
+        if ((value & ~sign) > infinity) product = value;
+        if (s != s) product = u64(Double::nan_code);
+        return Word(cast_code<Double, Dst>(product, ToWide()));
+    }
+
+private:
+    // The bits of a product that need not be rounded any more, or are to be rounded once.
+    static GPUCAST_INLINE u32 product(float x, float factor, u32 last) {
+        if constexpr (by_power || u32(Dst::bits) == 32) return ptx::bits(ptx::mul_rn(x, factor));
+        else return ptx::bits(ptx::mul_rz(x, factor)) | last;
+    }
+    template <u32 N, u32 Bytes>
+    static GPUCAST_INLINE void put_numbers(Tile<Bytes>& out, u32 i, const u32 (&some)[N]) {
+        if constexpr (u32(Dst::bits) == 32) {
+            out.word[i] = some[0];
+        } else if constexpr (u32(Dst::bits) == 16 && N == 2 && GPUCAST_ARCH >= 800) {
+            const float a = ptx::as_float(some[0]), b = ptx::as_float(some[1]);
+            out.word[i / 2] = is_upper_half<Dst>() ? ptx::cvt_rn_bf16x2(a, b) : ptx::cvt_rn_f16x2(a, b);
+        } else {
+            put_lanes<Dst::bits, N>(out, i, cast_lanes<Finite<Float>, Dst>(some, ToWide()));
+        }
+    }
+
+    // What `values` are to be multiplied with.
+    static GPUCAST_CONSTANT float lift() { return is_float4<Row>() && !has_conversion<Row>() ? 16384.0f : 1.0f; }
+
+    // The values of all codes. False where one is NaN or infinite.
+    template <u32 Elements, u32 Bytes>
+    GPUCAST_INLINE bool values(const Tile<Bytes>& in, float (&value)[Elements]) const {
+        const u32 of_word = 32 / Row::bits;
+        if constexpr (Row::is_int && 8 % Row::bits == 0 && Elements % of_word == 0) {
+            // Bytes in the last places of 2^23.
+            const u32 of_byte = 8 / Row::bits, moved = Row::sign_code;
+            const float less = ptx::cvt_rn_f32(-int(8388608 + moved) - scale.zero_point);
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) {
+                const u32 word = in.word[i / of_word] >> (u32(Row::bits) * (i % of_byte));
+                const u32 bytes = (word & repeated<8>(u32(Row::mask))) ^ repeated<8>(moved);
+                value[i] = ptx::add_rn(ptx::as_float(ptx::prmt(bytes, 0x4b000000, 0x7540 + i % of_word / of_byte)), less);
+            }
+            return true;
+        } else if constexpr (has_conversion<Row>() && u32(Row::bits) == 8 && Elements % 4 == 0) {
+            u32 any = 0;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                const u32 codes = in.word[i / 4];
+                u32 low, high;
+                if constexpr (is_e4m3<Row>()) ptx::cvt_f16x4_e4m3(codes, low, high);
+                else ptx::cvt_f16x4_e5m2(codes, low, high);
+                ptx::cvt_f32_f16x2(low, value[i], value[i + 1]);
+                ptx::cvt_f32_f16x2(high, value[i + 2], value[i + 3]);
+                // The top bit is set where a code is above the largest number's.
+                any |= (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - u32(Row::max_code));
+            }
+            return (any & repeated<8>(0x80)) == 0;
+        } else if constexpr (is_float4<Row>() && Elements % 8 == 0) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 8) {
+                const u32 codes = in.word[i / 8];
+                u32 halves[4];
+                if constexpr (has_conversion<Row>()) {
+                    ptx::cvt_f16x8_e2m1(codes, halves);
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) ptx::cvt_f32_f16x2(halves[j], value[i + 2 * j], value[i + 2 * j + 1]);
+                } else {
+                    // The smallest normal element becomes the smallest normal FLOAT16: see `lift`.
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        const u32 magnitudes = j < 3 ? codes << (j < 3 ? 9 - 4 * j : 0) : codes >> 3;
+                        const u32 half = (magnitudes & repeated<16>(0x0e00)) | (codes << (12 - 4 * j) & repeated<16>(0x8000));
+                        ptx::cvt_f32_f16x2(half, value[i + j], value[i + j + 4]);
+                    }
+                }
+            }
+            return true;
+        } else {
+            bool good = true;
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) {
+                const u32 code = get<Row::bits, u32>(in, i);
+                if constexpr (Row::is_int) {
+                    value[i] = ptx::cvt_rn_f32(int(integer<Row>(code)) - scale.zero_point);
+                } else {
+                    if constexpr (Row::has_nan && !Row::has_negative_zero) good &= code != u32(Row::nan_code);
+                    else if constexpr (Row::has_nan || Row::has_inf) good &= (code & ~u32(Row::sign_code)) <= u32(Row::max_code);
+                    value[i] = ptx::as_float(float_code<Finite<Row>, Float>(code));
+                }
+            }
+            return good;
+        }
+    }
+};
+
+// Rows of whole blocks of a power of two elements, in aligned arrays.
+template <typename F, typename Dst, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
+GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
+    typedef typename F::element Row;
+    const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
+    if (begin >= n) return;
+    Tile<Elements * Row::bits / 8> in;
+    Tile<Elements * Dst::bits / 8> out = {};
+    load_aligned(src + begin * i64(Row::bits) / 8, in);
+    const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, begin / Block), global_value<F>(given.global_scale));
+    multiplier.template tile<Elements>(in, out);
+    store_aligned(dst + begin * i64(Dst::bits / 8), out);
+}
+
+// All others.
+template <typename F, typename Dst, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
+GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
+    typedef typename F::element Row;
+    const u32 in_bytes = Elements * Row::bits / 8, out_bytes = Elements * Dst::bits / 8;
+    const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
+    if (begin >= n) return;
+    const u32 last = begin + Elements <= n ? Elements : u32(n - begin);
+    const float global = global_value<F>(given.global_scale);
+    const u8* from = src + begin * i64(Row::bits) / 8;
+    u8* to = dst + begin * i64(Dst::bits / 8);
+    Place<Index, single> place(given, begin, n);
+    if (last == Elements && place.left() >= Elements && (address(from) & (Tile<in_bytes>::piece - 1)) == 0
+        && (address(to) & (Tile<out_bytes>::piece - 1)) == 0) {
+        const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, place.block), global);
+        Tile<in_bytes> in;
+        Tile<out_bytes> out = {};
+        load_aligned(from, in);
+        multiplier.template tile<Elements>(in, out);
+        store_aligned(to, out);
+        return;
+    }
+    ptx::mark_rare();
+#pragma unroll 1
+    for (u32 i = 0; i < last; ++i) {
+        const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given, place.block), global);
+        store_element<Dst::bits>(to + i * (Dst::bits / 8), own.one(read_element<Row::bits, u32>(from, u64(i) * Row::bits)));
+        place.next();
+    }
+}
+
+}  // namespace gpucast

@@ -186,7 +186,6 @@ inline unsigned min_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, 
 inline unsigned max_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, greater); }
 inline unsigned fma_rn_bf16x2(unsigned a, unsigned b, unsigned c) { return BF16::both(a, b, c, fused); }
 
-
 template <typename Integer, typename Operation>
 inline unsigned both_integers(unsigned a, unsigned b, Operation operation) {
     const unsigned low = (unsigned short)operation(Integer(a), Integer(b));

@@ -128,8 +128,17 @@ def test_gradients_of_a_scale_are_refused() -> None:
     scale += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(y.sum(), x)
-    with pytest.raises(ValueError, match="^cast_many: scale requires grad, and is not differentiable"):
-        gpucast.cast_many([x], "FLOAT16", scale=scale.requires_grad_())
+
+
+def test_a_scale_that_requires_grad_is_refused(cuda: HostDriver) -> None:
+    """With `out` as without, before anything is written, also in a call like one that went well."""
+    given, scale = [torch.ones(3), torch.ones(4)], torch.tensor(2.0)
+    for out in (None, [torch.zeros(3, dtype=torch.float16), torch.zeros(4, dtype=torch.float16)]):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="^cast_many: scale requires grad, and is not differentiable"):
+                gpucast.cast_many(given, "FLOAT16", scale=scale.clone().requires_grad_(), out=out)
+            gpucast.cast_many(given, "FLOAT16", scale=scale, out=out)
+    assert len(cuda.launched) == 4
 
 
 def test_within_the_transforms_of_torch_func() -> None:

@@ -23,6 +23,8 @@ from gpucast.rule import resolve
 from host_driver import HostDriver, both_shapes, download
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
 from gpucast.interop import torch as door  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -374,6 +376,45 @@ def test_tensors_that_cast_does_not_take(make: Any, match: str) -> None:
     for call in (gpucast.cast, gpucast.cast_report):
         with pytest.raises(TypeError, match=match):
             call(x, "FLOAT16")
+
+
+def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(4, 32)
+    with FakeTensorMode():
+        fake = torch.ones(4, 32)
+
+    class WrapperTensor(torch.Tensor):
+        """Its elements are those of others, as a DTensor's are."""
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+            raise NotImplementedError(function)
+
+    wrapper = torch.Tensor._make_wrapper_subclass(WrapperTensor, (4, 32))
+
+    def total(x: Any) -> Any:
+        gpucast.quantize(x, "mxfp8e4m3")
+        return x.sum()
+
+    refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func or while"
+    for device in (None, 1):
+        monkeypatch.setattr(door, "_device", lambda x, who, device=device: device)
+        for call in (
+            lambda: torch.func.grad(total)(x),
+            lambda: torch.vmap(total)(x),
+            lambda: total(fake),
+            lambda: total(wrapper),
+        ):
+            with pytest.raises(TypeError, match=f"^quantize: {refused}"):
+                call()
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match=f"^cast: {refused}"):
+        torch.vmap(lambda x: gpucast.cast(x, "STRING"))(x)
+    # Between two graphs it is called as ever.
+    torch._dynamo.reset()
+    x = torch.linspace(-3, 3, 128).reshape(4, 32)
+    found, wanted = torch.compile(lambda x: gpucast.quantize(2 * x, "mxfp8e4m3"), backend="eager")(x), 2 * x
+    assert_same(found.data, gpucast.quantize(wanted, "mxfp8e4m3").data)
 
 
 def test_negated_views() -> None:

@@ -100,16 +100,26 @@ def check_writable(out: torch.Tensor, who: str) -> None:
 
 def _view(x: torch.Tensor, row: DType, device: int | None, who: str) -> Any:
     try:
-        memory = x.view(_CODES[row]).numpy() if device is None else x.data_ptr()
+        if device is None:
+            return x.view(_CODES[row]).numpy().view(row.numpy)
+        address = _address(x)
     except RuntimeError as error:
         raise TypeError(
-            f"{who}: x is a tensor without memory, within a transform of torch.func or while torch traces a graph; "
-            "expected one with elements to read: call it outside"
+            f"{who}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func or while "
+            "torch traces a graph; expected one with elements to read: call it outside"
         ) from error
-    if device is None:
-        return memory.view(row.numpy)
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return intake.view_at(memory, tuple(x.shape), strides, row, device, x)
+    return intake.view_at(address, tuple(x.shape), strides, row, device, x)
+
+
+def _address(x: torch.Tensor) -> int:
+    """Where the elements of a tensor on a device begin; RuntimeError for a subclass that keeps them elsewhere."""
+    # That of a fake tensor cannot be asked for without a warning.
+    fake = type(x) is not torch.Tensor and x.untyped_storage().device.type == "meta"
+    address = 0 if fake else x.data_ptr()
+    if address == 0 and x.numel():
+        raise RuntimeError("its address is 0")
+    return address
 
 
 def row_of(x: torch.Tensor, who: str) -> DType:

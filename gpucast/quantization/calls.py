@@ -131,10 +131,6 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
 
     An array of q's shape where q is. TypeError for anything else. Out of `to`'s range is infinity, as in a cast.
     """
-    return untraced(_dequantize, q, to)
-
-
-def _dequantize(q: Quantized, to: Any) -> Any:
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
     row = source_row(to, "dequantize: to=")

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import stat
 import threading
 import time
 
@@ -27,6 +28,17 @@ _CHECKSUM = hashlib.sha256().digest_size
 _numbers = itertools.count()
 
 
+def limit(who: str) -> int:
+    """The bytes that ``GPUCAST_CACHE_SIZE`` (in MiB) grants, or `LIMIT`. ValueError, which begins with `who`."""
+    chosen = os.environ.get("GPUCAST_CACHE_SIZE")
+    if not chosen:
+        return LIMIT
+    with contextlib.suppress(ValueError):
+        if int(chosen) >= 0:
+            return int(chosen) << 20
+    raise ValueError(f"{who}: GPUCAST_CACHE_SIZE={chosen!r} is not a number of MiB; expected one such as 256, or 0")
+
+
 def digest(*parts: str | bytes) -> str:
     """A key: the SHA-256 of the parts. Parts that differ in any way, where one ends included, give another key."""
     hashed = hashlib.sha256()
@@ -38,11 +50,15 @@ def digest(*parts: str | bytes) -> str:
 
 
 class Cache:
-    """Entries in `folder`, which is made when it is first needed and holds at most about `limit` bytes."""
+    """Entries in `folder`, which is made when it is first needed and holds at most about `limit` bytes.
 
-    def __init__(self, folder: str, limit: int = LIMIT) -> None:
+    `private`: files that others could have written are no entries, as where entries are code of this process.
+    """
+
+    def __init__(self, folder: str, limit: int = LIMIT, *, private: bool = False) -> None:
         self.folder = folder
         self.limit = limit
+        self.private = private
         #: Why the last entry could not be kept on disk, or "".
         self.problem = ""
         self._memory: dict[str, bytes] = {}
@@ -65,7 +81,7 @@ class Cache:
         if self.limit <= 0:
             return
         try:
-            os.makedirs(self.folder, exist_ok=True)
+            os.makedirs(self.folder, 0o700 if self.private else 0o777, exist_ok=True)
             self._write(key, value)
         except OSError as error:
             self.problem = f"{self.folder}: {error.strerror or error}"
@@ -85,6 +101,8 @@ class Cache:
         path = self._path(key)
         try:
             with open(path, "rb", buffering=0) as file:
+                if self.private and not _written_by_us(os.fstat(file.fileno())):
+                    return None
                 data = file.read()
         except OSError:
             return None
@@ -100,7 +118,7 @@ class Cache:
         path = self._path(key)
         temporary = f"{path}.{os.getpid()}-{next(_numbers)}-{os.urandom(4).hex()}{_TEMPORARY}"
         try:
-            with open(temporary, "xb", buffering=0) as file:
+            with open(temporary, "xb", buffering=0, opener=_opened_by_us if self.private else None) as file:
                 data = value + _checksum(key, value)
                 if file.write(data) != len(data):
                     raise OSError("the disk is full")
@@ -142,6 +160,17 @@ class Cache:
         except OSError:
             pass
         return files
+
+
+def _written_by_us(status: os.stat_result) -> bool:
+    """Whether a file belongs to us and nobody else may write it: False on Windows, which tells neither."""
+    mine = hasattr(os, "geteuid") and status.st_uid == os.geteuid()
+    return mine and stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _opened_by_us(path: str, flags: int) -> int:
+    # Whatever the umask.
+    return os.open(path, flags, 0o600)
 
 
 def _ours(name: str) -> bool:

@@ -7,7 +7,6 @@ unless told; 0 keeps compiled kernels in memory only).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpucast import nvrtc
-from gpucast.cache import LIMIT, Cache, digest
+from gpucast.cache import Cache, digest, limit
 from gpucast.cache_folder import cache_folder
 from gpucast.errors import DeviceUnavailable
 from gpucast.nvrtc import CompileError, Nvrtc
@@ -177,7 +176,7 @@ def compiler() -> Compiler:
 
 @lru_cache(maxsize=1)
 def _compiler() -> Compiler:
-    return Compiler(find(), Cache(os.path.join(cache_folder(), "kernels"), _limit()))
+    return Compiler(find(), Cache(os.path.join(cache_folder(), "kernels"), limit("compile")))
 
 
 def compile(text: str, name: str, arch: str) -> Cubin:
@@ -193,13 +192,3 @@ def architecture(capability: tuple[int, int], specific: bool = True) -> str:
 def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
     """The kernel for a device of a compute capability such as (9, 0), as the driver loads it."""
     return compile(text, name, architecture(capability)).code
-
-
-def _limit() -> int:
-    chosen = os.environ.get("GPUCAST_CACHE_SIZE")
-    if not chosen:
-        return LIMIT
-    with contextlib.suppress(ValueError):
-        if int(chosen) >= 0:
-            return int(chosen) << 20
-    raise ValueError(f"compile: GPUCAST_CACHE_SIZE={chosen!r} is not a number of MiB; expected one such as 256, or 0")

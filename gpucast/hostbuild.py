@@ -8,12 +8,7 @@ launch is a loop over blocks and threads. So rules, tiles, tails and launch geom
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-import os
-import shlex
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import host_compiler
 from gpucast.many_source import ManySource
 from gpucast.rule import Rule
 from gpucast.source import KernelSource, Shape, join, kernel_source
@@ -95,27 +91,9 @@ _PARAMETERS = "const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, g
 _ARGUMENTS = "src, src_bit, dst, n"
 
 
-class CompilerMissing(RuntimeError):
-    """No C++ compiler was found. The message says how to get one."""
-
-
 def compiler() -> list[str]:
-    """The command of a C++17 compiler: $CXX, g++, clang++ or c++ from the path, or the one in the ziglang wheel."""
-    chosen = os.environ.get("CXX")
-    if chosen:
-        command = shlex.split(chosen)
-        if not command or shutil.which(command[0]) is None:
-            raise CompilerMissing(f"hostbuild: CXX={chosen!r} is not a command; set it to a C++ compiler or unset it")
-        return command
-    for name in ("g++", "clang++", "c++"):
-        if shutil.which(name) is not None:
-            return [name]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "c++"]
-    raise CompilerMissing(
-        "hostbuild: no C++ compiler; install g++ or clang++, set CXX, or run: "
-        f"{shlex.quote(sys.executable)} -m pip install ziglang"
-    )
+    """The command of a C++17 compiler. CompilerMissing where there is none."""
+    return host_compiler.find("c++", "hostbuild")
 
 
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 import gpucast
 from gpucast import device as devices
-from gpucast import files, host
+from gpucast import files, host, host_native_cast
 from gpucast.checkpoints import counts
 from gpucast.checkpoints.ahead import Ahead
 from gpucast.checkpoints.opened import Request
@@ -22,7 +22,9 @@ from gpucast.checkpoints.statistics import Errors, Statistics
 from gpucast.checkpoints.sums import Placed, Summed
 from gpucast.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
-from gpucast.files.tensor import Array, FileError, LoadedTensor
+from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
+from gpucast.files.window import Window
+from gpucast.host_native_cast import Found, Place
 from gpucast.report import CastReport, result_report
 from gpucast.rule import Rule, resolve
 
@@ -86,16 +88,44 @@ class Casting:
     def _part(self, start: int, part: Tensor, placed: Placed | None) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
-        cast = self._caster(part.size)
+        if placed is not None and (lost := self._passed_on(start, part, placed)) is not None:
+            told.report = lost
+            return part.size, told, casts
+        cast = self._caster(part)
         for x in part.chunks(self._limit(part)):
-            y = cast(x, start)
-            told.add(x, y, self._lost(x, y))
+            y, found = cast(x, start)
+            told.add(x, y, self._lost(x, y, found))
             if placed is None:
                 casts.append(y)
             else:
                 placed.write(start, y)
             start += x.size
         return part.size, told, casts
+
+    def _passed_on(self, start: int, part: Tensor, placed: Placed) -> CastReport | None:
+        """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
+        rule, native = self._rule, self._native(0)
+        if native is None or self.request.detail != "counts" or not isinstance(part, StoredTensor):
+            return None
+        stream, here = part.open(), placed.place(start)
+        as_they_lie = part.element is not None and part.element.isnative
+        # Sums are of whole words.
+        if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
+            return None
+        done = native.file(Place.of(rule.src, *stream.place()), Place.of(rule.dst, *here), part.size)
+        if done is None:
+            return None
+        found, total = done
+        lost = counts.told_by(found, part.size, rule.src, rule.dst, self.request.attributes)
+        if lost is not None:
+            placed.note(rule.dst.nbytes(part.size), total)
+        return lost
+
+    def _native(self, nbytes: int) -> host_native_cast.Cast | None:
+        """As `host_native_cast.find`."""
+        if not self._on_host or self.request.seed is not None:
+            return None
+        return host_native_cast.find(self._rule, nbytes)
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
@@ -104,34 +134,38 @@ class Casting:
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
-    def _caster(self, size: int) -> Callable[[Array, int], Array]:
-        """What casts flat elements, told the number of the first one; of `size` elements in all."""
+    def _caster(self, part: Tensor) -> Callable[[Array, int], tuple[Array, Found | None]]:
+        """What casts flat elements of a part, told the number of the first one."""
         rule = self._rule
         if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
             return self._cast
-        step = min(size, host.chunk_of(rule))
-        lane = host.lane(rule, size, step)
+        native = self._native(part.nbytes)
+        if native is None:
+            step = min(part.size, host.chunk_of(rule))
+            lane = host.lane(rule, part.size, step)
 
-        def cast(x: Array, start: int) -> Array:
+        def cast(x: Array, start: int) -> tuple[Array, Found | None]:
             # As `gpucast.cast` does, but for its questions.
             y = np.empty(x.shape, rule.dst.numpy)
             codes, result = x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy)
+            if native is not None:
+                return y, native(codes, result)
             with np.errstate(all="ignore"):
                 for begin in range(0, x.size, step):
                     lane(codes[begin : begin + step], result[begin : begin + step])
-            return y
+            return y, None
 
         return cast
 
-    def _cast(self, x: Array, start: int) -> Array:
+    def _cast(self, x: Array, start: int) -> tuple[Array, None]:
         random = keywords(moved(self.request.random(self.tensor.name), start))
-        return _cast_on(self.device, x, self.row, {**self.request.attributes, **random}).reshape(-1)
+        return _cast_on(self.device, x, self.row, {**self.request.attributes, **random}).reshape(-1), None
 
-    def _lost(self, x: Array, y: Array) -> CastReport:
+    def _lost(self, x: Array, y: Array, found: Found | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
         if self.request.detail == "counts":
-            return counts.count(x, y, self._rule.src, self.row, self.request.attributes)
+            return counts.count(x, y, self._rule.src, self.row, self.request.attributes, found)
         return gpucast.cast_report(x, self.row, **self.request.attributes)
 
     @cached_property

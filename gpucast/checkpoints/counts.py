@@ -11,18 +11,24 @@ import numpy as np
 
 from gpucast.dtypes import DType
 from gpucast.files.tensor import Array, slices
+from gpucast.host_native_cast import Found
 from gpucast.report import CastReport, cast_report
 
 #: Elements that are looked at while they are in the cache.
 _BLOCK = 1 << 17
 
 
-def count(x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport:
-    """The counts of ``cast_report(x, dst, **attributes)``; `y` is the result. The largest error is not worked out.
+def count(
+    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], seen: Found | None = None
+) -> CastReport:
+    """The counts of ``cast_report(x, dst, **attributes)``; `y` is the result, and `seen` what a pass saw on the way to
+    it. The largest error is not worked out.
 
     Among floats a result below the largest number of `dst` was rounded and no more: all that can be lost is that it is
     zero. Where that may not be all, `cast_report` looks at the elements.
     """
+    if seen is not None and (told := told_by(seen, x.size, src, dst, attributes)) is not None:
+        return told
     if not is_quick(src, dst):
         return cast_report(x, dst, **attributes)
     if _holds(dst, src) and attributes.get("overflow") is None:
@@ -51,6 +57,16 @@ def count(x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, A
     elements = x.size - beyond.elements
     found = CastReport(elements, elements - zeros, underflowed=zeroed)
     return found + beyond if beyond.elements else found
+
+
+def told_by(seen: Found, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
+    """`count` of so many elements, where what was seen is enough to tell."""
+    nonzero = size - seen.source_zeros
+    if _holds(dst, src) and attributes.get("overflow") is None:
+        return CastReport(size, nonzero)
+    if seen.largest >= dst.max_code:
+        return None
+    return CastReport(size, nonzero, underflowed=seen.zeros - seen.source_zeros)
 
 
 def is_quick(src: DType, dst: DType) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 import gpucast
 from gpucast.checkpoints.randomness import keywords, moved
 from gpucast.dtypes import dtype
-from gpucast.files.tensor import Array, Tensor
+from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import host, reference
 from gpucast.quantization.formats import SOURCES, Format, Parts
 from gpucast.random_bits import Random
@@ -82,7 +82,8 @@ def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
 
 def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
     """The pieces of a tensor, as matrices; those of narrow floats as FLOAT, which holds them exactly."""
-    for flat in regroup(tensor.chunks(), (count * cut.columns for count in cut.counts())):
+    size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.columns)
+    for flat in regroup(tensor.pieces(size), (count * cut.columns for count in cut.counts())):
         x = flat if tensor.row in SOURCES else gpucast.cast(flat, "FLOAT")
         yield x.reshape(-1, cut.columns)
 

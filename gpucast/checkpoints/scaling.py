@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
+from gpucast import host_native, host_native_cast
 from gpucast.checkpoints import scale_styles
 from gpucast.checkpoints.ahead import Ahead
 from gpucast.checkpoints.pieces import Quantizer, by_reference, dequantized, joined, matrices, on_device, sliced
@@ -138,6 +139,8 @@ class Scaled:
 
         def work(piece: tuple[int, Array]) -> tuple[Array, Array, Array, CastReport, Parts]:
             start, x = piece
+            if engine is host.quantize:
+                host_native.library(x.nbytes)
             parts = quantize(x, start)
             restored = dequantized(parts, format) if detailed else None
             report = _counted(x, parts, format, restored)
@@ -207,7 +210,7 @@ def _same(wanted: Array, found: Array) -> bool:
 
 def _counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
     """What was lost of a piece, as of a cast of the quotients; the largest error only where `restored` is given."""
-    values = x if x.dtype == np.float64 else gpucast.cast(x, "FLOAT")
+    values = x if x.dtype in (np.float32, np.float64) else gpucast.cast(x, "FLOAT")
     nonzero = _nonzero_of_finite(values.reshape(-1))
     if nonzero is None or np.isnan(parts.scales.astype(np.float32)).any():
         return _counted_all(values, parts, format, dequantized(parts, format) if restored is None else restored)
@@ -231,6 +234,9 @@ def _nonzero_of_finite(values: Array) -> int | None:
     """How many of flat values are not zero; None where one is infinite or NaN."""
     row = dtype(values.dtype)
     codes, found = values.view(row.code_numpy), 0
+    seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
+    if seen is not None:
+        return codes.size - seen[1] if seen[0] <= row.max_code else None
     magnitude = codes.dtype.type(row.code_mask & ~row.sign_code)
     for start in range(0, codes.size, _CODES):
         block = codes[start : start + _CODES] & magnitude

@@ -7,13 +7,14 @@ reads as zeros after a power cut makes it smaller. Pieces may be summed up in an
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast import files
+from gpucast import files, host_native
 from gpucast.files import Spec, safetensors, window
 from gpucast.files.tensor import Array
 
@@ -28,6 +29,11 @@ def sum_of(data: Any, position: int = 0) -> int:
     head = min(-position % _WORD, raw.size)
     found = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)
     tail = raw.size - (raw.size - head) % _WORD
+    if head < tail and (native := host_native.library()) is not None:
+        sums = (ctypes.c_uint64 * 2)()
+        native.sum_words(ctypes.c_void_p(raw[head:].ctypes.data), ctypes.c_uint64((tail - head) // _WORD), sums)
+        found += sums[0] + (sums[1] << 32)
+        head = tail
     for start in range(head, tail, _BLOCK):
         words = raw[start : min(start + _BLOCK, tail)].view("<u8")
         high = int(np.add.reduce(words >> np.uint64(32))) << 32
@@ -109,7 +115,7 @@ class Placed:
     def __init__(
         self, writer: safetensors.Writer, spec: Spec, file: BinaryIO, note: Callable[[int, int], None]
     ) -> None:
-        self._writer, self._spec, self._file, self._note = writer, spec, file, note
+        self._writer, self._spec, self._file, self._all = writer, spec, file, note
         self._begin = writer.begin(spec)
         self._nbytes = self._sum = 0
         self._lock = threading.Lock()
@@ -118,11 +124,20 @@ class Placed:
         """The flat elements from `start` on, a multiple of 4."""
         position, data = self._writer.place(self._spec, start, chunk)
         window.write(self._file, position, data.data)
-        total = sum_of(data, position - self._begin)
+        self.note(data.nbytes, sum_of(data, position - self._begin))
+
+    def place(self, start: int) -> tuple[int, int]:
+        """The file's number, and the byte where the flat elements from `start` on go: for who writes them, and `notes`
+        what came there."""
+        assert self._spec.row is not None
+        return self._file.fileno(), self._begin + self._spec.row.nbytes(start)
+
+    def note(self, nbytes: int, total: int) -> None:
+        """So many bytes with this sum have been written."""
         with self._lock:
-            self._nbytes += data.nbytes
+            self._nbytes += nbytes
             self._sum += total
 
     def done(self) -> None:
         """All pieces are written."""
-        self._note(self._nbytes, self._sum)
+        self._all(self._nbytes, self._sum)

@@ -77,7 +77,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpucast.hostbuild import CompilerMissing
+    from gpucast.host_compiler import CompilerMissing
     from gpucast.parity import picture
     from gpucast.parity.backends import backend
 

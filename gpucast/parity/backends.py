@@ -130,7 +130,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {"gpu": Gpu, "kernels": Kernels, "h
 def backend(name: str | None) -> Backend:
     """The backend of a name; None means the GPU where there is one, else the host build of its kernels.
 
-    DeviceUnavailable or hostbuild.CompilerMissing, with the remedy, where it cannot run.
+    DeviceUnavailable or host_compiler.CompilerMissing, with the remedy, where it cannot run.
     """
     if name is None:
         from gpucast import device

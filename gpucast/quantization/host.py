@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gpucast import host, host_cast
 from gpucast.dtypes import DType, dtype
+from gpucast.quantization import host_native
 from gpucast.quantization.boxes import ELEMENTS, Plan, spread
 from gpucast.quantization.formats import Format, Parts
 from gpucast.quantization.host_boxes import Cast
@@ -40,7 +41,10 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     plan, shape = Plan.make(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(plan.shape)
     with np.errstate(all="ignore"):
-        low, high, lost = extremes(source, plan, format)
+        # Where all scales are of the numbers themselves, quotients are none that only NumPy knows.
+        native = host_native.find(source, plan, format) if random is None and scale is None else None
+        found = None if native is None else native.extremes(source, plan)
+        low, high, lost = extremes(source, plan, format) if found is None else found
         s, g = _scales(low, high, format, scale, shape)
         s = s.reshape(plan.grid)
         zero = _zero_points(low, s, format)
@@ -48,13 +52,15 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         data = np.empty(plan.shape, format.element.numpy)
         if random is not None:
             _stochastic(source, plan, format, s * g, lost, data, random)
+        elif native is not None and found is not None:
+            native.codes(source, plan, s * g, data)
         else:
             limits = _limits(low, high, s * g, zero, format)
             _nearest(source, plan, format, s * g, zero, lost, data, limits)
         s[lost] = np.nan
     return Parts(
         data.reshape(x.shape),
-        _cast(s, format.scale).reshape(shape),
+        _cast(_narrowed(s), format.scale).reshape(shape),
         None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape),
         np.asarray(g, np.float32) if format.global_scale else None,
     )
@@ -83,10 +89,16 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
     elif format.scale is _FLOAT:
         s = _float(high / format.divisor)
     elif format.scale is _E8M0:
-        s = _cast(high / format.divisor, _E8M0, round_mode="down" if format.rule == "floor" else "up")
+        s = _cast(_narrowed(high / format.divisor), _E8M0, round_mode="down" if format.rule == "floor" else "up")
     else:
         s = _cast(high / (format.divisor * g), format.scale)
     return np.maximum(_cast(s, _DOUBLE), format.smallest_scale), g
+
+
+def _narrowed(x: Array) -> Array:
+    """DOUBLE numbers as FLOAT, of which casts are quicker, where FLOAT holds them all."""
+    y = x.astype(np.float32)
+    return y if np.array_equal(x, y) else x
 
 
 def _float(x: Any) -> Array:

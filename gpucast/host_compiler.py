@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which compiler of this machine makes host code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from typing import Literal
+
+Language = Literal["c", "c++"]
+
+#: The environment's word, the commands that are looked for, and what the ziglang wheel has.
+_COMMANDS = {"c++": ("CXX", ("g++", "clang++", "c++"), "c++"), "c": ("CC", ("gcc", "clang", "cc"), "cc")}
+
+
+class CompilerMissing(RuntimeError):
+    """No compiler was found. The message says how to get one."""
+
+
+def find(language: Language, who: str) -> list[str]:
+    """The command of a C++17 or C11 compiler: $CXX or $CC, one from the path, or the one in the ziglang wheel.
+
+    CompilerMissing, which begins with `who`, where there is none.
+    """
+    variable, names, of_zig = _COMMANDS[language]
+    chosen = os.environ.get(variable)
+    if chosen:
+        command = shlex.split(chosen)
+        if not command or shutil.which(command[0]) is None:
+            wanted = f"set it to a {language.upper()} compiler or unset it"
+            raise CompilerMissing(f"{who}: {variable}={chosen!r} is not a command; {wanted}")
+        return command
+    for name in names:
+        if shutil.which(name) is not None:
+            return [name]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", of_zig]
+    raise CompilerMissing(
+        f"{who}: no {language.upper()} compiler; install {names[0]} or {names[1]}, set {variable}, or run: "
+        f"{shlex.quote(sys.executable)} -m pip install ziglang"
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpucast import device, hostbuild
+from gpucast import device, host_compiler
 from gpucast.cli import main
 from gpucast.parity import backends
 from gpucast.parity.backends import Array, CastCodes
@@ -199,8 +199,8 @@ def test_wrong_usage(options: list[str], message: str, capsys: pytest.CaptureFix
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(hostbuild.shutil, "which", lambda name: None)
-    monkeypatch.setattr(hostbuild.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host_compiler.importlib.util, "find_spec", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     assert main(["parity", "--backend", "kernels", "--json", "x.json"]) == 1
     out, err = capsys.readouterr()

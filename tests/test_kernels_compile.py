@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel compiles for every architecture: no warning, no local memory, and quickly. No GPU is needed.
 
-In CI: every pair for sm_80 or sm_100a by turns, a seeded third of the other rules for sm_90, a tenth of everything else
-that a cast can launch, a twenty-fifth where another compilation is nearly the same (see `one_in`).
+In CI: every other pair for sm_80 or sm_100a by turns, a seeded third of the other rules for sm_90, a tenth of everything
+else that a cast can launch, a twenty-fifth where another compilation is nearly the same (see `one_in`).
 Under --exhaustive: everything. The pairs for sm_90 (default rule, contiguous) are compiled in `test_static`, which
 looks at their machine code too.
 """
@@ -63,7 +63,7 @@ def one_in(major: int, arch: str, source: KernelSource) -> int:
         if first and arch == "sm_90":
             return 0
         if first and arch in BY_TURNS:
-            return arch == BY_TURNS[(NUMERIC.index(src) + NUMERIC.index(dst)) % 2]
+            return (NUMERIC.index(src) + NUMERIC.index(dst)) % 4 == 2 * BY_TURNS.index(arch)
         plain = f"{arch}a" in ARCHITECTURES
         return 25 if plain or (not first and arch in ("sm_75", "sm_86", "sm_89")) else 10
     if not (first and arch == "sm_90"):
@@ -109,14 +109,14 @@ def test_every_kernel(major: int, arch: str, src: DType, exhaustive: bool) -> No
 
 
 def test_the_choice_covers_what_it_says() -> None:
-    """In CI too, each pair is compiled for two architectures or more, each architecture with NVRTC's."""
+    """In CI too, each rule has some kernels compiled, each architecture with NVRTC's."""
     major, pairs = INSTALLED[0], len(NUMERIC) ** 2
     compiled_for = {arch: sum(len(chosen(major, arch, src, False)) for src in NUMERIC) for arch in ARCHITECTURES}
     of_rules = sum(len(rules(src, dst)) for src in NUMERIC for dst in NUMERIC) - pairs
     every = sum(len(variants(src, dst)) for src in NUMERIC for dst in NUMERIC) - pairs
     assert 1 < compiled_for["sm_90"] / (of_rules / 3 + (every - of_rules) / 10) < 1.2
     by_turns = [{source.name for src in NUMERIC for source in chosen(major, arch, src, False)} for arch in BY_TURNS]
-    assert by_turns[0].isdisjoint(by_turns[1]) and len(by_turns[0] | by_turns[1]) == pairs
+    assert by_turns[0].isdisjoint(by_turns[1]) and 0.9 < len(by_turns[0] | by_turns[1]) / (pairs / 2) < 1.1
     for arch in set(ARCHITECTURES) - {"sm_90", *BY_TURNS}:
         assert pairs / 50 < compiled_for[arch] < pairs / 5
     assert sum(len(chosen(major, "sm_90", src, True)) for src in NUMERIC) == every

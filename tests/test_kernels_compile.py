@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel compiles for every architecture: no warning, no local memory, and quickly. No GPU is needed.
 
-In CI: every other pair for sm_80 or sm_100a by turns, a seeded third of the other rules for sm_90, a tenth of everything
-else that a cast can launch, a twenty-fifth where another compilation is nearly the same (see `one_in`).
+In CI: every other pair for sm_80 or sm_100a by turns, a seeded third of the other rules for sm_90, a tenth of all else
+that a cast can launch, a twenty-fifth where another compilation is nearly the same (see `one_in`).
 Under --exhaustive: everything. The pairs for sm_90 (default rule, contiguous) are compiled in `test_static`, which
 looks at their machine code too.
 """

@@ -116,7 +116,7 @@ typedef struct {
 } Blocks;
 
 // What is done with n elements that lie side by side in blocks of a length; `of` belongs to the blocks, `more` to all.
-typedef void Run(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, const void* more);
+typedef void Run(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, void* more);
 
 // An array, and the bytes of what it holds.
 typedef struct {
@@ -124,7 +124,7 @@ typedef struct {
     u64 itemsize;
 } Array;
 
-EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array of, const void* more) {
+EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array of, void* more) {
     const u64 *n = blocks->shape, *lengths = blocks->lengths, *grid = blocks->grid;
     for (u64 row = 0; row < n[0] * n[1]; ++row) {
         const u64 block = (row / n[1] / lengths[0] * grid[1] + row % n[1] / lengths[1]) * grid[2];
@@ -133,25 +133,36 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
     }
 }
 
-// The elements of a run that are in one block, and the block's own.
-#define EACH_BLOCK(OF)                                                                                           \
-    for (u64 start = 0, end; start < n && (end = n - start < length ? n : start + length, 1); start = end, ++OF)
+// A length of blocks that is so short that a loop for any length would take longer to begin than to run.
+#define SHORT 32
+
+// The Run that does for each block what NAME##_block does.
+#define RUN(NAME, SRC, DST, OF)                                                                                  \
+    EXPORT void NAME(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, void* more) {    \
+        const SRC* restrict src = from;                                                                          \
+        DST* restrict dst = to;                                                                                  \
+        OF* own = of;                                                                                            \
+        for (u64 start = 0; start < n; start += length, ++own) {                                                 \
+            const u64 count = n - start < length ? n - start : length;                                           \
+            if (count == SHORT)                                                                                  \
+                NAME##_block(src + start, dst + start, SHORT, own, more);                                        \
+            else                                                                                                 \
+                NAME##_block(src + start, dst + start, count, own, more);                                        \
+        }                                                                                                        \
+    }
 
 // The largest magnitude of a block so far, as a code.
 #define LARGEST(NAME, CODE, MASK)                                                                                \
-    EXPORT void NAME(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, const void* more) { \
-        const CODE* src = from;                                                                                  \
-        CODE* largest = of;                                                                                      \
-        EACH_BLOCK(largest) {                                                                                    \
-            CODE top = *largest;                                                                                 \
-            for (u64 i = start; i < end; ++i) {                                                                  \
-                const CODE a = src[i] & MASK;                                                                    \
-                top = a > top ? a : top;                                                                         \
-            }                                                                                                    \
-            *largest = top;                                                                                      \
+    INLINE void NAME##_block(const CODE* restrict src, u8* restrict dst, u64 n, CODE* largest, void* more) {     \
+        CODE top = *largest;                                                                                     \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const CODE a = src[i] & MASK;                                                                        \
+            top = a > top ? a : top;                                                                             \
         }                                                                                                        \
-        (void)to, (void)more;                                                                                    \
-    }
+        *largest = top;                                                                                          \
+        (void)dst, (void)more;                                                                                   \
+    }                                                                                                            \
+    RUN(NAME, CODE, u8, CODE)
 
 LARGEST(largest_of_32, u32, 0x7fffffff)
 LARGEST(largest_of_16, u16, 0x7fff)
@@ -177,45 +188,56 @@ INLINE u32 odd_quotient(u32 a, float d) {
 
 // The codes of finite numbers divided by their block's d, or multiplied by its factor, which is a power of two.
 #define QUOTIENTS(NAME, SRC, LOAD)                                                                               \
-    EXPORT void NAME##_divided(const void* restrict from, void* restrict to, u64 n, u64 length, void* of,        \
-                               const void* more) {                                                               \
-        const SRC* restrict src = from;                                                                          \
-        u8* restrict dst = to;                                                                                   \
+    INLINE void NAME##_divided_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* d, const void* more) { \
         const Quotient quotient = *(const Quotient*)more;                                                        \
-        const float* d = of;                                                                                     \
-        EACH_BLOCK(d) {                                                                                          \
-            const float by = *d;                                                                                 \
-            u32 midpoints = 0;                                                                                   \
-            for (u64 i = start; i < end; ++i) {                                                                  \
-                const u32 c = LOAD(src[i]), q = bits_of(as_float(c & 0x7fffffff) / by);                          \
-                dst[i] = quotient_code(c, q, quotient.row);                                                      \
-                midpoints |= (u32)((q & quotient.zeros) == 0) & (u32)(q != 0) & (u32)(q != quotient.divisor);    \
-            }                                                                                                    \
-            if (!midpoints) continue;                                                                            \
-            for (u64 i = start; i < end; ++i) {                                                                  \
-                const u32 c = LOAD(src[i]);                                                                      \
-                dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, by), quotient.row);                       \
-            }                                                                                                    \
+        const float by = *d;                                                                                     \
+        u32 midpoints = 0;                                                                                       \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const u32 c = LOAD(src[i]), q = bits_of(as_float(c & 0x7fffffff) / by);                              \
+            dst[i] = quotient_code(c, q, quotient.row);                                                          \
+            midpoints |= (u32)((q & quotient.zeros) == 0) & (u32)(q != 0) & (u32)(q != quotient.divisor);        \
+        }                                                                                                        \
+        if (!midpoints) return;                                                                                  \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const u32 c = LOAD(src[i]);                                                                          \
+            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, by), quotient.row);                           \
         }                                                                                                        \
     }                                                                                                            \
-    EXPORT void NAME##_multiplied(const void* restrict from, void* restrict to, u64 n, u64 length, void* of,     \
-                                  const void* more) {                                                            \
-        const SRC* restrict src = from;                                                                          \
-        u8* restrict dst = to;                                                                                   \
+    INLINE void NAME##_multiplied_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* factor,   \
+                                        const void* more) {                                                      \
         const Row row = ((const Quotient*)more)->row;                                                            \
-        const float* factor = of;                                                                                \
-        EACH_BLOCK(factor) {                                                                                     \
-            const float by = *factor;                                                                            \
-            for (u64 i = start; i < end; ++i) {                                                                  \
-                const u32 c = LOAD(src[i]);                                                                      \
-                dst[i] = quotient_code(c, bits_of(as_float(c & 0x7fffffff) * by), row);                          \
-            }                                                                                                    \
+        const float by = *factor;                                                                                \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const u32 c = LOAD(src[i]);                                                                          \
+            dst[i] = quotient_code(c, bits_of(as_float(c & 0x7fffffff) * by), row);                              \
         }                                                                                                        \
-    }
+    }                                                                                                            \
+    RUN(NAME##_divided, SRC, u8, float)                                                                          \
+    RUN(NAME##_multiplied, SRC, u8, float)
 
 QUOTIENTS(float, u32, load_float)
 QUOTIENTS(upper_half, u16, load_upper_half)
 QUOTIENTS(half, u16, load_half)
+
+// How many numbers are beyond their block's limit, a FLOAT: added to SHORT counts, whose sum matters. Short blocks have
+// one for each place: summing up takes longer than to compare.
+#define BEYOND(NAME, SRC, LOAD)                                                                                  \
+    INLINE void NAME##_beyond_block(const SRC* restrict src, u8* restrict dst, u64 n, const u32* limit, void* more) { \
+        const u32 most = *limit;                                                                                 \
+        u32* restrict counts = more;                                                                             \
+        u32 beyond = 0;                                                                                          \
+        if (n == SHORT)                                                                                          \
+            for (u64 i = 0; i < SHORT; ++i) counts[i] += (LOAD(src[i]) & 0x7fffffff) > most;                     \
+        else                                                                                                     \
+            for (u64 i = 0; i < n; ++i) beyond += (LOAD(src[i]) & 0x7fffffff) > most;                            \
+        counts[0] += beyond;                                                                                     \
+        (void)dst;                                                                                               \
+    }                                                                                                            \
+    RUN(NAME##_beyond, SRC, u8, const u32)
+
+BEYOND(float, u32, load_float)
+BEYOND(upper_half, u16, load_upper_half)
+BEYOND(half, u16, load_half)
 
 // The largest magnitude of codes, and how many are zero, of either sign.
 #define LOOK(NAME, CODE)                                                                                         \

@@ -21,15 +21,18 @@ from gpucast.random_bits import Random
 #: As `gpucast.quantization.host.quantize`: x, the format; axis, scale, random.
 Engine = Callable[..., Parts]
 
-#: About so many elements of a piece.
-_PIECE = 1 << 19
-#: Pieces begin on bytes, whatever the element.
+#: About so many elements of a piece: half as many take a tenth longer, as each piece has work of its own.
+_PIECE = 1 << 20
+#: Elements of any packed type end on a byte.
 _GROUP = 4
+#: Codes of any type fill a word.
+_WORD = 32
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tensor is cut: `lead` matrices of `rows` and `columns`, `step` rows of one at a time.
+    """How a tensor is cut: `lead` matrices of `rows` and `columns`, `step` rows of one at a time, or `width` columns of
+    a single row.
 
     Blocks lie within pieces, or are the whole tensor; scales of pieces in their order are those of the tensor. In
     pieces the axis of the blocks is 0 for the scales of an axis (the tensor's first), else the last, as in the tensor.
@@ -39,30 +42,38 @@ class Cut:
     rows: int
     columns: int
     step: int
+    width: int
 
     @staticmethod
     def make(format: Format, shape: tuple[int, ...]) -> Cut:
         size, last = math.prod(shape), shape[-1] if shape else 1
         if format.block == "tensor":
-            return Cut.of(1, size, 1, _GROUP)
+            return Cut.of(1, size, 1, _PIECE)
         if format.block == "axis":
-            return Cut.of(1, shape[0], size // max(1, shape[0]), _GROUP)
+            return Cut.of(1, shape[0], size // max(1, shape[0]), _PIECE)
+        assert isinstance(format.block, tuple)
         if format.min_ndim == 2:
-            assert isinstance(format.block, tuple)
-            return Cut.of(math.prod(shape[:-2]), shape[-2], last, math.lcm(format.block[0], _GROUP))
+            return Cut.of(math.prod(shape[:-2]), shape[-2], last, _PIECE, format.block[0])
         n = format.block[-1]
-        columns = n if isinstance(n, int) and last % n == 0 else last
-        return Cut.of(1, size // max(1, columns), columns, _GROUP)
+        columns = n if last % n == 0 else last
+        return Cut.of(1, size // max(1, columns), columns, _PIECE, width=math.lcm(n, _WORD))
 
     @staticmethod
-    def of(lead: int, rows: int, columns: int, unit: int) -> Cut:
-        return Cut(lead, rows, columns, max(1, _PIECE // max(1, columns) // unit) * unit)
+    def of(lead: int, rows: int, columns: int, most: int, unit: int = 1, width: int | None = None) -> Cut:
+        """Pieces of about `most` elements, of whole units of rows; a longer row in units of `width`, if it may be."""
+        if width is not None and columns > max(most, width):
+            return Cut(lead, rows, columns, 1, max(1, most // width) * width)
+        step = max(1, most // max(1, columns) // unit) * unit
+        # Files are read in groups: pieces of whole ones need no copy.
+        return Cut(lead, rows, columns, step // _GROUP * _GROUP if step >= _GROUP and unit == 1 else step, columns)
 
-    def counts(self) -> Iterator[int]:
-        """The rows of each piece."""
+    def shapes(self) -> Iterator[tuple[int, int]]:
+        """The rows and columns of each piece."""
         for _ in range(self.lead):
             for start in range(0, self.rows, self.step):
-                yield min(self.step, self.rows - start)
+                # A tensor without columns has rows all the same.
+                for column in range(0, max(1, self.columns), max(1, self.width)):
+                    yield min(self.step, self.rows - start), min(self.width, self.columns - column)
 
 
 def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
@@ -80,12 +91,28 @@ def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
         yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
+def shaped(chunks: Iterable[Array], cut: Cut) -> Iterator[Array]:
+    """The pieces of a tensor, as matrices, from its elements as flat chunks."""
+    flat = regroup(chunks, (rows * columns for rows, columns in cut.shapes()))
+    return (piece.reshape(shape) for piece, shape in zip(flat, cut.shapes(), strict=True))
+
+
 def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
     """The pieces of a tensor, as matrices; those of narrow floats as FLOAT, which holds them exactly."""
-    size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.columns)
-    for flat in regroup(tensor.pieces(size), (count * cut.columns for count in cut.counts())):
-        x = flat if tensor.row in SOURCES else gpucast.cast(flat, "FLOAT")
-        yield x.reshape(-1, cut.columns)
+    size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
+    for x in shaped(tensor.pieces(max(_GROUP, size)), cut):
+        yield x if tensor.row in SOURCES else gpucast.cast(x, "FLOAT")
+
+
+def grouped(chunks: Iterable[Array]) -> Iterator[Array]:
+    """The elements of flat chunks as flat arrays of whole groups, but for the last one."""
+    rest = np.empty(0, np.uint8)
+    for chunk in chunks:
+        whole = np.concatenate([rest, chunk]) if rest.size else chunk
+        rest = whole[whole.size // _GROUP * _GROUP :]
+        yield whole[: whole.size - rest.size]
+    if rest.size:
+        yield rest
 
 
 def axis(format: Format) -> int:
@@ -164,12 +191,12 @@ def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
 def sliced(format: Format, cut: Cut, whole: Parts) -> Iterator[Parts]:
     """What of the scales belongs to each piece; no data."""
     if format.block == "tensor":
-        for _ in cut.counts():
+        for _ in cut.shapes():
             yield whole
         return
     start = 0
-    for count in cut.counts():
-        shape = format.scales_shape((count, cut.columns), 0 if format.block == "axis" else 1)
+    for rows, columns in cut.shapes():
+        shape = format.scales_shape((rows, columns), 0 if format.block == "axis" else 1)
         part = slice(start, start + math.prod(shape))
         start = part.stop
         zero_points = None if whole.zero_points is None else whole.zero_points.reshape(-1)[part].reshape(shape)

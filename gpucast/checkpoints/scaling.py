@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-import gpucast
-from gpucast import host_native, host_native_cast
+from gpucast import host_native
 from gpucast.checkpoints import scale_styles
 from gpucast.checkpoints.ahead import Ahead
 from gpucast.checkpoints.pieces import Quantizer, by_reference, dequantized, joined, matrices, on_device, sliced
 from gpucast.checkpoints.randomness import placed
 from gpucast.checkpoints.scale_styles import Unsuitable
+from gpucast.checkpoints.scaled_counts import counted
 from gpucast.checkpoints.stored import Stored
-from gpucast.dtypes import DType, dtype
+from gpucast.dtypes import DType
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
 from gpucast.quantization import host
 from gpucast.quantization.formats import FORMATS, Format, Parts
@@ -32,10 +30,6 @@ _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
 _MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mxfp6e2m3", "FLOAT6E3M2": "mxfp6e3m2"}
 #: The elements of a piece that are compared when not all are.
 _SAMPLE = 1 << 10
-#: Elements that are looked at while their float64 values are in the cache.
-_BLOCK = 1 << 15
-#: Elements whose codes stay in the cache.
-_CODES = 1 << 17
 
 #: Writes one tensor, its elements as flat pieces in order; gives the bytes.
 Write = Callable[[Spec, Iterable[Array]], int]
@@ -143,7 +137,7 @@ class Scaled:
                 host_native.library(x.nbytes)
             parts = quantize(x, start)
             restored = dequantized(parts, format) if detailed else None
-            report = _counted(x, parts, format, restored)
+            report = counted(x, parts, format, restored)
             shown = x if restored is None else restored
             return x.reshape(-1), shown.reshape(-1), stored.pack(parts.data), report, replace(parts, data=None)
 
@@ -153,7 +147,7 @@ class Scaled:
                 observe(x, restored, report)
                 yield packed
 
-        write(stored.specs["data"], pieces())
+        write(stored.specs["data"], stored.in_groups(pieces()))
         arrays = stored.stored_parts(joined(format, stored.shape, scales))
         for part, spec in stored.specs.items():
             if part != "data":
@@ -206,108 +200,3 @@ def _sampled(format: Format, columns: int) -> int:
 
 def _same(wanted: Array, found: Array) -> bool:
     return wanted.dtype == found.dtype and wanted.tobytes() == found.tobytes()
-
-
-def _counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
-    """What was lost of a piece, as of a cast of the quotients; the largest error only where `restored` is given."""
-    values = x if x.dtype in (np.float32, np.float64) else gpucast.cast(x, "FLOAT")
-    nonzero = _nonzero_of_finite(values.reshape(-1))
-    if nonzero is None or np.isnan(parts.scales.astype(np.float32)).any():
-        return _counted_all(values, parts, format, dequantized(parts, format) if restored is None else restored)
-    magnitudes = _magnitudes(parts.data, format.element)
-    saturated = 0
-    if format.zero_points:
-        back = dequantized(parts, format) if restored is None else restored
-    else:
-        back = magnitudes
-        edge = np.flatnonzero(magnitudes == _largest(format.element))
-        if edge.size:
-            top = _largest_of(parts, format, x.shape, edge)
-            saturated = int(np.count_nonzero(np.abs(values.reshape(-1)[edge]) > top * _beyond(format.element)))
-    # Zeros stay zeros.
-    underflowed = nonzero - int(np.count_nonzero(back))
-    error = 0.0 if restored is None else _largest_error(values.reshape(-1), restored.reshape(-1))
-    return CastReport(x.size, nonzero, saturated=saturated, underflowed=underflowed, max_relative_error=error)
-
-
-def _nonzero_of_finite(values: Array) -> int | None:
-    """How many of flat values are not zero; None where one is infinite or NaN."""
-    row = dtype(values.dtype)
-    codes, found = values.view(row.code_numpy), 0
-    seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
-    if seen is not None:
-        return codes.size - seen[1] if seen[0] <= row.max_code else None
-    magnitude = codes.dtype.type(row.code_mask & ~row.sign_code)
-    for start in range(0, codes.size, _CODES):
-        block = codes[start : start + _CODES] & magnitude
-        if block.max() > row.max_code:
-            return None
-        # Mostly there is no zero.
-        found += block.size if block.min() else int(np.count_nonzero(block))
-    return found
-
-
-def _largest_of(parts: Parts, format: Format, shape: tuple[int, ...], where: Array) -> Array:
-    """The numbers that the largest code would stand for at these flat indices of a piece."""
-    along = 0 if format.block == "axis" else 1
-    rows, columns = format.lengths(shape, along)
-    row, column = np.divmod(where, shape[1])
-    block = row // rows * format.grid(shape, along)[1] + column // columns
-    scales = parts.scales.reshape(-1)[block].astype(np.float64)
-    if parts.global_scale is not None:
-        scales *= np.float64(parts.global_scale)
-    return np.asarray(float(format.element.max) * scales)
-
-
-def _counted_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
-    """As `_counted`, of a piece with infinities or NaN."""
-    finite, back = np.isfinite(values), np.isfinite(restored)
-    was_nan, is_nan = np.isnan(values), np.isnan(restored)
-    nonzero = values != 0
-    saturated = 0
-    if not format.zero_points:
-        edge = (_magnitudes(parts.data, format.element) == _largest(format.element)) & back
-        saturated = int(np.count_nonzero(edge & (np.abs(values) > np.abs(restored) * _beyond(format.element))))
-    return CastReport(
-        elements=values.size,
-        nonzero=int(np.count_nonzero(nonzero)),
-        saturated=saturated,
-        infinite=int(np.count_nonzero(finite & ~back & ~is_nan)),
-        nan=int(np.count_nonzero(is_nan & ~was_nan)),
-        nan_lost=int(np.count_nonzero(was_nan & ~is_nan)),
-        underflowed=int(np.count_nonzero((restored == 0) & nonzero & finite)),
-        max_relative_error=_largest_error(values[finite & back], restored[finite & back]),
-    )
-
-
-def _largest_error(before: Array, after: Array) -> float:
-    """The largest relative error of flat finite values that are not zero."""
-    largest = 0.0
-    with np.errstate(all="ignore"):
-        for start in range(0, before.size, _BLOCK):
-            x, y = before[start : start + _BLOCK].astype(np.float64), after[start : start + _BLOCK]
-            error = np.abs(y - x)
-            size = np.abs(x, out=x)
-            np.divide(error, size, out=error, where=size != 0)
-            largest = max(largest, float(error.max(initial=0.0)))
-    return largest
-
-
-def _magnitudes(codes: Array, row: DType) -> Array:
-    """Codes without their signs, as bytes: 0 is zero, the largest is that of the largest number."""
-    raw = codes.view(np.uint8)
-    if row.family == "float":
-        return np.asarray(raw & (row.code_mask & ~row.sign_code), np.uint8)
-    return np.where(raw & row.sign_code, np.negative(raw) & row.code_mask, raw) if row.signed else raw
-
-
-def _largest(row: DType) -> int:
-    return int(row.max) if row.family == "int" else row.max_code
-
-
-def _beyond(row: DType) -> float:
-    """What rounds to the largest number of a type ends at this multiple of it."""
-    if row.family == "int":
-        return 1 + 0.5 / float(row.max)
-    largest = float(row.max)
-    return 1 + (largest - float(row.value(row.max_code - 1))) / (2 * largest)

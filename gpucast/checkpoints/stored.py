@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpucast.checkpoints.pieces import Cut, regroup
+from gpucast.checkpoints.pieces import Cut, grouped, shaped
 from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Array, Spec, Tensor
 from gpucast.packed import pack_codes, unpack_codes
@@ -59,25 +59,29 @@ class Stored:
             return np.asarray(pack_codes(raw.reshape(-1), bits))
         return _words((raw ^ self._offset).astype(np.uint8), bits).reshape(-1)
 
+    def in_groups(self, pieces: Iterator[Array]) -> Iterator[Array]:
+        """The elements of pieces that `pack` gave, as files take them: packed types in whole groups."""
+        return grouped(pieces) if self.packing == "plain" and self.format.element.packed else pieces
+
     def codes(self, data: Tensor) -> Iterator[Array]:
         """The codes of the tensor that holds them, in the pieces of `cut`, as matrices."""
-        cut = self.cut
         flat = data.chunks() if self.packing == "plain" else self._unpacked(data)
-        for codes in regroup(flat, (count * cut.columns for count in cut.counts())):
-            yield codes.view(self.format.element.numpy).reshape(-1, cut.columns)
+        for codes in shaped(flat, self.cut):
+            yield codes.view(self.format.element.numpy)
 
     def _unpacked(self, data: Tensor) -> Iterator[Array]:
-        """Codes, flat, of whole rows at a time."""
+        """Codes, flat."""
         bits, row = self.format.element.bits, self.shape[-1]
-        width, lines = data.shape[-1], math.prod(data.shape[:-1])
-        step = max(1, _STORED // max(1, width))
-        sizes = [min(step, lines - start) * width for start in range(0, lines, step)]
-        for stored in regroup(data.chunks(), sizes):
-            if self.packing == "bytes":
+        if self.packing == "bytes":
+            for stored in data.chunks(_STORED):
                 yield np.asarray(unpack_codes(stored.view(np.uint8), bits, stored.size * 2))
-            else:
-                codes = _codes(stored.reshape(-1, width), bits)[:, :row] ^ self._offset
-                yield codes.astype(np.uint8).reshape(-1)
+            return
+        # What fills the last word of a row is no code.
+        left = row
+        for stored in shaped(data.chunks(), Cut.of(1, math.prod(data.shape[:-1]), data.shape[-1], _STORED, width=1)):
+            codes = _codes(stored, bits)[:, :left]
+            left = left - codes.shape[1] or row
+            yield (codes ^ self._offset).astype(np.uint8).reshape(-1)
 
     @property
     def _offset(self) -> int:

@@ -45,22 +45,26 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         native = host_native.find(source, plan, format) if random is None and scale is None else None
         found = None if native is None else native.extremes(source, plan)
         low, high, lost = extremes(source, plan, format) if found is None else found
-        s, g = _scales(low, high, format, scale, shape)
-        s = s.reshape(plan.grid)
+        stored, g = _scales(low, high, format, scale, shape)
+        stored = stored.reshape(plan.grid)
+        s = _cast(stored, _DOUBLE)
+        d = s * g if format.global_scale else s
         zero = _zero_points(low, s, format)
-        zero[lost] = 0
+        any_lost = bool(lost.any())
+        if any_lost:
+            zero[lost] = 0
+            stored[lost] = _cast(np.float64(np.nan), format.scale)
         data = np.empty(plan.shape, format.element.numpy)
         if random is not None:
-            _stochastic(source, plan, format, s * g, lost, data, random)
+            _stochastic(source, plan, format, d, lost, data, random)
         elif native is not None and found is not None:
-            native.codes(source, plan, s * g, data)
+            native.codes(source, plan, d, data)
         else:
-            limits = _limits(low, high, s * g, zero, format)
-            _nearest(source, plan, format, s * g, zero, lost, data, limits)
-        s[lost] = np.nan
+            limits = _limits(low, high, d, zero, format)
+            _nearest(source, plan, format, d, zero, lost if any_lost else None, data, limits)
     return Parts(
         data.reshape(x.shape),
-        _cast(_narrowed(s), format.scale).reshape(shape),
+        stored.reshape(shape),
         None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape),
         np.asarray(g, np.float32) if format.global_scale else None,
     )
@@ -77,28 +81,32 @@ def _cast(x: Any, row: DType, **attributes: Any) -> Array:
 
 
 def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
-    """The scales of all blocks and the global one, as DOUBLE."""
+    """The scales of all blocks, as they are stored, and the global one, as DOUBLE."""
     g = np.float64(1)
     if format.global_scale:
         top = high.max(initial=0.0) / (format.divisor * format.scale.max)
         g = np.float64(max(float(_float(top)), _SMALLEST_FLOAT) if scale is None else np.float32(scale))
     elif scale is not None:
-        return np.broadcast_to(np.asarray(scale, np.float32), shape).astype(np.float64), g
-    if format.zero_points:
-        s = _float((high - low) / (format.element.max - format.element.min))
-    elif format.scale is _FLOAT:
-        s = _float(high / format.divisor)
-    elif format.scale is _E8M0:
-        s = _cast(_narrowed(high / format.divisor), _E8M0, round_mode="down" if format.rule == "floor" else "up")
-    else:
-        s = _cast(high / (format.divisor * g), format.scale)
-    return np.maximum(_cast(s, _DOUBLE), format.smallest_scale), g
+        return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
+    if format.scale is _E8M0:
+        return _powers(high / format.divisor, up=format.rule == "up"), g
+    if format.scale is _FLOAT:
+        steps = format.element.max - format.element.min
+        s = _float((high - low) / steps if format.zero_points else high / format.divisor)
+        return np.maximum(s, np.float32(format.smallest_scale)), g
+    # The codes of positive numbers are ordered as they are; the smallest of them is 1.
+    codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
+    return np.maximum(codes, 1).view(format.scale.numpy), g
 
 
-def _narrowed(x: Array) -> Array:
-    """DOUBLE numbers as FLOAT, of which casts are quicker, where FLOAT holds them all."""
-    y = x.astype(np.float32)
-    return y if np.array_equal(x, y) else x
+def _powers(x: Array, up: bool) -> Array:
+    """DOUBLE numbers that are finite and not negative as FLOAT8E8M0: the next power of two, up or down."""
+    exponents = x.view(np.int64)
+    if up:
+        exponents = exponents + ((1 << _DOUBLE.mantissa_bits) - 1)
+    codes = (exponents >> _DOUBLE.mantissa_bits) - (_DOUBLE.bias - _E8M0.bias)
+    clipped: Array = np.clip(codes, 0, _E8M0.max_code).astype(np.uint8)
+    return clipped.view(_E8M0.numpy)
 
 
 def _float(x: Any) -> Array:
@@ -134,15 +142,15 @@ def _nearest(
     format: Format,
     d: Array,
     zero: Array,
-    lost: Array,
+    lost: Array | None,
     data: Array,
     limits: tuple[float | None, float | None],
 ) -> None:
-    """Write the codes of the quotients by `d`, of all blocks."""
+    """Write the codes of the quotients by `d`, of all blocks; those of `lost` are 0."""
     divide = Quotient(source, format, d)
     integers = format.element.family == "int"
     store = None if integers else Cast(resolve(divide.row, format.element), source.size)
-    shift, any_lost = zero.astype(divide.row.numpy), bool(lost.any())
+    shift = zero.astype(divide.row.numpy)
     # NumPy compares two arrays more quickly than an array and a number.
     least, most = (
         None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.row.numpy) for limit in limits
@@ -157,7 +165,7 @@ def _nearest(
                 np.maximum(q, least[: q.size].reshape(q.shape), out=q)
             if most is not None:
                 np.minimum(q, most[: q.size].reshape(q.shape), out=q)
-        if any_lost:
+        if lost is not None:
             np.copyto(blocks, 0, where=spread(lost, box))
         if store is None:
             _store_integers(q, data[box.elements], format.element)

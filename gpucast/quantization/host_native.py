@@ -7,6 +7,7 @@ Where it has no answer (infinities and NaN among the numbers, zero points, a glo
 from __future__ import annotations
 
 import ctypes
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -25,6 +26,8 @@ Array = npt.NDArray[Any]
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
 #: A call for each row of a block: shorter ones are quicker in NumPy.
 _SHORTEST = 16
+#: `SHORT` of host_native.c.
+_COUNTS = 32
 
 
 class _Blocks(ctypes.Structure):
@@ -54,6 +57,7 @@ class Native:
         #: Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         self._powers = format.scale is _E8M0
         self._codes = library[f"{host_native_cast.load(src)}_{'multiplied' if self._powers else 'divided'}"]
+        self._beyond = library[f"{host_native_cast.load(src)}_beyond"]
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
         divisor = int(np.float32(format.divisor).view(np.uint32))
@@ -76,6 +80,18 @@ class Native:
             self._codes, _array(source), _array(data), _blocks(plan), _array(of_blocks), ctypes.byref(self._quotient)
         )
 
+    def beyond(self, source: Array, plan: Plan, limits: Array) -> int:
+        """How many numbers of an array without NaN are larger, as magnitudes, than the limits of their blocks, which
+        are DOUBLE, not negative."""
+        with np.errstate(over="ignore"):
+            nearest = limits.astype(np.float32)
+        # The largest FLOAT that is no more.
+        below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
+        counts = np.zeros(_COUNTS, np.uint32)
+        x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
+        self._each(self._beyond, x, x, _blocks(plan), _array(below), more)
+        return int(counts.sum(dtype=np.uint64))
+
 
 def find(source: Array, plan: Plan, format: Format) -> Native | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
@@ -84,15 +100,15 @@ def find(source: Array, plan: Plan, format: Format) -> Native | None:
         return None
     if plan.lengths[2] < min(_SHORTEST, plan.shape[2]) or plan.shape[2] >= 1 << 32:
         return None
-    if not host_native_cast.is_known(resolve(src, element)):
-        return None
     library = host_native.library()
     return None if library is None else _checked(library, src, format)
 
 
 @lru_cache(maxsize=64)
 def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
-    """None where the compiler computed what it was not told."""
+    """None where the library has no such cast, or the compiler computed what it was not told."""
+    if not host_native_cast.is_known(resolve(src, format.element)):
+        return None
     native, shape = Native(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
     source = np.empty(shape, src.code_numpy)
@@ -105,11 +121,18 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
     native.codes(source, plan, d, data)
     found = native.extremes(source, plan)
     same = found is not None and np.array_equal(found[1].reshape(-1), np.abs(values).max(1))
-    return native if same and np.array_equal(data.reshape(-1), wanted) else None
+    same &= np.array_equal(data.reshape(-1), wanted)
+    limits = np.abs(values).mean(1)
+    same &= native.beyond(source, plan, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
+    return native if same else None
 
 
 def _blocks(plan: Plan) -> Any:
-    return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (plan.shape, plan.lengths, plan.grid))))
+    shape, lengths, grid = plan.shape, plan.lengths, plan.grid
+    if lengths[:2] == (1, 1) and shape[2] % lengths[2] == 0:
+        # No block ends with its row alone: one run, however short the rows are.
+        shape, grid = (1, 1, math.prod(shape)), (1, 1, math.prod(grid))
+    return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, grid))))
 
 
 def _array(x: Array) -> _Array:

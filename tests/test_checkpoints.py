@@ -20,6 +20,7 @@ import gpucast
 from codes import assert_same
 from gpucast import checkpoints, files, launch
 from gpucast.checkpoints import ahead, share, sums
+from gpucast.checkpoints.staging import Staging
 from gpucast.cli import main
 from gpucast.dtypes import dtype
 from host_driver import HostDriver
@@ -361,6 +362,34 @@ def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFi
     files.save("names.npz", {"a\n\x1b[31m\u202e": np.ones(3, np.float32)})
     assert main(["convert", "names.npz", "u.npz", "--to", "FLOAT16", "--dry-run"]) == 0
     assert r"'a\n\x1b[31m\u202e'" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(folder / "in")
+    common = ["in", "out", "--to", "BFLOAT16"]
+    (folder / "out").mkdir()
+    (folder / "out" / "mine").write_text("")
+    (folder / "other.partial").write_text("")
+    before = contents(folder)
+    for wrong in (common, ["in", "nowhere/out", *common[2:]], ["in", "other", *common[2:]]):
+        said = failure(capsys, *wrong, "--dry-run")
+        assert said == failure(capsys, *wrong)
+    assert "is in the way" in said
+    assert "No such file" in failure(capsys, "in", "new", *common[2:], "--dry-run", "--report", "nowhere/report.html")
+    assert contents(folder) == before
+    # The unfinished work of another conversion; what is left of one that has none.
+    plan = checkpoints.make_plan("in", "new", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {}))
+    Staging(plan).begin()
+    with Staging(plan).part(plan.files[0]) as part:
+        part.write(b"begun")
+        assert "another process" in failure(capsys, "in", "new", *common[2:], "--dry-run", "--restart")
+    before = contents(folder)
+    assert "holds unfinished work of another conversion" in failure(capsys, "in", "new", *common[2:], "--dry-run")
+    assert main(["convert", "in", "new", *common[2:], "--dry-run", "--restart"]) == 0
+    assert contents(folder) == before
+    os.unlink(Staging(plan).parts(plan.files[0])[0])
+    assert main(["convert", "in", "new", *common[2:], "--dry-run"]) == 0
+    assert (folder / "new.partial" / "job.json").exists()
 
 
 def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

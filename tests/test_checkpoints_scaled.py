@@ -497,8 +497,9 @@ def test_bad_use(capsys: pytest.CaptureFixture[str]) -> None:
     for out in ("out.npz", "out.npy", "out.pb"):
         assert ".safetensors files alone" in said(out, "--to", "INT8", "--scale", "block")
     assert leftovers(Path(), "in.safetensors") == []
-    # A scale does not matter to what needs none.
-    assert convert("in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--scale", "mx") == 0
+    # A scale does not matter to what needs none, which is said.
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--scale", "mx"]) == 0
+    assert "--scale mx scaled nothing: it is for floating values that go to 8 bits" in capsys.readouterr().out
     # Names that collide.
     files.save("in.safetensors", {"w": numbers(4, 64), "w.scales": np.ones(3, np.float32)})
     assert "two tensors would have the name 'w.scales'" in said(

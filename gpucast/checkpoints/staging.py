@@ -51,25 +51,39 @@ class Staging:
         self._job, self._published = (os.path.join(self.folder, name) for name in ("job.json", "published"))
         self._is_begun = False
 
-    def begin(self, restart: bool = False) -> None:
-        """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be."""
+    def check(self, restart: bool = False) -> None:
+        """The errors of `begin`, and nothing else."""
+        job, is_stale = self._unfinished(restart)
+        if job is None and ((is_stale and self._plan.single) or not self.is_published()):
+            self._check_target()
+
+    def _unfinished(self, restart: bool) -> tuple[str | None, bool]:
+        """The job to go on with; whether there is one to discard. FileError where it must not be."""
         plan = self._plan
         if within(self.folder, plan.source):
             raise FileError(f"{plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
         job = self._read_job()
-        if restart and job is not None:
+        if job is None:
+            return None, False
+        if restart:
             if not self.is_idle():
                 raise Busy(f"{plan.target}: another process is converting it at this moment; end it first")
+            return None, True
+        if job == plan.fingerprint:
+            return job, False
+        if self._has_work():
+            raise FileError(
+                f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
+                "gpucast); finish that one with its own command, or give --restart to discard it"
+            )
+        return None, True
+
+    def begin(self, restart: bool = False) -> None:
+        """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be."""
+        plan = self._plan
+        job, is_stale = self._unfinished(restart)
+        if is_stale:
             self.discard()
-            job = None
-        if job is not None and job != plan.fingerprint:
-            if self._has_work():
-                raise FileError(
-                    f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
-                    "gpucast); finish that one with its own command, or give --restart to discard it"
-                )
-            self.discard()
-            job = None
         if job is None:
             if self.is_published():
                 return

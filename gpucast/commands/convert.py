@@ -25,6 +25,7 @@ from gpucast.checkpoints import (
     scaling,
     share,
 )
+from gpucast.checkpoints.staging import Staging
 from gpucast.commands import arguments, attributes
 from gpucast.commands.convert_text import outcome_text, plan_table
 from gpucast.commands.progress import progress_bar
@@ -174,11 +175,12 @@ def run(args: argparse.Namespace) -> int:
         # Workers have working directories of their own.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
     plan = checkpoints.make_plan(*paths, request)
-    if args.dry_run:
-        print(json.dumps(report.planned(plan)) if args.json else plan_table(plan))
-        return 0
     if args.report is not None:
         _check_report(args.report, plan)
+    if args.dry_run:
+        Staging(plan).check(args.restart)
+        print(json.dumps(report.planned(plan)) if args.json else plan_table(plan))
+        return 0
     options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
     outcome = Outcome(plan)
     try:

@@ -28,6 +28,9 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         lines.append(f"copied as they are: {_count(copied, 'file')}")
     if plan.dropped:
         lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, plan.dropped))}")
+    scale = plan.request.scale
+    if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
+        lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:

@@ -16,7 +16,7 @@ from gpucast.rules_of_pair import NUMERIC, WIDE, rules
 @pytest.mark.parametrize("dst", NUMERIC, ids=str)
 @pytest.mark.parametrize("src", WIDE, ids=str)
 def test_hard_values(src: DType, dst: DType, exhaustive: bool) -> None:
-    share, random = (1.0, 20_000) if exhaustive else (1 / 32, 250)
+    share, random = (1.0, 20_000) if exhaustive else (1 / 64, 250)
     codes = hard_values.codes(src, dst, seed=28, share=share, random=random)
     x = codes.view(src.numpy)
     numbers = [exact.decode(src, code) for code in codes.tolist()]

@@ -96,7 +96,8 @@ class Product:
 
     def _half_a_step_up(self, value: Array) -> Array:
         """The bits of numbers half a step of BFLOAT16 further from zero; they stay in `_bits`."""
-        return np.add(value.view(np.uint32), np.uint32(1 << 15), out=self._bits[: value.size])
+        bits: Array = np.add(value.view(np.uint32), np.uint32(1 << 15), out=self._bits[: value.size])
+        return bits
 
     def _store_bfloat16(self, value: Array, out: Array, midpoints: Array) -> None:
         """Of numbers that are half a step up. In a third of the time of NumPy's conversion: but for midpoints that is

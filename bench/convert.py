@@ -50,6 +50,9 @@ JOBS = [
     ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "per-channel"),
     ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "block"),
     ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "mx"),
+    ("FLOAT", "INT8", "int8", "per-channel"),
+    ("FLOAT", "INT4", "int4", "block"),
+    ("FLOAT", "UINT4", "uint4", "block"),
 ]
 #: Of the 16 tensors.
 COLUMNS = 4096
@@ -68,43 +71,72 @@ wall, cpu = time.perf_counter(), time.process_time()
 print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush=True)
 """
 
-#: The plain formulas: a scale is the largest magnitude of its block divided by that of float8 (448), or for "mx" the
-#: power of two that brings it below 512.
+#: The plain formulas: a scale is the largest magnitude of its block divided by the largest number of the type, or for
+#: "mx" the power of two that brings it below 512; unsigned integers have zero points. Codes of 4 bits lie two to a byte.
 _FORMULAS = """
-def blocks(x, scale):
+def blocks(x, to, scale):
     rows, columns = x.shape
+    if scale == "block" and "int" in to:
+        return x.reshape(rows, columns // 128, 128), (2,)
     if scale == "block":
         return x.reshape(rows // 128, 128, columns // 128, 128), (1, 3)
     return (x.reshape(rows, columns // 32, 32), (2,)) if scale == "mx" else (x, (1,))
+
+def pairs(codes):
+    return (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
+
+largest_of = {"int8": 127, "int4": 7, "float8_e4m3fn": 448}
 """
 _NUMPY = (
     _FORMULAS
     + """
-def quantized(x, scale):
-    parts, axes = blocks(x, scale)
+def quantized(x, to, scale):
+    parts, axes = blocks(x, to, scale)
+    if to == "uint4":
+        low = np.minimum(parts.min(axes, keepdims=True), 0)
+        scales = (np.maximum(parts.max(axes, keepdims=True), 0) - low) / np.float32(15)
+        zero_points = np.clip(-np.rint(low / scales), 0, 15)
+        codes = np.clip(np.rint(parts / scales) + zero_points, 0, 15).astype(np.uint8)
+        return {"": pairs(codes.reshape(x.shape)), ".scales": scales, ".zero_points": zero_points.astype(np.uint8)}
+    limit = largest_of[to]
     largest = np.abs(parts).max(axes, keepdims=True)
     if scale == "mx":
         scales = np.ldexp(np.float32(1), np.frexp(largest)[1] - 9)
         kept = scales.astype(ml_dtypes.float8_e8m0fnu)
     else:
-        kept = scales = largest / np.float32(448)
-    codes = np.clip(parts / scales, -448, 448).astype(ml_dtypes.float8_e4m3fn)
-    return codes.reshape(x.shape), kept
+        kept = scales = largest / np.float32(limit)
+    quotients = parts / scales
+    if "int" in to:
+        codes = np.clip(np.rint(quotients), -limit, limit).astype(np.int8).reshape(x.shape)
+        return {"": pairs(codes.view(np.uint8)) if to == "int4" else codes, ".scales": kept}
+    codes = np.clip(quotients, -limit, limit).astype(ml_dtypes.float8_e4m3fn)
+    return {"": codes.reshape(x.shape), ".scales": kept}
 """
 )
 _TORCH = (
     _FORMULAS
     + """
-def quantized(x, scale):
-    parts, axes = blocks(x, scale)
+def quantized(x, to, scale):
+    parts, axes = blocks(x, to, scale)
+    if to == "uint4":
+        low = parts.amin(axes, keepdim=True).clamp_(max=0)
+        scales = (parts.amax(axes, keepdim=True).clamp_(min=0) - low) / 15
+        zero_points = (low / scales).round_().neg_().clamp_(0, 15)
+        codes = (parts / scales).round_().add_(zero_points).clamp_(0, 15).to(torch.uint8)
+        return {"": pairs(codes.reshape(x.shape)), ".scales": scales, ".zero_points": zero_points.to(torch.uint8)}
+    limit = largest_of[to]
     largest = parts.abs().amax(axes, keepdim=True)
     if scale == "mx":
         scales = torch.ldexp(torch.ones_like(largest), torch.frexp(largest)[1] - 9)
         kept = scales.to(torch.float8_e8m0fnu)
     else:
-        kept = scales = largest / 448
-    codes = (parts / scales).clamp_(-448, 448).to(torch.float8_e4m3fn)
-    return codes.reshape(x.shape), kept
+        kept = scales = largest / limit
+    quotients = parts / scales
+    if "int" in to:
+        codes = quotients.round_().clamp_(-limit, limit).to(torch.int8).reshape(x.shape)
+        return {"": pairs(codes.view(torch.uint8)) if to == "int4" else codes, ".scales": kept}
+    codes = quotients.clamp_(-limit, limit).to(torch.float8_e4m3fn)
+    return {"": codes.reshape(x.shape), ".scales": kept}
 """
 )
 _WORK = """
@@ -113,7 +145,7 @@ for name, x in st.load_file(src).items():
     if scale == "none":
         done[name] = {cast}
     else:
-        done[name], done[name + ".scales"] = quantized(x, scale)
+        done |= {{name + part: array for part, array in quantized(x, to, scale).items()}}
 st.save_file(done, dst)
 """
 
@@ -170,7 +202,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
     if arguments.torch_python:
         pythons["torch"] = arguments.torch_python
     rows = []
-    for src, dst, other_name, scale in tqdm(JOBS, disable=None):
+    for src, dst, other_name, scale in tqdm(JOBS[8:], disable=None):
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in pythons}
         written: dict[str, dict[str, bytes]] = {}
         for _ in range(arguments.rounds):

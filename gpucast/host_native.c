@@ -11,6 +11,8 @@ typedef uint8_t u8;
 typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
+typedef int16_t i16;
+typedef int32_t i32;
 
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
@@ -167,6 +169,31 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
 LARGEST(largest_of_32, u32, 0x7fffffff)
 LARGEST(largest_of_16, u16, 0x7fff)
 
+// The lowest and the largest number of a block so far, as codes, 0 at first. As unsigned integers the codes of negative
+// numbers are above the others, by their magnitude; as signed ones below 0.
+#define RANGE(NAME, CODE, SIGNED)                                                                                \
+    typedef struct {                                                                                             \
+        CODE lowest;                                                                                             \
+        SIGNED largest;                                                                                          \
+    } NAME##_codes;                                                                                              \
+    INLINE void NAME##_block(const CODE* restrict src, u8* restrict dst, u64 n, NAME##_codes* range, void* more) { \
+        CODE lowest = range->lowest;                                                                             \
+        SIGNED largest = range->largest;                                                                         \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const CODE code = src[i];                                                                            \
+            const SIGNED same = (SIGNED)code;                                                                    \
+            lowest = code > lowest ? code : lowest;                                                              \
+            largest = same > largest ? same : largest;                                                           \
+        }                                                                                                        \
+        range->lowest = lowest;                                                                                  \
+        range->largest = largest;                                                                                \
+        (void)dst, (void)more;                                                                                   \
+    }                                                                                                            \
+    RUN(NAME, CODE, u8, NAME##_codes)
+
+RANGE(range_of_32, u32, i32)
+RANGE(range_of_16, u16, i16)
+
 typedef struct {
     Row row;
     u32 zeros;    // what of a quotient's code is 0 where it may be a midpoint of two codes
@@ -179,14 +206,15 @@ INLINE u8 quotient_code(u32 c, u32 q, Row row) {
 }
 
 // The quotient of a magnitude as DOUBLE, then as a FLOAT on the same side of every midpoint: rounded to odd.
-INLINE u32 odd_quotient(u32 a, float d) {
-    const double exact = (double)as_float(a) / (double)d;
+INLINE u32 odd_quotient(u32 a, double d) {
+    const double exact = (double)as_float(a) / d;
     const u32 near = bits_of((float)exact);
     const double back = (double)as_float(near);
     return near + (near & 1 ? 0 : back < exact ? 1 : back > exact ? ~(u32)0 : 0);
 }
 
-// The codes of finite numbers divided by their block's d, or multiplied by its factor, which is a power of two.
+// The codes of finite numbers divided by their block's d, or multiplied by its factor, which is a power of two; exactly:
+// by a d that is no FLOAT.
 #define QUOTIENTS(NAME, SRC, LOAD)                                                                               \
     INLINE void NAME##_divided_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* d, const void* more) { \
         const Quotient quotient = *(const Quotient*)more;                                                        \
@@ -212,12 +240,64 @@ INLINE u32 odd_quotient(u32 a, float d) {
             dst[i] = quotient_code(c, bits_of(as_float(c & 0x7fffffff) * by), row);                              \
         }                                                                                                        \
     }                                                                                                            \
+    INLINE void NAME##_exactly_block(const SRC* restrict src, u8* restrict dst, u64 n, const double* d,          \
+                                     const void* more) {                                                         \
+        const Row row = ((const Quotient*)more)->row;                                                            \
+        const double by = *d;                                                                                    \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const u32 c = LOAD(src[i]);                                                                          \
+            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, by), row);                                    \
+        }                                                                                                        \
+    }                                                                                                            \
     RUN(NAME##_divided, SRC, u8, float)                                                                          \
-    RUN(NAME##_multiplied, SRC, u8, float)
+    RUN(NAME##_multiplied, SRC, u8, float)                                                                       \
+    RUN(NAME##_exactly, SRC, u8, double)
 
 QUOTIENTS(float, u32, load_float)
 QUOTIENTS(upper_half, u16, load_upper_half)
 QUOTIENTS(half, u16, load_half)
+
+typedef struct {
+    i32 least, most;  // codes
+    u32 mask;         // the bits of one
+} Integers;
+
+// Of a block: a FLOAT that divides, and the zero point.
+typedef struct {
+    float d;
+    i32 zero;
+} Step;
+
+INLINE u8 integer_code(i32 code, Integers to) {
+    const i32 above = code < to.least ? to.least : code;
+    return (u8)((u32)(above > to.most ? to.most : above) & to.mask);
+}
+
+// The codes of finite numbers, no quotient being 2^22 or more. A number that is so large that its last bit is worth 1 is
+// added, and taken away again: what is left is whole, ties to even.
+#define INTEGERS(NAME, SRC, LOAD)                                                                                \
+    INLINE void NAME##_whole_block(const SRC* restrict src, u8* restrict dst, u64 n, const Step* step, const void* more) { \
+        const Integers to = *(const Integers*)more;                                                              \
+        const float by = step->d, large = 0x1.8p23f;                                                             \
+        const double exactly = by, larger = 0x1.8p52;                                                            \
+        const i32 zero = step->zero;                                                                             \
+        u32 midpoints = 0;                                                                                       \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const float q = as_float(LOAD(src[i])) / by, whole = q + large - large, rest = q - whole;            \
+            dst[i] = integer_code((i32)whole + zero, to);                                                        \
+            midpoints |= (u32)(rest == 0.5f) | (u32)(rest == -0.5f);                                             \
+        }                                                                                                        \
+        if (!midpoints) return;                                                                                  \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const double q = (double)as_float(LOAD(src[i])) / exactly;                                           \
+            dst[i] = integer_code((i32)(q + larger - larger) + zero, to);                                        \
+        }                                                                                                        \
+    }                                                                                                            \
+    RUN(NAME##_whole, SRC, u8, const Step)
+
+INTEGERS(float, u32, load_float)
+INTEGERS(upper_half, u16, load_upper_half)
+INTEGERS(half, u16, load_half)
 
 // How many numbers are beyond their block's limit, a FLOAT: added to SHORT counts, whose sum matters. Short blocks have
 // one for each place: summing up takes longer than to compare.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.dtypes import DType, dtype
+from gpucast.quantization import reference
 from gpucast.quantization.formats import Format
 
 Array = npt.NDArray[Any]
@@ -72,3 +73,25 @@ def same(one: Array | None, other: Array | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def beside_midpoints(format: Format, axis: int) -> tuple[Array, Array]:
+    """A matrix of FLOATs around all midpoints times the scale of their block, where division as FLOAT may give the
+    wrong side; the scales, which are those of some extremes that it has too."""
+    rng = np.random.default_rng(17)
+    x = rng.standard_normal((64, 128)).astype(np.float32)
+    first = reference.quantize(x, format, axis=axis)
+    lengths, grid = format.lengths(x.shape, axis), format.grid(x.shape, axis)
+    rows_, cols = (index // length for index, length in zip(np.indices(x.shape), lengths, strict=True))
+    d = first.scales.astype(np.float64).reshape(grid)[rows_, cols]
+    if first.global_scale is not None:
+        d = d * float(first.global_scale)
+    middles = np.abs(rows(format, dtype("DOUBLE"))["ties"])
+    middles = middles[middles < format.divisor / 2]
+    near = (rng.choice(middles, x.shape) * d).astype(np.float32)
+    near = (near.view(np.int32) + rng.integers(-2, 3, x.shape, dtype=np.int32)).view(np.float32)
+    low, high = np.full(grid, np.inf), np.full(grid, -np.inf)
+    np.minimum.at(low, (rows_, cols), x)
+    np.maximum.at(high, (rows_, cols), x)
+    low, high = low[rows_, cols], high[rows_, cols]
+    return np.where((x == low) | (x == high), x, np.clip(near, low, high)).astype(np.float32), first.scales

@@ -29,6 +29,7 @@ from gpucast.quantization.boxes import Plan
 from gpucast.quantization.formats import FORMATS
 from gpucast.quantization.reference import quantize as quantize_by_reference
 from gpucast.rule import Rule, resolve
+from quantization_cases import beside_midpoints, rows
 
 #: The attributes that change a cast to a float.
 ATTRIBUTES = [
@@ -244,7 +245,7 @@ def test_errors_of_the_system_are_the_same(
 
 
 @pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "FLOAT16"])
-@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.element.family == "float"])
+@pytest.mark.parametrize("name", FORMATS)
 def test_quantized_arrays_are_the_references(name: str, src: str, library: ctypes.CDLL) -> None:
     format, rng = FORMATS[name], np.random.default_rng(4)
     ordinary = rng.standard_normal((32, 96))
@@ -254,15 +255,24 @@ def test_quantized_arrays_are_the_references(name: str, src: str, library: ctype
     wide[3:9] = 0
     lost = ordinary.copy()
     lost[5, 7], lost[20, 8] = np.nan, np.inf
-    for values in (ordinary, grid, wide, ordinary[:30, :70], lost):
+    edges = np.array([row for row in rows(format, dtype(src)).values() if np.isfinite(row.astype(float)).all()])
+    for values in (ordinary, grid, wide, ordinary[:30, :70], lost, edges):
         x = gpucast.cast(np.ascontiguousarray(values), src)
         for axis in (0, 1):
             found, wanted = (how(x, format, axis=axis) for how in (quantization_host.quantize, quantize_by_reference))
             assert found.data.tobytes() == wanted.data.tobytes()
             assert found.scales.tobytes() == wanted.scales.tobytes()
+            for part in ("zero_points", "global_scale"):
+                assert np.array_equal(getattr(found, part), getattr(wanted, part)), part
     plan = Plan.make(format, x.shape, 1)
-    known = quantization_native.find(np.zeros(plan.shape, x.dtype), plan, format)
-    assert (known is not None) == (not format.global_scale)
+    assert quantization_native.find(np.zeros(plan.shape, x.dtype), plan, format) is not None
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "int8_32", "int8_axis", "int4_zp_128", "uint4_zp_32"])
+def test_quotients_beside_midpoints(name: str, library: ctypes.CDLL) -> None:
+    x, _ = beside_midpoints(FORMATS[name], 1)
+    found, wanted = (how(x, FORMATS[name], axis=1) for how in (quantization_host.quantize, quantize_by_reference))
+    assert found.data.tobytes() == wanted.data.tobytes()
 
 
 @pytest.mark.parametrize("row", ["FLOAT", "BFLOAT16", "FLOAT8E4M3FN"])

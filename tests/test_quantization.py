@@ -15,7 +15,7 @@ from gpucast.dtypes import dtype
 from gpucast.quantization import host, reference
 from gpucast.quantization.formats import FORMATS, SOURCES, Format, Parts
 from gpucast.random_bits import Random
-from quantization_cases import LENGTH, Array, matrix, rows, same
+from quantization_cases import LENGTH, Array, beside_midpoints, matrix, rows, same
 
 FOLDER = Path(reference.__file__).parent
 NAMES = [row.name for row in SOURCES]
@@ -94,26 +94,8 @@ def test_blocks_longer_than_a_box(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "float8e5m2_axis", "int8_32", "uint4_zp_32"])
 def test_beside_every_midpoint(name: str) -> None:
     """Where division as FLOAT gives the wrong side: the floats around all midpoints times the scale of their block."""
-    format = FORMATS[name]
-    rng = np.random.default_rng(17)
-    x = rng.standard_normal((64, 128)).astype(np.float32)
-    first = reference.quantize(x, format, axis=0)
-    lengths, grid = format.lengths(x.shape, 0), format.grid(x.shape, 0)
-    rows_, cols = (index // length for index, length in zip(np.indices(x.shape), lengths, strict=True))
-    d = first.scales.astype(np.float64).reshape(grid)[rows_, cols]
-    if first.global_scale is not None:
-        d = d * float(first.global_scale)
-    middles = np.abs(rows(format, dtype("DOUBLE"))["ties"])
-    middles = middles[middles < format.divisor / 2]
-    near = (rng.choice(middles, x.shape) * d).astype(np.float32)
-    near = (near.view(np.int32) + rng.integers(-2, 3, x.shape, dtype=np.int32)).view(np.float32)
-    # The extremes of the blocks stay, and with them the scales.
-    low, high = np.full(grid, np.inf), np.full(grid, -np.inf)
-    np.minimum.at(low, (rows_, cols), x)
-    np.maximum.at(high, (rows_, cols), x)
-    low, high = low[rows_, cols], high[rows_, cols]
-    y = np.where((x == low) | (x == high), x, np.clip(near, low, high)).astype(np.float32)
-    assert same(check(y, format, 0).scales, first.scales)
+    x, scales = beside_midpoints(FORMATS[name], 0)
+    assert same(check(x, FORMATS[name], 0).scales, scales)
 
 
 def test_both_roundings_of_a_quotient_count() -> None:

@@ -41,8 +41,9 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     plan, shape = Plan.make(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(plan.shape)
     with np.errstate(all="ignore"):
-        # Where all scales are of the numbers themselves, quotients are none that only NumPy knows.
-        native = host_native.find(source, plan, format) if random is None and scale is None else None
+        # Where blocks have the scales of their own numbers, quotients are none that only NumPy knows.
+        is_own = random is None and (scale is None or format.global_scale)
+        native = host_native.find(source, plan, format) if is_own else None
         found = None if native is None else native.extremes(source, plan)
         low, high, lost = extremes(source, plan, format) if found is None else found
         stored, g = _scales(low, high, format, scale, shape)
@@ -58,7 +59,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         if random is not None:
             _stochastic(source, plan, format, d, lost, data, random)
         elif native is not None and found is not None:
-            native.codes(source, plan, d, data)
+            native.codes(source, plan, d, zero, data)
         else:
             limits = _limits(low, high, d, zero, format)
             _nearest(source, plan, format, d, zero, lost if any_lost else None, data, limits)

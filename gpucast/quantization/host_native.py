@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks by the library of `gpucast.host_native`: their extremes, and the codes of quotients, for most float formats.
+"""Blocks by the library of `gpucast.host_native`: their extremes, and the codes of quotients.
 
-Where it has no answer (infinities and NaN among the numbers, zero points, a global scale), NumPy has one.
+Where it has no answer (infinities and NaN among the numbers, DOUBLE, short blocks), NumPy has one.
 """
 
 from __future__ import annotations
@@ -48,37 +48,73 @@ class _Quotient(ctypes.Structure):
     _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32), ("divisor", ctypes.c_uint32))
 
 
+class _Integers(ctypes.Structure):
+    """`Integers` of host_native.c."""
+
+    _fields_ = (("least", ctypes.c_int32), ("most", ctypes.c_int32), ("mask", ctypes.c_uint32))
+
+
+#: `Step` of host_native.c.
+_STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
+
+
 class Native:
     """What the library does for the arrays of one type that go to one format."""
 
     def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
-        rule = resolve(src, format.element)
-        self._each, self._largest = library["each_run"], library[f"largest_of_{src.bits}"]
+        self._library, self._src, self._format = library, src, format
+        self._each, self._load = library["each_run"], host_native_cast.load(src)
         #: Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         self._powers = format.scale is _E8M0
-        self._codes = library[f"{host_native_cast.load(src)}_{'multiplied' if self._powers else 'divided'}"]
-        self._beyond = library[f"{host_native_cast.load(src)}_beyond"]
+        self._run, self._more = self._integers() if format.element.family == "int" else self._floats()
+
+    def _integers(self) -> tuple[Any, ctypes.Structure]:
+        row = self._format.element
+        return self._library[f"{self._load}_whole"], _Integers(int(row.min), int(row.max), row.code_mask)
+
+    def _floats(self) -> tuple[Any, ctypes.Structure]:
+        format = self._format
+        # A product of two scales is no FLOAT.
+        how = "multiplied" if self._powers else "exactly" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
         divisor = int(np.float32(format.divisor).view(np.uint32))
-        self._quotient = _Quotient(host_native_cast.row(rule), zeros, divisor)
-        self._src = src
+        row = host_native_cast.row(resolve(self._src, format.element))
+        return self._library[f"{self._load}_{how}"], _Quotient(row, zeros, divisor)
 
     def extremes(self, source: Array, plan: Plan) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.host_extremes.extremes`; None for an array with an infinity or NaN."""
-        high = np.zeros(plan.grid, self._src.code_numpy)
-        self._each(self._largest, _array(source), _array(source), _blocks(plan), _array(high), None)
-        if high.max(initial=0) > self._src.max_code:
+        row = self._src
+        if self._format.zero_points:
+            found = np.zeros((*plan.grid, 2), row.code_numpy)
+            # Numbers of one sign alone leave the other's 0: as signed integers the largest is no less.
+            low, high = found[..., 0], found[..., 1]
+            low_none = row.code_numpy.type(row.sign_code)
+        else:
+            found = high = np.zeros(plan.grid, row.code_numpy)
+            low, low_none = np.zeros(plan.grid, row.code_numpy), row.code_numpy.type(0)
+        run = self._library[f"{'range' if self._format.zero_points else 'largest'}_of_{row.bits}"]
+        of_blocks = _array(found, found.nbytes // math.prod(plan.grid))
+        self._each(run, _array(source), _array(source), _blocks(plan), of_blocks, None)
+        low = np.where(low >= low_none, low, 0).astype(row.code_numpy)
+        if high.max(initial=0) > row.max_code or low.max(initial=0) > low_none + row.max_code:
             return None
-        none = np.zeros(plan.grid)
-        return none, high.view(self._src.numpy).astype(np.float64), np.zeros(plan.grid, bool)
+        return self._values(low), self._values(high), np.zeros(plan.grid, bool)
 
-    def codes(self, source: Array, plan: Plan, d: Array, data: Array) -> None:
-        """Write the codes of all quotients by the blocks' `d`."""
-        of_blocks = (1 / d if self._powers else d).astype(np.float32)
-        self._each(
-            self._codes, _array(source), _array(data), _blocks(plan), _array(of_blocks), ctypes.byref(self._quotient)
-        )
+    def _values(self, codes: Array) -> Array:
+        return np.ascontiguousarray(codes).view(self._src.numpy).astype(np.float64)
+
+    def codes(self, source: Array, plan: Plan, d: Array, zero: Array, data: Array) -> None:
+        """Write the codes of all quotients by the blocks' `d` (DOUBLE), with the blocks' zero points (INT32)."""
+        if self._format.element.family == "int":
+            of_blocks = np.empty(plan.grid, _STEP)
+            of_blocks["d"], of_blocks["zero"] = d, zero
+        elif self._format.global_scale:
+            of_blocks = np.ascontiguousarray(d)
+        else:
+            of_blocks = (1 / d if self._powers else d).astype(np.float32)
+        more = ctypes.byref(self._more)
+        self._each(self._run, _array(source), _array(data), _blocks(plan), _array(of_blocks), more)
 
     def beyond(self, source: Array, plan: Plan, limits: Array) -> int:
         """How many numbers of an array without NaN are larger, as magnitudes, than the limits of their blocks, which
@@ -89,14 +125,14 @@ class Native:
         below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
         counts = np.zeros(_COUNTS, np.uint32)
         x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
-        self._each(self._beyond, x, x, _blocks(plan), _array(below), more)
+        self._each(self._library[f"{self._load}_beyond"], x, x, _blocks(plan), _array(below), more)
         return int(counts.sum(dtype=np.uint64))
 
 
 def find(source: Array, plan: Plan, format: Format) -> Native | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
-    element, src = format.element, dtype(source.dtype)
-    if element.family != "float" or format.global_scale or src is _DOUBLE or not source.size:
+    src = dtype(source.dtype)
+    if src is _DOUBLE or not source.size:
         return None
     if plan.lengths[2] < min(_SHORTEST, plan.shape[2]) or plan.shape[2] >= 1 << 32:
         return None
@@ -107,24 +143,41 @@ def find(source: Array, plan: Plan, format: Format) -> Native | None:
 @lru_cache(maxsize=64)
 def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
     """None where the library has no such cast, or the compiler computed what it was not told."""
-    if not host_native_cast.is_known(resolve(src, format.element)):
+    element, integers = format.element, format.element.family == "int"
+    # Narrow scales may leave a quotient that is too large for the library's integers.
+    if format.scale.bits < 32 and format.scale is not _E8M0 if integers else not _is_known(src, element):
         return None
     native, shape = Native(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
-    source = np.empty(shape, src.code_numpy)
+    source, zero = np.empty(shape, src.code_numpy), np.arange(64) % 5 if format.zero_points else np.zeros(64, np.int64)
     with np.errstate(all="ignore"):
         source[...] = encode(numbers.reshape(-1), resolve(_DOUBLE, src)).reshape(shape)
         values = decode(source.reshape(-1), src).reshape(shape)
-        d = 2.0 ** np.arange(64) / 2.0**32 if native._powers else np.float32(np.abs(values).max(1) / format.divisor)
-        wanted = encode((values / d.astype(np.float64)[:, None]).reshape(-1), resolve(_DOUBLE, format.element))
+        d = np.float32(np.abs(values).max(1) / format.divisor).astype(np.float64)
+        if format.scale is _E8M0:
+            d = np.exp2(np.floor(np.log2(d)))
+        elif format.global_scale:
+            d *= 1.1
+        quotients = values / d[:, None]
+        if integers:
+            codes = np.clip(np.rint(quotients) + zero[:, None], float(element.min), float(element.max))
+            wanted = (codes.astype(np.int64) & element.code_mask).astype(np.uint8)
+        else:
+            wanted = encode(quotients.reshape(-1), resolve(_DOUBLE, element)).reshape(shape)
     data, plan = np.empty(shape, np.uint8), Plan((1, *shape), (1, 1, 64), (1, 64, 1))
-    native.codes(source, plan, d, data)
+    native.codes(source, plan, d.reshape(plan.grid), zero.reshape(plan.grid), data)
     found = native.extremes(source, plan)
-    same = found is not None and np.array_equal(found[1].reshape(-1), np.abs(values).max(1))
-    same &= np.array_equal(data.reshape(-1), wanted)
+    lowest, largest = (values, values) if format.zero_points else (np.zeros(shape), np.abs(values))
+    same = found is not None and np.array_equal(found[1].reshape(-1), largest.max(1, initial=0))
+    same &= found is not None and np.array_equal(found[0].reshape(-1), lowest.min(1, initial=0))
+    same &= np.array_equal(data, wanted)
     limits = np.abs(values).mean(1)
     same &= native.beyond(source, plan, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
     return native if same else None
+
+
+def _is_known(src: DType, element: DType) -> bool:
+    return host_native_cast.is_known(resolve(src, element))
 
 
 def _blocks(plan: Plan) -> Any:
@@ -135,5 +188,5 @@ def _blocks(plan: Plan) -> Any:
     return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, grid))))
 
 
-def _array(x: Array) -> _Array:
-    return _Array(x.ctypes.data, x.itemsize)
+def _array(x: Array, itemsize: int | None = None) -> _Array:
+    return _Array(x.ctypes.data, x.itemsize if itemsize is None else itemsize)

@@ -3,7 +3,8 @@
 
 With --scale the others do what a formula says in a line for each step; gpucast rounds the exact quotient once, as the
 semantics say. The formula's quotients are rounded twice: about one in a million is the midpoint of two codes after its
-rounding to FLOAT, and may go to the wrong one. The last column tells how many bytes of the last tensor differ.
+rounding to FLOAT, and may go to the wrong one; and so are scales with zero points, by the difference of two numbers. The
+last column tells how many bytes of the last tensor differ.
 
     python -m bench.convert --torch-python PYTHON --json bench/results/convert-DATE.json
 
@@ -13,8 +14,8 @@ written, imports left out. The files are in memory (/dev/shm), unless --folder s
 writes to the disk, the others do not, and the disk is not what is measured. Memory is what the process held at most
 beyond its interpreter and imports: anonymous pages alone, not those of mapped files.
 
-gpucast's C library is compiled during the first round, where --megabytes is at least 256, and used in the others;
-GPUCAST_NATIVE=0 shows gpucast without it.
+gpucast's C library is compiled during the first round, where --megabytes is at least 1024 or GPUCAST_NATIVE=1 is set,
+and used in the others; GPUCAST_NATIVE=0 shows gpucast without it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ import gpucast
 from bench.revision import ROOT, commit
 from gpucast import files
 from gpucast.benchmark.machine import processor
+from gpucast.packed import pack_codes
 
 #: Names of types, of gpucast and of the others; what --scale says.
 JOBS = [
@@ -72,7 +74,7 @@ print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu]), flush
 """
 
 #: The plain formulas: a scale is the largest magnitude of its block divided by the largest number of the type, or for
-#: "mx" the power of two that brings it below 512; unsigned integers have zero points. Codes of 4 bits lie two to a byte.
+#: "mx" the power of two that brings it below 512; unsigned integers have zero points. 4-bit codes lie two to a byte.
 _FORMULAS = """
 def blocks(x, to, scale):
     rows, columns = x.shape
@@ -202,7 +204,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
     if arguments.torch_python:
         pythons["torch"] = arguments.torch_python
     rows = []
-    for src, dst, other_name, scale in tqdm(JOBS[8:], disable=None):
+    for src, dst, other_name, scale in tqdm(JOBS, disable=None):
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in pythons}
         written: dict[str, dict[str, bytes]] = {}
         for _ in range(arguments.rounds):
@@ -213,7 +215,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
                 found[name].append(run(python, CONTENDERS[name], str(source), str(target), to, scale))
                 with files.TensorFile(str(target)) as file:
                     last = [tensor for tensor in file.tensors if tensor.name.startswith("layers.15.")]
-                    written[name] = {tensor.name: tensor.read().tobytes() for tensor in last}
+                    written[name] = {tensor.name: _stored(tensor) for tensor in last}
         for name, others in found.items():
             seconds, cpu, memory = (min(column) for column in zip(*others, strict=True))
             differ = _different(written[name], written["gpucast"])
@@ -222,6 +224,13 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
                 | {"memory_mib": memory, "different_bytes": differ}
             )
     return rows
+
+
+def _stored(tensor: files.Tensor) -> bytes:
+    """The bytes of a tensor as they lie in the file."""
+    codes = tensor.read().view(np.uint8).reshape(-1)
+    assert tensor.row is not None
+    return bytes(pack_codes(codes, tensor.row.bits) if tensor.row.packed else codes)
 
 
 def _different(found: dict[str, bytes], wanted: dict[str, bytes]) -> int | None:

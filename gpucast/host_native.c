@@ -15,6 +15,7 @@ typedef int16_t i16;
 typedef int32_t i32;
 
 #define INLINE static inline __attribute__((always_inline))
+#define SELDOM static __attribute__((noinline, cold))
 #define EXPORT __attribute__((visibility("default")))
 
 INLINE float as_float(u32 bits) {
@@ -135,11 +136,13 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
     }
 }
 
-// A length of blocks that is so short that a loop for any length would take longer to begin than to run.
+// Lengths of blocks that are so short that a loop for any length would take longer to begin than to run. The shorter one
+// is that of two scales.
 #define SHORT 32
+#define SHORTER 16
 
-// The Run that does for each block what NAME##_block does.
-#define RUN(NAME, SRC, DST, OF)                                                                                  \
+// The Run that does for each block what NAME##_block does, in a loop of its own for a length of LEAST.
+#define RUN(NAME, SRC, DST, OF, LEAST)                                                                           \
     EXPORT void NAME(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, void* more) {    \
         const SRC* restrict src = from;                                                                          \
         DST* restrict dst = to;                                                                                  \
@@ -148,6 +151,8 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
             const u64 count = n - start < length ? n - start : length;                                           \
             if (count == SHORT)                                                                                  \
                 NAME##_block(src + start, dst + start, SHORT, own, more);                                        \
+            else if (count == LEAST)                                                                             \
+                NAME##_block(src + start, dst + start, LEAST, own, more);                                        \
             else                                                                                                 \
                 NAME##_block(src + start, dst + start, count, own, more);                                        \
         }                                                                                                        \
@@ -164,7 +169,7 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
         *largest = top;                                                                                          \
         (void)dst, (void)more;                                                                                   \
     }                                                                                                            \
-    RUN(NAME, CODE, u8, CODE)
+    RUN(NAME, CODE, u8, CODE, SHORTER)
 
 LARGEST(largest_of_32, u32, 0x7fffffff)
 LARGEST(largest_of_16, u16, 0x7fff)
@@ -189,7 +194,7 @@ LARGEST(largest_of_16, u16, 0x7fff)
         range->largest = largest;                                                                                \
         (void)dst, (void)more;                                                                                   \
     }                                                                                                            \
-    RUN(NAME, CODE, u8, NAME##_codes)
+    RUN(NAME, CODE, u8, NAME##_codes, SHORT)
 
 RANGE(range_of_32, u32, i32)
 RANGE(range_of_16, u16, i16)
@@ -213,9 +218,18 @@ INLINE u32 odd_quotient(u32 a, double d) {
     return near + (near & 1 ? 0 : back < exact ? 1 : back > exact ? ~(u32)0 : 0);
 }
 
-// The codes of finite numbers divided by their block's d, or multiplied by its factor, which is a power of two; exactly:
-// by a d that is no FLOAT.
+// How many FLOATs a quotient can be beside the rounded true one where d had to be rounded to FLOAT too, and one more.
+#define BESIDE 3
+
+// The codes of finite numbers divided by their block's d, or by one that is near a FLOAT, or multiplied by its factor,
+// which is a power of two.
 #define QUOTIENTS(NAME, SRC, LOAD)                                                                               \
+    SELDOM void NAME##_exactly(const SRC* restrict src, u8* restrict dst, u64 n, double d, Row row) {            \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const u32 c = LOAD(src[i]);                                                                          \
+            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, d), row);                                     \
+        }                                                                                                        \
+    }                                                                                                            \
     INLINE void NAME##_divided_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* d, const void* more) { \
         const Quotient quotient = *(const Quotient*)more;                                                        \
         const float by = *d;                                                                                     \
@@ -225,11 +239,7 @@ INLINE u32 odd_quotient(u32 a, double d) {
             dst[i] = quotient_code(c, q, quotient.row);                                                          \
             midpoints |= (u32)((q & quotient.zeros) == 0) & (u32)(q != 0) & (u32)(q != quotient.divisor);        \
         }                                                                                                        \
-        if (!midpoints) return;                                                                                  \
-        for (u64 i = 0; i < n; ++i) {                                                                            \
-            const u32 c = LOAD(src[i]);                                                                          \
-            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, by), quotient.row);                           \
-        }                                                                                                        \
+        if (midpoints) NAME##_exactly(src, dst, n, by, quotient.row);                                            \
     }                                                                                                            \
     INLINE void NAME##_multiplied_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* factor,   \
                                         const void* more) {                                                      \
@@ -240,18 +250,21 @@ INLINE u32 odd_quotient(u32 a, double d) {
             dst[i] = quotient_code(c, bits_of(as_float(c & 0x7fffffff) * by), row);                              \
         }                                                                                                        \
     }                                                                                                            \
-    INLINE void NAME##_exactly_block(const SRC* restrict src, u8* restrict dst, u64 n, const double* d,          \
-                                     const void* more) {                                                         \
-        const Row row = ((const Quotient*)more)->row;                                                            \
-        const double by = *d;                                                                                    \
+    INLINE void NAME##_near_block(const SRC* restrict src, u8* restrict dst, u64 n, const double* d, const void* more) { \
+        const Quotient quotient = *(const Quotient*)more;                                                        \
+        const double exactly = *d;                                                                               \
+        const float by = (float)exactly;                                                                         \
+        u32 midpoints = !(by >= 0x1p-126f && by <= 0x1.fffffep127f);                                             \
         for (u64 i = 0; i < n; ++i) {                                                                            \
-            const u32 c = LOAD(src[i]);                                                                          \
-            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, by), row);                                    \
+            const u32 c = LOAD(src[i]), q = bits_of(as_float(c & 0x7fffffff) / by);                              \
+            dst[i] = quotient_code(c, q, quotient.row);                                                          \
+            midpoints |= (u32)(((q + BESIDE) & quotient.zeros) <= 2 * BESIDE) & (u32)(q != 0);                    \
         }                                                                                                        \
+        if (midpoints) NAME##_exactly(src, dst, n, exactly, quotient.row);                                       \
     }                                                                                                            \
-    RUN(NAME##_divided, SRC, u8, float)                                                                          \
-    RUN(NAME##_multiplied, SRC, u8, float)                                                                       \
-    RUN(NAME##_exactly, SRC, u8, double)
+    RUN(NAME##_divided, SRC, u8, float, SHORT)                                                                   \
+    RUN(NAME##_multiplied, SRC, u8, float, SHORT)                                                                \
+    RUN(NAME##_near, SRC, u8, double, SHORTER)
 
 QUOTIENTS(float, u32, load_float)
 QUOTIENTS(upper_half, u16, load_upper_half)
@@ -276,10 +289,16 @@ INLINE u8 integer_code(i32 code, Integers to) {
 // The codes of finite numbers, no quotient being 2^22 or more. A number that is so large that its last bit is worth 1 is
 // added, and taken away again: what is left is whole, ties to even.
 #define INTEGERS(NAME, SRC, LOAD)                                                                                \
+    SELDOM void NAME##_wholly(const SRC* restrict src, u8* restrict dst, u64 n, Step step, Integers to) {        \
+        const double large = 0x1.8p52;                                                                           \
+        for (u64 i = 0; i < n; ++i) {                                                                            \
+            const double q = (double)as_float(LOAD(src[i])) / (double)step.d;                                    \
+            dst[i] = integer_code((i32)(q + large - large) + step.zero, to);                                     \
+        }                                                                                                        \
+    }                                                                                                            \
     INLINE void NAME##_whole_block(const SRC* restrict src, u8* restrict dst, u64 n, const Step* step, const void* more) { \
         const Integers to = *(const Integers*)more;                                                              \
         const float by = step->d, large = 0x1.8p23f;                                                             \
-        const double exactly = by, larger = 0x1.8p52;                                                            \
         const i32 zero = step->zero;                                                                             \
         u32 midpoints = 0;                                                                                       \
         for (u64 i = 0; i < n; ++i) {                                                                            \
@@ -287,13 +306,9 @@ INLINE u8 integer_code(i32 code, Integers to) {
             dst[i] = integer_code((i32)whole + zero, to);                                                        \
             midpoints |= (u32)(rest == 0.5f) | (u32)(rest == -0.5f);                                             \
         }                                                                                                        \
-        if (!midpoints) return;                                                                                  \
-        for (u64 i = 0; i < n; ++i) {                                                                            \
-            const double q = (double)as_float(LOAD(src[i])) / exactly;                                           \
-            dst[i] = integer_code((i32)(q + larger - larger) + zero, to);                                        \
-        }                                                                                                        \
+        if (midpoints) NAME##_wholly(src, dst, n, *step, to);                                                    \
     }                                                                                                            \
-    RUN(NAME##_whole, SRC, u8, const Step)
+    RUN(NAME##_whole, SRC, u8, const Step, SHORT)
 
 INTEGERS(float, u32, load_float)
 INTEGERS(upper_half, u16, load_upper_half)
@@ -313,7 +328,7 @@ INTEGERS(half, u16, load_half)
         counts[0] += beyond;                                                                                     \
         (void)dst;                                                                                               \
     }                                                                                                            \
-    RUN(NAME##_beyond, SRC, u8, const u32)
+    RUN(NAME##_beyond, SRC, u8, const u32, SHORTER)
 
 BEYOND(float, u32, load_float)
 BEYOND(upper_half, u16, load_upper_half)

@@ -3,10 +3,11 @@
 
 It is no more than quick: where there is no compiler, or the cache folder cannot be written or is not ours, everything
 goes without it, silently and with the same bits. A library is code of this process, so it is loaded only from a file
-that belongs to us and that nobody else may write. The compiler runs in a thread of its own, once so much work went
-without the library that it takes less time than was lost.
+that belongs to us and that nobody else may write. The compiler runs in a thread of its own, when there is so much to do
+that it takes less time than the work does without it.
 
-Environment: ``GPUCAST_NATIVE=0`` for never; ``GPUCAST_CACHE_DIR`` and ``GPUCAST_CACHE_SIZE`` as for kernels.
+Environment: ``GPUCAST_NATIVE=0`` for never, ``1`` however little there is to do; ``GPUCAST_CACHE_DIR`` and
+``GPUCAST_CACHE_SIZE`` as for kernels.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from gpucast import host_compiler
 from gpucast.cache import Cache, digest, limit
 from gpucast.cache_folder import cache_folder
 
-#: Bytes of sources: NumPy takes longer for them, by what the compiler takes.
-WORTH = 1 << 28
+#: Bytes of sources that take NumPy a second or two, and the compiler no longer.
+WORTH = 1 << 30
 #: The name of the thread that waits for the compiler.
 THREAD = "gpucast-compiler"
 #: Seconds after which a compiler is given up.
@@ -47,11 +48,11 @@ class Native:
         self._cache, self._worth = cache, worth
         self._library: ctypes.CDLL | None = None
         self._looked = self._compiled = False
-        self._missed = 0
+        self._wanted = 0
         self._lock = threading.Lock()
 
     def library(self, nbytes: int = 0) -> ctypes.CDLL | None:
-        """The library, or None while there is none; `nbytes` of sources then go without it."""
+        """The library, or None while there is none; `nbytes` of sources are to be worked on."""
         if self._library is None:
             with self._lock:
                 self._look(nbytes)
@@ -61,8 +62,8 @@ class Native:
         if not self._looked:
             self._looked = True
             self._library = self._cached()
-        self._missed += nbytes
-        if self._library is None and not self._compiled and self._missed >= self._worth:
+        self._wanted += nbytes
+        if self._library is None and not self._compiled and self._wanted >= self._worth:
             self._compiled = True
             threading.Thread(target=self._compile, name=THREAD).start()
 
@@ -150,8 +151,9 @@ def _native() -> Native | None:
         room = limit("native")
     except ValueError:
         return None
-    if os.environ.get("GPUCAST_NATIVE") == "0" or not room or not hasattr(os, "geteuid"):
+    asked = os.environ.get("GPUCAST_NATIVE")
+    if asked == "0" or not room or not hasattr(os, "geteuid"):
         return None
     if sys.byteorder != "little":
         return None
-    return Native(Cache(os.path.join(cache_folder(), "native"), room, private=True))
+    return Native(Cache(os.path.join(cache_folder(), "native"), room, private=True), 0 if asked == "1" else WORTH)

@@ -99,11 +99,11 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-def find(rule: Rule, nbytes: int = 0) -> Cast | None:
-    """The cast by a rule, or None where there is none (yet); `nbytes` of sources then go without it."""
+def find(rule: Rule) -> Cast | None:
+    """The cast by a rule, or None where there is none (yet)."""
     if not is_known(rule):
         return None
-    library = host_native.library(nbytes)
+    library = host_native.library()
     return None if library is None else _checked(library, rule)
 
 

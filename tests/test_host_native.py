@@ -400,9 +400,23 @@ def test_it_can_be_switched_off(name: str, value: str, monkeypatch: pytest.Monke
     assert host_native._native.__wrapped__() is None
 
 
+def test_a_conversion_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[int] = []
+    monkeypatch.setattr(host_native, "library", lambda nbytes=0: said.append(nbytes))
+    x = np.ones((64, 64))
+    tensors = {"w": x.astype(np.float32), "half": x.astype(np.float16), "wide": x, "ids": np.arange(9)}
+    files.save(str(tmp_path / "in.safetensors"), tensors)
+    for scale, most in (("none", 6), ("mx", 12)):
+        target = str(tmp_path / f"{scale}.safetensors")
+        argv = ["convert", str(tmp_path / "in.safetensors"), target, "--to", "FLOAT8E4M3FN", "--scale", scale]
+        assert cli.main([*argv, "--quiet"]) == 0
+        assert sum(said) == most * x.size
+        said.clear()
+
+
 def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, threading; from gpucast import host_native; native = host_native._native(); native._worth = 0\n"
+        "import sys, threading; from gpucast import host_native; native = host_native._native()\n"
         "native.library()\n"
         "[t.join() for t in threading.enumerate() if t.name == host_native.THREAD]\n"
         "print(native.library() is not None)"

@@ -104,7 +104,7 @@ class Casting:
 
     def _passed_on(self, start: int, part: Tensor, placed: Placed) -> CastReport | None:
         """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
-        rule, native = self._rule, self._native(0)
+        rule, native = self._rule, self._native()
         if native is None or self.request.detail != "counts" or not isinstance(part, StoredTensor):
             return None
         stream, here = part.open(), placed.place(start)
@@ -121,11 +121,11 @@ class Casting:
             placed.note(rule.dst.nbytes(part.size), total)
         return lost
 
-    def _native(self, nbytes: int) -> host_native_cast.Cast | None:
+    def _native(self) -> host_native_cast.Cast | None:
         """As `host_native_cast.find`."""
         if not self._on_host or self.request.seed is not None:
             return None
-        return host_native_cast.find(self._rule, nbytes)
+        return host_native_cast.find(self._rule)
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
@@ -139,7 +139,7 @@ class Casting:
         rule = self._rule
         if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
             return self._cast
-        native = self._native(part.nbytes)
+        native = self._native()
         if native is None:
             step = min(part.size, host.chunk_of(rule))
             lane = host.lane(rule, part.size, step)

@@ -11,7 +11,7 @@ from gpucast.checkpoints.pieces import axis, dequantized
 from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Array
 from gpucast.quantization import host_native
-from gpucast.quantization.boxes import Plan
+from gpucast.quantization.boxes import Plan, spread
 from gpucast.quantization.formats import Format, Parts
 from gpucast.report import CastReport
 
@@ -29,8 +29,7 @@ def counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> C
     if nonzero is None:
         return _of_all(_values(x), parts, format, dequantized(parts, format) if restored is None else restored)
     if format.zero_points:
-        back = dequantized(parts, format) if restored is None else restored
-        saturated, kept = 0, int(np.count_nonzero(back))
+        saturated, kept = 0, _beside_zero_points(parts, format)
     else:
         saturated, kept = _saturated(x, parts, format, scales), _nonzero_codes(parts.data, format.element)
     error = 0.0 if restored is None else _largest_error(_values(x).reshape(-1), restored.reshape(-1))
@@ -57,6 +56,19 @@ def _nonzero_of_finite(values: Array) -> int | None:
             return None
         # Mostly there is no zero.
         found += block.size if block.min() else int(np.count_nonzero(block))
+    return found
+
+
+def _beside_zero_points(parts: Parts, format: Format) -> int:
+    """How many codes are not their block's zero point, which stands for zero."""
+    mask = np.uint8(format.element.code_mask)
+    plan = Plan.make(format, parts.data.shape, axis(format) % 2)
+    codes = parts.data.view(np.uint8).reshape(plan.shape)
+    zero = (parts.zero_points.view(np.uint8) & mask).reshape(plan.grid)
+    found = 0
+    for box in plan.boxes():
+        blocks = codes[box.elements].reshape(box.split)
+        found += int(np.count_nonzero(blocks != spread(zero, box)))
     return found
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpucast import host_native
 from gpucast.checkpoints import scale_styles
 from gpucast.checkpoints.ahead import Ahead
 from gpucast.checkpoints.pieces import Quantizer, by_reference, dequantized, joined, matrices, on_device, sliced
@@ -133,8 +132,6 @@ class Scaled:
 
         def work(piece: tuple[int, Array]) -> tuple[Array, Array, Array, CastReport, Parts]:
             start, x = piece
-            if engine is host.quantize:
-                host_native.library(x.nbytes)
             parts = quantize(x, start)
             restored = dequantized(parts, format) if detailed else None
             report = counted(x, parts, format, restored)

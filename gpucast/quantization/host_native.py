@@ -75,7 +75,7 @@ class Native:
     def _floats(self) -> tuple[Any, ctypes.Structure]:
         format = self._format
         # A product of two scales is no FLOAT.
-        how = "multiplied" if self._powers else "exactly" if format.global_scale else "divided"
+        how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
         divisor = int(np.float32(format.divisor).view(np.uint32))

@@ -40,7 +40,7 @@ import gpucast
 from bench.revision import ROOT, commit
 from gpucast import files
 from gpucast.benchmark.machine import processor
-from gpucast.packed import pack_codes
+from gpucast.packed_codes import pack_codes
 
 #: Names of types, of gpucast and of the others; what --scale says.
 JOBS = [

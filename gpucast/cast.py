@@ -14,7 +14,8 @@ from gpucast.dtypes import dtype
 from gpucast.fusion import Fusion, check_apart, resolve_fusion
 from gpucast.intake import destination, door
 from gpucast.out import check_out
-from gpucast.packed import PackedArray, as_array, home, namespace
+from gpucast.packed import PackedArray, as_array, home
+from gpucast.packed_codes import namespace
 from gpucast.plans import ARRAYS, PLANS, Plan
 from gpucast.random_bits import resolve_random
 from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule

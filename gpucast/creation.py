@@ -10,7 +10,8 @@ import numpy as np
 
 from gpucast import device as devices
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, checked_shape, home, namespace
+from gpucast.packed import PackedArray, checked_shape, home
+from gpucast.packed_codes import namespace
 
 
 def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:

@@ -15,7 +15,8 @@ from gpucast.dtypes import DType, dtype
 from gpucast.fused_source import FusedArguments, Options
 from gpucast.fusion import Fusion
 from gpucast.out import apart
-from gpucast.packed import PackedArray, home, namespace
+from gpucast.packed import PackedArray, home
+from gpucast.packed_codes import namespace
 from gpucast.rule import Rule, resolve
 from gpucast.source import KernelSource, Shape, kernel_source, square_side
 from gpucast.strides import Dims, collapse, squares

@@ -12,7 +12,7 @@ import numpy as np
 from gpucast import device_cast, launch
 from gpucast.fused_source import FusedArguments, Options, Scaling
 from gpucast.fusion import scaling_of
-from gpucast.packed import namespace
+from gpucast.packed_codes import namespace
 from gpucast.random_bits import Random
 from gpucast.rule import Rule
 

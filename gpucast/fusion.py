@@ -16,7 +16,8 @@ from gpucast.dtypes import DType, dtype
 from gpucast.fused_source import Scaling
 from gpucast.intake import door
 from gpucast.out import share_memory
-from gpucast.packed import home, namespace, unmasked
+from gpucast.packed import home, unmasked
+from gpucast.packed_codes import namespace
 from gpucast.random_bits import Random
 from gpucast.rule import Rule
 

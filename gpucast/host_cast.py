@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import host, host_stochastic, host_strings
-from gpucast.packed import PackedArray, pack_codes, unpack_codes
+from gpucast.packed import PackedArray
+from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.random_bits import Random
 from gpucast.rule import STOCHASTIC, Rule
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from gpucast import host, host_cast, host_steps, host_stochastic
 from gpucast.dtypes import DType, dtype
 from gpucast.fusion import Fusion
-from gpucast.packed import PackedArray, pack_codes, unpack_codes
+from gpucast.packed import PackedArray
+from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.random_bits import Random
 from gpucast.rule import Rule, has_stochastic, resolve
 

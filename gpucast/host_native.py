@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library of `host_native.c`, made by the C compiler of this machine and kept in the cache.
+"""The C library of the host (`host_native.c`, `host_native_blocks.c`), made by the compiler of this machine and cached.
 
 It is no more than quick: where there is no compiler, or the cache folder cannot be written or is not ours, everything
 goes without it, silently and with the same bits. A library is code of this process, so it is loaded only from a file
@@ -85,7 +85,7 @@ class Native:
                 return
             with tempfile.TemporaryDirectory(prefix="gpucast-native-", ignore_cleanup_errors=True) as folder:
                 made = Path(folder) / "made.so"
-                command = [*host_compiler.find("c", "native"), *_flags(), "-o", str(made), str(_SOURCE)]
+                command = [*host_compiler.find("c", "native"), *_flags(), "-o", str(made), *map(str, _SOURCES)]
                 subprocess.run(
                     command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT, cwd=folder
                 )
@@ -97,7 +97,8 @@ class Native:
         self._library = library
 
 
-_SOURCE = Path(__file__).with_name("host_native.c")
+_SOURCES = tuple(Path(__file__).with_name(f"host_native{part}.c") for part in ("", "_blocks"))
+_HEADER = Path(__file__).with_name("host_native.h")
 
 
 def _loaded(data: bytes, folder: str) -> ctypes.CDLL:
@@ -128,7 +129,7 @@ def _features() -> str:
 @lru_cache(maxsize=1)
 def _key() -> str:
     machine = (platform.system(), platform.machine(), str(sys.maxsize), _features())
-    return digest("native", _SOURCE.read_bytes(), *machine, *_flags())
+    return digest("native", *(path.read_bytes() for path in (_HEADER, *_SOURCES)), *machine, *_flags())
 
 
 _creation = threading.Lock()

@@ -35,7 +35,7 @@ class Found(NamedTuple):
 
 
 class Row(ctypes.Structure):
-    """`Row` of host_native.c."""
+    """`Row` of host_native.h."""
 
     _fields_ = [
         (name, ctypes.c_uint32)

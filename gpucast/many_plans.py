@@ -23,7 +23,8 @@ from gpucast.intake import door
 from gpucast.many_leaves import Leaf
 from gpucast.many_out import apart, is_clear
 from gpucast.out import share_memory
-from gpucast.packed import PackedArray, namespace
+from gpucast.packed import PackedArray
+from gpucast.packed_codes import namespace
 from gpucast.random_bits import resolve_random
 
 if TYPE_CHECKING:

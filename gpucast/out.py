@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpucast.packed import PackedArray, home, namespace, unmasked
+from gpucast.packed import PackedArray, home, unmasked
+from gpucast.packed_codes import namespace
 from gpucast.rule import Rule
 
 

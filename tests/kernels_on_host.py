@@ -11,7 +11,7 @@ import numpy as np
 from gpucast import reference
 from gpucast.dtypes import DType
 from gpucast.hostbuild import HostKernels
-from gpucast.packed import pack_codes, unpack_codes
+from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.rule import Rule
 from gpucast.rules_of_pair import NUMERIC
 from gpucast.strides import collapse

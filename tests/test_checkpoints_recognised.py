@@ -20,7 +20,7 @@ from gpucast.checkpoints import pieces
 from gpucast.checkpoints.recognise import Catalogue
 from gpucast.dtypes import dtype
 from gpucast.files.tensor import LoadedTensor
-from gpucast.packed import pack_codes
+from gpucast.packed_codes import pack_codes
 from scaled_files import NAMES, convert, failure, numbers, quantized, save
 from tensors import leftovers
 

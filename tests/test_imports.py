@@ -22,7 +22,8 @@ ALLOWED = {
     "dtypes": set(),
     "rule": {"checks", "dtypes"},
     # Other libraries' arrays come and go through the last two, which are imported when there is one.
-    "packed": {"dtypes", "intake", "interop"},
+    "packed_codes": set(),
+    "packed": {"dtypes", "intake", "interop", "packed_codes"},
     "call": set(),
     "intake": {"call", "dtypes", "packed", "interop"},
     "strings": {"dtypes"},

@@ -11,7 +11,7 @@ import gpucast
 from codes import random_codes
 from gpucast import PackedArray
 from gpucast.dtypes import DTYPES, DType
-from gpucast.packed import unpack_codes
+from gpucast.packed_codes import unpack_codes
 
 PACKED = [row for row in DTYPES if row.packed]
 

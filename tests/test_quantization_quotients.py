@@ -14,7 +14,7 @@ from gpucast import hostbuild
 from gpucast.cast import cast
 from gpucast.dtypes import dtype
 from gpucast.hostbuild import HostKernels
-from gpucast.packed import pack_codes, unpack_codes
+from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.quantization import FORMATS
 from gpucast.quantization.formats import Format
 from gpucast.quantization.source import Blocks, QuantizeArguments, Work, divide_by

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 import gpucast
 from gpucast.dtypes import DType
-from gpucast.packed import pack_codes, unpack_codes
+from gpucast.packed_codes import pack_codes, unpack_codes
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from gpucast.benchmark.machine import ALIGNMENT, Array, Machine
 from gpucast.dtypes import DType
-from gpucast.packed import PackedArray, pack_codes
+from gpucast.packed import PackedArray
+from gpucast.packed_codes import pack_codes
 from gpucast.rules_of_pair import NUMERIC
 
 #: Elements that are made once per source type, and repeated to the wanted length.

@@ -13,7 +13,8 @@ import gpucast
 from gpucast.benchmark.buffers import Sets
 from gpucast.benchmark.machine import Array, Machine
 from gpucast.dtypes import DType
-from gpucast.packed import PackedArray, unpack_codes
+from gpucast.packed import PackedArray
+from gpucast.packed_codes import unpack_codes
 
 Run = Callable[[int], Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 from gpucast.checkpoints.pieces import Cut, grouped, shaped
 from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Array, Spec, Tensor
-from gpucast.packed import pack_codes, unpack_codes
+from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.quantization.formats import Format, Parts
 from gpucast.reference import cast
 

@@ -23,7 +23,7 @@ from gpucast.files.tensor import (
     checked_lengths,
     checked_name,
 )
-from gpucast.packed import pack_codes, unpack_codes
+from gpucast.packed_codes import pack_codes, unpack_codes
 
 #: Protocol buffers end at 2 GiB; the rest is for name and shape.
 _LARGEST = (1 << 31) - (1 << 16)

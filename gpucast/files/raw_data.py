@@ -12,7 +12,7 @@ import numpy as np
 
 from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Array, FileError, checked_lengths
-from gpucast.packed import pack_codes
+from gpucast.packed_codes import pack_codes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from gpucast.dtypes import DType
 from gpucast.files import window
 from gpucast.files.window import Window
-from gpucast.packed import unpack_codes
+from gpucast.packed_codes import unpack_codes
 
 Array = np.ndarray[Any, Any]
 

@@ -26,7 +26,8 @@ except ImportError as error:
     raise ImportError(f"gpucast.interop.dask needs Dask ({error}): pip install 'gpucast[dask]'") from error
 
 import gpucast
-from gpucast.packed import PackedArray, namespace
+from gpucast.packed import PackedArray
+from gpucast.packed_codes import namespace
 
 __all__ = ["cast"]
 

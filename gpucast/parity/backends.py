@@ -67,7 +67,7 @@ class Kernels:
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         from gpucast import hostbuild
         from gpucast.fused_source import FusedArguments, Options
-        from gpucast.packed import pack_codes, unpack_codes
+        from gpucast.packed_codes import pack_codes, unpack_codes
         from gpucast.source import kernel_source
 
         # Those that take random words have a longer prelude.

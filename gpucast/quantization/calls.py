@@ -12,7 +12,8 @@ from gpucast import device as devices
 from gpucast.cast import cast
 from gpucast.cast_many import untraced
 from gpucast.dtypes import DType
-from gpucast.packed import PackedArray, as_array, home, namespace
+from gpucast.packed import PackedArray, as_array, home
+from gpucast.packed_codes import namespace
 from gpucast.quantization import host, swizzle
 from gpucast.quantization.formats import Format, Parts, find
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_row

@@ -26,35 +26,35 @@ Array = npt.NDArray[Any]
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
 #: A call for each row of a block: shorter ones are quicker in NumPy.
 _SHORTEST = 16
-#: `SHORT` of host_native.c.
+#: `SHORT` of host_native_blocks.c.
 _COUNTS = 32
 
 
 class _Blocks(ctypes.Structure):
-    """`Blocks` of host_native.c."""
+    """`Blocks` of host_native_blocks.c."""
 
     _fields_ = [(name, ctypes.c_uint64 * 3) for name in ("shape", "lengths", "grid")]
 
 
 class _Array(ctypes.Structure):
-    """`Array` of host_native.c."""
+    """`Array` of host_native_blocks.c."""
 
     _fields_ = (("first", ctypes.c_void_p), ("itemsize", ctypes.c_uint64))
 
 
 class _Quotient(ctypes.Structure):
-    """`Quotient` of host_native.c."""
+    """`Quotient` of host_native_blocks.c."""
 
     _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32), ("divisor", ctypes.c_uint32))
 
 
 class _Integers(ctypes.Structure):
-    """`Integers` of host_native.c."""
+    """`Integers` of host_native_blocks.c."""
 
     _fields_ = (("least", ctypes.c_int32), ("most", ctypes.c_int32), ("mask", ctypes.c_uint32))
 
 
-#: `Step` of host_native.c.
+#: `Step` of host_native_blocks.c.
 _STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from gpucast import device as devices
 from gpucast.checks import integer
 from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, home, namespace
+from gpucast.packed import PackedArray, home
+from gpucast.packed_codes import namespace
 from gpucast.quantization import swizzle
 from gpucast.quantization.formats import SOURCES, Format, find
 

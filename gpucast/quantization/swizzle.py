@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.packed import namespace
+from gpucast.packed_codes import namespace
 
 _ROWS, _COLS = 128, 4
 

@@ -11,7 +11,7 @@ typedef int16_t i16;
 typedef int32_t i32;
 
 #define INLINE static inline __attribute__((always_inline))
-#define SELDOM static __attribute__((noinline, cold))
+#define SELDOM static __attribute__((noinline))
 #define EXPORT __attribute__((visibility("default")))
 
 INLINE float as_float(u32 bits) {

@@ -30,6 +30,8 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
 // is that of two scales.
 #define SHORT 32
 #define SHORTER 16
+// Longer blocks are worked on in pieces: what is seldom is done for one of them.
+#define LONG 1024
 
 // The Run that does for each block what NAME##_block does, in a loop of its own for a length of LEAST.
 #define RUN(NAME, SRC, DST, OF, LEAST)                                                                           \
@@ -44,7 +46,10 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
             else if (count == LEAST)                                                                             \
                 NAME##_block(src + start, dst + start, LEAST, own, more);                                        \
             else                                                                                                 \
-                NAME##_block(src + start, dst + start, count, own, more);                                        \
+                for (u64 at = start; at < start + count; at += LONG) {                                           \
+                    const u64 rest = start + count - at;                                                         \
+                    NAME##_block(src + at, dst + at, rest < LONG ? rest : LONG, own, more);                      \
+                }                                                                                                \
         }                                                                                                        \
     }
 
@@ -91,8 +96,7 @@ RANGE(range_of_16, u16, i16)
 
 typedef struct {
     Row row;
-    u32 zeros;    // what of a quotient's code is 0 where it may be a midpoint of two codes
-    u32 divisor;  // a quotient that is none
+    u32 zeros;  // what of a quotient's code is 0 where it may be a midpoint; the bit above is set, but below normal codes
 } Quotient;
 
 INLINE u8 quotient_code(u32 c, u32 q, Row row) {
@@ -127,7 +131,8 @@ INLINE u32 odd_quotient(u32 a, double d) {
         for (u64 i = 0; i < n; ++i) {                                                                            \
             const u32 c = LOAD(src[i]), q = bits_of(as_float(c & 0x7fffffff) / by);                              \
             dst[i] = quotient_code(c, q, quotient.row);                                                          \
-            midpoints |= (u32)((q & quotient.zeros) == 0) & (u32)(q != 0) & (u32)(q != quotient.divisor);        \
+            midpoints |= (u32)((q & quotient.zeros) == 0) & (u32)(q != 0) &                                      \
+                         ((u32)((q & (quotient.zeros + 1)) != 0) | (u32)(q < quotient.row.least));               \
         }                                                                                                        \
         if (midpoints) NAME##_exactly(src, dst, n, by, quotient.row);                                            \
     }                                                                                                            \

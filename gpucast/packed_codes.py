@@ -63,7 +63,8 @@ def _packed(xp: Any, codes: Any, bits: int) -> Any:
 
 
 def unpack_codes(data: Any, bits: int, size: int) -> Any:
-    """The first `size` codes of a packed flat uint8 array, as a new flat uint8 array. Pad bits are ignored."""
+    """The first `size` codes of a packed flat uint8 array that has so many, as a new flat uint8 array. Pad bits are
+    ignored."""
     xp = namespace(data)
     count, width = group_of(bits)
     codes = xp.empty(size, dtype=xp.uint8)

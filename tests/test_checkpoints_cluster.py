@@ -91,14 +91,17 @@ def kill_half_way(cluster: Any, plan: Plan) -> tuple[int, int]:
         for worker in cluster.processing():
             # Stopped first: it would finish the file while it is looked at.
             os.kill(pids[worker], signal.SIGSTOP)
-            wait_until_stopped(pids[worker])
-            for key in map(str, cluster.processing()[worker]):
-                file = plan.files[int(key.split("-")[1])] if key.startswith("convert-") else None
-                begun = 0 if file is None else sum(record["bytes_in"] for record in staging.journal(file).read())
-                if file is not None and begun and not staging.is_done(file):
-                    os.kill(pids[worker], signal.SIGKILL)
-                    return pids[worker], begun
-            os.kill(pids[worker], signal.SIGCONT)
+            try:
+                wait_until_stopped(pids[worker])
+                for key in map(str, cluster.processing()[worker]):
+                    file = plan.files[int(key.split("-")[1])] if key.startswith("convert-") else None
+                    begun = 0 if file is None else sum(record["bytes_in"] for record in staging.journal(file).read())
+                    if file is not None and begun and not staging.is_done(file):
+                        os.kill(pids[worker], signal.SIGKILL)
+                        return pids[worker], begun
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pids[worker], signal.SIGCONT)
         time.sleep(0.002)
     raise AssertionError("no worker was seen at work")
 
@@ -109,7 +112,7 @@ def wait_until_stopped(pid: int) -> None:
             return (thread / "stat").read_text().rpartition(")")[2].split()[0]
         return "ended"
 
-    while any(state(thread) not in ("T", "ended") for thread in Path(f"/proc/{pid}/task").glob("*")):
+    while any(state(thread) not in ("T", "Z", "ended") for thread in Path(f"/proc/{pid}/task").glob("*")):
         time.sleep(0.0005)
 
 

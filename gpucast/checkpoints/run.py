@@ -9,12 +9,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
-from gpucast import files, host_native
+from gpucast import files, host_native, host_native_cast
 from gpucast.checkpoints import loss, scaling
 from gpucast.checkpoints.ahead import Ahead, threads
 from gpucast.checkpoints.casting import Casting
 from gpucast.checkpoints.identity import stamp
-from gpucast.checkpoints.opened import Opened, TensorPlan
+from gpucast.checkpoints.opened import Opened, Request, TensorPlan
 from gpucast.checkpoints.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.plan import FilePlan, Plan
 from gpucast.checkpoints.staging import Busy, Staging
@@ -24,9 +24,7 @@ from gpucast.checkpoints.verify import verify
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
 from gpucast.report import CastReport
-
-#: What the C library casts from.
-_NATIVE = ("FLOAT", "BFLOAT16", "FLOAT16")
+from gpucast.rule import resolve
 
 
 def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
@@ -183,9 +181,9 @@ class _Run:
     def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        if self._options.device in (None, "cpu"):
-            host_native.library(_native_work(file))
         opened = Opened(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        if self._options.device in (None, "cpu"):
+            host_native.library(_native_work(opened.tensors, file.tensors, self._plan.request))
         specs = {tensor.name: opened.planned(tensor, out)[1] for tensor in opened.tensors}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
         # A format whose tensors have fixed places is gone on with; the others begin anew.
@@ -250,11 +248,18 @@ class _Run:
         return record | statistics.as_record()
 
 
-def _native_work(file: FilePlan) -> int:
-    """The bytes of sources that the C library casts in less time than NumPy; those that are scaled count twice, as they
-    take twice the time."""
-    casts = [tensor for tensor in file.tensors or () if tensor.row is not None and tensor.kind in _NATIVE]
-    return sum(tensor.bytes_in * (2 if len(tensor.names) > 1 else 1) for tensor in casts)
+def _native_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request: Request) -> int:
+    """The bytes of sources that the C library casts in less time than NumPy, at most; those that are scaled count
+    twice, as they take twice the time."""
+    work = 0
+    for tensor, plan in zip(tensors, plans, strict=True):
+        if tensor.row is None or plan.row is None or request.seed is not None or tensor.row.name == "DOUBLE":
+            continue
+        if len(plan.names) > 1:
+            work += 2 * tensor.nbytes
+        elif host_native_cast.is_known(resolve(tensor.row, plan.row, **request.attributes)):
+            work += tensor.nbytes
+    return work
 
 
 def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:

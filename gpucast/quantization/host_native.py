@@ -45,7 +45,7 @@ class _Array(ctypes.Structure):
 class _Quotient(ctypes.Structure):
     """`Quotient` of host_native_blocks.c."""
 
-    _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32), ("divisor", ctypes.c_uint32))
+    _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32))
 
 
 class _Integers(ctypes.Structure):
@@ -78,31 +78,23 @@ class Native:
         how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
-        divisor = int(np.float32(format.divisor).view(np.uint32))
         row = host_native_cast.row(resolve(self._src, format.element))
-        return self._library[f"{self._load}_{how}"], _Quotient(row, zeros, divisor)
+        return self._library[f"{self._load}_{how}"], _Quotient(row, zeros)
 
     def extremes(self, source: Array, plan: Plan) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.host_extremes.extremes`; None for an array with an infinity or NaN."""
-        row = self._src
-        if self._format.zero_points:
-            found = np.zeros((*plan.grid, 2), row.code_numpy)
-            # Numbers of one sign alone leave the other's 0: as signed integers the largest is no less.
-            low, high = found[..., 0], found[..., 1]
-            low_none = row.code_numpy.type(row.sign_code)
-        else:
-            found = high = np.zeros(plan.grid, row.code_numpy)
-            low, low_none = np.zeros(plan.grid, row.code_numpy), row.code_numpy.type(0)
-        run = self._library[f"{'range' if self._format.zero_points else 'largest'}_of_{row.bits}"]
-        of_blocks = _array(found, found.nbytes // math.prod(plan.grid))
+        row, ranges = self._src, self._format.zero_points
+        found = np.zeros((*plan.grid, 1 + ranges), row.code_numpy)
+        # As unsigned integers negative numbers begin with -0; as signed ones the others do with 0.
+        found[..., :-1] = row.sign_code
+        run = self._library[f"{'range' if ranges else 'largest'}_of_{row.bits}"]
+        of_blocks = _array(found, found.itemsize * (1 + ranges))
         self._each(run, _array(source), _array(source), _blocks(plan), of_blocks, None)
-        low = np.where(low >= low_none, low, 0).astype(row.code_numpy)
-        if high.max(initial=0) > row.max_code or low.max(initial=0) > low_none + row.max_code:
+        if (found & (row.sign_code - 1)).max(initial=0) > row.max_code:
             return None
-        return self._values(low), self._values(high), np.zeros(plan.grid, bool)
-
-    def _values(self, codes: Array) -> Array:
-        return np.ascontiguousarray(codes).view(self._src.numpy).astype(np.float64)
+        values = found.view(row.numpy).astype(np.float64)
+        low = values[..., 0] if ranges else np.zeros(plan.grid)
+        return low, values[..., -1], np.zeros(plan.grid, bool)
 
     def codes(self, source: Array, plan: Plan, d: Array, zero: Array, data: Array) -> None:
         """Write the codes of all quotients by the blocks' `d` (DOUBLE), with the blocks' zero points (INT32)."""

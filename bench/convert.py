@@ -52,6 +52,7 @@ JOBS = [
     ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "per-channel"),
     ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "block"),
     ("FLOAT", "FLOAT8E4M3FN", "float8_e4m3fn", "mx"),
+    ("BFLOAT16", "FLOAT8E4M3FN", "float8_e4m3fn", "block"),
     ("FLOAT", "INT8", "int8", "per-channel"),
     ("FLOAT", "INT4", "int4", "block"),
     ("FLOAT", "UINT4", "uint4", "block"),
@@ -93,7 +94,7 @@ _NUMPY = (
     _FORMULAS
     + """
 def quantized(x, to, scale):
-    parts, axes = blocks(x, to, scale)
+    parts, axes = blocks(x.astype(np.float32, copy=False), to, scale)
     if to == "uint4":
         low = np.minimum(parts.min(axes, keepdims=True), 0)
         scales = (np.maximum(parts.max(axes, keepdims=True), 0) - low) / np.float32(15)
@@ -119,7 +120,7 @@ _TORCH = (
     _FORMULAS
     + """
 def quantized(x, to, scale):
-    parts, axes = blocks(x, to, scale)
+    parts, axes = blocks(x.float(), to, scale)
     if to == "uint4":
         low = parts.amin(axes, keepdim=True).clamp_(max=0)
         scales = (parts.amax(axes, keepdim=True).clamp_(min=0) - low) / 15

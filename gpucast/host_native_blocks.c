@@ -228,3 +228,13 @@ INTEGERS(half, u16, load_half)
 BEYOND(float, u32, load_float)
 BEYOND(upper_half, u16, load_upper_half)
 BEYOND(half, u16, load_half)
+
+// How many codes are that of their block's zero point; added to a count.
+INLINE void equal_block(const u8* restrict src, u8* restrict dst, u64 n, const u8* zero, void* more) {
+    const u8 code = *zero;
+    u32 equal = 0;
+    for (u64 i = 0; i < n; ++i) equal += src[i] == code;
+    *(u64*)more += equal;
+    (void)dst;
+}
+RUN(equal, u8, u8, const u8, SHORT)

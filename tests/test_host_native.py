@@ -283,8 +283,16 @@ def test_a_look_at_codes(row: str, library: ctypes.CDLL) -> None:
     assert host_native_cast.look(codes[:0], kind.code_mask) == (0, 0)
 
 
-@pytest.mark.parametrize("scale", ["per-tensor", "per-channel", "block", "mx"])
+@pytest.mark.parametrize(
+    ("to", "scale"),
+    [
+        *itertools.product(["FLOAT8E4M3FN"], ["per-tensor", "per-channel", "block", "mx"]),
+        *itertools.product(["INT4", "UINT8"], ["per-tensor", "per-channel", "block"]),
+        ("FLOAT4E2M1", "nvfp4"),
+    ],
+)
 def test_scaled_files_are_the_same_without_it(
+    to: str,
     scale: str,
     library: ctypes.CDLL,
     tmp_path: Path,
@@ -305,7 +313,7 @@ def test_scaled_files_are_the_same_without_it(
     for native in (host_native._native(), None):
         monkeypatch.setattr(host_native, "_native", lambda native=native: native)
         target = tmp_path / "out.safetensors"
-        argv = ["convert", str(tmp_path / "in.safetensors"), str(target), "--to", "FLOAT8E4M3FN", "--scale", scale]
+        argv = ["convert", str(tmp_path / "in.safetensors"), str(target), "--to", to, "--scale", scale]
         assert cli.main([*argv, "--allow-loss"]) == 0
         told.append((target.read_bytes(), capsys.readouterr().out))
         target.unlink()

@@ -121,15 +121,29 @@ class Native:
         return int(counts.sum(dtype=np.uint64))
 
 
+def equal(codes: Array, plan: Plan, of_blocks: Array) -> int | None:
+    """How many codes of a contiguous array are those of their blocks, all UINT8; None without the library."""
+    library = host_native.library()
+    if library is None or not _is_long_enough(plan):
+        return None
+    count, x = ctypes.c_uint64(), _array(codes)
+    library["each_run"](library["equal"], x, x, _blocks(plan), _array(of_blocks), ctypes.byref(count))
+    return count.value
+
+
 def find(source: Array, plan: Plan, format: Format) -> Native | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
     src = dtype(source.dtype)
     if src is _DOUBLE or not source.size:
         return None
-    if plan.lengths[2] < min(_SHORTEST, plan.shape[2]) or plan.shape[2] >= 1 << 32:
+    if not _is_long_enough(plan):
         return None
     library = host_native.library()
     return None if library is None else _checked(library, src, format)
+
+
+def _is_long_enough(plan: Plan) -> bool:
+    return min(_SHORTEST, plan.shape[2]) <= plan.lengths[2] and plan.shape[2] < 1 << 32
 
 
 @lru_cache(maxsize=64)

@@ -3,8 +3,8 @@
 
 With --scale the others do what a formula says in a line for each step; gpucast rounds the exact quotient once, as the
 semantics say. The formula's quotients are rounded twice: about one in a million is the midpoint of two codes after its
-rounding to FLOAT, and may go to the wrong one; and so are scales with zero points, of the difference of two numbers.
-The last column tells how many bytes of the last tensor differ.
+rounding to FLOAT, and may go to the wrong one (of BFLOAT16 numbers, one in a thousand); and so are scales with zero
+points, of the difference of two numbers. The last column tells how many bytes of the last tensor differ.
 
     python -m bench.convert --torch-python PYTHON --json bench/results/convert-DATE.json
 

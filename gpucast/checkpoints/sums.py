@@ -127,8 +127,8 @@ class Placed:
         self.note(data.nbytes, sum_of(data, position - self._begin))
 
     def place(self, start: int) -> tuple[int, int]:
-        """The file's number, and the byte where the flat elements from `start` on go: for who writes them, and `notes`
-        what came there."""
+        """The file's number, and the byte where the flat elements from `start` on go: for who writes them, and then
+        says with `note` what came there."""
         assert self._spec.row is not None
         return self._file.fileno(), self._begin + self._spec.row.nbytes(start)
 

@@ -134,9 +134,7 @@ def equal(codes: Array, plan: Plan, of_blocks: Array) -> int | None:
 def find(source: Array, plan: Plan, format: Format) -> Native | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
     src = dtype(source.dtype)
-    if src is _DOUBLE or not source.size:
-        return None
-    if not _is_long_enough(plan):
+    if src is _DOUBLE or not source.size or not _is_long_enough(plan):
         return None
     library = host_native.library()
     return None if library is None else _checked(library, src, format)
@@ -150,8 +148,12 @@ def _is_long_enough(plan: Plan) -> bool:
 def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
     """None where the library has no such cast, or the compiler computed what it was not told."""
     element, integers = format.element, format.element.family == "int"
-    # Narrow scales may leave a quotient that is too large for the library's integers.
-    if format.scale.bits < 32 and format.scale is not _E8M0 if integers else not _is_known(src, element):
+    if integers:
+        # A scale that does not go so far may leave a quotient that is too large for the library's integers.
+        is_known = format.scale in (_FLOAT, _E8M0)
+    else:
+        is_known = host_native_cast.is_known(resolve(src, element))
+    if not is_known:
         return None
     native, shape = Native(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
@@ -174,16 +176,15 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
     native.codes(source, plan, d.reshape(plan.grid), zero.reshape(plan.grid), data)
     found = native.extremes(source, plan)
     lowest, largest = (values, values) if format.zero_points else (np.zeros(shape), np.abs(values))
-    same = found is not None and np.array_equal(found[1].reshape(-1), largest.max(1, initial=0))
-    same &= found is not None and np.array_equal(found[0].reshape(-1), lowest.min(1, initial=0))
-    same &= np.array_equal(data, wanted)
     limits = np.abs(values).mean(1)
-    same &= native.beyond(source, plan, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
+    same = (
+        found is not None
+        and np.array_equal(found[0].reshape(-1), lowest.min(1, initial=0))
+        and np.array_equal(found[1].reshape(-1), largest.max(1, initial=0))
+        and np.array_equal(data, wanted)
+        and native.beyond(source, plan, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
+    )
     return native if same else None
-
-
-def _is_known(src: DType, element: DType) -> bool:
-    return host_native_cast.is_known(resolve(src, element))
 
 
 def _blocks(plan: Plan) -> Any:

@@ -275,6 +275,23 @@ def test_quotients_beside_midpoints(name: str, library: ctypes.CDLL) -> None:
     assert found.data.tobytes() == wanted.data.tobytes()
 
 
+@pytest.mark.parametrize("name", ["float8e4m3fn_axis", "float8e5m2_axis"])
+def test_quotients_beside_midpoints_of_subnormal_codes(name: str, library: ctypes.CDLL) -> None:
+    """One in a block, which nothing else sends the slower way."""
+    format, count = FORMATS[name], 2000
+    element, rng = format.element, np.random.default_rng(8)
+    x = np.zeros((count, 32), np.float32)
+    x[:, 0] = rng.uniform(1, 2, count)
+    scales = quantize_by_reference(x, format, axis=0).scales.astype(np.float64)
+    middles = (rng.integers(0, 1 << element.mantissa_bits, count) + 0.5) * float(element.value(1))
+    x[:, 5] = middles * scales
+    found, wanted = (how(x, format, axis=0) for how in (quantization_host.quantize, quantize_by_reference))
+    assert found.data.tobytes() == wanted.data.tobytes()
+    # As FLOAT many of the quotients are the midpoint, and few are truly.
+    near = x[:, 5] / scales.astype(np.float32) == middles
+    assert np.count_nonzero(near & (x[:, 5] / scales != middles)) > count / 4
+
+
 @pytest.mark.parametrize("row", ["FLOAT", "BFLOAT16", "FLOAT8E4M3FN"])
 def test_a_look_at_codes(row: str, library: ctypes.CDLL) -> None:
     kind = dtype(row)

@@ -23,8 +23,8 @@ import numpy as np
 
 from bench import gpu, gpu_many, gpu_quantize, host, overhead, static
 from bench.revision import code_digest, commit
-from gpucast import device
 from gpucast.benchmark.machine import processor
+from gpucast.gpu import devices as device
 
 #: Option -> (what it does, the benchmark).
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {

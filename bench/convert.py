@@ -39,8 +39,8 @@ from tqdm import tqdm
 import gpucast
 from bench.revision import ROOT, commit
 from gpucast import files
+from gpucast.arrays.bitpacking import pack_codes
 from gpucast.benchmark.machine import processor
-from gpucast.packed_codes import pack_codes
 
 #: Names of types, of gpucast and of the others; what --scale says.
 JOBS = [

@@ -23,9 +23,9 @@ from gpucast.benchmark.gpu import Gpu
 from gpucast.benchmark.latency import measure_latency, works_of
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.pairs import Pairs
-from gpucast.commands.arguments import positive
-from gpucast.commands.progress import progress_bar
-from gpucast.dtypes import dtype
+from gpucast.cli.arguments import positive
+from gpucast.cli.progress import progress_bar
+from gpucast.core.dtypes import dtype
 
 #: Bytes that a ceiling moves.
 CEILING_SIZES = tuple(1 << power for power in (20, 22, 24, *range(26, 34)))

@@ -65,7 +65,7 @@ run_tests() {
   "$python" -c 'import xdist' 2>/dev/null && jobs=(-n 8)
   # Only files with such tests: others import what is not needed here.
   local files
-  mapfile -t files < <(grep -l 'mark\.gpu' tests/test_*.py)
+  mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.gpu' tests)
   # Packages of other versions than ours may warn.
   limited tests "$1" "$python" -m pytest -q -m gpu -p no:cacheprovider -W default --continue-on-collection-errors \
     "${jobs[@]}" "${files[@]}"

@@ -13,7 +13,7 @@ from gpucast.benchmark.buffers import CONTIGUOUS
 from gpucast.benchmark.ceilings import nearest
 from gpucast.benchmark.contenders import OURS
 from gpucast.benchmark.pairs import Row
-from gpucast.dtypes import dtype
+from gpucast.core.dtypes import dtype
 
 #: The goals of the project: shares of the better ceiling, for types of whole bytes and for packed ones.
 WHOLE, PACKED = 0.95, 0.90

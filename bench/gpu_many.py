@@ -21,7 +21,7 @@ from bench import gpu_cases
 from gpucast.benchmark.contenders import OURS, TorchTo
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Work, measure
-from gpucast.dtypes import DType, dtype
+from gpucast.core.dtypes import DType, dtype
 
 #: 25 layers of GPT-2's kind: 12 tensors each, 315 million elements.
 LAYERS, WIDTH = 25, 1024

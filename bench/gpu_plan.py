@@ -10,8 +10,8 @@ from bench.gpu_results import Key
 from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, MEMORY_SHARE, Layout, moved_bytes
 from gpucast.benchmark.pairs import COMMON, Via
 from gpucast.benchmark.timing import BATCH, LEAST
-from gpucast.dtypes import DType
-from gpucast.rules_of_pair import NUMERIC
+from gpucast.core.dtypes import DType
+from gpucast.parity.cases import NUMERIC
 
 LARGE, HUGE = 1 << 28, 1 << 30
 #: Sizes of the common pairs besides LARGE: in the cache, around it, and beyond.

@@ -16,7 +16,7 @@ from bench.gpu_figures import PACKED, WHOLE, Group, geometric_mean, groups, riva
 from bench.gpu_results import Results
 from bench.heatmap import heatmap
 from gpucast.benchmark.contenders import OURS
-from gpucast.rules_of_pair import NUMERIC
+from gpucast.parity.cases import NUMERIC
 
 #: Told apart by everyone, in print too: ours is the dark line.
 _COLOURS = {OURS: "#1c5f7d", "CuPy copyto": "#e8590c", "torch copy_": "#7b5ea7"}

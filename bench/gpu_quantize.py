@@ -17,11 +17,11 @@ import numpy as np
 
 import gpucast
 from bench import gpu_cases
+from gpucast.arrays.packed import PackedArray
 from gpucast.benchmark.contenders import TorchTo
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Work, measure
-from gpucast.dtypes import dtype
-from gpucast.packed import PackedArray
+from gpucast.core.dtypes import dtype
 
 ROWS, COLUMNS = 1 << 14, 1 << 13
 #: Rows that are drawn and compared; the memory is filled with copies of them.

@@ -11,7 +11,7 @@ import numpy as np
 from gpucast.benchmark.buffers import Sets
 from gpucast.benchmark.contenders import Contender, CupyAstype, Run, TorchTo, available, contenders
 from gpucast.benchmark.machine import Array, Machine
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
 
 #: XLA takes most of the memory when it starts, unless told otherwise.
 _XLA_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE"

@@ -24,11 +24,11 @@ from gpucast.benchmark.buffers import LAYOUTS, as_array, raw, source_codes
 from gpucast.benchmark.check import Check, compare
 from gpucast.benchmark.contenders import array_codes
 from gpucast.benchmark.machine import Machine
-from gpucast.commands.arguments import positive
-from gpucast.dtypes import DType
+from gpucast.cli.arguments import positive
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import resolve
+from gpucast.parity.cases import NUMERIC
 from gpucast.parity.compare import wanted_codes
-from gpucast.rule import resolve
-from gpucast.rules_of_pair import NUMERIC
 
 #: All sizes up to a few blocks of the smallest tiles, one more than a multiple included.
 SIZES = 4100

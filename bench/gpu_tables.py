@@ -13,7 +13,7 @@ from gpucast.benchmark.buffers import CONTIGUOUS
 from gpucast.benchmark.contenders import OURS
 from gpucast.benchmark.pairs import COMMON, Row
 from gpucast.benchmark.timing import verdict
-from gpucast.dtypes import dtype
+from gpucast.core.dtypes import dtype
 
 #: What a layout may cost, as a share of the contiguous speed.
 LAYOUT_GOALS = {"source off by one": 0.95, "destination off by one": 0.95, "both off by one": 0.95, "transposed": 0.80}

@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 import gpucast
 from bench import strings
-from gpucast import host, reference
-from gpucast.dtypes import DTYPES, DType
-from gpucast.rule import Rule, resolve
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.rule import Rule, resolve
+from gpucast.cpu import lanes as host
+from gpucast.reference import casting as reference
 
 Array = npt.NDArray[Any]
 

@@ -4,7 +4,7 @@
 Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16. The formulas are what a user of
 NumPy and ml_dtypes writes: whole-array arithmetic in float32, with neither NaN nor infinity nor ties in mind. Both
 sides allocate their results, and have one code in each byte (the host path before its codes are packed). NumPy does all
-the work of both: without ``GPUCAST_NATIVE=1`` the C library of `gpucast.host_native` takes no part.
+the work of both: without ``GPUCAST_NATIVE=1`` the C library of `gpucast.cpu.native.library` takes no part.
 
 In each round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides
 alike. Times are processor time of the one thread that does all the work. The figures are written to
@@ -28,9 +28,10 @@ import numpy.typing as npt
 from bench.revision import ROOT, commit
 from gpucast import cast
 from gpucast.benchmark.machine import processor
-from gpucast.dtypes import DType, dtype
-from gpucast.quantization import FORMATS, Format, host
-from gpucast.quantization.formats import Parts
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Parts
+from gpucast.quantization import FORMATS, Format
+from gpucast.quantization.cpu import quantize as host
 
 Array = npt.NDArray[Any]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA that does nothing, under the real `gpucast.launch.CupyDriver` and real CuPy arrays over host memory.
+"""CUDA that does nothing, under the real `gpucast.gpu.driver.CupyDriver` and real CuPy arrays over host memory.
 
 What is left is our own part of a call. It needs CuPy, but neither a GPU nor a driver.
 """
@@ -14,7 +14,8 @@ from unittest import mock
 
 import numpy as np
 
-from gpucast import compiler, launch
+from gpucast.compile import cubin as compiler
+from gpucast.gpu import driver as launch
 
 
 def nothing(*_: Any) -> int:

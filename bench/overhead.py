@@ -19,8 +19,8 @@ import numpy as np
 
 import gpucast
 from bench import idle_cuda
-from gpucast import device
 from gpucast.benchmark.timing import Times
+from gpucast.gpu import devices as device
 
 Call = Callable[[], object]
 

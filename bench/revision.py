@@ -31,7 +31,7 @@ def code_digest(root: Path = ROOT) -> str:
     hashed = hashlib.sha256()
     for folder in ("gpucast", "kernels"):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".cuh", ".cu", ".c"):
+            if path.suffix in (".py", ".cuh", ".cu", ".c", ".h", ".hpp"):
                 hashed.update(f"{path.relative_to(root).as_posix()}\0".encode())
                 hashed.update(path.read_bytes().replace(b"\r\n", b"\n"))
     return hashed.hexdigest()[:8]

@@ -24,10 +24,10 @@ from bench.revision import commit
 from bench.static_budget import KNOWN, budget, over, problems, verdict
 from bench.static_kernels import Kernel, measure
 from bench.static_model import GPUS, estimates
-from gpucast import compiler
-from gpucast.commands.progress import progress_bar
-from gpucast.rule import Rule, resolve
-from gpucast.rules_of_pair import NUMERIC, rules
+from gpucast.cli.progress import progress_bar
+from gpucast.compile import cubin as compiler
+from gpucast.core.rule import Rule, resolve
+from gpucast.parity.cases import NUMERIC, rules
 
 #: The compute capabilities that the check is for.
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))

@@ -13,11 +13,11 @@ from typing import Literal
 from bench import cubin
 from bench.sass import Instruction, blocks, parse
 from bench.sass_paths import full_tile
-from gpucast import compiler
-from gpucast.commands import disassembler
-from gpucast.many_source import ARGUMENT_BYTES, Kind, many_source
-from gpucast.rule import Rule, resolve
-from gpucast.source import KernelSource, Shape, join, kernel_source
+from gpucast.cli import disassembler
+from gpucast.codegen.batch import ARGUMENT_BYTES, Kind, many_source
+from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
+from gpucast.compile import cubin as compiler
+from gpucast.core.rule import Rule, resolve
 
 #: Kernels of one program: they share the time that the prelude and the start of the disassembler take, most of it.
 BATCH = 25

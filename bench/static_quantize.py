@@ -10,13 +10,13 @@ from bench import cubin
 from bench.sass import parse
 from bench.static_budget import budget, over
 from bench.static_kernels import Kernel, kernel
-from gpucast import compiler
-from gpucast.commands import disassembler
-from gpucast.dtypes import dtype
-from gpucast.quantization.formats import FORMATS
-from gpucast.quantization.source import Kind, Work
-from gpucast.rule import Rule
-from gpucast.source import join
+from gpucast.cli import disassembler
+from gpucast.codegen.cast import join
+from gpucast.compile import cubin as compiler
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import FORMATS
+from gpucast.core.rule import Rule
+from gpucast.quantization.gpu.source import Kind, Work
 
 #: Formats by the kernel that they are measured with: all in one pass of rows, the last pass of others, the way back.
 CHOSEN: dict[Kind, tuple[str, ...]] = {

@@ -7,13 +7,13 @@ from bench import cubin
 from bench.sass import parse
 from bench.static_kernels import kernel
 from bench.static_quantize import Measured
-from gpucast import compiler
-from gpucast.commands import disassembler
-from gpucast.dtypes import dtype
-from gpucast.quantization.formats import FORMATS
-from gpucast.quantization.tile_source import Run, Tiles
-from gpucast.rule import Rule
-from gpucast.source import join
+from gpucast.cli import disassembler
+from gpucast.codegen.cast import join
+from gpucast.compile import cubin as compiler
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import FORMATS
+from gpucast.core.rule import Rule
+from gpucast.quantization.gpu.tile_source import Run, Tiles
 
 #: Both ways at once, blocks along the last axis; blocks along the first axis.
 WAYS: dict[str, tuple[Run, Run]] = {

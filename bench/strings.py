@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import host_strings
-from gpucast.dtypes import dtype
-from gpucast.rule import resolve
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.cpu import text as host_strings
 
 ROUNDS = 5
 #: Type -> kind of data: numbers as weights have them.

@@ -16,7 +16,7 @@ from sidebyside.classify import NUMERIC, VARIES, Comparison, Difference, compare
 from sidebyside.page import MEASURED, Page, table, write_or_check
 from sidebyside.systems import SYSTEMS, GpucastOperators, Setting, System
 
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
 
 PAGE = Path(__file__).with_suffix(".md")
 

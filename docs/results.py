@@ -17,7 +17,7 @@ from sphinx.config import Config
 
 from bench import gpu_results, readme
 from bench.heatmap import heatmap
-from gpucast.dtypes import DTYPES
+from gpucast.core.dtypes import DTYPES
 
 FOLDER = gpu_results.FOLDER
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.dtypes import DTYPES, DType, dtype, finfo
+from gpucast.core.dtypes import DTYPES, DType, dtype, finfo
 from gpucast.interop import dlpack
 
 #: The types that PyTorch does not have at all.

@@ -7,22 +7,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpucast import layers, reference
-from gpucast.cast import cast, cast_like
-from gpucast.cast_many import cast_many
-from gpucast.creation import empty, empty_like, from_bytes
-from gpucast.device_function import device_function
-from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
-from gpucast.errors import DeviceUnavailable
-from gpucast.packed import PackedArray
-from gpucast.report import CastReport, cast_report
-from gpucast.rule import DEFAULT_OPSET
-from gpucast.warmup import warmup
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.batch import cast_many
+from gpucast.casting.cast import cast, cast_like
+from gpucast.casting.creation import empty, empty_like, from_bytes
+from gpucast.casting.report import CastReport, cast_report
+from gpucast.codegen.device_function import device_function
+from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.version import __version__ as __version__
+from gpucast.warmup.api import warmup
 
 if TYPE_CHECKING:
     from gpucast import mixed, quantization
     from gpucast.quantization import Quantized, dequantize, quantize
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DEFAULT_OPSET",

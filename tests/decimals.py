@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
 
 
 def text_of(value: Fraction, nudge: int = 0) -> str:

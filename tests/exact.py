@@ -13,8 +13,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from gpucast.dtypes import DType
-from gpucast.rule import Rule
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import Rule
 
 
 @dataclass(eq=False)

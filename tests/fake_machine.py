@@ -13,10 +13,10 @@ import numpy as np
 
 from gpucast.benchmark.buffers import Sets
 from gpucast.benchmark.contenders import Run
-from gpucast.dtypes import DType
+from gpucast.codegen.cast import KernelSource
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import resolve
 from gpucast.parity.compare import wanted_codes
-from gpucast.rule import resolve
-from gpucast.source import KernelSource
 from host_driver import HostDriver, device_array
 
 #: Bytes per second of the fake's copies; its copy kernel is a tenth quicker than its memcpy.

@@ -7,7 +7,7 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-from gpucast import hostbuild
+from gpucast.parity import host_build as hostbuild
 
 #: What CUDA has built in and the host has not.
 _SHIM = """

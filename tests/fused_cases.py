@@ -12,12 +12,13 @@ import cupy
 import numpy as np
 
 import gpucast
-from gpucast import PackedArray, launch
-from gpucast.dtypes import DType, dtype
-from gpucast.fused_cast import fused_rule
-from gpucast.fused_source import Options, fused_source
-from gpucast.random_bits import Random
-from gpucast.rule import STOCHASTIC, Rule
+from gpucast import PackedArray
+from gpucast.casting.fused import fused_rule
+from gpucast.codegen.fused import Options, fused_source
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.random import Random
+from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download, upload
 
 #: Blocks of random words begin within vectors, and the sum with an index has 65 bits.

@@ -15,10 +15,10 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast import hostbuild
-from gpucast.many_source import ARGUMENT_BYTES, ManySource
-from gpucast.rule import Rule
-from gpucast.source import KernelSource, kernel_source
+from gpucast.codegen.batch import ARGUMENT_BYTES, ManySource
+from gpucast.codegen.cast import KernelSource, kernel_source
+from gpucast.core.rule import Rule
+from gpucast.parity import host_build as hostbuild
 
 #: Kernels by name, text and optimization, and those of many arrays, which all drivers share: building one takes longer
 #: than a test.

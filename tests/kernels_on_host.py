@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpucast import reference
-from gpucast.dtypes import DType
-from gpucast.hostbuild import HostKernels
-from gpucast.packed_codes import pack_codes, unpack_codes
-from gpucast.rule import Rule
-from gpucast.rules_of_pair import NUMERIC
-from gpucast.strides import collapse
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.codegen.strides import collapse
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import Rule
+from gpucast.parity.cases import NUMERIC
+from gpucast.parity.host_build import HostKernels
+from gpucast.reference import casting as reference
 
 _GUARD = 0xA5
 

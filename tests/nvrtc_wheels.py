@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from gpucast import nvrtc
-from gpucast.nvrtc import Nvrtc
-from gpucast.nvrtc_search import MAJORS, in_wheels
+from gpucast.compile import nvrtc
+from gpucast.compile.nvrtc import Nvrtc
+from gpucast.compile.nvrtc_search import MAJORS, in_wheels
 
 
 @functools.cache

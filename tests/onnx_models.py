@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from gpucast.dtypes import DTYPES, DType
+from gpucast.core.dtypes import DTYPES, DType
 from gpucast.interop.onnx import Cast, CastLike
 
 ROWS = {row.name: row for row in DTYPES}

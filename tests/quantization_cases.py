@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.dtypes import DType, dtype
-from gpucast.quantization import reference
-from gpucast.quantization.formats import Format
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
+from gpucast.reference import quantize as reference
 
 Array = npt.NDArray[Any]
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.cast import cast
-from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray
-from gpucast.quantization import FORMATS, Quantized, host, quantize
-from gpucast.quantization.formats import Format, Parts
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format, Parts
+from gpucast.quantization import FORMATS, Quantized, quantize
+from gpucast.quantization.cpu import quantize as host
 from quantization_cases import same
 
 Array = npt.NDArray[Any]

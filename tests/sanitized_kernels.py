@@ -13,10 +13,11 @@ import sys
 import numpy as np
 
 from codes import every_code, random_codes
-from gpucast import hard_values, hostbuild
-from gpucast.dtypes import DType
-from gpucast.rules_of_pair import NUMERIC, SMALL, rules
-from gpucast.source import kernel_source
+from gpucast.codegen.cast import kernel_source
+from gpucast.core.dtypes import DType
+from gpucast.parity import hard_values
+from gpucast.parity import host_build as hostbuild
+from gpucast.parity.cases import NUMERIC, SMALL, rules
 from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, wanted_codes
 
 

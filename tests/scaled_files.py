@@ -12,9 +12,9 @@ from safetensors import safe_open
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints import scaling
+from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.cli import main
-from gpucast.dtypes import dtype
+from gpucast.core.dtypes import dtype
 
 
 def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from codes import random_codes
 from gpucast import files
-from gpucast.dtypes import DTYPES, DType
+from gpucast.core.dtypes import DTYPES, DType
 
 SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (2, 0, 3), (4, 2, 2)]
 TEXTS = ["", "1.5", " -INF ", "é", "日本", "\U0001f600", "a\0b"]

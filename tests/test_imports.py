@@ -84,8 +84,8 @@ def python(code: str) -> str:
 def test_import_brings_no_optional_package() -> None:
     loaded = python("import gpucast, sys; print(' '.join(sys.modules))").split()
     heavy = {
-        "gpucast.launch",
-        "gpucast.compiler",
+        "gpucast.gpu.driver",
+        "gpucast.compile.cubin",
         "cupy",
         "gpucast.interop",
         "torch",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
 from sidebyside.systems import Array, System, cast_model
 
 ROWS = {row.name: row for row in gpucast.DTYPES}

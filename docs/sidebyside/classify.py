@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import gpucast
-from gpucast.dtypes import DTYPES, DType
+from gpucast.core.dtypes import DTYPES, DType
 from sidebyside.inputs import sweep
 from sidebyside.systems import Array, Setting, System, UnsupportedError
 

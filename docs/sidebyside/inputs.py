@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from gpucast.dtypes import DTYPES, DType
+from gpucast.core.dtypes import DTYPES, DType
 from sidebyside.systems import Array
 
 #: Of the midpoints of 16-bit formats every sixteenth is tried, and so are those of FLOAT where it is the narrower one.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, home
 from sidebyside.classify import VARIES, codes_of
 from sidebyside.systems import Array, cast_model
 

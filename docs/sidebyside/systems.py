@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 import gpucast
-from gpucast.dtypes import DType
-from gpucast.packed_codes import pack_codes, unpack_codes
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.core.dtypes import DType
 
 Array = npt.NDArray[Any]
 

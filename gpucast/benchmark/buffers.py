@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpucast.arrays.bitpacking import pack_codes
+from gpucast.arrays.packed import PackedArray
 from gpucast.benchmark.machine import ALIGNMENT, Array, Machine
-from gpucast.dtypes import DType
-from gpucast.packed import PackedArray
-from gpucast.packed_codes import pack_codes
-from gpucast.rules_of_pair import NUMERIC
+from gpucast.core.dtypes import DType
+from gpucast.parity.cases import NUMERIC
 
 #: Elements that are made once per source type, and repeated to the wanted length.
 BLOCK = 1 << 20

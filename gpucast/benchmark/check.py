@@ -12,9 +12,9 @@ import numpy as np
 from gpucast.benchmark.buffers import CONTIGUOUS, Sets, as_array, sets_of
 from gpucast.benchmark.contenders import Contender, array_codes
 from gpucast.benchmark.machine import Array, Machine
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import Rule, resolve
 from gpucast.parity.compare import codes_of, describe, wanted_codes
-from gpucast.rule import Rule, resolve
 
 #: Of the codes of a wide source: the share of the destination's midpoints, and random ones.
 _SHARE, _RANDOM = 1 / 16, 4096

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-import gpucast
+from gpucast.arrays.bitpacking import unpack_codes
+from gpucast.arrays.packed import PackedArray
 from gpucast.benchmark.buffers import Sets
 from gpucast.benchmark.machine import Array, Machine
-from gpucast.dtypes import DType
-from gpucast.packed import PackedArray
-from gpucast.packed_codes import unpack_codes
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DType
 
 Run = Callable[[int], Any]
 
@@ -77,7 +77,7 @@ class Ours(_Streamed):
         return self.machine.stream is not None or not (src.packed or dst.packed)
 
     def prepare(self, sets: Sets) -> Run:
-        cast, dst, xs = gpucast.cast, sets.dst, sets.source_arrays()
+        dst, xs = sets.dst, sets.source_arrays()
         if self.allocates:
             return lambda i: cast(xs[i], dst)
         outs = sets.out_arrays()

@@ -13,7 +13,7 @@ from gpucast.benchmark.check import Check, check_head, check_sample, check_windo
 from gpucast.benchmark.contenders import OURS, Contender, Ours, Run
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Times, Work, measure
-from gpucast.dtypes import DType, dtype
+from gpucast.core.dtypes import DType, dtype
 
 #: How calls reach the GPU: one by one, or as nodes of a CUDA graph, which leaves out what a call costs the host.
 Via = Literal["calls", "graph"]

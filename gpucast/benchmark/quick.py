@@ -15,7 +15,7 @@ from gpucast.benchmark.latency import CALLS, Latency, measure_latency, works_of
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.pairs import Pairs, Row
 from gpucast.benchmark.timing import LEAST, verdict
-from gpucast.dtypes import DType, dtype
+from gpucast.core.dtypes import DType, dtype
 
 Pair = tuple[DType, DType]
 

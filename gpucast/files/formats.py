@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast.dtypes import dtype
+from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.core.dtypes import dtype
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
 from gpucast.files.atomic import replacing
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
-from gpucast.packed import PackedArray, as_array, home
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
 #: The formats that any tensors can be saved in.
@@ -135,7 +135,7 @@ def _loaded(name: str, x: Any) -> LoadedTensor:
 def on_host(x: Any) -> Array:
     """An array or PackedArray of any device as an unpacked array of the host."""
     if home(x) is not None:
-        from gpucast import device_cast
+        from gpucast.gpu import cast as device_cast
 
         x = device_cast.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast import strings
-from gpucast.dtypes import DType
+from gpucast.core import text as strings
+from gpucast.core.dtypes import DType
 from gpucast.files import npy_header
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.files.tensor import FileError, checked_lengths
 
 #: As NumPy's own limit; the text is parsed as a Python literal.

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast.dtypes import dtype
+from gpucast.core.dtypes import dtype
 from gpucast.files import npy, npy_header, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
 

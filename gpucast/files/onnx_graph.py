@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucast.dtypes import DType, dtype
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import resolve
 from gpucast.files.tensor import FileError
-from gpucast.rule import resolve
 
 #: The names that operators of ONNX itself go under.
 _DOMAINS = ("", "ai.onnx")

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from gpucast.dtypes import DType, dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.files import npy, onnx_graph, onnx_pb, raw_data
 from gpucast.files.inside import inside
 from gpucast.files.tensor import (

@@ -11,7 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast.dtypes import DType, dtype
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.core.dtypes import DType, dtype
 from gpucast.files import npy, raw_data
 from gpucast.files.tensor import (
     Array,
@@ -23,7 +24,6 @@ from gpucast.files.tensor import (
     checked_lengths,
     checked_name,
 )
-from gpucast.packed_codes import pack_codes, unpack_codes
 
 #: Protocol buffers end at 2 GiB; the rest is for name and shape.
 _LARGEST = (1 << 31) - (1 << 16)

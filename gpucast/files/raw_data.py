@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gpucast.dtypes import DType, dtype
+from gpucast.arrays.bitpacking import pack_codes
+from gpucast.core.dtypes import DType, dtype
 from gpucast.files.tensor import Array, FileError, checked_lengths
-from gpucast.packed_codes import pack_codes
 
 
 @dataclass(frozen=True)

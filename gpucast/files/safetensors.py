@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
-from gpucast.dtypes import DType, dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.files import npy, raw_data
 from gpucast.files.tensor import (
     CHUNK_BYTES,

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from gpucast.dtypes import DType
+from gpucast.arrays.bitpacking import unpack_codes
+from gpucast.core.dtypes import DType
 from gpucast.files import window
 from gpucast.files.window import Window
-from gpucast.packed_codes import unpack_codes
 
 Array = np.ndarray[Any, Any]
 

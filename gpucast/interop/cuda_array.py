@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.call import Call
-from gpucast.dtypes import dtype
-from gpucast.intake import Inner, view_at
+from gpucast.arrays.adapters import Inner, view_at
+from gpucast.core.dtypes import dtype
+from gpucast.core.options import Call
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
     """A CuPy array over the memory; CuPy's current stream waits for the stream that the interface names."""
-    from gpucast import device, launch
+    from gpucast.gpu import devices as device
+    from gpucast.gpu import driver as launch
 
     interface = x.__cuda_array_interface__
     device.require(who)
@@ -54,7 +55,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
 
 
 def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
-    """See `gpucast.intake.Door`. A library without a way back gets CuPy arrays, which speak its protocol."""
+    """See `gpucast.arrays.adapters.Door`. A library without a way back gets CuPy arrays, which speak its protocol."""
     array = take(x, call.who)
     y = inner(array, to, call)
     if call.out is not None:

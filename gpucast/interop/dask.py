@@ -25,9 +25,10 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.dask needs Dask ({error}): pip install 'gpucast[dask]'") from error
 
-import gpucast
-from gpucast.packed import PackedArray
-from gpucast.packed_codes import namespace
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import cast as casting
+from gpucast.core.dtypes import dtype
 
 __all__ = ["cast"]
 
@@ -69,9 +70,9 @@ def cast(array: Any, to: Any, **keywords: Any) -> Any:
         tried["scale"] = namespace(scale._meta).ones(1, scale.dtype)
         del keywords["scale"]
     _teach_distributed()
-    row = gpucast.dtype(to, who="cast: to=")
+    row = dtype(to, who="cast: to=")
     # The cast of no elements checks whatever a cast checks, and shows what kind of array comes out.
-    nothing = _refuse_packed(gpucast.cast(array._meta.reshape(-1)[:0], row, **tried))
+    nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], row, **tried))
     places = array.chunks if keywords.get("seed") is not None else None
     if places is not None:
         _check_offset(array, keywords.get("offset", 0))
@@ -91,7 +92,7 @@ def _chunk(x: Any, scale: Any = None, *, block_id: Any, to: str, keywords: dict[
     if chunks is not None:
         keywords = keywords | {"offset": int(keywords.get("offset", 0)) + _before(block_id, chunks)}
     try:
-        return _refuse_packed(gpucast.cast(x, to, **keywords))
+        return _refuse_packed(casting.cast(x, to, **keywords))
     except (TypeError, ValueError, OverflowError) as error:
         kind = next(kind for kind in (TypeError, ValueError, OverflowError) if isinstance(error, kind))
         raise kind(f"{error} (in chunk {block_id} of the Dask array)") from None
@@ -145,7 +146,7 @@ class _Float8E5M2:
 
 
 def _float8e5m2() -> np.dtype[Any]:
-    return gpucast.dtype("FLOAT8E5M2").numpy
+    return dtype("FLOAT8E5M2").numpy
 
 
 @functools.cache

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.call import Call
-from gpucast.dtypes import DTYPES, DType, dtype
-from gpucast.intake import Inner, view_at
-from gpucast.packed import PackedArray, home
+from gpucast.arrays.adapters import Inner, view_at
+from gpucast.arrays.packed import PackedArray, home
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.options import Call
 
 # DLDeviceType.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -124,7 +124,8 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
         raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
     if device_type in _ON_HOST:
         return _taken(x, None, who, writing, {})
-    from gpucast import device, launch
+    from gpucast.gpu import devices as device
+    from gpucast.gpu import driver as launch
 
     device.require(who)
     with launch.driver().on(device_id):
@@ -217,7 +218,8 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
-    """See `gpucast.intake.Door`. The result is what the library's own `from_dlpack` makes of it, where it has one."""
+    """See `gpucast.arrays.adapters.Door`. The result is what the library's own `from_dlpack` makes of it, where it has
+    one."""
     array = take(x, call.who)
     y = inner(array, to, call)
     settle(array, y)
@@ -229,7 +231,7 @@ def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
 def settle(*arrays: Any) -> None:
     """Wait for the devices of some arrays: the library of an array on loan may use its memory again once it is back."""
     for device in {index for index in map(home, arrays) if index is not None}:
-        from gpucast import launch
+        from gpucast.gpu import driver as launch
 
         with launch.driver().on(device):
             launch.driver().synchronize()

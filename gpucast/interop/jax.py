@@ -22,11 +22,11 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
-from gpucast.call import Call
-from gpucast.dtypes import DType, dtype
-from gpucast.intake import Inner, destination
+from gpucast.arrays.adapters import Inner, destination
+from gpucast.arrays.packed import PackedArray, home
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Call
 from gpucast.interop import dlpack
-from gpucast.packed import PackedArray, home
 
 __all__ = ["cast", "take"]
 
@@ -61,7 +61,7 @@ def _on_cpu(x: Any) -> bool:
 
 
 def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
-    """See `gpucast.intake.Door`."""
+    """See `gpucast.arrays.adapters.Door`."""
     who, out = call.who, call.out
     array = take(x, who)
     dst = destination(to, who)

@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
-import gpucast
-from gpucast.packed import home
+from gpucast.arrays.packed import home
+from gpucast.casting import cast as casting
+from gpucast.core.dtypes import dtype
 
 try:
     import modeci_mdf.functions.onnx as onnx_ops
@@ -53,7 +54,7 @@ def install(device: str | None = None) -> None:
     if "round_mode" not in onnx.defs.get_schema("Cast").attributes:
         raise ImportError(f"mdf.install: onnx {onnx.__version__} does not know round_mode; expected 1.19 or newer")
     # One cast tells whether driver, libraries and compiler work together.
-    gpucast.cast(np.zeros(1, np.float32), "FLOAT16", device=device)
+    casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device)
     if _stock is None:
         _stock = onnx_ops.cast, onnx_ops.get_onnx_schema
     onnx_ops.cast, onnx_ops.get_onnx_schema = _caster(device), _Schemas(_stock[1])
@@ -84,9 +85,9 @@ def _caster(device: str | None) -> Callable[..., Any]:
         """The operator Cast of the newest opset, on gpucast (see gpucast.interop.mdf)."""
         # The package's own function makes vectors of Python's numbers, and graphs rely on the shape.
         x = np.atleast_1d(input) if type(input) in (int, float) else input
-        dst = gpucast.dtype(to, who="onnx::Cast: to=")
+        dst = dtype(to, who="onnx::Cast: to=")
         # ONNX has no boolean attributes: 0 is false, any other integer true. Text stays on the host.
-        y = gpucast.cast(
+        y = casting.cast(
             x,
             dst,
             saturate=saturate != 0 if isinstance(saturate, (int, np.integer)) else saturate,

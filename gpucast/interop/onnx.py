@@ -18,8 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-import gpucast
-from gpucast.rule import DEFAULT_OPSET
+from gpucast.casting import cast as casting
+from gpucast.core.dtypes import dtype
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import DEFAULT_OPSET
 
 try:
     import onnx
@@ -99,7 +101,7 @@ class BackendRep(OnnxBackendRep):
         if declared == 0 or not isinstance(value, np.ndarray):
             return
         try:
-            actual = gpucast.dtype(value.dtype).number
+            actual = dtype(value.dtype).number
         except TypeError:
             # Other operators have types that Cast lacks.
             actual = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
@@ -163,7 +165,7 @@ class Backend(OnnxBackend):
     def supports_device(cls, device: str) -> bool:
         try:
             cls._require(device)
-        except (ValueError, gpucast.DeviceUnavailable):
+        except (ValueError, DeviceUnavailable):
             return False
         return True
 
@@ -175,4 +177,4 @@ class Backend(OnnxBackend):
         if device.partition(":")[0] != "CUDA":
             raise ValueError(f"Backend: device={device!r} is not known; expected 'CPU', 'CUDA' or 'CUDA:N'")
         # One cast tells what no query does: whether driver, libraries and compiler work together.
-        gpucast.cast(np.zeros(1, np.float32), "FLOAT16", device=device.lower())
+        casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device.lower())

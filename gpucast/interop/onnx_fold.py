@@ -11,8 +11,8 @@ import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from gpucast.core.rule import newest_version
 from gpucast.interop.onnx_operators import Cast, CastLike
-from gpucast.rule import newest_version
 
 #: The names that operators of ONNX itself go under.
 _DOMAINS = ("", "ai.onnx")

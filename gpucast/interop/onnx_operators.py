@@ -11,8 +11,9 @@ import numpy.typing as npt
 import onnx
 from onnx.reference.op_run import OpRun
 
-import gpucast
-from gpucast.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
+from gpucast.casting import cast as casting
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +61,7 @@ class _Operator(OpRun):
                 raise error.__cause__ from None
             raise
 
-    def _keywords(self, saturate: Any, round_mode: Any, *kinds: gpucast.DType) -> dict[str, Any]:
+    def _keywords(self, saturate: Any, round_mode: Any, *kinds: DType) -> dict[str, Any]:
         """The keywords of `gpucast.cast` that stand for the node's attributes; None means absent."""
         keywords: dict[str, Any] = {"opset": self._opset}
         if saturate is not None:
@@ -90,9 +91,9 @@ class Cast(_Operator):
 
     def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
         # Version 1 wrote the type's name, later ones its number.
-        dst = gpucast.dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), who="Cast: to=")
+        dst = dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), who="Cast: to=")
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
-        return (_on_host(gpucast.cast(x, dst, **keywords)),)
+        return (_on_host(casting.cast(x, dst, **keywords)),)
 
 
 class CastLike(_Operator):
@@ -103,13 +104,13 @@ class CastLike(_Operator):
 
     def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "CastLike"), _dtype_of(like, "CastLike"))
-        return (_on_host(gpucast.cast_like(x, like, **keywords)),)
+        return (_on_host(casting.cast_like(x, like, **keywords)),)
 
 
-def _dtype_of(x: Any, who: str) -> gpucast.DType:
+def _dtype_of(x: Any, who: str) -> DType:
     if not isinstance(x, (np.ndarray, np.generic)):
         raise TypeError(f"{who}: the input is a {type(x).__name__}; expected a tensor (numpy.ndarray)")
-    return gpucast.dtype(x.dtype, who=f"{who}: input of type ")
+    return dtype(x.dtype, who=f"{who}: input of type ")
 
 
 def _on_host(x: Any) -> Array:

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import intake
-from gpucast.creation import from_bytes
-from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, as_array, home
+from gpucast.arrays import adapters as intake
+from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.casting.creation import from_bytes
+from gpucast.core.dtypes import DType, dtype
 
 try:
     import onnxruntime

@@ -40,17 +40,17 @@ except ImportError as error:
 if not hasattr(torch.library, "register_vmap"):
     raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
 
-import gpucast
-from gpucast import device as devices
-from gpucast import intake
-from gpucast.call import Call
-from gpucast.dtypes import DTYPES, DType, dtype
-from gpucast.packed import PackedArray, home
-from gpucast.random_bits import resolve_random
-from gpucast.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
+from gpucast.arrays import adapters as intake
+from gpucast.arrays.packed import PackedArray, home
+from gpucast.casting import cast as casting
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.options import Call
+from gpucast.core.random import resolve_random
+from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
+from gpucast.gpu import devices
 
 if TYPE_CHECKING:
-    from gpucast import many_plans
+    from gpucast.casting import batch_plans as many_plans
 
 __all__ = ["attach", "cast", "check_into", "check_scale", "from_packed", "reader", "room", "stream", "take"]
 
@@ -152,7 +152,7 @@ def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager
     device = _device(x, who)
     if device is None:
         return contextlib.nullcontext()
-    from gpucast import launch
+    from gpucast.gpu import driver as launch
 
     devices.require(who)
     return launch.driver().using(stream(device), device)
@@ -168,7 +168,7 @@ def transformed() -> bool:
 
 
 def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
-    """See `gpucast.intake.Door`."""
+    """See `gpucast.arrays.adapters.Door`."""
     attributes: tuple[Any, ...] = call[: len(DEFAULTS)]
     device, out, copy, who = call.device, call.out, call.copy, call.who
     dst = intake.destination(to, who)
@@ -206,7 +206,7 @@ def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
 
 
 def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
-    """See `gpucast.many_leaves.Library`, as for what follows."""
+    """See `gpucast.casting.batch_items.Library`, as for what follows."""
     shape = shape_of(x)
     check_pairs(shape, dst, who)
     y = new(x, dst.name)
@@ -338,7 +338,7 @@ def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any],
 def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
     """Cast an array into `out`, which is packed for types below one byte, on the host as on a device."""
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
-        gpucast.cast(array, dst, **keywords, out=out)
+        casting.cast(array, dst, **keywords, out=out)
         return
     if out.dtype is not dst:
         raise TypeError(f"{who}: out has dtype {out.dtype}; expected {dst}")
@@ -347,7 +347,7 @@ def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) 
     if home(out) is not None:
         raise ValueError(f"{who}: out is on cuda:{home(out)}; the result belongs on the host")
     # An array with an element per byte gives such an array on the host.
-    out.data[...] = PackedArray.pack(gpucast.cast(array, dst, **keywords)).data
+    out.data[...] = PackedArray.pack(casting.cast(array, dst, **keywords)).data
 
 
 def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
@@ -390,14 +390,15 @@ _op_out.register_fake(lambda *arguments: None)
 
 
 def reader(kind: type) -> many_plans.Reader | None:
-    """The `gpucast.many_plans.Reader` of a class of tensors; None for one that may mean anything by its methods."""
+    """The `gpucast.casting.batch_plans.Reader` of a class of tensors; None for one that may mean anything by its
+    methods."""
     from gpucast.interop import torch_many
 
     return torch_many.Reader() if kind in (torch.Tensor, torch.nn.Parameter) else None
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-    """See `gpucast.many_leaves.Library`."""
+    """See `gpucast.casting.batch_items.Library`."""
     from gpucast.interop import torch_many
 
     return torch_many.attach(sources, results, scale)

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from gpucast.call import Call
-from gpucast.dtypes import DType, dtype
-from gpucast.fusion import resolve_scale
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.fused_options import resolve_scale
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Call
+from gpucast.core.random import Random
 from gpucast.interop import torch as door
-from gpucast.packed import PackedArray
-from gpucast.random_bits import Random
 
 _SIZE = 2**64
 #: Of an op, behind the tensors: an op takes neither integers of more than 64 bits nor unsigned ones.

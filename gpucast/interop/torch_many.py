@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-import gpucast
-from gpucast.dtypes import DType
+from gpucast.casting import batch
+from gpucast.core.dtypes import DType
 from gpucast.interop import torch as door
 
 #: Calls a function, which torch.compile runs as it is, between two graphs: `gpucast.cast_many.untraced`.
@@ -35,7 +35,7 @@ class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not ther
         dx: list[Any] = [None] * len(dy)
         for kind in set(ctx.kinds):
             places = [i for i, one in enumerate(dy) if one is not None and ctx.kinds[i] is kind]
-            gradients = gpucast.cast_many([dy[i] for i in places], kind, scale=scale)
+            gradients = batch.cast_many([dy[i] for i in places], kind, scale=scale)
             for i, gradient in zip(places, gradients, strict=True):
                 dx[i] = gradient
         return None, None, *dx

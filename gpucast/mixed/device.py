@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import launch
-from gpucast.cast import cast
-from gpucast.creation import empty_like
-from gpucast.device_cast import address, is_contiguous
-from gpucast.device_many import Prepared
-from gpucast.dtypes import dtype
-from gpucast.many_source import Field, Kind, ManySource, capacity_of, table_of
-from gpucast.packed import home
-from gpucast.rule import Rule, resolve
-from gpucast.source import KernelSource, Shape, kernel_file, kernel_source, options, prelude
+from gpucast.arrays.packed import home
+from gpucast.casting.cast import cast
+from gpucast.casting.creation import empty_like
+from gpucast.codegen.batch import Field, Kind, ManySource, capacity_of, table_of
+from gpucast.codegen.cast import KernelSource, Shape, kernel_file, kernel_source, options, prelude
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import Rule, resolve
+from gpucast.gpu import driver as launch
+from gpucast.gpu.batch import Prepared
+from gpucast.gpu.cast import address, is_contiguous
 
 #: What the kernel of `adjust` reads and writes.
 FLAG_TO_WORDS = resolve(dtype("BOOL"), dtype("UINT32"))
@@ -77,7 +77,7 @@ def _dense(x: Any) -> Any:
 
 
 def adjust_source(rule: Rule, shape: Shape, *, unpacked: bool) -> KernelSource:
-    """The kernel of `adjust`; the parameters are those of `gpucast.source.kernel_source`."""
+    """The kernel of `adjust`; the parameters are those of `gpucast.codegen.cast.kernel_source`."""
     name = "gpucast_adjust_loss_scale"
     return replace(
         kernel_source(rule, shape, unpacked=unpacked),

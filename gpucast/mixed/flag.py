@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.cast import cast
-from gpucast.dtypes import dtype
+from gpucast.arrays.packed import as_array, home
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import dtype
 from gpucast.mixed.leaves import row_of
-from gpucast.packed import as_array, home
 
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
@@ -34,7 +34,7 @@ def new_flag(place: int | None) -> Any:
     flag = np.asarray(True)
     if place is None:
         return flag
-    from gpucast.device_cast import to_device
+    from gpucast.gpu.cast import to_device
 
     return to_device(flag, place)
 

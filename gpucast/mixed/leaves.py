@@ -6,8 +6,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from gpucast import tree as trees
-from gpucast.dtypes import DType, dtype
+from gpucast.arrays import tree as trees
+from gpucast.core.dtypes import DType, dtype
 
 
 def row_of(leaf: Any) -> DType | None:

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import tree as trees
-from gpucast.cast import cast
-from gpucast.cast_many import cast_leaves
-from gpucast.checks import as_double, integer, is_real
-from gpucast.dtypes import dtype
-from gpucast.many_leaves import Names
+from gpucast.arrays import tree as trees
+from gpucast.arrays.packed import as_array, home
+from gpucast.casting.batch import cast_leaves
+from gpucast.casting.batch_items import Names
+from gpucast.casting.cast import cast
+from gpucast.core.checks import as_double, integer, is_real
+from gpucast.core.dtypes import dtype
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 from gpucast.mixed.leaves import is_floating, paths
-from gpucast.packed import as_array, home
 
 _FLOAT = dtype("FLOAT")
 

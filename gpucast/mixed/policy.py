@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpucast import tree as trees
-from gpucast.cast_many import cast_leaves
-from gpucast.dtypes import DType, dtype
-from gpucast.many_leaves import Names
+from gpucast.arrays import tree as trees
+from gpucast.casting.batch import cast_leaves
+from gpucast.casting.batch_items import Names
+from gpucast.core.dtypes import DType, dtype
 from gpucast.mixed.leaves import is_floating, paths, row_of
 
 #: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import tree as trees
-from gpucast.cast import cast
-from gpucast.intake import door
-from gpucast.many_out import Place, check_apart
+from gpucast.arrays import tree as trees
+from gpucast.arrays.adapters import door
+from gpucast.arrays.batch_overlap import Place, check_apart
+from gpucast.arrays.overlap import check_out
+from gpucast.arrays.packed import home
+from gpucast.casting.cast import cast
+from gpucast.core.rule import resolve
 from gpucast.mixed.flag import checked_flag
 from gpucast.mixed.leaves import row_of
-from gpucast.out import check_out
-from gpucast.packed import home
-from gpucast.rule import resolve
 
 _WHO = "select_tree"
 

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.errors import DeviceUnavailable
-from gpucast.rules_of_pair import Case
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.parity.cases import Case
 
 Array = npt.NDArray[Any]
 #: Flat codes of the case's source type, one element each, in; as many codes of its destination type out.
@@ -34,7 +34,7 @@ class Backend(Protocol):
 
 
 class Host:
-    """`gpucast.host`: the quick NumPy path."""
+    """`gpucast.cpu.lanes`: the quick NumPy path."""
 
     name = "host"
     batch = 8
@@ -43,7 +43,7 @@ class Host:
         self.device = f"NumPy {np.__version__}, ml_dtypes {ml_dtypes.__version__}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast import host_cast
+        from gpucast.cpu import cast as host_cast
 
         def cast(case: Case, codes: Array) -> Array:
             x = codes.view(case.rule.src.numpy)
@@ -60,15 +60,15 @@ class Kernels:
     batch = 20
 
     def __init__(self) -> None:
-        from gpucast import hostbuild
+        from gpucast.parity import host_build as hostbuild
 
         self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast import hostbuild
-        from gpucast.fused_source import FusedArguments, Options
-        from gpucast.packed_codes import pack_codes, unpack_codes
-        from gpucast.source import kernel_source
+        from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+        from gpucast.codegen.cast import kernel_source
+        from gpucast.codegen.fused import FusedArguments, Options
+        from gpucast.parity import host_build as hostbuild
 
         # Those that take random words have a longer prelude.
         kernels, fused = (
@@ -100,7 +100,9 @@ class Gpu:
     batch = 4
 
     def __init__(self) -> None:
-        from gpucast import device, driver, launch
+        from gpucast.compile import nvidia as driver
+        from gpucast.gpu import devices as device
+        from gpucast.gpu import driver as launch
 
         problem = device.unavailable()
         if problem is not None:
@@ -111,8 +113,9 @@ class Gpu:
         self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast import PackedArray, device_cast
-        from gpucast import cast as gpucast_cast
+        from gpucast.arrays.packed import PackedArray
+        from gpucast.casting.cast import cast as gpucast_cast
+        from gpucast.gpu import cast as device_cast
 
         def cast(case: Case, codes: Array) -> Array:
             src, dst = case.rule.src, case.rule.dst
@@ -133,7 +136,7 @@ def backend(name: str | None) -> Backend:
     DeviceUnavailable or host_compiler.CompilerMissing, with the remedy, where it cannot run.
     """
     if name is None:
-        from gpucast import device
+        from gpucast.gpu import devices as device
 
         name = "gpu" if device.unavailable() is None else "kernels"
     return BACKENDS[name]()

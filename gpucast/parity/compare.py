@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpucast import hard_values, reference
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
+from gpucast.core.random import Random
+from gpucast.core.rule import Rule
+from gpucast.parity import hard_values
 from gpucast.parity.backends import Array, CastCodes
-from gpucast.random_bits import Random
-from gpucast.rule import Rule
-from gpucast.rules_of_pair import Case
+from gpucast.parity.cases import Case
+from gpucast.reference import casting as reference
 
 #: Elements of a block: the reference's scratch arrays stay in the cache.
 BLOCK = 1 << 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from html import escape
 
+from gpucast.parity.cases import NUMERIC
 from gpucast.parity.report import PairResult, Report, State
-from gpucast.rules_of_pair import NUMERIC
 
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 150, 200
 _WIDTH, _HEIGHT = _LEFT + _CELL * len(NUMERIC) + 40, _TOP + _CELL * len(NUMERIC) + 60

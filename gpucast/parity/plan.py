@@ -7,8 +7,8 @@ import itertools
 import random
 from collections.abc import Iterable, Sequence
 
-from gpucast.dtypes import DType
-from gpucast.rules_of_pair import NUMERIC, Case, cases, stochastic_cases
+from gpucast.core.dtypes import DType
+from gpucast.parity.cases import NUMERIC, Case, cases, stochastic_cases
 
 Pair = tuple[DType, DType]
 

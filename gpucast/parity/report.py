@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-import gpucast
-from gpucast.dtypes import DType
+from gpucast.core.dtypes import DType
+from gpucast.core.version import __version__
+from gpucast.parity.cases import NUMERIC, cases, stochastic_cases
 from gpucast.parity.compare import Mismatch, Outcome, describe
 from gpucast.parity.plan import Pair
-from gpucast.rules_of_pair import NUMERIC, cases, stochastic_cases
 
 #: "equal": under every rule; "equal in part": under the rules that were tried.
 State = Literal["equal", "equal in part", "differing", "not tried"]
@@ -111,7 +111,7 @@ class Report(_Counts):
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "gpucast": gpucast.__version__,
+            "gpucast": __version__,
             "backend": self.backend,
             "device": self.device,
             "date": self.date,

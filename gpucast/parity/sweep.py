@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpucast.core.random import Random
+from gpucast.core.rule import STOCHASTIC, Rule
 from gpucast.parity.backends import Array, Backend
+from gpucast.parity.cases import Case
 from gpucast.parity.compare import BLOCK, Mismatch, Outcome, mismatch, wanted_codes
 from gpucast.parity.work import together
-from gpucast.random_bits import Random
-from gpucast.rule import STOCHASTIC, Rule
-from gpucast.rules_of_pair import Case
 
 #: Elements that a backend casts at a time.
 _CHUNK = 1 << 18

@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from gpucast.parity.backends import Backend
+from gpucast.parity.cases import Case
 from gpucast.parity.compare import Outcome, codes_of, compare
-from gpucast.rules_of_pair import Case
 
 T = TypeVar("T")
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization: arrays as narrow codes with scales, in the formats of `gpucast.quantization.formats`.
+"""Quantization: arrays as narrow codes with scales, in the formats of `gpucast.core.formats`.
 
 `gpucast.quantize` and `gpucast.dequantize` are the entrances. What every number means is stated in
 `gpucast.quantization.reference`.
 """
 
-from gpucast.quantization.calls import dequantize, quantize
-from gpucast.quantization.formats import FORMATS, Format
+from gpucast.core.formats import FORMATS, Format
+from gpucast.quantization.api import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 
 __all__ = ["FORMATS", "Format", "Quantized", "dequantize", "quantize"]

@@ -12,11 +12,11 @@ import json
 import os
 from typing import Any
 
-from gpucast.dtypes import DType, dtype
+from gpucast.arrays.packed import PackedArray
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
 from gpucast.files import FileError, TensorFile
 from gpucast.files import save as save_tensors
-from gpucast.packed import PackedArray
-from gpucast.quantization.formats import Format
 from gpucast.quantization.quantized import Quantized
 
 _ENTRY = "gpucast.quantized"

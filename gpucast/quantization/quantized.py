@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpucast import device as devices
-from gpucast.checks import integer
-from gpucast.dtypes import DType, dtype
-from gpucast.packed import PackedArray, home
-from gpucast.packed_codes import namespace
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray, home
+from gpucast.core.checks import integer
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import SOURCES, Format, find
+from gpucast.gpu import devices
 from gpucast.quantization import swizzle
-from gpucast.quantization.formats import SOURCES, Format, find
 
 ScaleLayout = Literal["linear", "128x4"]
 _FLOAT = dtype("FLOAT")
@@ -126,13 +126,13 @@ class Quantized:
         """The same on the host."""
         if home(self.data) is None:
             return self
-        from gpucast import device_cast
+        from gpucast.gpu import cast as device_cast
 
         return replace(self, **{name: device_cast.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The array again, as far as the codes tell: `gpucast.dequantize`."""
-        from gpucast.quantization.calls import dequantize
+        from gpucast.quantization.api import dequantize
 
         return dequantize(self, to)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.packed_codes import namespace
+from gpucast.arrays.bitpacking import namespace
 
 _ROWS, _COLS = 128, 4
 
@@ -43,7 +43,7 @@ def offset(row: int, col: int, cols: int) -> int:
 def swizzle(scales: Any) -> Any:
     """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a new flat array."""
     if namespace(scales) is not np:
-        from gpucast.quantization import device
+        from gpucast.quantization.gpu import quantize as device
 
         return device.swizzle(scales, scales.shape, size(scales.shape))
     rows, cols = _matrix(scales.shape)
@@ -61,7 +61,7 @@ def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
             f"scales of shape {shape} in the order '128x4' have shape ({size(shape)},)"
         )
     if namespace(scales) is not np:
-        from gpucast.quantization import device
+        from gpucast.quantization.gpu import quantize as device
 
         return device.swizzle(scales, shape, scales.size, back=True)
     rows, cols = _matrix(shape)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an `out` array must be: the result's kind, dtype and shape, and separate from the source."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray, home, unmasked
+from gpucast.core.rule import Rule
+
+
+def check_out(x: Any, rule: Rule, out: Any, remote: bool, who: str) -> None:
+    """TypeError or ValueError unless `out` can take the cast of x. `remote`: the result may be on a device."""
+    packed = rule.dst.packed and (isinstance(x, PackedArray) or (remote and home(out) is not None))
+    if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
+        wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
+        raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {rule.dst.name} and shape {x.shape}")
+    unmasked(out, f"{who}: out")
+    if out.dtype != (rule.dst if packed else rule.dst.numpy):
+        raise TypeError(f"{who}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
+    if out.shape != x.shape:
+        raise ValueError(f"{who}: out has shape {out.shape}; expected {x.shape}")
+    target = out.data if packed else out
+    if isinstance(target, np.ndarray) and not target.flags.writeable:
+        raise ValueError(f"{who}: out is read-only")
+    source = x.data if isinstance(x, PackedArray) else x
+    if _shares_within(target.shape, target.strides, target.itemsize):
+        raise ValueError(f"{who}: elements of out share memory; expected one place for each")
+    if namespace(source) is not namespace(target) or not _bounds_meet(source, target):
+        return
+    source, target = _footprint(source), _footprint(target)
+    if _overlap(source, target) and not _same_layout(source, target):
+        raise ValueError(f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size")
+
+
+def apart(x: Any, out: Any) -> bool:
+    """True where bounds alone tell that no element of `out` (CuPy arrays both) shares memory with another or with x."""
+    return not (_shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
+
+
+@lru_cache(maxsize=1024)
+def _shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """True unless, from the shortest stride to the longest, each steps over all that the shorter ones reach."""
+    reached, empty = itemsize, 0 in shape
+    for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
+        if stride < reached and not empty:
+            return True
+        reached += stride * (length - 1)
+    return False
+
+
+def _bounds_meet(x: Any, out: Any) -> bool:
+    """Whether the bytes from the first to the last one of two arrays have any in common."""
+    if isinstance(x, np.ndarray):
+        return np.may_share_memory(x, out)
+    (x_begin, x_end), (begin, end) = (bounds(array.shape, array.strides, array.itemsize) for array in (x, out))
+    ahead = out.data.ptr - x.data.ptr
+    return bool(x_begin < ahead + end and ahead + begin < x_end)
+
+
+def share_memory(x: Any, other: Any) -> bool:
+    """Whether two arrays in one place have memory in common; True too where that would take long to find out."""
+    one, two = (array.data if isinstance(array, PackedArray) else array for array in (x, other))
+    return _bounds_meet(one, two) and _overlap(_footprint(one), _footprint(two))
+
+
+@lru_cache(maxsize=1024)
+def bounds(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
+    """Bytes from the address of an array to its first byte (0 or less), and to the one behind its last."""
+    if 0 in shape:
+        return 0, 0
+    steps = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
+    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
+
+
+def _footprint(x: Any) -> np.ndarray[Any, Any]:
+    """A NumPy array over the same addresses, never to be read: NumPy's overlap check looks at addresses alone."""
+    if isinstance(x, np.ndarray):
+        return x
+
+    class Interface:
+        __array_interface__: ClassVar[dict[str, Any]] = {
+            "version": 3,
+            "typestr": f"|V{x.dtype.itemsize}",
+            "shape": x.shape,
+            "strides": x.strides,
+            "data": (x.data.ptr, True),
+        }
+
+    return np.asarray(Interface())
+
+
+def _overlap(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
+    try:
+        return np.shares_memory(x, out, max_work=100_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _same_layout(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
+    """True where element i of both is the same memory."""
+    one, other = x.__array_interface__["data"][0], out.__array_interface__["data"][0]
+    return one == other and x.itemsize == out.itemsize and x.strides == out.strides and x.shape == out.shape

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PackedArray: 2-, 4- and 6-bit codes in ONNX raw_data layout.
+
+Layout (ONNX TensorProto.raw_data): the row-major elements as one little-endian stream of bits. 4-bit codes lie two to
+a byte, low nibble first; 2-bit codes four to a byte, low bits first; 6-bit codes four to three bytes. Zero padding
+fills the last byte.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
+from gpucast.core.dtypes import DType, dtype
+
+#: The elements up to which a PackedArray's repr shows its values.
+_SHOWN = 100
+
+
+def home(x: Any) -> int | None:
+    """The index of the device that holds a CuPy array, or a PackedArray over one; None for the host."""
+    if x is None or type(x) is np.ndarray:
+        return None
+    data = x.data if isinstance(x, PackedArray) else x
+    return None if namespace(data) in (None, np) else int(data.device.id)
+
+
+def unmasked(x: Any, who: str) -> None:
+    """TypeError for a masked array, whose mask would be lost."""
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(x, masked.MaskedArray):
+        raise TypeError(f"{who} is a masked array, whose mask would be lost; pass x.data or x.filled(value)")
+
+
+def as_array(x: Any, who: str) -> Any:
+    """`x` as an array that casts take: a PackedArray or CuPy array as it is, arrays of other libraries over their own
+    memory, all else as a plain NumPy array."""
+    unmasked(x, f"{who}: x")
+    if isinstance(x, PackedArray) or namespace(x) not in (None, np):
+        return x
+    from gpucast.arrays import adapters as intake
+
+    return intake.take(x, who)
+
+
+def checked_shape(shape: Any, who: str) -> tuple[int, ...]:
+    """A shape as a tuple of non-negative ints; a single int is a shape of one dimension."""
+    try:
+        try:
+            lengths: tuple[int, ...] = (operator.index(shape),)
+        except TypeError:
+            lengths = tuple(operator.index(length) for length in shape)
+    except TypeError:
+        raise TypeError(f"{who}: shape={shape!r} must be an int or a sequence of ints") from None
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"{who}: shape={shape!r} has a negative length")
+    return lengths
+
+
+class PackedArray:
+    """An array of a 2-, 4- or 6-bit type, packed as ONNX raw_data.
+
+    ``PackedArray(data, dtype, shape)`` aliases `data`, a flat contiguous uint8 array (NumPy or CuPy, any byte
+    alignment) of exactly ``ceil(size * bits / 8)`` bytes. ``PackedArray.pack(x)`` copies from an ml_dtypes array.
+
+    Attributes: `data`, `dtype` (the gpucast row), `shape`, and as on any array `ndim`, `size`, `nbytes`, `device`.
+    Indexing copies and gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises.
+    """
+
+    __slots__ = ("data", "dtype", "shape")
+    __hash__ = None  # type: ignore[assignment]
+    #: Binary operators of NumPy arrays give way instead of looping over elements.
+    __array_ufunc__ = None
+
+    def __init__(self, data: Any, dtype: Any, shape: Any) -> None:
+        row = _packed_row(dtype, "PackedArray")
+        lengths = checked_shape(shape, "PackedArray")
+        if namespace(data) is None:
+            raise TypeError(f"PackedArray: data={type(data).__name__} must be a NumPy or CuPy array")
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise TypeError(
+                f"PackedArray: data has dtype {data.dtype} and shape {data.shape}; expected flat contiguous uint8"
+            )
+        needed = row.nbytes(math.prod(lengths))
+        if data.size != needed:
+            raise ValueError(f"PackedArray: data holds {data.size} bytes; {row.name} of shape {lengths} takes {needed}")
+        self.data = data
+        self.dtype: DType = row
+        self.shape = lengths
+
+    @classmethod
+    def pack(cls, x: Any, dtype: Any = None) -> PackedArray:
+        """Pack an unpacked array: ml_dtypes elements, or uint8 / int8 codes together with `dtype`.
+
+        `x` is a NumPy array (or a CuPy array tagged with the ml_dtypes dtype) of any shape and strides, one element
+        per byte of which the low bits count. The codes are copied.
+        """
+        x = as_array(x, "PackedArray.pack")
+        xp = namespace(x)
+        row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")
+        if x.dtype not in (row.numpy, np.uint8, np.int8):
+            raise TypeError(f"PackedArray.pack: x has dtype {x.dtype}; expected {row.numpy}, or its codes as uint8")
+        # As plain bytes: CuPy copies no dtype that it does not know.
+        flat = xp.ascontiguousarray(x.view(xp.uint8)).reshape(-1)
+        return cls(pack_codes(flat, row.bits), row, x.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.data.size)
+
+    @property
+    def device(self) -> Any:
+        """Where the data is: "cpu", or the CuPy device."""
+        return "cpu" if isinstance(self.data, np.ndarray) else self.data.device
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a PackedArray of shape ()")
+        return self.shape[0]
+
+    def codes(self) -> Any:
+        """The codes, one per byte, as a new uint8 array of the same shape where the data is."""
+        return unpack_codes(self.data, self.dtype.bits, self.size).reshape(self.shape)
+
+    def unpack(self) -> Any:
+        """The elements, one per byte, as a new array where the data is, tagged with the ml_dtypes dtype."""
+        return self.codes().view(self.dtype.numpy)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        """The elements as a new NumPy array of the ml_dtypes dtype, one per byte."""
+        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        unpacked: np.ndarray[Any, Any] = PackedArray(data, self.dtype, self.shape).unpack()
+        return unpacked
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if home(self) is not None:
+            raise TypeError("PackedArray: NumPy takes no array from a device by itself; use .get()")
+        if copy is False:
+            raise ValueError("PackedArray: unpacking copies; numpy.asarray(x, copy=False) is not possible")
+        unpacked = self.get()
+        if dtype is None or np.dtype(dtype) == unpacked.dtype:
+            return unpacked
+        raise TypeError(f"PackedArray: unpacks to {unpacked.dtype}, not to {dtype}; use gpucast.cast to convert")
+
+    def to_torch(self) -> Any:
+        """A tensor over the same memory (a copy of a read-only array), where the data is.
+
+        FLOAT4E2M1: ``torch.float4_e2m1fn_x2``, pairs along the last axis; other types: ``torch.uint8``, the packed
+        bytes. The last axis takes whole bytes and is as long as their number; else ValueError.
+        """
+        from gpucast.interop import torch
+
+        return torch.from_packed(self)
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        """DLPack: FLOAT4E2M1 alone, in pairs along the last axis, as torch takes it; else BufferError."""
+        from gpucast.interop import dlpack
+
+        return dlpack.Export(self).__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        from gpucast.interop import dlpack
+
+        return dlpack.Export(self).__dlpack_device__()
+
+    def tobytes(self) -> bytes:
+        """The packed bytes: what ONNX stores as raw_data."""
+        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        return bytes(data.tobytes())
+
+    def reshape(self, *shape: Any) -> PackedArray:
+        """The same data under another shape (no copy). One length may be -1."""
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
+        try:
+            # NumPy's own reshape works out -1 and checks the size, on an array that takes no memory.
+            new = np.broadcast_to(np.uint8(0), self.shape).reshape(wanted).shape
+        except TypeError:
+            raise TypeError(f"PackedArray: shape {wanted!r} must be made of ints") from None
+        except ValueError:
+            raise ValueError(f"PackedArray: cannot reshape {self.shape} to {wanted!r}") from None
+        return PackedArray(self.data, self.dtype, new)
+
+    def __iter__(self) -> Iterator[PackedArray]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> PackedArray:
+        """A copy of what NumPy's indexing selects. Where an int or a slice comes first, only its rows are unpacked."""
+        head, *rest = key if isinstance(key, tuple) and key else (key,)
+        if not self.shape or isinstance(head, bool) or not isinstance(head, (int, np.integer, slice)):
+            return PackedArray.pack(self.codes()[key], self.dtype)
+        rows = range(self.shape[0])
+        if isinstance(head, slice):
+            rows = rows[head]
+            begin, end = (min(rows[0], rows[-1]), max(rows[0], rows[-1]) + 1) if rows else (0, 0)
+            head = slice(None, None, rows.step)
+        else:
+            try:
+                begin = rows[head]
+            except IndexError:
+                raise IndexError(f"PackedArray: index {head} is out of bounds for {len(rows)} rows") from None
+            end, head = begin + 1, 0
+        selected = (head, *rest)
+        return PackedArray.pack(self._rows(begin, end)[selected], self.dtype)
+
+    def _rows(self, begin: int, end: int) -> Any:
+        """The codes of some rows, as `codes` gives them for all."""
+        row, bits = math.prod(self.shape[1:]), self.dtype.bits
+        count, width = group_of(bits)
+        group = begin * row // count
+        skip = begin * row - group * count
+        data = self.data[group * width : -(-end * row * bits // 8)]
+        return unpack_codes(data, bits, skip + (end - begin) * row)[skip:].reshape(end - begin, *self.shape[1:])
+
+    def transpose(self, *axes: Any) -> PackedArray:
+        raise TypeError("PackedArray: packed data cannot be transposed; unpack it first with .get()")
+
+    @property
+    def T(self) -> PackedArray:
+        return self.transpose()
+
+    def copy(self) -> PackedArray:
+        return PackedArray(self.data.copy(), self.dtype, self.shape)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        # CuPy pickles its arrays by way of the host, and brings them back to the device that is current then.
+        return PackedArray, (self.data, self.dtype, self.shape)
+
+    def __repr__(self) -> str:
+        where = "" if isinstance(self.data, np.ndarray) else f", device={self.device}"
+        values = "..." if where or self.size > _SHOWN else np.array2string(self._values(), separator=", ")
+        return f"PackedArray({values}, dtype={self.dtype.name}, shape={self.shape}{where})"
+
+    def _values(self) -> np.ndarray[Any, Any]:
+        table = np.array([self.dtype.value(code) for code in range(self.dtype.code_mask + 1)])
+        return np.asarray(table[self.codes()])
+
+
+def _packed_row(kind: Any, who: str) -> DType:
+    row = dtype(kind, who=f"{who}: dtype=")
+    if not row.packed:
+        raise TypeError(f"{who}: dtype={row.name} has {row.bits} bits; expected a type of 2, 4 or 6 bits")
+    return row

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of `gpucast.cast_many`: a call with arrays like those of an earlier one needs little more than their addresses.
+
+A plan is for arrays of one class, all of them contiguous and on one device, and for outs of one class. What such an
+array is like is described in a tuple; plans whose descriptions are equal to those of a call serve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.arrays.adapters import door
+from gpucast.arrays.batch_overlap import apart, is_clear
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import plan_cache as plans
+from gpucast.casting.batch_items import Leaf
+from gpucast.casting.fused_options import Fusion, resolve_finite, resolve_scale
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.options import Call
+from gpucast.core.random import resolve_random
+
+if TYPE_CHECKING:
+    from gpucast.gpu.batch import Launch
+
+#: Kinds of calls, and for each of them the plans that differ in their arrays.
+_CALLS, _SHAPES = 256, 8
+
+
+class Reader(Protocol):
+    """How plans look at arrays of one class. Anything may be raised for an array that no plan is for."""
+
+    def describe(self, arrays: Sequence[Any]) -> list[Any]:
+        """All that a cast depends on but addresses and values; equal for arrays that are alike."""
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        """Where their elements begin."""
+
+    def new(self, arrays: Sequence[Any], row: DType) -> list[Any]:
+        """Memory for the results of contiguous arrays, as the caller gets them."""
+
+    def stream(self, device: int) -> int:
+        """The stream of the device that casts are given to."""
+
+    def written(self, outs: Sequence[Any]) -> None:
+        """Tell the library of outs, in which nothing is wrong, that they are written."""
+
+
+class Cupy:
+    """Arrays of CuPy."""
+
+    describe_one: Callable[[Any], Any] = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
+    address: Callable[[Any], int] = attrgetter("data.ptr")
+
+    def describe(self, arrays: Sequence[Any]) -> list[Any]:
+        return list(map(self.describe_one, arrays))
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        return list(map(self.address, arrays))
+
+    def new(self, arrays: Sequence[Any], row: DType) -> list[Any]:
+        from gpucast.gpu import cast as device_cast
+
+        if not arrays:
+            return []
+        return [device_cast.room(arrays[0], row), *(device_cast.new(x.shape, row) for x in arrays[1:])]
+
+    def stream(self, device: int) -> int:
+        from gpucast.gpu import driver as launch
+
+        driver = launch.driver()
+        with driver.on(device):
+            return driver.stream()
+
+    def written(self, outs: Sequence[Any]) -> None:
+        pass
+
+
+class Packed(Cupy):
+    """PackedArrays over CuPy's."""
+
+    describe_one = attrgetter("dtype", "shape", "data.data.device_id")
+    address = attrgetter("data.data.ptr")
+
+
+_READERS: dict[type, Reader] = {PackedArray: Packed()}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The launch of casts of arrays that are like these into outs (None: new arrays) that are like those."""
+
+    arrays: list[Any]
+    outs: list[Any] | None
+    scaling: str
+    device: int
+    #: The places of the arrays that have elements; None for all.
+    used: list[int] | None
+    src_bytes: npt.NDArray[np.uint64]
+    dst_bytes: npt.NDArray[np.uint64]
+    launch: Launch
+
+
+def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> Sequence[Any] | None:
+    """The results of a call for which there is a plan; None, nothing done, where only the whole path can tell."""
+    if not plans.OF_MANY or not given:
+        return None
+    try:
+        found = _found(given, outs, dst, call, finite)
+        if found is None:
+            return None
+        plan, fusion = found
+        reader = _READERS[type(given[0])]
+        src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
+        if not _is_apart(src, to, plan, fusion):
+            return None
+        if outs is not None:
+            _READERS[type(outs[0])].written(outs)
+    except Exception:  # The whole path takes it, or tells what is wrong.
+        return None
+    from gpucast.gpu import driver as launch
+
+    device = plan.device
+    with launch.driver().using(reader.stream(device), device):
+        if outs is None or to is None:
+            outs = reader.new(given, dst)
+            to = _addresses(outs, plan)
+        plan.launch(src, to, fusion)
+    return outs
+
+
+def _key(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> tuple[Any, ...]:
+    """What can be said of a call before its arrays are looked at. Types are named because 1 and True are equal."""
+    return (
+        len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(call.saturate), call.saturate,
+        call.round_mode, type(call.opset), call.opset, call.rounding, call.overflow, finite is None,
+    )  # fmt: skip
+
+
+def _found(
+    given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any
+) -> tuple[Plan, Fusion] | None:
+    known = plans.OF_MANY.get(_key(given, outs, dst, call, finite))
+    if known is None:
+        return None
+    arrays, described = _described(given), None if outs is None else _described(outs)
+    alike = [plan for plan in known if plan.arrays == arrays and plan.outs == described]
+    if not alike:
+        return None
+    device = alike[0].device
+    fusion = Fusion(
+        scale=None if call.scale is None else resolve_scale(call.scale, device, call.who),
+        finite=None if finite is None else resolve_finite(finite, device, call.who),
+        random=resolve_random(call.rounding, call.seed, call.offset, call.who),
+    )
+    return next(((plan, fusion) for plan in alike if plan.scaling == fusion.scaling), None)
+
+
+def _described(arrays: Sequence[Any]) -> list[Any]:
+    kind = type(arrays[0])
+    if set(map(type, arrays)) != {kind}:
+        raise TypeError("arrays of several classes")
+    return _READERS[kind].describe(arrays)
+
+
+def _addresses(arrays: Sequence[Any], plan: Plan) -> npt.NDArray[np.uint64]:
+    found = np.array(_READERS[type(arrays[0])].addresses(arrays), np.uint64)
+    return found if plan.used is None else found[plan.used]
+
+
+def _is_apart(src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64] | None, plan: Plan, fusion: Fusion) -> bool:
+    """Whether bounds alone tell that what is written is apart from all else; `to`: None where it is yet to be made."""
+    from gpucast.gpu.cast import address
+
+    src_end, finite = src + plan.src_bytes, fusion.finite
+    scale = None if isinstance(fusion.scale, float) else fusion.scale
+    if finite is not None and (
+        not is_clear(address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
+    ):
+        return False
+    if to is None:
+        return True
+    end = to + plan.dst_bytes
+    return apart(to, end, src, src_end) and all(
+        is_clear(address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
+    )
+
+
+def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> None:
+    """Make the plan of a call that went well, if there can be one."""
+    from gpucast.gpu import batch as device_many
+    from gpucast.gpu import cast as device_cast
+
+    given = [leaf.given for leaf in leaves]
+    used = [i for i, leaf in enumerate(leaves) if leaf.array.size]
+    live = [leaves[i] for i in used]
+    first = leaves[0]
+    device, key = first.home, _key(given, outs, dst, call, finite)
+    if (
+        device is None
+        or dst.family == "string"
+        or any(leaf.target is None for leaf in live)
+        or not all(type(value) in (bool, int, str, type, type(None)) for value in key[4:])
+        or len(live) < 2
+        or any(leaf.home != device or leaf.way is not first.way for leaf in leaves)
+        or not all(device_cast.is_contiguous(leaf.array) and device_cast.is_contiguous(leaf.target) for leaf in live)
+        or any(row not in DTYPES for row in {leaf.rule.src for leaf in live} | {dst})
+        or (outs is None and first.way is not None and dst.packed)
+    ):
+        return
+    try:
+        for x in {type(x): x for x in (*given, *(outs or [leaf.result for leaf in leaves]))}.values():
+            _register(x)
+        arrays, described = _described(given), None if outs is None else _described(outs)
+    except Exception:  # Arrays that no plan is for.
+        return
+    fusion = live[0].fusion
+    plan = Plan(
+        arrays,
+        described,
+        "none" if fusion is None else fusion.scaling,
+        device,
+        None if len(used) == len(leaves) else used,
+        np.array([leaf.array.nbytes for leaf in live], np.uint64),
+        np.array([leaf.target.nbytes for leaf in live], np.uint64),
+        device_many.prepare(live, device),
+    )
+    if len(plans.OF_MANY) >= _CALLS:
+        plans.OF_MANY.clear()
+    plans.OF_MANY[key] = [plan, *plans.OF_MANY.get(key, [])[: _SHAPES - 1]]
+
+
+def _register(x: Any) -> None:
+    """Find the reader of x's class. TypeError for a class without one."""
+    kind = type(x)
+    if kind in _READERS:
+        return
+    way = door(x)
+    if way is None and kind is getattr(namespace(x), "ndarray", None) and kind is not np.ndarray:
+        _READERS[kind] = Cupy()
+    elif (reader := getattr(way, "reader", lambda kind: None)(kind)) is not None:
+        _READERS[kind] = reader
+    else:
+        raise TypeError(f"no plan is for {kind.__name__}")

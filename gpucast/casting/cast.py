@@ -1,0 +1,314 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public casts: check the call, place it on the host or a device, and route it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.adapters import destination, door
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.overlap import check_out
+from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.casting import dispatch as placement
+from gpucast.casting import fused as fused_cast
+from gpucast.casting import plan_cache as plans
+from gpucast.casting.fused_options import Fusion, check_apart, resolve_fusion
+from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
+from gpucast.core.dtypes import dtype
+from gpucast.core.options import Call
+from gpucast.core.random import resolve_random
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
+from gpucast.cpu import cast as host_cast
+from gpucast.gpu import devices
+
+
+def cast(
+    x: Any,
+    to: Any,
+    *,
+    saturate: bool = True,
+    round_mode: str = "up",
+    opset: int = DEFAULT_OPSET,
+    rounding: str | None = None,
+    overflow: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    amax: Any = None,
+    device: str | None = None,
+    out: Any = None,
+    copy: bool = True,
+) -> Any:
+    """Cast an array of any shape to the type `to`: the ONNX Cast operator, bit for bit the same everywhere.
+
+    Parameters
+    ----------
+    x
+        NumPy or CuPy array (types that they lack with the ml_dtypes dtype), PackedArray, scalar or list (taken as
+        ``numpy.asarray`` takes them), or strings (object, ``<U``, ``S``, StringDType). PyTorch tensors, JAX arrays and
+        what speaks DLPack come back as what they were (see `gpucast.interop.torch`, ``jax``, ``dlpack``); what has only
+        ``__cuda_array_interface__`` comes back as a CuPy array.
+    to
+        Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
+    saturate
+        ONNX `saturate`: float8 and FLOAT8E8M0 destinations clamp (True) or give infinity or NaN (False).
+    round_mode
+        ONNX `round_mode`, for FLOAT8E8M0 only: "up", "down" or "nearest".
+    opset
+        1 to 28: the newest Cast version up to it, with its types, attributes and rules.
+    rounding
+        To integers: "truncate" (what None means) or "nearest_even". To floats of 16 bits or fewer: None (to nearest,
+        ties to even) or "stochastic": up or down at random, the nearer of both the more likely, so that the mean is
+        the number; this needs a `seed`.
+    overflow
+        To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
+        DOUBLE: None (infinity) or "saturate" (the largest finite value).
+    seed, offset
+        For "stochastic", each from 0 to 2^64 - 1. Element i in row-major order takes 32 random bits: word
+        ``(offset + i) % 4`` of block ``(offset + i) // 4`` of Philox4x32-10 with the key `seed`. Equal seeds give equal
+        bits everywhere; the next cast goes on with ``offset + x.size``.
+    scale
+        Every value is multiplied with it before it is rounded: a finite number that is not negative, or an array of one
+        FLOAT or DOUBLE, of NumPy or of x's library on x's device (read when the cast runs, not checked). Values become
+        DOUBLE as a cast has them, the product is rounded to DOUBLE and then as any DOUBLE is, so that of two FLOATs
+        once in all. NaN keeps its sign; infinity times 0 is the positive NaN.
+    amax
+        An array of one FLOAT, of NumPy for a host array, else of x's library on x's device. It becomes the largest
+        magnitude of x's values, before `scale`, rounded to FLOAT, if that is larger than what is there; NaN counts as
+        the largest. So start with 0.
+    device
+        None: where x is; "cpu", "cuda", "cuda:N": there.
+    out
+        An array of the result's shape, dtype and kind: written and returned.
+    copy
+        False: x itself may be returned where nothing changes.
+
+    Returns
+    -------
+    An array of x's shape and kind, in the memory order of x (order "K"). Types that NumPy and CuPy lack have the
+    ml_dtypes dtype; those below one byte take a byte per element on the host, unless x is a PackedArray, and are
+    PackedArrays on a device. STRING is an object array of str, always on the host.
+
+    Raises
+    ------
+    TypeError
+        For what is no dtype, complex, a type newer than the opset, or an `out`, `scale` or `amax` of another dtype.
+    ValueError
+        For illegal attributes, text that is no number (with its index), an `out` of another shape or that overlaps x, a
+        missing seed, a `scale` that is negative or not finite, memory shared with `scale` or `amax`.
+    OverflowError
+        For integer text outside the destination's range (with its index).
+    RuntimeError
+        When a CUDA graph is captured and the cast would have to allocate or to load its kernel.
+    DeviceUnavailable
+        When a GPU is asked for that cannot be used.
+
+    With `scale`, `amax` or random rounding it is still one pass over x and one launch; the cast runs where x is.
+
+    Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md. Random bits: Salmon et
+    al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    """
+    return _cast(
+        x, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
+        "cast", CAST_VERSIONS,
+    )  # fmt: skip
+
+
+def cast_like(
+    x: Any,
+    like: Any,
+    *,
+    saturate: bool = True,
+    round_mode: str = "up",
+    opset: int | None = None,
+    rounding: str | None = None,
+    overflow: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    amax: Any = None,
+    device: str | None = None,
+    out: Any = None,
+    copy: bool = True,
+) -> Any:
+    """Cast `x` to the type of the array `like`, whose shape and values do not matter: the ONNX CastLike operator.
+
+    Keywords, result and errors as for `cast`. An `opset` (15 to 28) follows CastLike's own versions, which never took
+    float6; None takes all 26 types and the newest rules.
+    """
+    opset, versions = (DEFAULT_OPSET, CAST_VERSIONS) if opset is None else (opset, CASTLIKE_VERSIONS)
+    kind = getattr(like, "dtype", None)
+    if kind is None:
+        kind = np.asarray(like).dtype
+        if kind.kind == "O":
+            raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
+    return _cast(
+        x, kind, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
+        "cast_like", versions,
+    )  # fmt: skip
+
+
+def _cast(
+    x: Any,
+    to: Any,
+    saturate: Any,
+    round_mode: Any,
+    opset: Any,
+    rounding: Any,
+    overflow: Any,
+    seed: Any,
+    offset: Any,
+    scale: Any,
+    amax: Any,
+    device: Any,
+    out: Any,
+    copy: Any,
+    who: str,
+    versions: tuple[int, ...],
+) -> Any:
+    # A call that looks like an earlier one comes no further than `plan.run`: every line up to there is counted in
+    # nanoseconds by `python -m bench --overhead`.
+    scaled = None if seed is scale is amax is None else scale is not None
+    try:
+        key = (
+            type(x), x.dtype, type(to), to,
+            type(saturate), saturate, round_mode, type(opset), opset, rounding, overflow, versions is CAST_VERSIONS,
+            scaled,
+        )  # fmt: skip
+        # torch.compile traces these lines for tensors, and would compile anew whenever PLANS has grown.
+        plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or not offset) else None
+    except Exception:  # x has no dtype, or some part no hash. The whole path takes it, or tells what is wrong.
+        key, plan = None, None
+    if plan is not None and device is None and copy is True:
+        if scaled is None:
+            result = plan.run(x, out)
+        else:
+            result = _fused_again(x, plan, rounding, seed, offset, scale, amax, out, who)
+        if result is not None:
+            return result
+    call = Call(
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, who, versions
+    )
+    return _whole(x, to, call, key, plan)
+
+
+def _fused_again(
+    x: Any, plan: Plan, rounding: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any, who: str
+) -> Any:
+    """A fused cast that looks like an earlier one, where x is; None where only the whole path can tell what to do."""
+    rule, source = plan.rule, home(x)
+    random = resolve_random(rounding, seed, offset, who)
+    if source is not None:
+        return plan.run(x, out, random, scale, amax)
+    if out is not None and type(out) is not type(x):
+        return None
+    fusion = resolve_fusion(rule, scale, amax, random, None, who)
+    if out is not None:
+        check_out(x, rule, out, False, who)
+    check_apart(fusion, x, out, who)
+    return fused_cast.apply(x, rule, fusion, out)
+
+
+def inner(x: Any, to: Any, call: Call) -> Any:
+    """The cast that a call asks for, as the doors want it of arrays of ours."""
+    return _cast(x, to, *call)
+
+
+def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
+    """The cast with all checks. It makes the plan under `key` where there is none yet."""
+    who, out = call.who, call.out
+    fusion: Fusion | None = None
+    if plan is not None and call.seed is call.scale is call.amax is None:
+        rule = plan.rule
+    else:
+        way = door(x)
+        if way is not None:
+            return way.cast(inner, x, to, call)
+        array = as_array(x, who)
+        if array is not x:
+            return inner(array, to, call)
+        rule = fused_cast.rule_of(call, dtype(x.dtype, who=f"{who}: x.dtype="), destination(to, who), who)
+        random = resolve_random(call.rounding, call.seed, call.offset, who)
+        if rule.rounding != STOCHASTIC:
+            random = None
+        if not (random is call.scale is call.amax is None):
+            fusion = resolve_fusion(rule, call.scale, call.amax, random, home(x), who)
+    if not isinstance(call.copy, (bool, np.bool_)):
+        raise TypeError(f"{who}: copy={call.copy!r} must be True or False")
+    place = devices.parse(call.device, who)
+    source = home(x)
+    remote = source is not None or home(out) is not None or place not in (None, "cpu")
+    if out is not None:
+        way = door(out)
+        if way is not None:
+            inner(x, to, call._replace(out=way.take(out, who, writing=True)))
+            return out
+        check_out(x, rule, out, remote, who)
+    elif (
+        fusion is None
+        and not call.copy
+        and place in (None, "cpu" if source is None else f"cuda:{source}")
+        and _unchanged(x, rule)
+    ):
+        return x
+    if fusion is not None:
+        check_apart(fusion, x, out, who)
+        if key is not None and plan is None and (rule.rounding == STOCHASTIC or call.seed is None):
+            _keep_fused_plan(key, x, rule)
+        return placement.cast(x, rule, place, out, who, fusion) if remote else fused_cast.apply(x, rule, fusion, out)
+    result = placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
+    # One that was asked for with a seed rounds nothing at random, but without the seed it would be wrong.
+    if plan is None and key is not None and call.seed is None:
+        _keep_plan(key, x, rule)
+    return result
+
+
+def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
+    """Make the plan of a cast that went well."""
+    if "string" in (rule.src.family, rule.dst.family):
+        return
+    if home(x) is not None:
+        from gpucast.gpu import cast as device_cast
+
+        data = x.data if isinstance(x, PackedArray) else x
+        if type(data) is namespace(data).ndarray:
+            plans.keep(key, Plan(rule, device_cast.short_way(x, rule)))
+    elif type(x) is np.ndarray and x.dtype.isnative:
+        plans.keep(key, Plan(rule, host_cast.short_way(rule)))
+
+
+def _keep_fused_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
+    """The same for a fused cast whose keywords are right; on the host the rule is what takes long to find."""
+    if home(x) is None:
+        plans.keep(key, Plan(rule, _no_way))
+    elif not isinstance(x, PackedArray) and type(x) is namespace(x).ndarray:
+        from gpucast.gpu import fast_path as device_fused
+
+        plans.keep(key, Plan(rule, device_fused.short_way(x, rule)))
+
+
+def _no_way(*_: Any) -> None:
+    """The short way of casts that have none."""
+
+
+def _unchanged(x: Any, rule: Rule) -> bool:
+    """True where a cast would give back x as it is: same type, and already in the one form that results have."""
+    row = rule.src
+    if row is not rule.dst:
+        return False
+    if home(x) is not None:
+        # To look at bits there would mean to wait for them.
+        return not (row.packed or row.family == "bool")
+    if row.family == "string":
+        return bool(x.dtype == object) and all(type(text) is str for text in x.flat)
+    if isinstance(x, PackedArray):
+        used = x.size * row.bits % 8
+        return used == 0 or not x.data[-1] >> used
+    if not x.dtype.isnative:
+        return False
+    if row.family == "bool" or row.packed:
+        limit = 1 if row.family == "bool" else row.code_mask
+        return x.size == 0 or int(x.view(np.uint8).max()) <= limit
+    return True

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cast and what is done in the same pass: a multiplication by one number, rounding at random, the largest magnitude.
+
+With a number, every value becomes DOUBLE as a cast has it (exact for all but 64-bit integers, which are rounded once),
+is multiplied with the number, a DOUBLE too (rounded once, IEEE 754, subnormals kept), and the product is cast to the
+destination as any DOUBLE is. NaN keeps its sign; infinity times zero is the positive NaN. So the product of two FLOATs
+is rounded once in all.
+
+The largest magnitude is that of the source's values, before the multiplication, rounded to FLOAT; NaN is larger than
+infinity. What is there already counts too: the larger code, as a 32-bit integer, stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpucast.arrays.packed import home
+from gpucast.casting.fused_options import Fusion
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Call
+from gpucast.core.rule import Rule, resolve
+from gpucast.cpu import fused as host_fused
+from gpucast.gpu import devices
+
+_DOUBLE = dtype("DOUBLE")
+
+
+def fused_rule(src: DType, dst: DType, *, scaled: bool, **attributes: Any) -> Rule:
+    """The rule of a fused cast: scaled, how `dst` is reached from DOUBLE. Attributes and errors as for `resolve`."""
+    rule = resolve(src, dst, **attributes)
+    return replace(resolve(_DOUBLE, dst, **attributes), src=src) if scaled else rule
+
+
+def rule_of(call: Call, src: DType, dst: DType, who: str) -> Rule:
+    """The rule that a call follows for one array. Errors as for `resolve`, for the caller `who`."""
+    return fused_rule(
+        src,
+        dst,
+        scaled=call.scale is not None,
+        saturate=call.saturate,
+        round_mode=call.round_mode,
+        opset=call.opset,
+        rounding=call.rounding,
+        overflow=call.overflow,
+        versions=call.versions,
+        who=who,
+    )
+
+
+def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
+    """Cast `x` (checked, as is `out`) where it is, as the `fused_rule` says; on a device in one launch.
+
+    The result is of x's kind and in its memory order, as that of a cast.
+    """
+    if home(x) is None:
+        return host_fused.apply(x, rule, fusion, out)
+    devices.require("cast")
+    from gpucast.gpu import cast as device_cast
+
+    return device_cast.apply(x, rule, out, fusion)

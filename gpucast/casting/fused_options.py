@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cast does beside: its keywords `scale` and `amax`, checked."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpucast.arrays.adapters import door
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.packed import home, unmasked
+from gpucast.codegen.fused import Scaling
+from gpucast.core.checks import as_double, is_real
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.random import Random
+from gpucast.core.rule import Rule
+from gpucast.gpu import devices
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+_BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
+
+
+class Fusion(NamedTuple):
+    """What is done in the same pass over the elements; all of it checked, arrays on the side where the cast runs."""
+
+    #: The number that every value is multiplied with: itself, or a CuPy array of one FLOAT or DOUBLE.
+    scale: Any = None
+    #: An array of one FLOAT that becomes the largest magnitude of the source if that is larger.
+    amax: Any = None
+    #: An array of one byte (or bool) that becomes 0 if a source value is infinite or NaN.
+    finite: Any = None
+    random: Random | None = None
+
+    @property
+    def scaling(self) -> Scaling:
+        """Of which kind the number is."""
+        return scaling_of(self.scale)
+
+
+def scaling_of(scale: Any) -> Scaling:
+    """Of which kind `Fusion.scale` is."""
+    if scale is None:
+        return "none"
+    if isinstance(scale, float):
+        return "narrow" if scale == _as_float(scale) else "wide"
+    return "narrow" if scale.dtype == _FLOAT.numpy else "wide"
+
+
+def resolve_fusion(rule: Rule, scale: Any, amax: Any, random: Random | None, source: int | None, who: str) -> Fusion:
+    """The keywords `scale` and `amax` of a cast of an array on the device `source` (None: the host); errors as below.
+
+    ValueError for either of them where text is read or written.
+    """
+    if "string" in (rule.src.family, rule.dst.family):
+        name = "amax" if scale is None else "scale"
+        raise ValueError(f"{who}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes neither")
+    if scale is not None:
+        scale = resolve_scale(scale, source, who)
+    if amax is not None:
+        amax = resolve_amax(amax, source, who)
+    return Fusion(scale, amax, random=random)
+
+
+def resolve_scale(scale: Any, source: int | None, who: str) -> Any:
+    """The keyword `scale` of a cast of arrays on the device `source` (None: the host), as `Fusion` has it.
+
+    TypeError for what is neither a number nor an array of FLOAT or DOUBLE; ValueError for a number that is negative or
+    not finite, for another size than 1, and for an array on another device. Values of arrays are not looked at: one on
+    the host is read, but not checked.
+    """
+    if type(scale) is float and 0 <= scale < math.inf:
+        return scale
+    if is_real(scale):
+        number = as_double(scale)
+        if not (math.isfinite(number) and number >= 0):
+            raise ValueError(f"{who}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
+        return number
+    array = _array("scale", scale, (_FLOAT, _DOUBLE), who, writing=False)
+    if home(array) is None:
+        return float(array.reshape(())[()])
+    _check_place("scale", array, source, who)
+    return array
+
+
+def resolve_amax(amax: Any, source: int | None, who: str) -> Any:
+    """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side."""
+    # As most calls have it: what follows takes longer than a small cast.
+    if source is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
+        if amax.size == 1 and amax.flags.writeable:
+            return amax
+    array = _array("amax", amax, (_FLOAT,), who, writing=True)
+    _check_place("amax", array, source, who)
+    if source is None and not (array.flags.writeable and array.dtype.isnative):
+        raise ValueError(f"{who}: amax is read-only or of foreign byte order; expected an array that can be written")
+    return array
+
+
+def resolve_finite(finite: Any, source: int | None, who: str) -> Any:
+    """The keyword `finite` of `gpucast.cast_many`, as `resolve_scale`: an array of one BOOL or UINT8, to be written."""
+    array = _array("finite", finite, (_BOOL, _UINT8), who, writing=True)
+    _check_place("finite", array, source, who)
+    if source is None and not array.flags.writeable:
+        raise ValueError(f"{who}: finite is read-only; expected an array that can be written")
+    return array
+
+
+def check_apart(fusion: Fusion, x: Any, out: Any, who: str) -> None:
+    """ValueError where what is written (amax, and `out`, which may be None) shares memory with what is read."""
+    scale, amax, place = None if isinstance(fusion.scale, float) else fusion.scale, fusion.amax, home(x)
+    if scale is None and amax is None:
+        return
+    # A result on the other side is copied there from one of its own.
+    out = out if home(out) == place else None
+    for one, a, other, b in (
+        ("amax", amax, "x", x),
+        ("amax", amax, "scale", scale),
+        ("amax", amax, "out", out),
+        ("scale", scale, "out", out),
+    ):
+        if a is not None and b is not None and share_memory(a, b):
+            raise ValueError(f"{who}: {one} shares memory with {other}; expected separate memory")
+
+
+def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing: bool) -> Any:
+    """An array of one element of some kinds."""
+    way = None if isinstance(value, numbers.Number) else door(value)
+    array = value if way is None else way.take(value, f"{who}: {name}", writing)
+    unmasked(array, f"{who}: {name}")
+    if namespace(array) is None:
+        number = "" if writing else "a number or "
+        raise TypeError(f"{who}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
+    if array.dtype.newbyteorder("=") not in [row.numpy for row in kinds]:
+        raise TypeError(f"{who}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
+    if array.size != 1:
+        raise ValueError(f"{who}: {name} has shape {array.shape}; expected one element")
+    return array
+
+
+def _names(kinds: tuple[DType, ...]) -> str:
+    return " or ".join(row.name for row in kinds)
+
+
+def _check_place(name: str, array: Any, source: int | None, who: str) -> None:
+    if home(array) != source:
+        raise ValueError(f"{who}: {name} is on {devices.name(home(array))}; x is on {devices.name(source)}")
+    if source is not None and array.data.ptr % array.itemsize:
+        raise ValueError(f"{who}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
+    except OverflowError:
+        return math.inf

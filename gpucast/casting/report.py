@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cast loses: counts and the worst relative error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
+from gpucast.cpu import lanes as host
+from gpucast.cpu import text as host_strings
+from gpucast.gpu import devices
+
+Array = npt.NDArray[Any]
+
+#: Elements that are cast at a time, so that a report takes little memory beyond x, and compared at a time: their
+#: float64 values stay in the cache.
+_CAST, _COMPARED = 1 << 17, 1 << 15
+#: From this size on the elements of a type of 16 bits or fewer are counted by code, and each code is compared once.
+_COUNTED = 1 << 13
+
+
+@dataclass(frozen=True)
+class CastReport:
+    """Counts over the elements of a cast. Add two reports to join them."""
+
+    #: All elements, and those whose source is not zero (NaN and infinities included).
+    elements: int = 0
+    nonzero: int = 0
+    #: Out of the destination's range after rounding, infinities included, and clamped to its largest or lowest value.
+    saturated: int = 0
+    #: Out of an integer destination's range: the low bits were kept (an infinity gives 0).
+    wrapped: int = 0
+    #: Results that are infinite where the source is not.
+    infinite: int = 0
+    #: Results that are NaN where the source is not.
+    nan: int = 0
+    #: Sources that are NaN where the result is a number.
+    nan_lost: int = 0
+    #: Results that are zero where the source is a number in range other than zero.
+    underflowed: int = 0
+    #: The largest abs(result - source) / abs(source) where both are finite and the source is not zero.
+    max_relative_error: float = 0.0
+
+    def __add__(self, other: CastReport) -> CastReport:
+        if not isinstance(other, CastReport):
+            return NotImplemented
+        joined: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return CastReport(**joined, max_relative_error=max(self.max_relative_error, other.max_relative_error))
+
+    @property
+    def lost(self) -> int:
+        """Values that are no longer near what they were: all the counts of change together."""
+        return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
+
+
+#: The fields but the last one, which is no count.
+_COUNTS = tuple(field.name for field in fields(CastReport))[:-1]
+
+
+def cast_report(
+    x: Any,
+    to: Any,
+    *,
+    saturate: bool = True,
+    round_mode: str = "up",
+    opset: int = DEFAULT_OPSET,
+    rounding: str | None = None,
+    overflow: str | None = None,
+) -> CastReport:
+    """What ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host first.
+
+    Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
+    both report no losses. Text is compared as the DOUBLE that it reads as: beyond DOUBLE's range it counts as infinite.
+    """
+    x = as_array(x, "cast_report")
+    rule = resolve(
+        dtype(x.dtype, who="cast_report: x.dtype="),
+        dtype(to, who="cast_report: to="),
+        saturate=saturate,
+        round_mode=round_mode,
+        opset=opset,
+        rounding=rounding,
+        overflow=overflow,
+        who="cast_report",
+    )
+    if rule.rounding == STOCHASTIC:
+        raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
+    if home(x) is not None:
+        devices.require("cast_report")
+        from gpucast.gpu import cast as device_cast
+
+        x = device_cast.to_host(x)
+    if isinstance(x, PackedArray):
+        x = x.get()
+    with np.errstate(all="ignore"):
+        return _report(x, rule)
+
+
+def result_report(x: Array, y: Array, rule: Rule) -> CastReport:
+    """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
+    counts as saturated where it would be after rounding to nearest."""
+    total = CastReport()
+    with np.errstate(all="ignore"):
+        for start in range(0, x.size, _COMPARED):
+            part = slice(start, start + _COMPARED)
+            total += _compare(x[part], rule, rule.src, y[part])
+    return total
+
+
+def _report(x: Array, rule: Rule) -> CastReport:
+    if rule.src.family == "string":
+        y = host_strings.parse(x, rule)
+        if rule.dst.family in ("string", "bool"):
+            return CastReport(elements=x.size)
+        # "wide" is exact enough for the counts: thresholds are few-bit numbers.
+        wide = dtype("DOUBLE")
+        return _compare(host_strings.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
+    if rule.src.bits <= 16 and x.size >= _COUNTED:
+        return _by_code(x, rule)
+    total = CastReport()
+    for chunk in _chunks(x):
+        beyond: list[Array] = []
+        if rule.dst.family in ("bool", "string"):
+            beyond.append(chunk)
+        else:
+            after = _double(_cast(chunk, rule), rule.dst) if rule.dst.is_float else chunk
+            for start in range(0, chunk.size, _COMPARED):
+                part = slice(start, start + _COMPARED)
+                total += _compare_within(chunk[part], after[part], rule, beyond)
+        if beyond:
+            total += _compare(np.concatenate(beyond), rule, rule.src)
+    return total
+
+
+def _chunks(x: Array) -> Iterator[Array]:
+    """The elements in memory order, flat, a chunk at a time; each chunk is used up before the next is asked for."""
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    with np.nditer(x, flags=flags, order="K", buffersize=_CAST) as chunks:
+        for chunk in chunks:
+            elements: Any = chunk
+            if elements.size:
+                yield elements
+
+
+def _double(x: Array, row: DType) -> Array:
+    """The values as float64: exact but for 64-bit integers, which are rounded."""
+    if row.bits >= 16:
+        return x.astype(np.float64, copy=False)
+    values = np.empty(x.shape, np.float64)
+    host.apply(x, resolve(row, dtype("DOUBLE")), values)
+    return values
+
+
+def _cast(x: Array, rule: Rule) -> Array:
+    y = np.empty(x.shape, rule.dst.numpy)
+    host.apply(x, rule, y)
+    return y
+
+
+def _by_code(x: Array, rule: Rule) -> CastReport:
+    row = rule.src
+    counts = np.zeros(1 << max(8, row.bits), np.int64)
+    for chunk in _chunks(x):
+        counts += np.bincount(chunk.view(row.code_numpy.newbyteorder(chunk.dtype.byteorder)), minlength=counts.size)
+    found = np.flatnonzero(counts)
+    codes = found.astype(row.code_numpy).view(row.numpy)
+    return _compare(codes, rule, row, weights=counts[found])
+
+
+def _compare_within(x: Array, after: Array, rule: Rule, beyond: list[Array]) -> CastReport:
+    """The report of the numbers within the destination's limits: they can only be rounded, which is soon told. The
+    others (in FLOAT8E8M0 zeros as well) are added to `beyond`. `after`: the results, where the destination is a float.
+    """
+    src, dst = rule.src, rule.dst
+    integers = not (src.is_float or dst.is_float)
+    before = x if integers and src.bits > 16 else _double(x, src)
+    low, high = _limits(before.dtype, dst)
+    outside: Any = slice(0, 0)
+    # False for NaN, which is neither above nor below.
+    if not (before.min() >= low and before.max() <= high):
+        outside = np.flatnonzero(~((before >= low) & (before <= high)))
+        if outside.size * 8 > x.size:
+            beyond.append(x)
+            return CastReport()
+        beyond.append(x[outside])
+
+    def nonzero(values: Array) -> int:
+        return int(np.count_nonzero(values != 0)) - int(np.count_nonzero(values[outside]))
+
+    elements, count = x.size - before[outside].size, nonzero(before)
+    if integers:
+        return CastReport(elements, count)
+    if dst.family == "int":
+        after = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+    error = np.abs(_difference(x, before, after, None, src, dst))
+    size = np.abs(before)
+    if count < elements:
+        # Zero stays zero: an error of 0, whatever it is divided by.
+        size[size == 0] = 1.0
+    error /= size
+    error[outside] = 0.0
+    return CastReport(elements, count, underflowed=count - nonzero(after), max_relative_error=float(error.max()))
+
+
+def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
+    """The least and the largest number of dtype `kind` that `dst` has, too, or nearly the largest."""
+    if kind.kind in "iu":
+        limits = np.iinfo(kind)
+        return max(int(dst.min), int(limits.min)), min(int(dst.max), int(limits.max))
+    high = float(dst.max)
+    # The largest 64-bit integers round up to a power of two, which is out of range.
+    return float(dst.min), high if high <= dst.max else float(np.nextafter(high, 0.0))
+
+
+def _compare(x: Array, rule: Rule, src: DType, y: Array | None = None, weights: Array | None = None) -> CastReport:
+    """The report of any elements. `y`: their casts, if known; `weights`: how often each counts, if not once."""
+    dst = rule.dst
+
+    def count(mask: Array) -> int:
+        return int(np.count_nonzero(mask) if weights is None else weights[mask].sum())
+
+    before = _double(x, src)
+    number, nonzero = ~np.isnan(before), before != 0
+    size = x.size if weights is None else int(weights.sum())
+    if dst.family in ("bool", "string"):
+        return CastReport(elements=size, nonzero=count(nonzero))
+    after = _double(_cast(x, rule) if y is None else y, dst)
+    outside = _outside(x, before, src, rule) & number
+    infinite = nan = np.zeros(x.shape, bool)
+    if dst.is_float:
+        infinite, nan = np.isinf(after), np.isnan(after)
+    finite = outside & ~infinite & ~nan
+    comparable = np.isfinite(before) & nonzero & ~infinite & ~nan
+    error = np.abs(_difference(x, before, after, outside, src, rule.dst)[comparable]) / np.abs(before[comparable])
+    return CastReport(
+        elements=size,
+        nonzero=count(nonzero),
+        saturated=count(finite) if rule.overflow == "saturate" else 0,
+        wrapped=count(finite) if rule.overflow == "wrap" else 0,
+        infinite=count(infinite & ~np.isinf(before) & number),
+        nan=count(nan & number),
+        nan_lost=count(~number & ~nan),
+        underflowed=count(number & nonzero & ~outside & (after == 0)),
+        max_relative_error=float(error.max()) if error.size else 0.0,
+    )
+
+
+def _outside(x: Array, before: Array, src: DType, rule: Rule) -> Array:
+    """Where the rounded source is beyond the destination's finite values."""
+    dst = rule.dst
+    if src is dst:
+        return np.zeros(x.shape, bool)
+    if dst.family == "int":
+        if src.bits == 64 and not src.is_float:
+            return np.asarray((x > dst.max) | (x < dst.min))
+        whole = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+        return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
+    if dst.family == "e8m0":
+        return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
+    # The midpoint to where the next value would be; a tie stays with an even last code.
+    step = float(dst.max) - float(dst.value(dst.max_code - 1))
+    limit = float(dst.max) + step / 2
+    return np.abs(before) >= limit if dst.max_code % 2 else np.abs(before) > limit
+
+
+def _difference(x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType) -> Array:
+    """Result minus source. `outside` (None: nowhere) matters between integers alone."""
+    if not src.is_float and not dst.is_float:
+        # Integers in range are kept; float64 might not show it.
+        return np.zeros(x.shape) if outside is None else np.where(outside, after - before, 0.0)
+    if src.family == "int" and src.bits == 64:
+        # Two exact halves: float64 alone would round the source away together with the error.
+        high = x >> x.dtype.type(32) << x.dtype.type(32)
+        return np.asarray((after - high.astype(np.float64)) - (x - high).astype(np.float64))
+    return after - before

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cast loses, told from the codes that it gave: far quicker than `cast_report` where nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gpucast.casting.report import CastReport, cast_report
+from gpucast.core.dtypes import DType
+from gpucast.cpu.native.cast import Found
+from gpucast.files.tensor import Array, slices
+
+#: Elements that are looked at while they are in the cache.
+_BLOCK = 1 << 17
+
+
+def count(
+    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], seen: Found | None = None
+) -> CastReport:
+    """The counts of ``cast_report(x, dst, **attributes)``; `y` is the result, and `seen` what a pass saw on the way to
+    it. The largest error is not worked out.
+
+    Among floats a result below the largest number of `dst` was rounded and no more: all that can be lost is that it is
+    zero. Where that may not be all, `cast_report` looks at the elements.
+    """
+    if seen is not None and (told := told_by(seen, x.size, src, dst, attributes)) is not None:
+        return told
+    if not is_quick(src, dst):
+        return cast_report(x, dst, **attributes)
+    if _holds(dst, src) and attributes.get("overflow") is None:
+        return CastReport(x.size, sum(_nonzero(_magnitudes(block, src)) for block in slices(x, 1, _BLOCK)))
+    beyond = CastReport()
+    zeros = zeroed = 0
+    for start in range(0, x.size, _BLOCK):
+        before, after = x[start : start + _BLOCK], y[start : start + _BLOCK]
+        fnuz = dst.specials == "fnuz" and (after.view(dst.code_numpy) == dst.nan_code).any()
+        if fnuz or (not dst.has_nan and _magnitudes(before, src).max() > src.max_code):
+            # The NaN of the one would pass for zero, and in the other no NaN is left to see.
+            beyond += cast_report(before, dst, **attributes)
+            continue
+        magnitudes = _magnitudes(after, dst)
+        if magnitudes.max() >= dst.max_code:
+            edge = np.flatnonzero(magnitudes >= dst.max_code)
+            beyond += cast_report(before[edge], dst, **attributes)
+        if magnitudes.min() == 0:
+            none = np.flatnonzero(magnitudes == 0)
+            # Few are picked out; of many all sources are looked at, the others being no zeros.
+            few = none.size * 8 < magnitudes.size
+            sources = _magnitudes(before[none] if few else before, src)
+            kept = sources.size - _nonzero(sources)
+            zeros += kept
+            zeroed += none.size - kept
+    elements = x.size - beyond.elements
+    found = CastReport(elements, elements - zeros, underflowed=zeroed)
+    return found + beyond if beyond.elements else found
+
+
+def told_by(seen: Found, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
+    """`count` of so many elements, where what was seen is enough to tell."""
+    nonzero = size - seen.source_zeros
+    if _holds(dst, src) and attributes.get("overflow") is None:
+        return CastReport(size, nonzero)
+    if seen.largest >= dst.max_code:
+        return None
+    return CastReport(size, nonzero, underflowed=seen.zeros - seen.source_zeros)
+
+
+def is_quick(src: DType, dst: DType) -> bool:
+    """Whether the counts come from the codes; else a few large pieces are counted sooner than many small ones."""
+    return src.family == dst.family == "float" and src.specials != "fnuz"
+
+
+def _magnitudes(x: Array, row: DType) -> Array:
+    """The codes without their signs: they order as the magnitudes do, infinity and NaN above all numbers; the NaN of
+    the FNUZ types alone is 0."""
+    codes = x.view(row.code_numpy)
+    return np.asarray(codes & codes.dtype.type(row.code_mask & ~row.sign_code))
+
+
+def _nonzero(magnitudes: Array) -> int:
+    # The least is found more quickly than all zeros are counted, and mostly there are none.
+    return int(np.count_nonzero(magnitudes)) if magnitudes.size and magnitudes.min() == 0 else magnitudes.size
+
+
+@lru_cache
+def _holds(dst: DType, src: DType) -> bool:
+    """Whether a type has all values of another, its infinities and NaN included: nothing is lost."""
+    specials = dst.has_inf >= src.has_inf and dst.has_nan >= src.has_nan
+    digits = dst.mantissa_bits >= src.mantissa_bits
+    return specials and digits and dst.max >= src.max and dst.value(1) <= src.value(1)

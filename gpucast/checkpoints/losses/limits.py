@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a cast loses too much, and the words for what it loses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpucast.casting.report import CastReport
+
+#: The share of a tensor's non-zero values that may be lost without --allow-loss.
+LIMIT = 0.01
+
+_WORDS = {
+    "saturated": "saturated",
+    "wrapped": "wrapped",
+    "infinite": "became infinite",
+    "nan": "became NaN",
+    "nan_lost": "were NaN and became numbers",
+    "underflowed": "became zero",
+}
+
+
+class TooMuchLost(ValueError):
+    """A cast would lose more than `LIMIT` of a tensor."""
+
+
+def check(who: str, src: str, dst: str, report: CastReport) -> None:
+    """TooMuchLost unless nearly all values of the tensor `who` stay near what they were."""
+    if report.lost <= LIMIT * report.nonzero:
+        return
+    # Zeros are lost too where they become NaN (FLOAT8E8M0 without saturate).
+    whole, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
+    raise TooMuchLost(
+        f"{who} from {src} to {dst} would lose {report.lost:,} of its {whole:,} {kind} "
+        f"({100 * report.lost / whole:.1f} %): {words(report, zeros=False)}. Nothing was written. "
+        "Scale the values into the range first, or give --allow-loss"
+    )
+
+
+def words(report: CastReport, zeros: bool = True) -> str:
+    """The counts as text; NaN that became numbers only where there are any."""
+    counts = [
+        f"{getattr(report, field):,} {text}"
+        for field, text in _WORDS.items()
+        if getattr(report, field) or (zeros and field != "nan_lost")
+    ]
+    return ", ".join(counts)
+
+
+def as_json(report: CastReport) -> dict[str, Any]:
+    """The fields of a report as JSON holds them: an infinite error is null."""
+    error = report.max_relative_error
+    counts = {field: getattr(report, field) for field in ("elements", "nonzero", *_WORDS)}
+    return counts | {"max_relative_error": error if math.isfinite(error) else None}

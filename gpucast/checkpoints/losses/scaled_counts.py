@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is lost of a piece of a tensor that is divided by scales, counted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpucast.casting.cast import cast
+from gpucast.casting.report import CastReport
+from gpucast.checkpoints.streaming.pieces import axis, dequantized
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format, Parts
+from gpucast.cpu.native import cast as host_native_cast
+from gpucast.files.tensor import Array
+from gpucast.quantization.cpu import native as host_native
+from gpucast.quantization.cpu.block_grid import Plan, spread
+
+_FLOAT = dtype("FLOAT")
+#: Elements that are looked at while their float64 values are in the cache.
+_BLOCK = 1 << 15
+#: Elements whose codes stay in the cache.
+_CODES = 1 << 17
+
+
+def counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
+    """What was lost of a piece, as of a cast of the quotients; the largest error only where `restored` is given."""
+    scales = cast(parts.scales, "DOUBLE")
+    nonzero = None if np.isnan(scales).any() else _nonzero_of_finite(x.reshape(-1))
+    if nonzero is None:
+        return _of_all(_values(x), parts, format, dequantized(parts, format) if restored is None else restored)
+    if format.zero_points:
+        saturated, kept = 0, _beside_zero_points(parts, format)
+    else:
+        saturated, kept = _saturated(x, parts, format, scales), _nonzero_codes(parts.data, format.element)
+    error = 0.0 if restored is None else _largest_error(_values(x).reshape(-1), restored.reshape(-1))
+    # Zeros stay zeros.
+    return CastReport(x.size, nonzero, saturated=saturated, underflowed=nonzero - kept, max_relative_error=error)
+
+
+def _values(x: Array) -> Array:
+    """As a type that NumPy compares."""
+    return x if x.dtype in (np.float32, np.float64) else cast(x, "FLOAT")
+
+
+def _nonzero_of_finite(values: Array) -> int | None:
+    """How many of flat values are not zero; None where one is infinite or NaN."""
+    row = dtype(values.dtype)
+    codes, found = values.view(row.code_numpy), 0
+    seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
+    if seen is not None:
+        return codes.size - seen[1] if seen[0] <= row.max_code else None
+    magnitude = codes.dtype.type(row.code_mask & ~row.sign_code)
+    for start in range(0, codes.size, _CODES):
+        block = codes[start : start + _CODES] & magnitude
+        if block.max() > row.max_code:
+            return None
+        # Mostly there is no zero.
+        found += block.size if block.min() else int(np.count_nonzero(block))
+    return found
+
+
+def _beside_zero_points(parts: Parts, format: Format) -> int:
+    """How many codes are not their block's zero point, which stands for zero."""
+    mask = np.uint8(format.element.code_mask)
+    plan = Plan.make(format, parts.data.shape, axis(format) % 2)
+    codes = parts.data.view(np.uint8).reshape(plan.shape)
+    zero = (parts.zero_points.view(np.uint8) & mask).reshape(plan.grid)
+    equal = host_native.equal(codes, plan, zero)
+    if equal is not None:
+        return int(codes.size) - equal
+    found = 0
+    for box in plan.boxes():
+        blocks = codes[box.elements].reshape(box.split)
+        found += int(np.count_nonzero(blocks != spread(zero, box)))
+    return found
+
+
+def _nonzero_codes(codes: Array, row: DType) -> int:
+    """How many codes are not those of zero."""
+    raw, magnitude = codes.view(np.uint8).reshape(-1), row.code_mask & ~(row.sign_code if row.family == "float" else 0)
+    seen = host_native_cast.look(raw, magnitude)
+    return int(np.count_nonzero(raw & magnitude)) if seen is None else raw.size - seen[1]
+
+
+def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
+    """How many finite values became the largest number and are further away than by rounding. `scales` are DOUBLE."""
+    if (format.scale is _FLOAT or format.rule == "up") and x.dtype != np.float64:
+        # The largest magnitude of a block, divided by its scale, is hardly larger than the largest number.
+        return 0
+    d = scales if parts.global_scale is None else scales * np.float64(parts.global_scale)
+    limits = np.asarray(float(format.element.max) * d * _beyond(format.element))
+    plan = Plan.make(format, x.shape, axis(format) % 2)
+    source = x.reshape(plan.shape)
+    native = host_native.find(source, plan, format)
+    if native is not None:
+        # All that are beyond have the largest code, however they were rounded.
+        return native.beyond(source, plan, limits.reshape(plan.grid))
+    edge = np.flatnonzero(_at_largest(parts.data, format.element))
+    limits = limits.reshape(-1)[_blocks(format, x.shape, edge)]
+    return int(np.count_nonzero(np.abs(_values(x.reshape(-1)[edge])) > limits))
+
+
+def _blocks(format: Format, shape: tuple[int, ...], where: Array) -> Array:
+    """The blocks of these flat indices of a piece."""
+    along = axis(format) % 2
+    rows, columns = format.lengths(shape, along)
+    row, column = np.divmod(where, shape[1])
+    return np.asarray(row // rows * format.grid(shape, along)[1] + column // columns)
+
+
+def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
+    """As `counted`, of a piece with infinities or NaN."""
+    finite, back = np.isfinite(values), np.isfinite(restored)
+    was_nan, is_nan = np.isnan(values), np.isnan(restored)
+    nonzero = values != 0
+    saturated = 0
+    if not format.zero_points:
+        edge = _at_largest(parts.data, format.element) & back
+        saturated = int(np.count_nonzero(edge & (np.abs(values) > np.abs(restored) * _beyond(format.element))))
+    return CastReport(
+        elements=values.size,
+        nonzero=int(np.count_nonzero(nonzero)),
+        saturated=saturated,
+        infinite=int(np.count_nonzero(finite & ~back & ~is_nan)),
+        nan=int(np.count_nonzero(is_nan & ~was_nan)),
+        nan_lost=int(np.count_nonzero(was_nan & ~is_nan)),
+        underflowed=int(np.count_nonzero((restored == 0) & nonzero & finite)),
+        max_relative_error=_largest_error(values[finite & back], restored[finite & back]),
+    )
+
+
+def _largest_error(before: Array, after: Array) -> float:
+    """The largest relative error of flat finite values that are not zero."""
+    largest = 0.0
+    with np.errstate(all="ignore"):
+        for start in range(0, before.size, _BLOCK):
+            x, y = before[start : start + _BLOCK].astype(np.float64), after[start : start + _BLOCK]
+            error = np.abs(y - x)
+            size = np.abs(x, out=x)
+            np.divide(error, size, out=error, where=size != 0)
+            largest = max(largest, float(error.max(initial=0.0)))
+    return largest
+
+
+def _at_largest(codes: Array, row: DType) -> Array:
+    """Which codes are that of the largest number, or of its negative."""
+    raw = codes.view(np.uint8)
+    if row.family == "float":
+        found: Array = raw & (row.code_mask & ~row.sign_code) == row.max_code
+        return found
+    largest, mask = int(row.max), row.code_mask
+    found = raw & mask == largest
+    return found | (raw & mask == -largest & mask) if row.signed else found
+
+
+def _beyond(row: DType) -> float:
+    """What rounds to the largest number of a type ends at this multiple of it."""
+    if row.family == "int":
+        return 1 + 0.5 / float(row.max)
+    largest = float(row.max)
+    return 1 + (largest - float(row.value(row.max_code - 1))) / (2 * largest)

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the values of a tensor moved: counts, errors, and histograms of their magnitudes. Those of pieces add up."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpucast.casting.cast import cast
+from gpucast.casting.report import CastReport
+from gpucast.checkpoints.losses import limits as loss
+from gpucast.core.dtypes import dtype
+from gpucast.files.tensor import Array
+
+#: Elements that are looked at while their float64 values are in the cache.
+_BLOCK = 1 << 15
+#: A DOUBLE's exponent field is 0 for zero and for what is below 2^-1022, and the last for infinity and NaN.
+_SPECIAL, _BIAS = 2047, 1023
+
+
+@dataclass
+class Histogram:
+    """How many values v have floor(log2(abs(v))) = e, for each e; zeros, infinities and NaNs apart.
+
+    What is below 2^-1022 is counted under -1023.
+    """
+
+    counts: dict[int, int] = field(default_factory=dict)
+    zero: int = 0
+    inf: int = 0
+    nan: int = 0
+
+    def add(self, values: Array) -> None:
+        """`values`: flat float64."""
+        exponents = values.view(np.uint64) >> np.uint64(52) & np.uint64(_SPECIAL)
+        numbers = np.bincount(exponents.view(np.int64), minlength=_SPECIAL + 1)
+        if numbers[0]:
+            zero = int(np.count_nonzero(values == 0))
+            self.zero += zero
+            numbers[0] -= zero
+        if numbers[_SPECIAL]:
+            nan = int(np.count_nonzero(np.isnan(values)))
+            self.nan += nan
+            self.inf += int(numbers[_SPECIAL]) - nan
+            numbers[_SPECIAL] = 0
+        for index in np.flatnonzero(numbers).tolist():
+            self.counts[index - _BIAS] = self.counts.get(index - _BIAS, 0) + int(numbers[index])
+
+    def join(self, other: Histogram) -> None:
+        for exponent, number in other.counts.items():
+            self.counts[exponent] = self.counts.get(exponent, 0) + number
+        self.zero, self.inf, self.nan = self.zero + other.zero, self.inf + other.inf, self.nan + other.nan
+
+    def as_json(self) -> dict[str, Any]:
+        """`counts[i]` belongs to the exponent `lowest` + i."""
+        low, high = min(self.counts, default=0), max(self.counts, default=-1)
+        counts = [self.counts.get(exponent, 0) for exponent in range(low, high + 1)]
+        return {"lowest": low, "counts": counts, "zero": self.zero, "inf": self.inf, "nan": self.nan}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Histogram:
+        counts = {found["lowest"] + i: number for i, number in enumerate(found["counts"]) if number}
+        return Histogram(counts, found["zero"], found["inf"], found["nan"])
+
+
+@dataclass
+class Errors:
+    """Sums over the elements that are finite before and after; relative errors over those that are not zero before."""
+
+    compared: int = 0
+    relative: float = 0.0
+    signal: float = 0.0
+    noise: float = 0.0
+    largest: float = 0.0
+    before: Histogram = field(default_factory=Histogram)
+    after: Histogram = field(default_factory=Histogram)
+
+    def add(self, before: Array, after: Array) -> None:
+        """Flat float64 values of equal sizes."""
+        self.before.add(before)
+        self.after.add(after)
+        finite = np.isfinite(before) & np.isfinite(after)
+        if not finite.all():
+            before, after = before[finite], after[finite]
+        size, error = np.abs(before), np.abs(after - before)
+        nonzero = size != 0
+        count = int(np.count_nonzero(nonzero))
+        self.compared += count
+        # Squares that overflow make the ratio unknown, and it is told so.
+        self.signal += float(np.dot(size, size))
+        self.noise += float(np.dot(error, error))
+        self.largest = max(self.largest, float(error.max(initial=0.0)))
+        self.relative += float(np.divide(error, size, out=np.zeros_like(error), where=nonzero).sum())
+
+    def join(self, other: Errors) -> None:
+        for name in _SUMS:
+            merge = max if name == "largest" else operator.add
+            setattr(self, name, merge(getattr(self, name), getattr(other, name)))
+        self.before.join(other.before)
+        self.after.join(other.after)
+
+    @property
+    def mean_relative_error(self) -> float:
+        return self.relative / self.compared if self.compared else 0.0
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """Ratio of signal to noise in decibels; None where there is no noise, or no finite ratio."""
+        if not (0 < self.noise < math.inf and 0 < self.signal < math.inf):
+            return None
+        return 10 * (math.log10(self.signal) - math.log10(self.noise))
+
+
+@dataclass
+class Statistics:
+    """`errors` is None where nobody asked for them; then the report's largest relative error may be missing, too."""
+
+    report: CastReport = field(default_factory=CastReport)
+    errors: Errors | None = None
+
+    def add(self, x: Array, y: Array, report: CastReport) -> None:
+        """Take in a flat piece: its values before and after (of types that cast to DOUBLE), and what was counted."""
+        self.report += report
+        if self.errors is None or dtype(y.dtype).family == "string":
+            return
+        with np.errstate(all="ignore"):
+            for start in range(0, x.size, _BLOCK):
+                part = slice(start, start + _BLOCK)
+                self.errors.add(cast(x[part], "DOUBLE"), cast(y[part], "DOUBLE"))
+
+    def join(self, other: Statistics) -> None:
+        """Take in the statistics of other elements, of the same kind."""
+        self.report += other.report
+        if self.errors is not None and other.errors is not None:
+            self.errors.join(other.errors)
+
+    def as_record(self) -> dict[str, Any]:
+        """For the journal: comes back unchanged by `from_record`."""
+        record: dict[str, Any] = {"report": asdict(self.report)}
+        if self.errors is not None:
+            errors = self.errors
+            record["errors"] = {
+                **{name: getattr(errors, name) for name in _SUMS},
+                "before": errors.before.as_json(),
+                "after": errors.after.as_json(),
+            }
+        return record
+
+    @staticmethod
+    def from_record(record: Mapping[str, Any]) -> Statistics:
+        errors = None
+        if "errors" in record:
+            found = record["errors"]
+            sides = [Histogram.from_json(found[side]) for side in ("before", "after")]
+            errors = Errors(*(found[name] for name in _SUMS), *sides)
+        return Statistics(CastReport(**record["report"]), errors)
+
+    def as_json(self) -> dict[str, Any]:
+        """For people's programs: null stands for what is infinite or unknown."""
+        told = loss.as_json(self.report)
+        if self.errors is None:
+            return told
+        errors = self.errors
+        return told | {
+            "mean_relative_error": _finite(errors.mean_relative_error),
+            "max_absolute_error": _finite(errors.largest),
+            "sqnr_db": errors.sqnr_db,
+            "log2_magnitudes": {"before": errors.before.as_json(), "after": errors.after.as_json()},
+        }
+
+
+_SUMS = ("compared", "relative", "signal", "noise", "largest")
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

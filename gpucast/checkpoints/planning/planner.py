@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion will do: for every file and tensor, before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from gpucast import files
+from gpucast.checkpoints.planning import config_json as model_config
+from gpucast.checkpoints.planning.identity import Identity
+from gpucast.checkpoints.planning.sources import Item, Source, find
+from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan, decided
+from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.scales.detect import Catalogue
+from gpucast.checkpoints.scales.per_file import FileScales, sorted_out
+from gpucast.core.version import __version__
+from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """A file that is converted, or copied (`tensors` is None)."""
+
+    path: str
+    #: Its name in what is written, with slashes.
+    name: str
+    tensors: tuple[TensorPlan, ...] | None
+    #: The file, and the others that it is read with: external data, and scales that other files hold.
+    identity: tuple[Identity, ...]
+    #: The file of external data that is written beside it, if any.
+    external: str | None = None
+    #: Which tensors are codes and scales.
+    scales: FileScales = field(default_factory=FileScales)
+
+    def changed(self, quick: bool = False) -> str | None:
+        """The first file that is no longer what was planned with. `quick`: by sizes and times alone."""
+        return next((known.path for known in self.identity if not known.is_unchanged(quick)), None)
+
+    @property
+    def bytes_in(self) -> int:
+        return self.identity[0].size if self.tensors is None else sum(tensor.bytes_in for tensor in self.tensors)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that is written, the file itself last: it refers to the other."""
+        return (self.name,) if self.external is None else (self.external, self.name)
+
+
+@dataclass(frozen=True)
+class Plan:
+    source: str
+    target: str
+    request: Request
+    files: tuple[FilePlan, ...]
+    #: One file becomes one file; else a folder is written.
+    single: bool
+    #: Names and texts of the indexes.
+    indexes: tuple[tuple[str, str], ...] = ()
+    #: Metadata of the source that the format of the target has no place for.
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def converted(self) -> list[tuple[FilePlan, TensorPlan]]:
+        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is not None]
+
+    @property
+    def left_alone(self) -> list[tuple[FilePlan, TensorPlan]]:
+        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is None]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for two plans alone whose unfinished work is the same."""
+        tensors: list[Any] = [[[*_said(tensor)] for tensor in file.tensors or ()] for file in self.files]
+        known = [[(one.size, one.time, one.ends) for one in file.identity] for file in self.files]
+        where = [[file.name, file.tensors is None] for file in self.files]
+        asked = self.request
+        request = [dict(asked.attributes), asked.seed, asked.scale, asked.style, asked.detail]
+        every = [__version__, where, known, tensors, request, self.indexes]
+        text = json.dumps(every, default=str, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _said(tensor: TensorPlan) -> tuple[Any, ...]:
+    return tensor.name, tensor.kind, None if tensor.row is None else tensor.row.name, tensor.shape, tensor.names
+
+
+def make_plan(path: str, target: str, request: Request) -> Plan:
+    """FileError for what cannot be done, before any work: bad files, types that cannot be cast or held, names that
+    collide. OSError for files that cannot be read."""
+    source = find(path, target)
+    if request.source_row is not None and not source.single:
+        raise FileError(f"{path}: --from is for one file; convert the files one by one")
+    if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
+        raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
+    # Before anything is read of them, so that a change since then is noticed.
+    known = {item.path: Identity.of(item.path) for item in source.items}
+    scales = file_scales(source, request)
+    planned: list[FilePlan] = []
+    beside: set[str] = set()
+    dropped: list[str] = []
+    for item in source.items:
+        plan, data, lost = _file(item, source, target, request, scales.get(item.path, FileScales()), known)
+        planned.append(plan)
+        beside |= data
+        dropped += lost
+    tensors = [tensor for file in planned for tensor in file.tensors or ()]
+    cast = any(tensor.row is not None for tensor in tensors)
+    names = [tensor.name for tensor in tensors]
+    names += [name for file in planned for name in sorted(file.scales.dropped)]
+    why = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
+    request.choice.check(names, cast, path, "; ".join(why))
+    # A model's external data is written anew with the model.
+    kept = tuple(file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in beside)
+    _check_names(kept, target)
+    indexes = tuple((name, _index(found, name, kept)) for name, found in source.indexes)
+    configs = model_config.texts(kept, request, bool(source.indexes), path)
+    indexes += tuple(configs.items())
+    kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
+    return Plan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
+
+
+def _file(
+    item: Item, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
+) -> tuple[FilePlan, set[str], list[str]]:
+    """The plan of a file, the files of external data that it reads, the metadata that it loses."""
+    if not item.tensors:
+        return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
+    out = target if source.single else item.name
+    with TensorFile(item.path) as file:
+        opened = Opened(file, request, alone=source.single, scales=scales)
+        pairs = [opened.planned(tensor, out) for tensor in opened.tensors]
+        plans = tuple(plan for plan, _ in pairs)
+        specs = [spec for _, found in pairs for spec in found]
+        _check_unique(specs, out)
+        external = None
+        if file.model is not None and out.lower().endswith(files.MODEL):
+            external = item.name + onnx_model.DATA if onnx_model.uses_external(file.model, specs) else None
+        # A writer says at once what its format cannot hold.
+        metadata = opened.metadata()
+        files.check(out, specs, metadata, file.model)
+        data = () if file.model is None else tuple(sorted(file.model.locations))
+        beside = {os.path.realpath(name) for name in data}
+        lost = [] if out.lower().endswith(".safetensors") else list(metadata)
+        scaled = [path for found in scales.found for path in found.paths.values()]
+        read = dict.fromkeys([item.path, *data, *scaled])
+        identity = tuple(known.get(path) or Identity.of(path) for path in read)
+        return FilePlan(item.path, item.name, plans, identity, external, scales), beside, lost
+
+
+def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
+    """Which tensors of each file are codes and scales that are read as numbers, and which such tensors are kept.
+
+    FileError where they cannot be read, and were to be cast.
+    """
+    catalogue = Catalogue()
+    for item in source.items:
+        if item.tensors and not item.path.lower().endswith(files.MODEL):
+            with TensorFile(item.path) as file:
+                catalogue.add(item.path, file)
+
+    def is_cast(tensor: Tensor) -> bool:
+        row = request.choice.target(tensor)
+        return row is not None and not isinstance(decided(tensor, row, request, source.path), str)
+
+    return sorted_out(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
+
+
+def _check_unique(specs: Sequence[Spec], out: str) -> None:
+    seen: set[str] = set()
+    for spec in specs:
+        if spec.name in seen:
+            raise FileError(f"{out}: two tensors would have the name {spec.name!r}")
+        seen.add(spec.name)
+
+
+def _check_names(planned: Sequence[FilePlan], target: str) -> None:
+    seen: set[str] = set()
+    for name in [name for file in planned for name in file.names]:
+        if name.casefold() in seen:
+            raise FileError(f"{target}: two files would have the name {name!r}")
+        seen.add(name.casefold())
+
+
+def _index(found: Any, name: str, planned: Sequence[FilePlan]) -> str:
+    """The text of the index of what is written."""
+    folder = os.path.dirname(name)
+    shards = {file.name: file for file in planned}
+    weight_map: dict[str, str] = {}
+    held: dict[str, list[str]] = {}
+    for tensor_name, shard in found.weight_map.items():
+        held.setdefault(shard, []).append(tensor_name)
+    total = 0
+    for shard in found.files:
+        shard_name = os.path.normpath(f"{folder}/{shard}" if folder else shard).replace(os.sep, "/")
+        if shard_name not in shards:
+            raise FileError(f"{found.path}: weight_map names {shard!r}, a hidden file, which is left out; rename it")
+        file = shards[shard_name]
+        # The names of the source: a tensor of codes may be told by another than that of its numbers.
+        told = {tensor.name: tensor.name for tensor in file.tensors or ()}
+        told |= dict.fromkeys(file.scales.dropped, "")
+        told |= {item.name: item.stored.name for item in file.scales.found if item.stored is not None}
+        tensors = {tensor.name: tensor for tensor in file.tensors or ()}
+        for tensor_name in held[shard]:
+            if tensor_name not in told:
+                raise FileError(
+                    f"{found.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor"
+                )
+            tensor = tensors.get(told[tensor_name])
+            if tensor is not None:
+                for written in tensor.names:
+                    if weight_map.setdefault(written, shard) != shard:
+                        raise FileError(
+                            f"{found.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
+                            f"and {shard!r}"
+                        )
+                total += tensor.bytes_out or 0
+    return str(found.text(dict(sorted(weight_map.items())), total))

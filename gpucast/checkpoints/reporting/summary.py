@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion did, as JSON: all that a page of tables and plots needs."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from gpucast.casting.report import CastReport
+from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.tensors import TensorPlan
+from gpucast.checkpoints.running.outcome import Outcome, Result
+from gpucast.core.version import __version__
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """Each tensor that was cast and each that was left alone, in the order of the files, and the totals."""
+    plan = outcome.plan
+    told: dict[str, Any] = {
+        "input": plan.source,
+        "output": plan.target,
+        "to": plan.request.choice.to.name,
+        "tensors": [_tensor(plan, result) for result in outcome.results],
+        "left_alone": [_left_alone(plan, file, tensor) for file, tensor in plan.left_alone],
+        "total": total(outcome),
+    }
+    if outcome.was_written:
+        told["written_by_another_run"] = True
+    if outcome.waiting:
+        told["waiting_for_files"] = outcome.waiting
+    if outcome.verified:
+        told["verified_elements"] = outcome.verified
+    return told
+
+
+def report(outcome: Outcome) -> dict[str, Any]:
+    """The summary with the worst tensors first, what was asked for, and the files. See docs/checkpoints.md."""
+    plan, request = outcome.plan, outcome.plan.request
+    options: dict[str, Any] = {
+        "to": request.choice.to.name,
+        "include": list(request.choice.include),
+        "exclude": list(request.choice.exclude),
+        "rules": [str(rule) for rule in request.choice.rules],
+        "scale": request.scale,
+        "style": request.style,
+        **request.attributes,
+        **({} if request.seed is None else {"seed": request.seed}),
+    }
+    told = summary(outcome) | {
+        "gpucast": __version__,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "options": options,
+        "files": [_file(file) for file in plan.files],
+    }
+    told["tensors"] = [_tensor(plan, result) for result in sorted(outcome.results, key=badness)]
+    return told
+
+
+def badness(result: Result) -> tuple[float, float]:
+    """Sorts the worst first: by the share of values that were lost, then by the ratio of signal to noise."""
+    report, errors = result.statistics.report, result.statistics.errors
+    lost = report.lost / max(1, report.elements)
+    ratio = None if errors is None else errors.sqnr_db
+    return -lost, float("inf") if ratio is None else ratio
+
+
+def total(outcome: Outcome) -> dict[str, Any]:
+    results = outcome.results
+    report = sum((result.statistics.report for result in results), CastReport())
+    sizes = {
+        "tensors": len(results),
+        "bytes_in": sum(result.plan.bytes_in for result in results),
+        "bytes_out": sum(result.bytes_out for result in results),
+    }
+    return sizes | _told(loss.as_json(report), outcome.plan)
+
+
+def _tensor(plan: Plan, result: Result) -> dict[str, Any]:
+    told = {
+        "name": result.plan.name,
+        **_where(plan, result.file),
+        "from": result.plan.kind,
+        "to": "" if result.plan.row is None else result.plan.row.name,
+        "shape": result.plan.shape,
+        "bytes_in": result.plan.bytes_in,
+        "bytes_out": result.bytes_out,
+    }
+    return told | _told(result.statistics.as_json(), plan)
+
+
+def _told(found: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    if plan.request.detail == "counts":
+        # It was not worked out.
+        found.pop("max_relative_error")
+    return found
+
+
+def _left_alone(plan: Plan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        **_where(plan, file),
+        "dtype": tensor.kind,
+        "shape": tensor.shape,
+        "bytes": tensor.bytes_in,
+        **_why(tensor),
+    }
+
+
+def _why(tensor: TensorPlan) -> dict[str, Any]:
+    return {"why": tensor.why} if tensor.why else {}
+
+
+def _where(plan: Plan, file: FilePlan) -> dict[str, Any]:
+    return {} if plan.single else {"file": file.name}
+
+
+def _file(file: FilePlan) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": file.name, "bytes_in": file.bytes_in}
+    if file.tensors is None:
+        return told | {"copied": True}
+    cast = sum(tensor.row is not None for tensor in file.tensors)
+    return told | {"tensors": len(file.tensors), "cast": cast}
+
+
+def planned(plan: Plan) -> dict[str, Any]:
+    """What a conversion would do; `bytes_out` is null for text, whose size is not known before."""
+    tensors = [(file, tensor) for file in plan.files for tensor in file.tensors or ()]
+    copied = sum(file.bytes_in for file in plan.files if file.tensors is None)
+    sizes = [tensor.bytes_out for _, tensor in tensors]
+    return {
+        "input": plan.source,
+        "output": plan.target,
+        "tensors": [
+            {
+                "name": tensor.name,
+                **_where(plan, file),
+                "from": tensor.kind,
+                "to": None if tensor.row is None else tensor.row.name,
+                "shape": tensor.shape,
+                "bytes_in": tensor.bytes_in,
+                "bytes_out": tensor.bytes_out,
+                **_why(tensor),
+            }
+            for file, tensor in tensors
+        ],
+        "files": [_file(file) for file in plan.files],
+        "total": {
+            "tensors": len(plan.converted),
+            "bytes_in": copied + sum(tensor.bytes_in for _, tensor in tensors),
+            "bytes_out": None if None in sizes else copied + sum(size for size in sizes if size is not None),
+        },
+    }

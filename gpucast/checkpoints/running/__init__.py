@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions at work: files staged, resumed, verified, shared among machines."""

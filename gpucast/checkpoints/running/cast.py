@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor cast without scales: several threads each read, cast, count and write parts of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from gpucast import files
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.cast import cast
+from gpucast.casting.report import CastReport, cast_report, result_report
+from gpucast.checkpoints.losses import counts
+from gpucast.checkpoints.losses.statistics import Errors, Statistics
+from gpucast.checkpoints.planning.tensors import Request
+from gpucast.checkpoints.streaming.checksums import Placed, Summed
+from gpucast.checkpoints.streaming.prefetch import Ahead
+from gpucast.checkpoints.streaming.seeds import keywords, moved
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import Rule, resolve
+from gpucast.cpu import lanes as host
+from gpucast.cpu.native import cast as host_native_cast
+from gpucast.cpu.native.cast import Found, Place
+from gpucast.files import Spec, Tensor
+from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
+from gpucast.files.window import Window
+from gpucast.gpu import devices
+
+#: Elements that are read, cast, counted and written while they are in the second-level cache.
+_BLOCK = 1 << 17
+
+
+@dataclass(frozen=True)
+class Casting:
+    """A cast of a tensor to `row`. `path` is what errors name."""
+
+    tensor: Tensor
+    row: DType
+    request: Request
+    device: str | None
+    path: str
+
+    def write(self, writer: Summed, spec: Spec, ahead: Ahead, observe: Callable[[int, Statistics], None]) -> None:
+        """Write all of the tensor; the observer is told of some elements at a time what they lost."""
+        placed = writer.placed(spec)
+        # Closed, so that no thread goes on after an error.
+        with closing(self._made(placed, ahead, observe)) as made:
+            if placed is None:
+                writer.write(spec, made)
+                return
+            for _ in made:
+                pass
+            placed.done()
+
+    def _made(
+        self, placed: Placed | None, ahead: Ahead, observe: Callable[[int, Statistics], None]
+    ) -> Generator[Array, None, None]:
+        """The casts, in their order, that have not gone to their places."""
+
+        def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[Array]]:
+            return self._part(*part, placed)
+
+        try:
+            with closing(ahead.in_order(work, self._parts())) as made:
+                for size, told, casts in made:
+                    observe(size, told)
+                    yield from casts
+        except FileError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{self.path}: tensor {self.tensor.name!r}: {error}") from None
+
+    def _parts(self) -> Iterator[tuple[int, Tensor]]:
+        """Parts of the tensor, each with the number of its first element."""
+        start, tensor = 0, self.tensor
+        assert tensor.row is not None
+        if tensor.row.family == "string":
+            # Text is cast whole, so that an error names the right index.
+            whole = tensor.read()
+            yield 0, LoadedTensor(tensor.name, tensor.row, whole.shape, tensor.kind, whole.nbytes, whole)
+            return
+        for part in tensor.parts():
+            yield start, part
+            start += part.size
+
+    def _part(self, start: int, part: Tensor, placed: Placed | None) -> tuple[int, Statistics, list[Array]]:
+        """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
+        told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
+        if placed is not None and (lost := self._passed_on(start, part, placed)) is not None:
+            told.report = lost
+            return part.size, told, casts
+        cast = self._caster(part)
+        for x in part.chunks(self._limit(part)):
+            y, found = cast(x, start)
+            told.add(x, y, self._lost(x, y, found))
+            if placed is None:
+                casts.append(y)
+            else:
+                placed.write(start, y)
+            start += x.size
+        return part.size, told, casts
+
+    def _passed_on(self, start: int, part: Tensor, placed: Placed) -> CastReport | None:
+        """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
+        rule, native = self._rule, self._native()
+        if native is None or self.request.detail != "counts" or not isinstance(part, StoredTensor):
+            return None
+        stream, here = part.open(), placed.place(start)
+        as_they_lie = part.element is not None and part.element.isnative
+        # Sums are of whole words.
+        if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
+            return None
+        done = native.file(Place.of(rule.src, *stream.place()), Place.of(rule.dst, *here), part.size)
+        if done is None:
+            return None
+        found, total = done
+        lost = counts.told_by(found, part.size, rule.src, rule.dst, self.request.attributes)
+        if lost is not None:
+            placed.note(rule.dst.nbytes(part.size), total)
+        return lost
+
+    def _native(self) -> host_native_cast.Cast | None:
+        """As `host_native_cast.find`."""
+        if not self._on_host or self.request.seed is not None:
+            return None
+        return host_native_cast.find(self._rule)
+
+    def _limit(self, part: Tensor) -> int:
+        """Bytes of a part that are worked on at a time: all where that is quicker."""
+        quick = self.request.detail == "counts" and self.request.seed is None
+        quick &= counts.is_quick(self._rule.src, self.row)
+        # A limit that is no whole group of 4 elements would be cut down to one.
+        return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
+
+    def _caster(self, part: Tensor) -> Callable[[Array, int], tuple[Array, Found | None]]:
+        """What casts flat elements of a part, told the number of the first one."""
+        rule = self._rule
+        if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
+            return self._cast
+        native = self._native()
+        if native is None:
+            step = min(part.size, host.chunk_of(rule))
+            lane = host.lane(rule, part.size, step)
+
+        def cast(x: Array, start: int) -> tuple[Array, Found | None]:
+            # As `gpucast.cast` does, but for its questions.
+            y = np.empty(x.shape, rule.dst.numpy)
+            codes, result = x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy)
+            if native is not None:
+                return y, native(codes, result)
+            with np.errstate(all="ignore"):
+                for begin in range(0, x.size, step):
+                    lane(codes[begin : begin + step], result[begin : begin + step])
+            return y, None
+
+        return cast
+
+    def _cast(self, x: Array, start: int) -> tuple[Array, None]:
+        random = keywords(moved(self.request.random(self.tensor.name), start))
+        return _cast_on(self.device, x, self.row, {**self.request.attributes, **random}).reshape(-1), None
+
+    def _lost(self, x: Array, y: Array, found: Found | None) -> CastReport:
+        if self.request.seed is not None:
+            return result_report(x, y, self._rule)
+        if self.request.detail == "counts":
+            return counts.count(x, y, self._rule.src, self.row, self.request.attributes, found)
+        return cast_report(x, self.row, **self.request.attributes)
+
+    @cached_property
+    def _rule(self) -> Rule:
+        assert self.tensor.row is not None
+        return resolve(self.tensor.row, self.row, **self.request.attributes)
+
+    @property
+    def _on_host(self) -> bool:
+        return self.device in (None, "cpu")
+
+
+def _cast_on(device: str | None, x: Array, row: DType, attributes: dict[str, Any]) -> Array:
+    """``cast(x, row, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
+    place, src = devices.parse(device, "cast"), dtype(x.dtype)
+    if place is None or place == "cpu" or "string" in (src.family, row.family):
+        return files.on_host(cast(x, row, device=place, **attributes))
+    devices.require("cast")
+    from gpucast.gpu import cast as device_cast
+
+    there = device_cast.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    return files.on_host(cast(there, row, **attributes))

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A conversion whose files are the tasks of a Dask cluster.
+
+This process makes the plan, begins the work, and at the end puts it in the target's place with its indexes; workers
+convert one file at a time by the code of every other run. All see the source and the target under the same paths. The
+task of a worker that dies goes to another one, which goes on from what is there: the system lifts the lock of a
+process that has died, and one that is only thought dead is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pydoc
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
+from gpucast.checkpoints.running.run import run, run_file
+from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.version import __version__
+from gpucast.files import FileError
+
+#: Seconds to reach the scheduler, to wait for a first worker or for any worker, for a lock that another process has,
+#: for what others have written to be seen here, and for others to stop writing.
+_REACH, _WORKERS, _LOCK, _SEEN, _STOP = 10, 60, 300, 60, 20
+#: Seconds between looks at the cluster while no task ends.
+_LOOK = 5
+#: How often a task is tried again after an error of the system; deaths of workers count apart.
+_RETRIES = 2
+
+_LOST = "the connection to the scheduler is lost"
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot do the work."""
+
+
+class _Job(NamedTuple):
+    plan: Plan
+    options: Options
+
+
+class _Done(NamedTuple):
+    """What a task tells. `error` is one that trying again would not mend."""
+
+    resumed: int = 0
+    verified: int = 0
+    error: Exception | None = None
+
+
+def run_on(address: str, plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
+    """Do the work of a plan, whose paths are absolute, on the cluster of the scheduler at `address`.
+
+    As `gpucast.checkpoints.running.run`, and ClusterError where the cluster cannot be reached, has no workers, or loses
+    them.
+    """
+    if not (os.path.isabs(plan.source) and os.path.isabs(plan.target)):
+        raise ValueError(f"run_on: {plan.source!r} and {plan.target!r} must be absolute paths")
+    with _connected(address) as client:
+        _check_versions(client)
+        staging = Staging(plan)
+        staging.begin(options.restart)
+        options = dataclasses.replace(options, restart=False)
+        if staging.is_published():
+            # By a run that was killed right then.
+            run(plan, options, outcome, advance)
+            return
+        try:
+            _check_sight(client, plan)
+            _convert(client, plan, options, outcome, advance)
+            _wait_until_seen(staging)
+        except BaseException:
+            if staging.is_worth_keeping():
+                outcome.kept = staging.folder
+            else:
+                _discard(staging)
+            raise
+    told = outcome.resumed, outcome.verified
+    run(plan, options, outcome)
+    outcome.resumed, outcome.verified = told
+
+
+# ---- the cluster ----
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    try:
+        import distributed
+        from distributed.comm import CommClosedError
+    except ImportError as error:
+        raise ClusterError(f"--scheduler needs dask.distributed ({error}): pip install 'gpucast[dask]'") from None
+    try:
+        client = distributed.Client(address, timeout=_REACH, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise ClusterError(f"--scheduler {address}: cannot be reached: {error}") from None
+    with client, client.as_current():
+        try:
+            client.wait_for_workers(1, timeout=_WORKERS)
+        except TimeoutError:
+            raise ClusterError(f"--scheduler {address}: has no workers") from None
+        try:
+            yield client
+        except CommClosedError as error:
+            raise ClusterError(f"--scheduler {address}: {_LOST} ({error})") from None
+
+
+def _check_versions(client: Any) -> None:
+    # A function of the standard library, because a worker without gpucast could not even be sent one of ours.
+    versions = client.run(pydoc.locate, "gpucast.__version__", on_error="return")
+    wrong = []
+    for worker, version in versions.items():
+        if version != __version__:
+            has = "no gpucast that works" if version is None or isinstance(version, Exception) else f"gpucast {version}"
+            wrong.append(f"{worker} has {has}")
+    _refuse(wrong, f"this is gpucast {__version__}")
+
+
+def _check_sight(client: Any, plan: Plan) -> None:
+    found = client.run(_problem, plan, plan.files, on_error="return")
+    wrong = [f"{worker} {problem}" for worker, problem in found.items() if problem is not None]
+    _refuse(wrong, "source and target must have the same paths on all machines")
+
+
+def _refuse(wrong: list[str], rule: str) -> None:
+    if wrong:
+        more = f" ({len(wrong)} workers in all)" if len(wrong) > 1 else ""
+        raise ClusterError(f"worker {wrong[0]}{more}; {rule}")
+
+
+def _convert(client: Any, plan: Plan, options: Options, outcome: Outcome, advance: Advance) -> None:
+    # A task of its own: it is sent once to each worker, and made again where the worker that has it dies.
+    job = client.submit(_Job, plan, options, pure=False)
+    order = sorted(range(len(plan.files)), key=lambda index: plan.files[index].bytes_in, reverse=True)
+    tasks = {
+        client.submit(
+            _task, job, index, key=f"convert-{index}-{uuid.uuid4().hex}", retries=_RETRIES, priority=-place
+        ): plan.files[index]
+        for place, index in enumerate(order)
+    }
+    unfinished = set(tasks)
+    try:
+        for future in _completed(client, unfinished):
+            file = tasks[future]
+            done = _result(future, file)
+            if done.error is not None:
+                raise done.error
+            outcome.resumed += done.resumed
+            outcome.verified += done.verified
+            advance(file.bytes_in)
+    finally:
+        if unfinished:
+            with contextlib.suppress(Exception):
+                client.cancel(list(unfinished))
+
+
+def _completed(client: Any, unfinished: set[Any]) -> Iterator[Any]:
+    """The tasks as they end, in any way; they are taken out of the set. ClusterError where nothing can be hoped for."""
+    import distributed
+
+    workers_seen = time.monotonic()
+    while unfinished:
+        try:
+            ended = distributed.wait(unfinished, timeout=_LOOK, return_when="FIRST_COMPLETED").done
+        except TimeoutError:
+            ended = set()
+        except distributed.CancelledError:
+            raise ClusterError(_LOST) from None
+        for future in ended:
+            unfinished.discard(future)
+            yield future
+        if client.status != "running":
+            raise ClusterError(_LOST)
+        if ended or client.scheduler_info()["workers"]:
+            workers_seen = time.monotonic()
+        elif time.monotonic() > workers_seen + _WORKERS:
+            raise ClusterError("all workers are gone")
+
+
+def _result(future: Any, file: FilePlan) -> _Done:
+    import distributed
+
+    try:
+        done: _Done = future.result()
+    except distributed.KilledWorker:
+        raise ClusterError(
+            f"{file.path}: was given up after several workers died of it; had they enough memory?"
+        ) from None
+    except distributed.CancelledError:
+        raise ClusterError(_LOST) from None
+    return done
+
+
+def _discard(staging: Staging) -> None:
+    """Remove what is unfinished. Tasks that still run notice it, and stop; until then one may finish a file there."""
+    deadline = time.monotonic() + _STOP
+    while os.path.lexists(staging.folder):
+        try:
+            staging.discard()
+        except OSError:  # noqa: PERF203
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _wait_until_seen(staging: Staging) -> None:
+    """Until what the workers have finished is seen here: file systems of a network take their time."""
+    deadline = time.monotonic() + _SEEN
+    while missing := staging.missing():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{staging.finished(missing[0].name)}: a worker has written it, and it is not seen here")
+        time.sleep(1)
+
+
+# ---- on a worker ----
+
+
+def _task(job: _Job, index: int) -> _Done:
+    """Convert one file. OSError is raised, and tried again; other errors are told."""
+    plan, options = job
+    file = plan.files[index]
+    problem = _problem(plan, [file])
+    if problem is not None:
+        return _Done(error=ClusterError(f"worker {_address()} {problem}"))
+    outcome = Outcome(plan)
+    deadline = time.monotonic() + _LOCK
+    while True:
+        try:
+            run_file(plan, file, options, outcome, _stopper(plan))
+        except Busy as error:  # noqa: PERF203
+            if time.monotonic() > deadline:
+                return _Done(error=error)
+            time.sleep(1)
+        except OSError as error:
+            raise OSError(error.errno, f"{error.strerror or error} (worker {_address()})", error.filename) from None
+        except DeviceUnavailable as error:
+            return _Done(error=DeviceUnavailable(f"worker {_address()}: {error}"))
+        except Exception as error:
+            return _Done(error=error)
+        else:
+            return _Done(outcome.resumed, outcome.verified)
+
+
+def _stopper(plan: Plan) -> Advance:
+    """Ends the work with an error when the process that began it has given it up, and removed what is finished."""
+    staging, looked = Staging(plan), time.monotonic()
+
+    def look(done: int) -> None:
+        nonlocal looked
+        if time.monotonic() > looked + 1:
+            looked = time.monotonic()
+            if not staging.is_seen():
+                raise ClusterError(f"{staging.folder}: was removed; the work is given up")
+
+    return look
+
+
+def _problem(plan: Plan, files: Iterable[FilePlan]) -> str | None:
+    """What keeps a worker from converting these files; None: nothing."""
+    for file in files:
+        try:
+            changed = file.changed(quick=True)
+        except OSError as error:
+            return f"cannot see {error.filename or file.path} ({error.strerror})"
+        if changed is not None:
+            return f"sees another {changed}, of another size or time"
+    staging = Staging(plan)
+    try:
+        if not staging.is_seen():
+            return f"cannot see {staging.folder}, where the work was begun"
+    except (OSError, FileError) as error:
+        return f"cannot read {staging.folder} ({error})"
+    return None if os.access(staging.folder, os.W_OK) else f"may not write in {staging.folder}"
+
+
+def _address() -> str:
+    import distributed
+
+    return str(distributed.get_worker().address)

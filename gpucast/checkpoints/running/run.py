@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carrying out a plan: piece by piece, going on from what an earlier run has finished."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+from gpucast import files
+from gpucast.casting.report import CastReport
+from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.losses.statistics import Errors, Statistics
+from gpucast.checkpoints.planning.identity import stamp
+from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan
+from gpucast.checkpoints.running.cast import Casting
+from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
+from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.verify import verify
+from gpucast.checkpoints.scales import quantize as scaling
+from gpucast.checkpoints.streaming.checksums import Summed, Summing, sum_of_all
+from gpucast.checkpoints.streaming.prefetch import Ahead, threads
+from gpucast.core.rule import resolve
+from gpucast.cpu.native import cast as host_native_cast
+from gpucast.cpu.native import library as host_native
+from gpucast.files import FileError, Spec, Tensor, TensorFile
+from gpucast.files.tensor import Array
+
+
+def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
+    """Do the work, or this process's share of it, and fill `outcome`. The target appears whole, at the end, or not at
+    all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
+    staging = Staging(plan)
+    with _naming(plan.target):
+        missing = len(staging.missing())
+        if missing and not options.files_of(plan):
+            # A share of nothing begins nothing, which nobody might end.
+            outcome.waiting = missing
+            return
+        try:
+            staging.begin(options.restart)
+            with Ahead(threads(options.device)) as ahead:
+                _Run(plan, options, staging, outcome, advance, ahead).all()
+        except Busy:
+            raise
+        except BaseException:
+            if staging.is_own():
+                if options.share is None and not staging.is_worth_keeping() and staging.is_idle():
+                    staging.discard()
+                else:
+                    outcome.kept = staging.folder
+            raise
+
+
+def run_file(
+    plan: Plan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
+) -> None:
+    """Convert one file of a plan whose staging another process has begun; who began it publishes. Errors as `run`."""
+    with _naming(plan.target), Ahead(threads(options.device)) as ahead:
+        _Run(plan, options, Staging(plan), outcome, advance, ahead)._file(file)
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, options: Options, staging: Staging, outcome: Outcome, advance: Advance, ahead: Ahead
+    ) -> None:
+        self._plan, self._options, self._staging = plan, options, staging
+        self._outcome, self._advance, self._ahead = outcome, advance, ahead
+
+    def all(self) -> None:
+        plan, staging, outcome = self._plan, self._staging, self._outcome
+        options = self._options
+        mine = options.files_of(plan)
+        if staging.is_published():
+            # By a run that was killed right then, or by who shared the work.
+            self._resumed(sum(file.bytes_in for file in mine))
+            for file in mine:
+                if options.verify is not None and file.tensors is not None:
+                    outcome.verified += self._compared(file, staging.published(file))
+        else:
+            for file in mine:
+                self._file(file)
+            outcome.waiting = len(staging.missing())
+        if outcome.waiting:
+            outcome.results = [result for file in mine for result in _results(file, staging)]
+            return
+        with staging.concluding() as is_ours:
+            if is_ours:
+                results = [result for file in plan.files for result in _results(file, staging)]
+                if not staging.is_published():
+                    for result in results:
+                        self._check_loss(result.file, result.plan, result.statistics)
+                staging.publish()
+                outcome.results = results
+                staging.discard()
+
+    def _file(self, file: FilePlan) -> None:
+        staging = self._staging
+        # An earlier run may have been allowed more.
+        for result in _results(file, staging):
+            self._check_loss(file, result.plan, result.statistics)
+        if not staging.is_done(file):
+            with staging.part(file) as part:
+                # Another process may have finished it in between.
+                if not staging.is_done(file):
+                    self._write(file, part)
+                    return
+        self._resumed(file.bytes_in)
+        # The run that finished it may not have been told to verify.
+        self._verify(file, [staging.finished(name) for name in file.names])
+
+    def _check_loss(self, file: FilePlan, tensor: TensorPlan, statistics: Statistics) -> None:
+        """TooMuchLost where a tensor that was cast lost too much, unless that is allowed."""
+        if tensor.row is None or self._options.allow_loss:
+            return
+        scaled = len(tensor.names) > 1
+        report = scaling.unexpected(statistics.report) if scaled else statistics.report
+        loss.check(f"{file.path}: tensor {tensor.name!r}", tensor.kind, tensor.row.name, report)
+
+    def _resumed(self, nbytes: int) -> None:
+        self._outcome.resumed += nbytes
+        self._advance(nbytes)
+
+    def _write(self, file: FilePlan, part: BinaryIO) -> None:
+        stamps = {known.path: stamp(known.path) for known in file.identity}
+        _check_unchanged(file)
+        if file.tensors is None:
+            self._copy(file, part)
+        else:
+            with TensorFile(file.path) as source:
+                self._convert(file, source, part)
+        part.flush()
+        try:
+            os.fsync(part.fileno())
+        except OSError:
+            # What did not come to the disk may still read as if it had.
+            _remove(self._staging.parts(file))
+            raise
+        changed = next((path for path, known in stamps.items() if stamp(path) != known), None)
+        if changed is not None:
+            raise FileError(f"{changed}: was changed while it was converted")
+        self._verify(file, self._staging.parts(file))
+        self._staging.finish(file, part)
+
+    def _copy(self, file: FilePlan, part: BinaryIO) -> None:
+        part.truncate(0)
+        with open(file.path, "rb") as source:
+            shutil.copyfileobj(source, part, 1 << 20)
+        self._advance(file.bytes_in)
+
+    def _verify(self, file: FilePlan, written: Sequence[str]) -> None:
+        """Verify the files that `file.names` are to be, if that was asked for and has not been done; what is not right
+        is removed."""
+        if self._options.verify is None or file.tensors is None:
+            return
+        everything = self._options.verify == "all"
+        journal = self._staging.journal(file)
+        records = journal.read()
+        done = [
+            record["verified"] for record in records if "verified" in record and record["verified_all"] >= everything
+        ]
+        if not done:
+            try:
+                done = [self._compared(file, written[-1])]
+            except FileError:
+                _remove(written)
+                raise
+            with journal.appending(records) as record:
+                record({"verified": done[0], "verified_all": everything})
+        self._outcome.verified += done[-1]
+
+    def _compared(self, file: FilePlan, written: str) -> int:
+        """The elements of a written file that were compared with the reference. FileError where it is not that."""
+        plan = self._plan
+        _check_unchanged(file)
+        name = plan.target if plan.single else os.path.join(plan.target, file.name)
+        return verify(file.path, written, file, plan, self._options.verify == "all", name)
+
+    # ---- the tensors of a file ----
+
+    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
+        assert file.tensors is not None
+        out = self._plan.target if self._plan.single else file.name
+        opened = Opened(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        if self._options.device in (None, "cpu"):
+            host_native.library(_native_work(opened.tensors, file.tensors, self._plan.request))
+        specs = {tensor.name: opened.planned(tensor, out)[1] for tensor in opened.tensors}
+        every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
+        # A format whose tensors have fixed places is gone on with; the others begin anew.
+        resumable = out.lower().endswith(".safetensors")
+        journal = self._staging.journal(file)
+        # What was verified was the file as it was then.
+        records = [record for record in journal.read() if "name" in record] if resumable else []
+        finished = {record.get("name"): record for record in records}
+        target: Any = Summing(part) if resumable else part
+        if not resumable:
+            part.truncate(0)
+
+        def external() -> BinaryIO:
+            return stack.enter_context(self._staging.external(file))
+
+        with (
+            contextlib.ExitStack() as stack,
+            files.writing(target, out, every, opened.metadata(), source.model, external) as writer,
+            journal.appending(records) as record,
+        ):
+            for tensor, plan in zip(opened.tensors, file.tensors, strict=True):
+                found = finished.get(tensor.name)
+                if found is not None and found.get("sums") == [
+                    sum_of_all(writer.stored(spec)) for spec in specs[tensor.name]
+                ]:
+                    self._resumed(tensor.nbytes)
+                    continue
+                told = self._tensor(file, tensor, plan, specs[tensor.name], opened, Summed(writer, target))
+                # After a kill the system still has what was flushed; after a power cut the sums tell.
+                part.flush()
+                record(told)
+
+    def _tensor(
+        self, file: FilePlan, tensor: Tensor, plan: TensorPlan, specs: Sequence[Spec], opened: Opened, writer: Summed
+    ) -> dict[str, Any]:
+        """Write what takes the place of a tensor; the record of it."""
+        request = self._plan.request
+        statistics = Statistics(errors=Errors() if request.detail == "all" else None)
+        scaled = None if plan.row is None else opened.scaled(tensor, plan.row)
+        if plan.row is None:
+            (spec,) = specs
+            self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))
+            statistics.errors = None
+        elif scaled is not None:
+
+            def observe(x: Array, restored: Array, report: CastReport) -> None:
+                statistics.add(x, restored, report)
+                self._advance(tensor.nbytes * x.size // max(1, tensor.size))
+
+            detailed = request.detail != "counts"
+            scaled.write(writer.write, observe, self._ahead, self._options.device, detailed)
+        else:
+
+            def told(size: int, lost: Statistics) -> None:
+                statistics.join(lost)
+                self._advance(tensor.nbytes * size // max(1, tensor.size))
+
+            casting = Casting(tensor, plan.row, request, self._options.device, self._plan.source)
+            casting.write(writer, specs[0], self._ahead, told)
+        self._check_loss(file, plan, statistics)
+        record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
+        return record | statistics.as_record()
+
+
+def _native_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request: Request) -> int:
+    """The bytes of sources that the C library casts in less time than NumPy, at most; those that are scaled count
+    twice, as they take twice the time."""
+    work = 0
+    if request.seed is not None:
+        return work
+    for tensor, plan in zip(tensors, plans, strict=True):
+        if tensor.row is None or plan.row is None or tensor.row.name == "DOUBLE":
+            continue
+        if len(plan.names) > 1:
+            work += 2 * tensor.nbytes
+        elif host_native_cast.is_known(resolve(tensor.row, plan.row, **request.attributes)):
+            work += tensor.nbytes
+    return work
+
+
+def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:
+    """What the journal of a finished file says about its tensors that were cast."""
+    records = {record.get("name"): record for record in staging.journal(file).read()}
+    for tensor in file.tensors or ():
+        if tensor.row is not None and tensor.name in records:
+            record = records[tensor.name]
+            yield Result(file, tensor, record["bytes_out"], Statistics.from_record(record))
+
+
+def _check_unchanged(file: FilePlan) -> None:
+    changed = file.changed()
+    if changed is not None:
+        raise FileError(f"{changed}: was changed since it was first looked at")
+
+
+def _remove(paths: Sequence[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Errors of the system that name no file are of the one that is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror or str(error), path) from error
+        raise

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tensor that a file holds as codes and scales, read as the numbers that they stand for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.checkpoints.streaming.pieces import dequantized, regroup, sliced
+from gpucast.core.dtypes import dtype
+from gpucast.files import FileError, TensorFile
+from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
+
+_DOUBLE = dtype("DOUBLE")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A quantized tensor of a checkpoint, whose parts may be in several files."""
+
+    #: The data's tensor, and the tensor that was quantized.
+    name: str
+    base: str
+    style: str
+    #: The file that holds each tensor, data and scales first; what else goes with them (scales of activations) follows.
+    paths: Mapping[str, str]
+    nbytes: int
+    #: None where it cannot be read as numbers.
+    stored: Stored | None
+    #: Why not.
+    problem: str = ""
+
+    @property
+    def kind(self) -> str:
+        if self.stored is None:
+            return "scaled"
+        format = self.stored.format
+        blocks = {"tensor": "per-tensor", "axis": "per-channel"}.get(
+            format.block_text, f"{format.block_text} blocks of"
+        )
+        return f"{format.element.name} with {blocks} {format.scale.name} scales"
+
+
+@dataclass(frozen=True)
+class Dequantized(Tensor):
+    """Its values are of type DOUBLE, which holds a code times a FLOAT exactly."""
+
+    found: Found = field(repr=False)
+    #: The tensors of the file that is open, and its path.
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    path: str
+
+    @staticmethod
+    def of(found: Found, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
+        assert found.stored is not None
+        stored = found.stored
+        return Dequantized(stored.name, _DOUBLE, stored.shape, found.kind, found.nbytes, found, tensors, path)
+
+    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+        step = max(4, limit // self.itemsize // 4 * 4)
+        return regroup(self._pieces(), (min(step, self.size - start) for start in range(0, self.size, step)))
+
+    @property
+    def itemsize(self) -> int:
+        return 8
+
+    def read(self) -> Array:
+        return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
+
+    def _pieces(self) -> Iterator[Array]:
+        stored = self.found.stored
+        assert stored is not None
+        with contextlib.ExitStack() as stack:
+            tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
+            whole = stored.whole_parts(tensors)
+            pieces = sliced(stored.format, stored.cut, whole)
+            for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
+                yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
+
+    def _tensor(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+        path = self.found.paths[name]
+        if path == self.path:
+            return self.tensors[name]
+        for tensor in stack.enter_context(TensorFile(path)).tensors:
+            if tensor.name == name:
+                return tensor
+        raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finding the tensors of a checkpoint that are codes with scales, by the names that the styles give them.
+
+The names are those of `gpucast.checkpoints.scales.styles`, and of NVIDIA's ModelOpt for NVFP4: X.weight UINT8 (two
+codes to a byte), X.weight_scale FLOAT8E4M3FN, X.weight_scale_2 FLOAT, which multiplies (vLLM,
+quantization/modelopt.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpucast.checkpoints.planning import config_json as model_config
+from gpucast.checkpoints.scales import comfyui
+from gpucast.checkpoints.scales.dequantized import Found
+from gpucast.checkpoints.scales.forms import Candidate, is_narrow, others, own
+from gpucast.checkpoints.scales.styles import ENTRY
+from gpucast.files import FileError, Tensor, TensorFile
+from gpucast.files.tensor import LoadedTensor
+
+#: Names of scales end so: what is left without its weight is not cast like a weight.
+_ENDINGS = (
+    *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
+    *(".scales", ".global_scale", ".zero_points", ".absmax", ".SCB"),
+    *("input_scale", "scale_input", "input_global_scale"),
+    # Of ModelOpt, of quanto, and of ComfyUI's asym_w4a8_int8 and awq_w4a16.
+    *("pre_quant_scale", "._scale", "._shift", "weight_s_rel", "weight_s_channel", "weight_codebook", "weight_zeros"),
+)
+#: What goes with a weight X.weight and has no meaning without its codes.
+_COMPANIONS = ("input_scale", "scale_input", "input_global_scale", comfyui.LAYER, "input_zero_point")
+#: A tensor that tells of another in a few bytes is needed when its file is closed again.
+_FEW = 1 << 12
+
+
+@dataclass
+class _File:
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+    #: What ComfyUI says in the metadata.
+    layers: dict[str, Any] | None
+
+
+@dataclass
+class Catalogue:
+    """All tensors of a checkpoint. Files of one folder are one model."""
+
+    files: dict[str, _File] = field(default_factory=dict)
+    #: The files that hold a tensor, by their folder and its name.
+    _places: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    #: What the config.json of a folder says of blocks.
+    _blocks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+
+    def add(self, path: str, file: TensorFile) -> None:
+        """Take in an open file."""
+        tensors = {tensor.name: tensor for tensor in file.tensors}
+        for name, tensor in tensors.items():
+            tells = name.endswith("_shape") and tensor.size == 2
+            tells |= name.endswith(comfyui.LAYER) and tensor.size <= _FEW
+            if tells and tensor.row is not None:
+                fields = name, tensor.row, tensor.shape, tensor.kind, tensor.nbytes
+                tensors[name] = LoadedTensor(*fields, array=tensor.read())
+        self.files[path] = _File(tensors, dict(file.metadata), comfyui.layers(file.metadata))
+        folder = os.path.dirname(path)
+        for name in tensors:
+            self._places.setdefault((folder, name), []).append(path)
+
+    def path_of(self, name: str, near: str) -> str | None:
+        """The file that holds a tensor: the one at `near`, or another of its folder. FileError if several others do."""
+        if name in self.files[near].tensors:
+            return near
+        paths = self._places.get((os.path.dirname(near), name), [])
+        if len(paths) > 1:
+            raise FileError(f"{near}: tensor {name!r} is in several files, {paths[0]} and {paths[1]}")
+        return paths[0] if paths else None
+
+    def found(self) -> Iterator[Found]:
+        """All tensors that are codes with scales."""
+        seen: dict[tuple[str, str], str] = {}
+        for path, file in self.files.items():
+            for key in file.metadata:
+                base = key.removeprefix(ENTRY)
+                if base != key and base in file.tensors and f"{base}.scales" not in file.tensors:
+                    problem = f"{path}: tensor {base!r}: its scales {base + '.scales'!r} are missing"
+                    yield Found(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
+            for name in file.tensors:
+                candidate = self._candidate(name, path)
+                if candidate is None:
+                    continue
+                where = self.path_of(candidate.data, path)
+                if where is None:
+                    continue
+                found = self._found(candidate, where)
+                if found is None:
+                    continue
+                if (where, candidate.data) in seen:
+                    other = seen[where, candidate.data]
+                    raise FileError(
+                        f"{where}: tensor {candidate.data!r} has two kinds of scales, {other!r} and {name!r}"
+                    )
+                seen[where, candidate.data] = name
+                yield found
+
+    def leftover(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor]]:
+        """Paths and tensors that are named like scales, and belong to nothing that was found."""
+        used = {(path, name) for item in found for name, path in item.paths.items()}
+        for path, file in self.files.items():
+            for name, tensor in file.tensors.items():
+                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.row is not None:
+                    yield path, tensor
+
+    def unscaled(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Paths and tensors that may be codes and belong to nothing that was found, and a tensor beside each that is
+        named like scales."""
+        used = {(path, name) for item in found for name, path in item.paths.items()}
+        scales = {
+            (os.path.dirname(path), name.rpartition(".")[0]): tensor
+            for path, file in self.files.items()
+            for name, tensor in file.tensors.items()
+            if "scal" in name.rpartition(".")[2] and (path, name) not in used and not comfyui.is_marker(name)
+        }
+        for path, file in self.files.items():
+            for name, tensor in file.tensors.items():
+                row, (module, _, last) = tensor.row, name.rpartition(".")
+                if (path, name) in used or row is None or "scal" in last:
+                    continue
+                if not (row.bits <= 8 if row.is_float else row.family == "int" and len(tensor.shape) > 1):
+                    continue
+                for beside in filter(None, (module, name)):
+                    if (os.path.dirname(path), beside) in scales:
+                        yield path, tensor, scales[os.path.dirname(path), beside]
+
+    # ---- one tensor ----
+
+    def _candidate(self, scale: str, path: str) -> Candidate | None:
+        """What a tensor of this name would be the scales of."""
+        if scale.endswith(".scales") and ENTRY + scale.removesuffix(".scales") in self.files[path].metadata:
+            base = scale.removesuffix(".scales")
+            more = {"zero_points": f"{base}.zero_points", "global_scale": f"{base}.global_scale"}
+            return Candidate("gpucast", base, scale, base, more)
+        if scale.endswith("_scale_inv"):
+            base = scale.removesuffix("_scale_inv")
+            return Candidate("deepseek", base, scale, base, {})
+        if scale.endswith("scale_weight"):
+            base = scale.removesuffix("scale_weight") + "weight"
+            return Candidate("comfyui", base, scale, base, {})
+        if not scale.endswith("_scale"):
+            return None
+        base = scale.removesuffix("_scale")
+        more = {
+            "zero_points": f"{base}_zero_point",
+            "global_scale": f"{base}_global_scale",
+            "second_scale": f"{base}_scale_2",
+            "shape": f"{base}_shape",
+            "g_idx": f"{base}_g_idx",
+            "pre_quant_scale": f"{base.removesuffix('weight')}pre_quant_scale",
+        }
+        data = f"{base}_packed" if self.path_of(f"{base}_packed", path) is not None else base
+        return Candidate("compressed-tensors", base, scale, data, more)
+
+    def _found(self, candidate: Candidate, path: str) -> Found | None:
+        data = self.files[path].tensors[candidate.data]
+        names = {"data": candidate.data, "scales": candidate.scale, **candidate.more}
+        paths = {part: self.path_of(name, path) for part, name in names.items()}
+        tensors = {part: self.files[where].tensors[names[part]] for part, where in paths.items() if where is not None}
+        if candidate.style != "gpucast" and not is_narrow(data, tensors):
+            return None
+        extra = [candidate.base.removesuffix("weight") + name for name in _COMPANIONS]
+        where = {tensor.name: str(paths[part]) for part, tensor in tensors.items()}
+        where |= {name: near for name in extra if (near := self.path_of(name, path)) is not None}
+        nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
+        try:
+            if candidate.style == "gpucast":
+                made = own(candidate, tensors, self.files[path].metadata.get(ENTRY + candidate.base, ""))
+            else:
+                made = others(candidate, tensors, self._layer(candidate.base, path), self._block(path))
+        except (TypeError, ValueError) as error:
+            return Found(candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}")
+        return Found(candidate.data, candidate.base, candidate.style, where, nbytes, made)
+
+    def _block(self, path: str) -> tuple[int, int] | None:
+        """What the config.json beside a file says of blocks."""
+        folder = os.path.dirname(path)
+        if folder not in self._blocks:
+            self._blocks[folder] = model_config.block_size(folder)
+        return self._blocks[folder]
+
+    def _layer(self, base: str, path: str) -> dict[str, Any] | None:
+        """What ComfyUI says of a weight."""
+        name = base.removesuffix("weight") + comfyui.LAYER
+        near = self.path_of(name, path)
+        beside = None if near is None else self.files[near].tensors[name]
+        text = None if beside is None else beside.read().tobytes() if isinstance(beside, LoadedTensor) else b""
+        return comfyui.layer_of(base, text, self.files[path].layers)

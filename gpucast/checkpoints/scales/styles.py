@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names, types and shapes under which scales are written, and the config that loaders of them read.
+
+gpucast
+    NAME (the codes), NAME.scales, NAME.zero_points, NAME.global_scale, as `gpucast.quantize` gives them; the metadata
+    entry "gpucast.quantized.NAME" names the format.
+deepseek
+    DeepSeek-V3, README_WEIGHTS.md: X.weight FLOAT8E4M3FN and X.weight_scale_inv FLOAT, one for each block of 128x128,
+    which *multiplies* the weights; read by transformers (quant_method fp8) and vLLM.
+compressed-tensors
+    vllm-project/compressed-tensors: compressors/naive_quantized (float8: X.weight, X.weight_scale), mxfp8 (scales as
+    UINT8 exponents), pack_quantized (integers: X.weight_packed INT32 from the low bits on, as offsets from the lowest
+    code, X.weight_scale, X.weight_shape, X.weight_zero_point packed along the first dimension), nvfp4 and mxfp4
+    (X.weight_packed UINT8, the first code in the low half, X.weight_scale, X.weight_global_scale, which *divides*).
+comfyui
+    ComfyUI, comfy/ops.py _load_quantized_module: X.weight, X.weight_scale FLOAT of shape (), which multiplies, and
+    X.comfy_quant UINT8, the JSON of `gpucast.checkpoints.scales.comfyui`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gpucast.checkpoints.scales import comfyui
+from gpucast.checkpoints.scales.stored import Packing, Stored, words
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import SOURCES, Format
+from gpucast.files.tensor import Spec
+from gpucast.quantization import files as quantized_files
+
+#: What --style takes; the first is the default.
+STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui")
+#: Styles whose loaders read the config.json of a folder.
+CONFIGURED = ("deepseek", "compressed-tensors")
+
+#: The metadata entry of a tensor in our own style.
+ENTRY = "gpucast.quantized."
+_WEIGHT = "weight"
+_FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
+#: What these loaders do not expect to be quantized, unless it is asked for by name: embeddings, the last layer, the
+#: routers of mixtures of experts, and what leads into layers for further tokens (README_WEIGHTS.md of DeepSeek-V3; the
+#: `ignore` of llm-compressor's recipes; vLLM, models/qwen2_moe.py, deepseek_v2.py, deepseek_mtp.py: without
+#: quant_config).
+_KEPT = (
+    *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
+    *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
+)
+#: DeepSeek-V3 has 576 rows there, in five blocks; vLLM joins them to q_a_proj, which is quantized.
+_RAGGED = "*.kv_a_proj_with_mqa.weight"
+#: The last layer, of which a checkpoint with tied embeddings has no tensor.
+_HEAD = "lm_head"
+
+
+class Unsuitable(Exception):
+    """This tensor is not quantized; the text says why."""
+
+
+def refused(style: str, format: Format) -> str | None:
+    """Why a style cannot carry a format at all; None: it can."""
+    if style == "deepseek" and format.name != "float8e4m3fn_128x128":
+        return "it holds FLOAT8E4M3FN with --scale block alone"
+    if style == "comfyui" and not (format.element.name.startswith("FLOAT8E") and format.block == "tensor"):
+        return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor alone"
+    if style == "compressed-tensors" and _compressed(format) is None:
+        return (
+            "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT4E2M1 (mx, nvfp4) and INT8, UINT8, "
+            "INT4, UINT4 (per-channel, block)"
+        )
+    return None
+
+
+def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source: DType, asked_for: bool) -> Stored:
+    """How a tensor lies in a file. Unsuitable for one that the style has no place for."""
+    if style == "gpucast":
+        return _gpucast(name, shape, format, source)
+    if not name.endswith(f".{_WEIGHT}") or len(shape) != 2:
+        raise Unsuitable(f"style {style} is for weights of two dimensions named *.{_WEIGHT}")
+    if not asked_for and any(fnmatchcase(name, pattern) for pattern in _KEPT):
+        raise Unsuitable(f"loaders of style {style} expect embeddings, lm_head and routers as they are")
+    if isinstance(format.block, tuple):
+        # Ragged blocks are quantized by none of these: kernels scale the inputs of a layer in whole groups, vLLM joins
+        # layers at whole blocks, and transformers takes the lengths of blocks from the shape of the scales.
+        if shape[1] % format.block[-1]:
+            raise Unsuitable(f"loaders of style {style} need rows of a multiple of {format.block[-1]} elements")
+        if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
+            raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
+    return _MAKE[style](name, shape, format)
+
+
+def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -> Stored:
+    axis = 0 if format.block == "axis" else len(shape) - 1
+    scales_shape = format.scales_shape(shape, axis)
+    specs = {
+        "data": Spec(name, format.element, shape),
+        "scales": Spec(f"{name}.scales", format.scale, scales_shape),
+    }
+    if format.zero_point is not None:
+        specs["zero_points"] = Spec(f"{name}.zero_points", format.zero_point, scales_shape)
+    if format.global_scale:
+        specs["global_scale"] = Spec(f"{name}.global_scale", _FLOAT, ())
+    kind = source if source in SOURCES else _FLOAT
+    entry = json.dumps(quantized_files.entry(format, axis, "linear", kind))
+    return Stored(name, shape, format, specs, metadata=((ENTRY + name, entry),))
+
+
+def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    specs = {
+        "data": Spec(name, format.element, shape),
+        "scales": Spec(f"{name}_scale_inv", _FLOAT, format.scales_shape(shape, 1)),
+    }
+    return Stored(name, shape, format, specs)
+
+
+def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    layer = comfyui.layer(format.element)
+    specs = {
+        "data": Spec(name, format.element, shape),
+        "scales": Spec(f"{name}_scale", _FLOAT, ()),
+        "layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),)),
+    }
+    return Stored(name, shape, format, specs, layer=layer)
+
+
+def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    rows, columns = shape
+    element, bits = format.element, format.element.bits
+    scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else 1)
+    scales_shape = {"tensor": (1,), "axis": (rows, 1)}.get(str(format.block), scales_shape)
+    packing: Packing = "plain"
+    specs = {"data": Spec(name, element, shape)}
+    if element.family == "int":
+        packing = "words"
+        specs = {"data": Spec(f"{name}_packed", _INT32, (rows, words(columns, bits)))}
+    elif bits == 4:
+        packing = "bytes"
+        specs = {"data": Spec(f"{name}_packed", _UINT8, (rows, columns // 2))}
+    scale = _UINT8 if format.scale.name == "FLOAT8E8M0" else format.scale
+    specs["scales"] = Spec(f"{name}_scale", scale, scales_shape)
+    if format.zero_points:
+        specs["zero_points"] = Spec(f"{name}_zero_point", _INT32, (words(rows, bits), math.prod(scales_shape) // rows))
+    if format.global_scale:
+        specs["global_scale"] = Spec(f"{name}_global_scale", _FLOAT, (1,))
+    if packing == "words":
+        specs["shape"] = Spec(f"{name}_shape", _INT64, (2,))
+    return Stored(name, shape, format, specs, packing, divides=format.global_scale)
+
+
+_MAKE: dict[str, Callable[[str, tuple[int, ...], Format], Stored]] = {
+    "deepseek": _deepseek,
+    "compressed-tensors": _compressed_tensors,
+    "comfyui": _comfyui,
+}
+
+
+# ---- config.json ----
+
+
+def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> dict[str, Any]:
+    """The quantization_config of a model; `kept`: the modules whose weights are not quantized.
+
+    Without a tensor for the last layer (`has_head`), it shares the embedding's, and loaders must not look for scales.
+    """
+    if style == "deepseek":
+        found: dict[str, Any] = {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": list(format.block),
+        }
+        kept = [*kept, *([] if has_head else [_HEAD])]
+        return found | ({"modules_to_not_convert": kept} if kept else {})
+    name = _compressed(format)
+    assert name is not None
+    element = format.element
+    weights: dict[str, Any] = {
+        "num_bits": element.bits,
+        "type": element.family,
+        "symmetric": not format.zero_points,
+        "dynamic": False,
+    }
+    if isinstance(format.block, str):
+        weights["strategy"] = {"tensor": "tensor", "axis": "channel"}[format.block]
+    elif format.min_ndim == 2:
+        weights |= {"strategy": "block", "block_structure": list(format.block)}
+    else:
+        weights |= {"strategy": "tensor_group" if format.global_scale else "group", "group_size": format.block[-1]}
+    if format.scale is not _FLOAT:
+        weights["scale_dtype"] = "torch.float8_e4m3fn" if format.global_scale else "torch.uint8"
+    activations = None
+    if name == "float-quantized":
+        # As the presets FP8_DYNAMIC and FP8_BLOCK: loaders multiply in float8, activations scaled as they come.
+        activations = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+        if format.min_ndim == 2:
+            activations |= {"strategy": "group", "group_size": format.block[-1]}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+        "format": name,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": [*kept, *([] if has_head else [f"re:.*{_HEAD}"])],
+    }
+
+
+def _compressed(format: Format) -> str | None:
+    """The name that compressed-tensors has for a format; None where it has none."""
+    element = format.element
+    if element.name == "FLOAT8E4M3FN":
+        return "mxfp8-quantized" if format.scale is not _FLOAT else "float-quantized"
+    if element.name == "FLOAT4E2M1":
+        return "nvfp4-pack-quantized" if format.global_scale else "mxfp4-pack-quantized"
+    if element.family == "int" and element.bits in (4, 8) and format.block != "tensor":
+        return "pack-quantized"
+    return None

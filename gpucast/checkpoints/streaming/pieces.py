@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors in pieces of whole blocks: quantized, and back, without ever holding the whole of one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucast.casting.cast import cast
+from gpucast.checkpoints.streaming.seeds import keywords, moved
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import SOURCES, Format, Parts
+from gpucast.core.random import Random
+from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
+from gpucast.quantization import api
+from gpucast.quantization.cpu import quantize as host
+from gpucast.reference import quantize as reference
+
+#: As `gpucast.quantization.host.quantize`: x, the format; axis, scale, random.
+Engine = Callable[..., Parts]
+
+#: About so many elements of a piece: half as many take a tenth longer, as each piece has work of its own.
+_PIECE = 1 << 20
+#: Elements of any packed type end on a byte.
+_GROUP = 4
+#: Codes of any type fill a word.
+_WORD = 32
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a tensor is cut: `lead` matrices of `rows` and `columns`, `step` rows of one at a time, or `width` columns of
+    a single row.
+
+    Blocks lie within pieces, or are the whole tensor; scales of pieces in their order are those of the tensor. In
+    pieces the axis of the blocks is 0 for the scales of an axis (the tensor's first), else the last, as in the tensor.
+    """
+
+    lead: int
+    rows: int
+    columns: int
+    step: int
+    width: int
+
+    @staticmethod
+    def make(format: Format, shape: tuple[int, ...]) -> Cut:
+        size, last = math.prod(shape), shape[-1] if shape else 1
+        if format.block == "tensor":
+            return Cut.of(1, size, 1, _PIECE)
+        if format.block == "axis":
+            return Cut.of(1, shape[0], size // max(1, shape[0]), _PIECE)
+        assert isinstance(format.block, tuple)
+        if format.min_ndim == 2:
+            return Cut.of(math.prod(shape[:-2]), shape[-2], last, _PIECE, format.block[0])
+        n = format.block[-1]
+        columns = n if last % n == 0 else last
+        return Cut.of(1, size // max(1, columns), columns, _PIECE, width=math.lcm(n, _WORD))
+
+    @staticmethod
+    def of(lead: int, rows: int, columns: int, most: int, unit: int = 1, width: int | None = None) -> Cut:
+        """Pieces of about `most` elements, of whole units of rows; a longer row in units of `width`, if it may be."""
+        if width is not None and columns > max(most, width):
+            return Cut(lead, rows, columns, 1, max(1, most // width) * width)
+        step = max(1, most // max(1, columns) // unit) * unit
+        # Files are read in groups: pieces of whole ones need no copy.
+        return Cut(lead, rows, columns, step // _GROUP * _GROUP if step >= _GROUP and unit == 1 else step, columns)
+
+    def shapes(self) -> Iterator[tuple[int, int]]:
+        """The rows and columns of each piece."""
+        for _ in range(self.lead):
+            for start in range(0, self.rows, self.step):
+                # A tensor without columns has rows all the same.
+                for column in range(0, max(1, self.columns), max(1, self.width)):
+                    yield min(self.step, self.rows - start), min(self.width, self.columns - column)
+
+
+def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
+    """The elements of flat chunks as flat arrays of these sizes."""
+    source = iter(chunks)
+    held = np.empty(0, np.uint8)
+    for size in sizes:
+        parts, missing = [], size
+        while missing:
+            if not held.size:
+                held = next(source)
+            parts.append(held[:missing])
+            missing -= parts[-1].size
+            held = held[parts[-1].size :]
+        yield parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def shaped(chunks: Iterable[Array], cut: Cut) -> Iterator[Array]:
+    """The pieces of a tensor, as matrices, from its elements as flat chunks."""
+    flat = regroup(chunks, (rows * columns for rows, columns in cut.shapes()))
+    return (piece.reshape(shape) for piece, shape in zip(flat, cut.shapes(), strict=True))
+
+
+def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
+    """The pieces of a tensor, as matrices; those of narrow floats as FLOAT, which holds them exactly."""
+    size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
+    for x in shaped(tensor.pieces(max(_GROUP, size)), cut):
+        yield x if tensor.row in SOURCES else cast(x, "FLOAT")
+
+
+def grouped(chunks: Iterable[Array]) -> Iterator[Array]:
+    """The elements of flat chunks as flat arrays of whole groups, but for the last one."""
+    rest = np.empty(0, np.uint8)
+    for chunk in chunks:
+        whole = np.concatenate([rest, chunk]) if rest.size else chunk
+        rest = whole[whole.size // _GROUP * _GROUP :]
+        yield whole[: whole.size - rest.size]
+    if rest.size:
+        yield rest
+
+
+def axis(format: Format) -> int:
+    """The axis of the blocks in a piece."""
+    return 0 if format.block == "axis" else -1
+
+
+class Quantizer:
+    """Quantizes the pieces of a tensor as its whole would be: what all blocks share is found out first."""
+
+    def __init__(
+        self, tensor: Tensor, format: Format, engine: Engine = host.quantize, random: Random | None = None
+    ) -> None:
+        self._format, self._engine, self._random = format, engine, random
+        self._shared: Array | None = None
+        self._scale: Any = None
+        if format.block == "tensor":
+            self._shared = _extremes(tensor, format.nan_in_scale)
+        elif format.global_scale:
+            self._scale = engine(_extremes(tensor, False), format, axis=-1, scale=None).global_scale
+
+    def __call__(self, x: Array, start: int) -> Parts:
+        """The piece that begins with element `start`."""
+        random = moved(self._random, start)
+        if self._shared is None:
+            return self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
+        # With the extremes of all behind it, each piece has the scale of all.
+        shared = cast(self._shared, x.dtype)
+        whole = np.concatenate([x.reshape(-1), shared])
+        parts = self._engine(whole, self._format, axis=0, scale=None, random=random)
+        return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
+
+
+def _extremes(tensor: Tensor, nan: bool) -> Array:
+    """The lowest and the largest finite value, 0 included; if asked for, a NaN where there is one or an infinity."""
+    low = high = 0.0
+    lost = False
+    for chunk in tensor.chunks(_PIECE * tensor.itemsize):
+        # Exact, and NumPy knows their order.
+        x = chunk if chunk.dtype == np.float64 else cast(chunk, "FLOAT")
+        finite = np.isfinite(x)
+        if not finite.all():
+            lost, x = True, x[finite]
+        low, high = min(low, float(x.min(initial=0))), max(high, float(x.max(initial=0)))
+    return np.array([low, high] + [np.nan] * (lost and nan))
+
+
+def on_device(device: str) -> Engine:
+    """An engine that quantizes there and gives arrays of the host."""
+
+    def quantize(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+        q = api.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
+        data = q.data.get() if format.element.packed else q.data
+        return Parts(data, q.scales, q.zero_points, q.global_scale)
+
+    return quantize
+
+
+def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+    """The engine of the specification of record, which is slow."""
+    return reference.quantize(x, format, axis=axis, scale=scale, **keywords(random))
+
+
+def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
+    """The scales of all pieces, as those of the tensor; no data."""
+    scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
+
+    def join(arrays: list[Any]) -> Array:
+        whole = arrays[:1] if format.block == "tensor" else arrays
+        return np.concatenate([array.reshape(-1) for array in whole]).reshape(scales_shape)
+
+    zero_points = join([part.zero_points for part in parts]) if format.zero_points else None
+    return Parts(None, join([part.scales for part in parts]), zero_points, parts[0].global_scale)
+
+
+def sliced(format: Format, cut: Cut, whole: Parts) -> Iterator[Parts]:
+    """What of the scales belongs to each piece; no data."""
+    if format.block == "tensor":
+        for _ in cut.shapes():
+            yield whole
+        return
+    start = 0
+    for rows, columns in cut.shapes():
+        shape = format.scales_shape((rows, columns), 0 if format.block == "axis" else 1)
+        part = slice(start, start + math.prod(shape))
+        start = part.stop
+        zero_points = None if whole.zero_points is None else whole.zero_points.reshape(-1)[part].reshape(shape)
+        yield Parts(None, whole.scales.reshape(-1)[part].reshape(shape), zero_points, whole.global_scale)
+
+
+def dequantized(parts: Parts, format: Format) -> Array:
+    """The values of a piece, as DOUBLE."""
+    return host.dequantize(parts, format, dtype("DOUBLE"), axis=axis(format))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values of options: from text, or an error that says what is taken; and the files that options name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from gpucast.cli import attributes
+from gpucast.core.dtypes import DType
+
+
+def numeric(text: str) -> DType:
+    """A type that has kernels."""
+    row = attributes.dtype(text)
+    if row.family == "string":
+        raise argparse.ArgumentTypeError(f"{text!r} is cast on the host only; expected a numeric type")
+    return row
+
+
+def pair(text: str) -> tuple[DType, DType]:
+    names = text.split(":")
+    if len(names) != 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a pair; expected SRC:DST such as FLOAT:INT8")
+    src, dst = map(numeric, names)
+    return src, dst
+
+
+def count(text: str) -> int:
+    return _number(text, 0)
+
+
+def at_least_one(text: str) -> int:
+    return _number(text, 1)
+
+
+def _number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
+
+
+@contextlib.contextmanager
+def created(path: str | None) -> Iterator[BinaryIO | None]:
+    """A file that appears when all is done; whether it can be written is known at once."""
+    if path is None:
+        yield None
+        return
+    from gpucast.files.atomic import replacing
+
+    with replacing(path) as file:
+        yield file

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attributes of a cast as options of a command."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gpucast.core import dtypes
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, STOCHASTIC
+
+_NAMES = ("saturate", "round_mode", "opset", "rounding", "overflow")
+
+
+def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
+    """Add an option for each attribute; `stochastic` where the command can have rounding at random."""
+    parser.add_argument(
+        "--saturate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="to 8-bit floats: clamp, or give infinity or NaN (default: clamp)",
+    )
+    parser.add_argument("--round-mode", choices=ROUND_MODES, default="up", help="to FLOAT8E8M0 (default: %(default)s)")
+    parser.add_argument(
+        "--opset", type=int, default=DEFAULT_OPSET, help="follow the Cast of this opset (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounding",
+        choices=(*ROUNDINGS, *[STOCHASTIC] * stochastic),
+        help="to integers (default: truncate)" + "; stochastic: to floats of 16 bits or fewer" * stochastic,
+    )
+    parser.add_argument(
+        "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"
+    )
+
+
+def of(args: argparse.Namespace) -> dict[str, Any]:
+    """The attributes that were given, as keywords of `gpucast.cast`."""
+    return {name: getattr(args, name) for name in _NAMES}
+
+
+def dtype(text: str) -> DType:
+    """The type that an option names."""
+    try:
+        return dtypes.dtype(int(text) if text.isdecimal() else text, who="")
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast bench`: how fast casts are on this machine's GPU, beside CuPy and PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from gpucast.cli import arguments
+from gpucast.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from gpucast.benchmark.machine import Machine
+
+_DESCRIPTION = """\
+Compare casts with the exact reference, then time them on the GPU, in turn with CuPy and PyTorch where they can be
+imported: medians with 5th and 95th percentiles, beside two copies as ceilings. The exit code is 1 where a result
+differs from the reference."""
+
+#: Elements of an array on a GPU, and on the host.
+_ELEMENTS, _ON_HOST = 1 << 26, 1 << 18
+_SECONDS = 20.0
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure the speed of casts on the GPU",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    much = parser.add_mutually_exclusive_group()
+    much.add_argument("--quick", action="store_true", help=f"take about {_SECONDS:.0f} seconds (the default)")
+    much.add_argument("--seconds", metavar="S", type=arguments.positive, default=_SECONDS, help="take about S seconds")
+    parser.add_argument(
+        "--pair", metavar="SRC:DST", type=arguments.pair, action="append", help="measure this pair (may be repeated)"
+    )
+    parser.add_argument(
+        "--elements",
+        metavar="N",
+        type=arguments.at_least_one,
+        help=f"of an array (default: {_ELEMENTS:,}; host: {_ON_HOST:,})",
+    )
+    parser.add_argument(
+        "--allow-cpu", action="store_true", help="without a GPU measure casts on the host; the result says device: none"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures there, too")
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpucast.benchmark import contenders, quick
+    from gpucast.core.version import __version__
+
+    machine = _machine(args.allow_cpu)
+    there = contenders.contenders(machine)
+    on_host = machine.device == "none"
+    pairs = args.pair or quick.PAIRS
+    if on_host:
+        # Below one byte the host has other arrays than a GPU: its figures would mislead.
+        pairs = [pair for pair in pairs if not (pair[0].packed or pair[1].packed)]
+        if not pairs:
+            raise ValueError("on the host only pairs of types of whole bytes are measured")
+    elements = args.elements or (_ON_HOST if on_host else _ELEMENTS)
+    with arguments.created(args.json) as file:
+        with progress_bar(len(pairs), not args.no_progress, "pairs") as advance:
+            report = quick.run(machine, there, pairs, elements, args.seconds, advance)
+        if file is not None:
+            file.write(json.dumps({"gpucast": __version__, **report.as_json()}, indent=1).encode() + b"\n")
+    print(quick.text(report))
+    return 1 if report.wrong else 0
+
+
+def _machine(allow_cpu: bool) -> Machine:
+    """The GPU; where there is none and that is allowed, the host. DeviceUnavailable otherwise."""
+    from gpucast.benchmark.gpu import Gpu
+    from gpucast.benchmark.machine import HostMachine
+    from gpucast.core.errors import DeviceUnavailable
+    from gpucast.gpu import devices as device
+
+    problem = device.unavailable()
+    if problem is None:
+        return Gpu()
+    if allow_cpu:
+        return HostMachine()
+    raise DeviceUnavailable(f"no GPU to measure: {problem[0]}; {problem[1]}, or measure the host: --allow-cpu")

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast convert IN OUT --to T`: cast the tensors of a file, or of all files of a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import sys
+from typing import Any
+
+from gpucast import checkpoints
+from gpucast.checkpoints import Choice, Detail, Options, Outcome, Plan, Request, Rule
+from gpucast.checkpoints.reporting import html
+from gpucast.checkpoints.reporting import summary as report
+from gpucast.checkpoints.running import shard as share
+from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.scales import quantize as scaling
+from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.cli import arguments, attributes
+from gpucast.cli.convert_text import outcome_text, plan_table
+from gpucast.cli.progress import progress_bar
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import STOCHASTIC
+from gpucast.files import FileError
+from gpucast.files.atomic import check_target
+from gpucast.files.inside import within
+
+_DESCRIPTION = """\
+Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
+or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
+and IN and OUT may be the same file. From an index or a folder OUT is a new folder; what holds no tensors is copied.
+The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
+OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "convert",
+        aliases=["cast"],
+        help="cast the tensors of a file, or of all files of a checkpoint",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("input", metavar="IN")
+    parser.add_argument("output", metavar="OUT")
+    parser.add_argument(
+        "--to", metavar="T", required=True, type=attributes.dtype, help="destination type; see `gpucast dtypes`"
+    )
+    parser.add_argument(
+        "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
+    )
+    _add_choice(parser)
+    attributes.add(parser, stochastic=True)
+    parser.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
+    parser.add_argument("--device", metavar="D", help="cast there: cpu, cuda or cuda:N")
+    parser.add_argument("--allow-loss", action="store_true", help="go on where over 1 %% of the values would be lost")
+    _add_work(parser)
+    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.set_defaults(run=run)
+
+
+def _add_choice(parser: argparse.ArgumentParser) -> None:
+    wildcards = "(wildcards; may be repeated)"
+    parser.add_argument(
+        "--include",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help=f"cast the tensors of these names, of any type, and no others {wildcards}",
+    )
+    parser.add_argument(
+        "--exclude", metavar="PATTERN", action="append", default=[], help=f"keep the tensors of these names {wildcards}"
+    )
+    parser.add_argument(
+        "--rule",
+        metavar="PATTERN=T",
+        action="append",
+        default=[],
+        type=_rule,
+        help="cast these tensors to another type, or keep them (PATTERN=keep); the first that matches counts "
+        "(may be repeated)",
+    )
+    parser.add_argument(
+        "--scale",
+        choices=scaling.SCALES,
+        help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
+    )
+    parser.add_argument(
+        "--style",
+        choices=scale_styles.STYLES,
+        default=scale_styles.STYLES[0],
+        help="the names under which scales are stored, and the config.json for who reads them (default: %(default)s)",
+    )
+
+
+def _add_work(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and the sizes")
+    parser.add_argument(
+        "--verify",
+        nargs="?",
+        choices=("sampled", "all"),
+        const="sampled",
+        help="read what was written again and compare it with the reference (default: a sample of each tensor)",
+    )
+    parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write counts, errors and histograms of every tensor: as one page (.html), or as JSON",
+    )
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument(
+        "--shard",
+        metavar="I/N",
+        type=_share,
+        help="do share I (from 0) of N of the files; auto: as torchrun or Slurm says; who is last writes OUT",
+    )
+    others.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
+    )
+    parser.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
+
+
+def _codes(text: str) -> DType:
+    row = attributes.dtype(text)
+    if row.family == "string":
+        raise argparse.ArgumentTypeError("STRING has no raw elements")
+    return row
+
+
+def _rule(text: str) -> Rule:
+    pattern, found, name = text.rpartition("=")
+    if not found or not pattern:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rule; expected PATTERN=T or PATTERN=keep")
+    return Rule(pattern, None if name == "keep" else attributes.dtype(name))
+
+
+def _seed(text: str) -> int:
+    number = arguments.count(text)
+    if number >= 1 << 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is out of range; expected 0 to 2^64 - 1")
+    return number
+
+
+def _share(text: str) -> share.Share:
+    try:
+        return share.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.restart and args.shard is not None and args.shard.count > 1:
+        raise ValueError("--restart would discard the work of the other shares; remove OUT.partial before all begin")
+    if (args.seed is not None) != (args.rounding == STOCHASTIC):
+        raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
+    detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
+    choice = Choice(args.to, args.include, args.exclude, args.rule)
+    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
+    paths = args.input, args.output
+    if args.scheduler is not None:
+        # Workers have working directories of their own.
+        paths = os.path.abspath(args.input), os.path.abspath(args.output)
+    plan = checkpoints.make_plan(*paths, request)
+    if args.report is not None:
+        _check_report(args.report, plan)
+    if args.dry_run:
+        Staging(plan).check(args.restart)
+        print(json.dumps(report.planned(plan)) if args.json else plan_table(plan))
+        return 0
+    options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
+    outcome = Outcome(plan)
+    try:
+        with progress_bar(options.bytes_of(plan), not (args.quiet or args.no_progress)) as advance:
+            if args.scheduler is None:
+                checkpoints.run(plan, options, outcome, advance)
+            else:
+                from gpucast.checkpoints.running import cluster
+
+                cluster.run_on(args.scheduler, plan, options, outcome, advance)
+    except BaseException:
+        if outcome.kept is not None:
+            print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
+        raise
+    if not outcome.waiting and not outcome.was_written:
+        with arguments.created(args.report) as file:
+            if file is not None:
+                told = report.report(outcome)
+                text = html.page(told) if args.report.lower().endswith(".html") else json.dumps(told, indent=1) + "\n"
+                file.write(text.encode())
+    if args.json:
+        print(json.dumps(report.summary(outcome)))
+    elif not args.quiet:
+        print(outcome_text(outcome, bool(options.files_of(plan))))
+    return 0
+
+
+def _check_report(path: str, plan: Plan) -> None:
+    """An error before the work, not after it; and a report never takes the place of what is read or written."""
+    if not os.path.basename(path):
+        raise FileError(f"{path!r} is no name of a file; expected one for --report, as report.html")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    check_target(path)
+    beside = os.path.dirname(plan.target) if plan.single else plan.target
+    names = [*(name for file in plan.files for name in file.names), *(name for name, _ in plan.indexes)]
+    written = [os.path.join(beside, name) for name in names]
+    read = [known.path for file in plan.files for known in file.identity]
+    # Of a folder not all that is read is a file of the plan: an index, the config.json that changes.
+    of_source = os.path.isdir(plan.source) and os.path.lexists(path) and within(plan.source, path)
+    if of_source or os.path.realpath(path) in map(os.path.realpath, (plan.source, plan.target, *read, *written)):
+        raise FileError(f"{path}: is read or written by the conversion itself; choose another name for --report")

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `gpucast convert` prints: what it would do, and what came of it."""
+
+from __future__ import annotations
+
+from gpucast.casting.report import CastReport
+from gpucast.checkpoints import Outcome, Plan
+from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.planning.tensors import TensorPlan
+from gpucast.checkpoints.reporting import summary as report
+
+#: Names of more tensors are not printed.
+_NAMED = 20
+
+
+def outcome_text(outcome: Outcome, has_share: bool) -> str:
+    plan, results = outcome.plan, outcome.results
+    if outcome.was_written:
+        verified = f"; {_verified(outcome)}" if outcome.verified else ""
+        return f"{plan.target}: was written by another run of the same conversion{verified}"
+    if not has_share and outcome.waiting:
+        return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
+    lines = []
+    if plan.left_alone:
+        names = [f"{tensor.name!r} ({_said(tensor)})" for _, tensor in plan.left_alone]
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        lines.append(f"left alone: {', '.join(names[:_NAMED])}{more}")
+    copied = sum(file.tensors is None for file in plan.files)
+    if copied:
+        lines.append(f"copied as they are: {_count(copied, 'file')}")
+    if plan.dropped:
+        lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, plan.dropped))}")
+    scale = plan.request.scale
+    if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
+        lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
+    if outcome.resumed:
+        lines.append(f"{outcome.resumed:,} bytes had been finished before")
+    if outcome.verified:
+        lines.append(_verified(outcome))
+    counts = sum((result.statistics.report for result in results), CastReport())
+    bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
+    rows = dict.fromkeys(result.plan.row.name for result in results if result.plan.row is not None)
+    files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
+    lines.append(
+        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(rows) or 'nothing'}, "
+        f"{counts.elements:,} elements, {bytes_in:,} -> {bytes_out:,} bytes; {loss.words(counts)}"
+    )
+    if outcome.waiting:
+        lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
+    return "\n".join(lines)
+
+
+def _verified(outcome: Outcome) -> str:
+    return f"verified: {outcome.verified:,} elements are what the reference gives"
+
+
+def _said(tensor: TensorPlan) -> str:
+    return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
+
+
+def _shown(text: str) -> str:
+    """Text of a file as it may go to a terminal: what is no letter or sign as an escape."""
+    return text if text.isprintable() else repr(text)
+
+
+def plan_table(plan: Plan) -> str:
+    """What would be done, a line for each tensor."""
+    lines = [("file", "tensor", "from", "to", "shape", "bytes", "becomes")]
+    for file in plan.files:
+        if file.tensors is None:
+            lines.append((file.name, "", "", "copied", "", f"{file.bytes_in:,}", f"{file.bytes_in:,}"))
+        for tensor in file.tensors or ():
+            row = f"kept{': ' * bool(tensor.why)}{tensor.why}" if tensor.row is None else tensor.row.name
+            becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
+            shape = "x".join(map(str, tensor.shape)) or "scalar"
+            lines.append((file.name, tensor.name, tensor.kind, row, shape, f"{tensor.bytes_in:,}", becomes))
+    sizes = report.planned(plan)["total"]
+    becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
+    lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
+    shown = [list(map(_shown, line)) for line in lines]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    text = []
+    for line in shown:
+        cells = [
+            f"{cell:>{w}}" if i > 4 else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ]
+        text.append("  ".join(cells).rstrip())
+    return "\n".join(text)
+
+
+def _count(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast info`: versions, devices, cache, what is missing, and one verdict."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from gpucast.compile import nvidia as driver
+from gpucast.compile.cache_folder import cache_folder, writable
+from gpucast.core.version import __version__
+from gpucast.gpu import devices as device
+
+_REQUIRED = ("numpy", "ml_dtypes")
+#: What each optional package is for, and the command that installs it.
+_OPTIONAL = {
+    "onnx": (".pb files, gpucast.interop.onnx", "pip install 'gpucast[onnx]'"),
+    "orjson": ("faster string casts", "pip install 'gpucast[fast]'"),
+    "tqdm": ("progress bars", "pip install tqdm"),
+}
+#: The CuPy wheel of each CUDA major, and the extra that installs it.
+_CUPY = {"cupy-cuda12x": "cuda12", "cupy-cuda13x": "cuda13"}
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "info",
+        help="show versions, devices and what is missing",
+        description="Show versions, devices, cache and what is missing. The last line says whether casts run on a GPU.",
+    )
+    parser.add_argument("--json", action="store_true", help="an object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    facts = collect()
+    print(json.dumps(facts, indent=1) if args.json else _as_text(facts))
+    return 0
+
+
+def collect() -> dict[str, Any]:
+    """Everything that the command prints, as JSON holds it."""
+    found = driver.find()
+    cupy = {name: version for name in ("cupy", *_CUPY) if (version := _version(name)) is not None}
+    folder = cache_folder()
+    problem = device.unavailable()
+    return {
+        "gpucast": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in (*_REQUIRED, *_OPTIONAL)},
+        "cupy": cupy,
+        "driver": None if found is None else {"cuda": list(found.cuda), "problem": found.problem or None},
+        "devices": [] if found is None else list(found.devices),
+        "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
+        "advice": [*_cupy_advice(cupy, found), *_package_advice()],
+        "gpu_casts": problem is None,
+        "verdict": _verdict(problem),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cupy_advice(cupy: Mapping[str, str], found: driver.Driver | None) -> list[str]:
+    """The extras are for one CUDA major each: both CuPy wheels write the same files."""
+    extra = driver.extra(None if found is None else found.cuda)
+    wheels = [name for name in _CUPY if name in cupy]
+    if len(wheels) > 1:
+        both = " and ".join(wheels)
+        remove = f"pip uninstall -y {' '.join(wheels)}"
+        return [f"{both} are both installed and overwrite each other: {remove}, then pip install 'gpucast[{extra}]'"]
+    if found is None or not found.devices:
+        return []
+    if not cupy:
+        return [f"cupy is not installed (arrays on the GPU): pip install 'gpucast[{extra}]'"]
+    if "cupy-cuda13x" in cupy and found.cuda < (13, 0):
+        remedy = "pip uninstall -y cupy-cuda13x, then pip install 'gpucast[cuda12]'"
+        return [
+            f"cupy-cuda13x needs a driver for CUDA 13, this one runs {_cuda(found.cuda)}: {remedy}, or a newer driver"
+        ]
+    return []
+
+
+def _package_advice() -> list[str]:
+    return [
+        f"{name} is not installed ({purpose}): {command}"
+        for name, (purpose, command) in _OPTIONAL.items()
+        if _version(name) is None
+    ]
+
+
+def _verdict(problem: tuple[str, str] | None) -> str:
+    return "GPU casts: yes" if problem is None else f"GPU casts: no, because {problem[0]}; {problem[1]}"
+
+
+def _cuda(version: Any) -> str:
+    return f"CUDA {version[0]}.{version[1]}"
+
+
+def _as_text(facts: Mapping[str, Any]) -> str:
+    found, cache = facts["driver"], facts["cache"]
+    lines = {
+        "gpucast": facts["gpucast"],
+        "python": f"{facts['python']} ({facts['platform']})",
+        **{name: version or "not installed" for name, version in facts["packages"].items()},
+        "cupy": ", ".join(f"{name} {version}" for name, version in facts["cupy"].items()) or "not installed",
+        "driver": "no NVIDIA driver" if found is None else f"runs up to {_cuda(found['cuda'])}",
+        "devices": ", ".join(facts["devices"]) or (found or {}).get("problem") or "none",
+        "cache": cache["folder"]
+        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)"),
+    }
+    width = max(map(len, lines))
+    text = [f"{name:<{width}}  {value}" for name, value in lines.items()]
+    return "\n".join([*text, *(f"- {advice}" for advice in facts["advice"]), facts["verdict"]])

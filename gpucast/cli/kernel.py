@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast kernel SRC DST`: show the kernel of a cast as CUDA text, PTX, cubin or machine code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from gpucast.cli import attributes, disassembler
+from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.fused import Options
+from gpucast.compile import cubin as compiler
+from gpucast.compile import nvidia as driver
+from gpucast.core.rule import resolve
+from gpucast.files.atomic import replacing
+
+_DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
+_FORMS = ("source", "ptx", "cubin", "sass")
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("kernel", help="show the CUDA kernel of a cast", description=_DESCRIPTION)
+    parser.add_argument("src", metavar="SRC", type=attributes.dtype, help="source type; see `gpucast dtypes`")
+    parser.add_argument("dst", metavar="DST", type=attributes.dtype, help="destination type")
+    parser.add_argument("--emit", choices=_FORMS, default="source", help="what to show (default: %(default)s)")
+    parser.add_argument("--arch", help="such as sm_90 (default: that of this machine's first GPU)")
+    parser.add_argument(
+        "--shape", choices=("contiguous", "strided"), default="contiguous", help="of the arrays (default: %(default)s)"
+    )
+    parser.add_argument("--unpacked", action="store_true", help="a source below one byte has one element per byte")
+    attributes.add(parser, stochastic=True)
+    parser.add_argument("-o", "--output", metavar="FILE", help="write there (default: standard output)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    rule = resolve(args.src, args.dst, **attributes.of(args), who="kernel")
+    source = Options()(rule, args.shape, unpacked=args.unpacked)
+    if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
+        raise ValueError("a cubin is no text; give -o FILE")
+    data = source.text.encode() if args.emit == "source" else _compiled(source, args.emit, args.arch)
+    if args.output is not None:
+        with replacing(args.output) as file:
+            file.write(data)
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def _compiled(source: KernelSource, form: str, arch: str | None) -> bytes:
+    name = compiler.compiler().parse(arch) if arch is not None else _own()
+    if form == "ptx":
+        name = name.replace("sm_", "compute_")
+    elif name.startswith("compute_"):
+        raise ValueError(f"--emit {form} needs an architecture of a GPU, such as sm_90; {name} gives PTX")
+    made = compiler.compile(source.text, source.name, name)
+    if made.log:
+        print(made.log, file=sys.stderr)
+    if form == "sass":
+        return disassembler.disassemble(made.code)
+    # The zero byte is there for the driver.
+    return made.code.rstrip(b"\0") if form == "ptx" else made.code
+
+
+def _own() -> str:
+    found = driver.find()
+    if found is None or not found.capabilities:
+        raise ValueError("there is no GPU here to compile for; give --arch, such as --arch sm_90")
+    return compiler.architecture(found.capabilities[0])

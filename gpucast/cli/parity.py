@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast parity`: compare the GPU, or the host build of its kernels, with the reference, bit for bit."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpucast.cli import arguments
+from gpucast.cli.progress import progress_bar
+
+if TYPE_CHECKING:
+    from gpucast.parity.backends import Backend
+    from gpucast.parity.cases import Case
+    from gpucast.parity.compare import Outcome
+    from gpucast.parity.report import Report
+
+_DESCRIPTION = """\
+Compare casts with the exact reference, bit for bit: every code of the types of 16 bits or fewer, and of the wider
+ones the values at which a destination decides, and random ones.
+Without --full, --pair or --exhaustive a seeded sample of the rules (pairs and attribute values) is tried for
+10 seconds, each pair in its turn. The exit code is 1 where anything differs."""
+
+#: Random codes of a wide source for every rule, and the share of its destination's midpoints: in a sample, and else.
+_SAMPLE, _ALL = (20_000, 1 / 16), (1_000_000, 1.0)
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "parity",
+        help="compare casts with the exact reference",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    much = parser.add_mutually_exclusive_group()
+    much.add_argument("--full", action="store_true", help="try every rule of every pair")
+    much.add_argument(
+        "--exhaustive", action="store_true", help="try all 2^32 codes of the 32-bit sources of the chosen pairs"
+    )
+    much.add_argument("--seconds", metavar="S", type=arguments.positive, help="length of a sample (default: 10)")
+    parser.add_argument(
+        "--pair",
+        metavar="SRC:DST",
+        type=arguments.pair,
+        action="append",
+        help="try this pair in full (may be repeated)",
+    )
+    parser.add_argument("--defaults-only", action="store_true", help="try the rule of the default attributes alone")
+    parser.add_argument(
+        "--backend",
+        choices=("gpu", "kernels", "host"),
+        help="what is compared: casts on the GPU, the host build of its kernels, or casts on the host "
+        "(default: gpu where there is one, else kernels)",
+    )
+    parser.add_argument(
+        "--random",
+        metavar="N",
+        type=arguments.count,
+        help=f"random codes of wide sources (default: {_ALL[0]:,}, in a sample {_SAMPLE[0]:,})",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=arguments.count, default=0, help="of the sample and the random codes"
+    )
+    parser.add_argument(
+        "--threads", metavar="N", type=arguments.at_least_one, help="default: as many as there are processors, up to 16"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the result of every pair")
+    parser.add_argument("--picture", metavar="FILE", help="write the grid of pairs as SVG")
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.set_defaults(run=run, wrong_usage=parser.error)
+
+
+def run(args: argparse.Namespace) -> int:
+    from gpucast.compile.cxx import CompilerMissing
+    from gpucast.parity import picture
+    from gpucast.parity.backends import backend
+
+    _check(args)
+    with arguments.created(args.json) as json_file, arguments.created(args.picture) as picture_file:
+        try:
+            report = _compare(args, backend(args.backend))
+        except CompilerMissing as missing:
+            raise ValueError(f"{missing}; or compare casts on the host: gpucast parity --backend host") from None
+        if json_file is not None:
+            json_file.write(json.dumps(report.as_json(), indent=1).encode() + b"\n")
+        if picture_file is not None:
+            picture_file.write(picture.svg(report).encode())
+    print(report.text())
+    if len(report.outcomes) < report.planned:
+        print("a seeded sample; --full tries all")
+    if report.first is None:
+        return 0
+    print(f"gpucast parity: {report.first}", file=sys.stderr)
+    return 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    pairs = args.pair or []
+    if args.full and pairs:
+        args.wrong_usage("--full tries every pair: leave out --pair")
+    if args.seconds is not None and pairs:
+        args.wrong_usage("--seconds limits a sample, but the pairs of --pair are tried in full: leave out one of them")
+    if args.exhaustive:
+        if not pairs:
+            args.wrong_usage("--exhaustive needs --pair: all pairs would take days")
+        for src, dst in pairs:
+            if src.bits > 32:
+                args.wrong_usage(
+                    f"--exhaustive: {src}:{dst} has 2^{src.bits} codes; expected a source of 32 bits or fewer"
+                )
+    if args.json is not None and args.json == args.picture:
+        args.wrong_usage("--json and --picture are the same file")
+
+
+def _compare(args: argparse.Namespace, chosen: Backend) -> Report:
+    from gpucast.parity import plan
+    from gpucast.parity.report import Mode, Report
+
+    sample = not (args.full or args.exhaustive or args.pair)
+    mode: Mode = "sample" if sample else "exhaustive" if args.exhaustive else "all"
+    pairs = list(dict.fromkeys(args.pair)) if args.pair else plan.all_pairs()
+    cases = plan.all_cases(pairs, args.defaults_only)
+    if sample:
+        cases = plan.shuffled(cases, args.seed)
+    random, share = _SAMPLE if sample else _ALL
+    random = random if args.random is None else args.random
+    begin = time.monotonic()
+    if args.exhaustive:
+        what, outcomes = "every code", _exhaustive(args, chosen, cases)
+    else:
+        what = f"every code of types of 16 bits or fewer, hard values and {random:,} random ones of wider"
+        outcomes = _in_turn(args, chosen, cases, share, random, (args.seconds or 10.0) if sample else None)
+    return Report(
+        backend=chosen.name,
+        device=chosen.device,
+        date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        seed=args.seed,
+        seconds=time.monotonic() - begin,
+        mode=mode,
+        what=what,
+        planned=len(cases),
+        outcomes=outcomes,
+    )
+
+
+def _in_turn(
+    args: argparse.Namespace, chosen: Backend, cases: Sequence[Case], share: float, random: int, seconds: float | None
+) -> list[Outcome]:
+    from gpucast.parity.work import run
+
+    with progress_bar(len(cases), not args.no_progress, "rules") as advance:
+        return run(
+            chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
+            advance=advance,
+        )  # fmt: skip
+
+
+def _exhaustive(args: argparse.Namespace, chosen: Backend, cases: Sequence[Case]) -> list[Outcome]:
+    from gpucast.parity.sweep import sweep
+
+    total = sum(1 << case.rule.src.bits for case in cases)
+    with progress_bar(total, not args.no_progress, "codes") as advance:
+        return [sweep(chosen, case, threads=_workers(args), advance=advance, seed=args.seed) for case in cases]
+
+
+def _workers(args: argparse.Namespace) -> int:
+    affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
+    processors = (os.cpu_count() or 1) if affinity is None else len(affinity(0))
+    return int(args.threads or min(processors, 16))

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast warmup`: compile kernels ahead of time."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from gpucast.cli import arguments, attributes
+from gpucast.cli.progress import progress_bar
+from gpucast.compile import cubin as compiler
+from gpucast.warmup.api import compile_all, tasks
+
+_DESCRIPTION = """\
+Compile the kernels of casts into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later.
+No GPU is needed when --arch is given."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "warmup",
+        help="compile kernels ahead of time",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--pair",
+        metavar="SRC:DST",
+        action="append",
+        type=arguments.pair,
+        help="the casts from one type to another; may be repeated (default: all 625 pairs)",
+    )
+    which.add_argument("--types", metavar="T", nargs="+", type=arguments.numeric, help="all casts between these types")
+    parser.add_argument(
+        "--arch", nargs="+", action="extend", help="such as sm_80 sm_90 (default: those of this machine's GPUs)"
+    )
+    attributes.add(parser, stochastic=True)
+    parser.add_argument("--scale", action="store_true", help="of casts with a scale")
+    parser.add_argument("--amax", action="store_true", help="of casts that keep the largest magnitude")
+    parser.add_argument(
+        "--fused", action="store_true", help="also of casts with a scale, with amax, with both, and at random"
+    )
+    parser.add_argument("--many", action="store_true", help="also of cast_many, for trees of arrays of one type")
+    parser.add_argument(
+        "--mixed",
+        action="store_true",
+        help="of gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, select_tree; casts then only with --pair "
+        "or --types",
+    )
+    parser.add_argument("--transposed", action="store_true", help="also of casts of transposed arrays")
+    parser.add_argument(
+        "--quantize",
+        metavar="FORMAT",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="of quantize and dequantize, such as mxfp8e4m3 nvfp4; casts then only with --pair or --types",
+    )
+    parser.add_argument(
+        "--jobs",
+        metavar="N",
+        type=arguments.at_least_one,
+        default=os.cpu_count() or 1,
+        help="processes (default: one per CPU)",
+    )
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    start = time.monotonic()
+    cache = compiler.compiler().cache
+    if cache.limit == 0:
+        raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
+    pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
+    kinds = ("scale", "amax", "fused", "many", "mixed", "transposed", "quantize")
+    flags = {kind: getattr(args, kind) for kind in kinds}
+    work = tasks(pairs, args.arch, **flags, **attributes.of(args))
+    # Forked children would inherit the state of libraries that do not expect it.
+    jobs = min(args.jobs, len(work))
+    executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    with executor, progress_bar(len(work), not (args.quiet or args.no_progress), "kernel") as advance:
+        problem = compile_all(executor, work, advance)
+    if problem:
+        print(f"gpucast warmup: the kernels cannot be kept: {problem}", file=sys.stderr)
+        return 1
+    if not args.quiet:
+        names = ", ".join(dict.fromkeys(task.arch for task in work))
+        count, size = cache.usage()
+        print(
+            f"{len(work):,} kernels for {names} in {time.monotonic() - start:.1f} s; {cache.folder} holds {count:,} "
+            f"entries, {size / 2**20:.1f} of {cache.limit / 2**20:.0f} MiB"
+        )
+    return 0
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of the casts of many arrays in one launch: what `gpucast.codegen.cast` is for one array."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.codegen.cast import KernelSource, entries, join, kernel_file, options, prelude
+from gpucast.codegen.fused import FusedArguments, Options, fused_prelude, template_options
+from gpucast.core.rule import Rule, resolve
+
+#: Bytes of arguments that a kernel takes: before the CUDA version (of the driver, and of NVRTC) below, and from it on.
+ARGUMENT_BYTES = (4096, 32764)
+LARGE_ARGUMENTS = (12, 1)
+
+#: More of a kernel's name says no more to a reader.
+_NAME = 160
+_PLAIN = Options()
+#: The fewest tiles that a thread casts, so that finding its array is a small part of its work.
+_TILES = 4
+
+#: A name, a dtype, and whether there is one for each array.
+Field = tuple[str, Any, bool]
+_ARRAYS: tuple[Field, ...] = (
+    ("src", np.uint64, True),
+    ("dst", np.uint64, True),
+    ("n", np.int64, True),
+    ("first_block", np.uint32, True),
+    ("kind", np.uint8, True),
+)
+_FUSED: tuple[Field, ...] = (
+    ("first", np.int64, True),
+    ("given", f"V{len(FusedArguments().to_bytes())}", False),
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the casts of a kernel."""
+
+    rule: Rule
+    #: A source below one byte comes one element per byte.
+    unpacked: bool = False
+    #: What is done beside the cast, as far as it means something for the source.
+    asked: Options = _PLAIN
+
+    @property
+    def fused(self) -> bool:
+        return self.asked.fuses(self.rule)
+
+    @property
+    def source(self) -> KernelSource:
+        """The kernel that casts a single array so."""
+        return _source(self)
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that a thread casts."""
+        return max(self.source.elements // self.source.tile, _TILES)
+
+
+@lru_cache(maxsize=1024)
+def _source(kind: Kind) -> KernelSource:
+    return kind.asked(kind.rule, unpacked=kind.unpacked)
+
+
+@dataclass(frozen=True, eq=False)
+class ManySource:
+    """The text of one kernel. Its one argument is a record of `table`, by value."""
+
+    name: str
+    kinds: tuple[Kind, ...]
+    prelude: str
+    rows: dict[str, str]
+    kernel: str
+    threads: int
+    #: ``struct Arrays``, ``FusedArrays`` or ``Choices`` of kernels/many.cu, many_fused.cu and select.cu, named `more`.
+    table: np.dtype[np.void]
+    more: str
+    #: The most arrays of a launch.
+    capacity: int
+    #: Of each kind: elements of one block, and of one tile.
+    elements: npt.NDArray[np.int64]
+    tiles: npt.NDArray[np.int64]
+
+    @property
+    def text(self) -> str:
+        return join(self.prelude, self.rows, [self.kernel])
+
+
+def sorted_kinds(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+    """The order in which equal sets of casts have one kernel."""
+    return tuple(sorted(set(kinds), key=lambda kind: kind.source.name))
+
+
+@lru_cache(maxsize=256)
+def many_source(kinds: tuple[Kind, ...], argument_bytes: int) -> ManySource:
+    """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`."""
+    sources = [kind.source for kind in kinds]
+    fused = any(kind.fused for kind in kinds)
+    more_columns = _FUSED if fused else ()
+    capacity = capacity_of(argument_bytes, *more_columns)
+    name = _name([source.name for source in sources], capacity)
+    casts = [f"{name}_{number}" for number in range(len(kinds))]
+    more = f"{'FusedArrays' if fused else 'Arrays'}<{capacity}>"
+    threads = sources[0].threads
+    listed = ", ".join(f"gpucast::{cast}" for cast in casts)
+    files = (
+        [fused_prelude(), *map(kernel_file, ("many.cu", "many_fused.cu"))]
+        if fused
+        else [prelude(), kernel_file("many.cu")]
+    )
+    return ManySource(
+        name=name,
+        kinds=kinds,
+        prelude="\n".join(files),
+        rows={row: text for source in sources for row, text in source.rows},
+        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_MANY({name}, {more}, {threads}, {listed})\n",
+        threads=threads,
+        table=table_of(capacity, *more_columns),
+        more=f"gpucast::{more}",
+        capacity=capacity,
+        elements=np.array([kind.tiles * kind.source.tile * threads for kind in kinds]),
+        tiles=np.array([source.tile for source in sources]),
+    )
+
+
+def _name(names: list[str], capacity: int) -> str:
+    """`gpucast_many_float16_to_bfloat16_float32_to_bfloat16_1128`."""
+    casts = "_".join(name.removeprefix("gpucast_") for name in names)
+    if len(casts) > _NAME:
+        casts = f"{len(names)}_casts_{hashlib.sha256(casts.encode()).hexdigest()[:16]}"
+    return f"gpucast_many_{casts}_{capacity}"
+
+
+def _cast(name: str, kind: Kind) -> str:
+    """The lines that define one of a kernel's casts."""
+    rule, source = kind.rule, kind.source
+    src, dst, bits = rule.src.name, rule.dst.name, source.src_bits
+    sizes = f"{source.tile}, {kind.tiles}, {source.threads}"
+    lines = [f"typedef Rule<{options(rule)}> {name}_rule;"]
+    entry = None if kind.fused else entries(rule, bits)
+    if kind.fused:
+        scaling, _, finite = template_options(kind.asked).split(", ")
+        asked = f"Scaling::{scaling}, {finite}"
+        lines.append(f"typedef ManyFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {asked}, {sizes}> {name};")
+    elif entry is None:
+        lines.append(f"typedef ManyArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
+    else:
+        table = f"{src}, {entry.name}, {bits}"
+        entry_rule = rule if entry is rule.dst else resolve(rule.src, entry)
+        lines += [
+            f"typedef Rule<{options(entry_rule)}> {name}_entry_rule;",
+            f"static __device__ const Table<TableShape<{table}>::words> {name}_entries =",
+            f"    make_table<{table}, {name}_entry_rule>();",
+            f"typedef ManyLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
+        ]
+    return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
+
+
+def capacity_of(argument_bytes: int, *more: Field) -> int:
+    """The most arrays, a multiple of eight so that no field has to be moved to be aligned."""
+    empty = table_of(0, *more).itemsize
+    return (argument_bytes - empty) // (table_of(8, *more).itemsize - empty) * 8
+
+
+@lru_cache
+def table_of(capacity: int, *more: Field) -> np.dtype[np.void]:
+    """``struct Arrays``, or one that begins with it: the fields of its first member lie where they would alone."""
+    fields = [(name, kind, capacity) if of_each else (name, kind) for name, kind, of_each in (*_ARRAYS, *more)]
+    return np.dtype(fields, align=True)

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of a kernel: a rule and a shape in, one string without includes out.
+
+The text is the files of ``kernels/`` (the prelude, the same for every kernel) and some twenty lines: the constants of
+the two types, and the kernel's name and options. It is a pure function of the rule and the shape.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import STOCHASTIC, Rule, resolve
+
+Shape = Literal["contiguous", "strided", "transposed"]
+SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
+
+#: The order in which each file finds what it needs above it.
+FILES = (
+    "number.cuh",
+    "instructions.cuh",
+    "float32.cuh",
+    "to_bool.cuh",
+    "to_int.cuh",
+    "to_float.cuh",
+    "to_e8m0.cuh",
+    "layout.cuh",
+    "table.cuh",
+    "cast.cu",
+)
+
+THREADS = 128
+#: Bytes of one vector access.
+VECTOR = 16
+
+#: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements: so many lengths of two or more.
+MAX_DIMS = 40
+
+_FAMILIES = {"bool": "BoolFamily", "int": "IntFamily", "float": "FloatFamily", "e8m0": "E8M0Family"}
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The text of one kernel, and what a launch of it needs.
+
+    The arguments, in order: ``const void* src``, ``uint32 src_bit`` (0 to 7: where in the first byte a packed source
+    begins), ``void* dst``, ``int64 n`` (elements), and what `more` names.
+    """
+
+    #: The kernel's name, also that of its function (``extern "C"``).
+    name: str
+    rule: Rule
+    shape: Shape
+    #: True where a source below one byte comes one element per byte.
+    unpacked: bool
+    prelude: str
+    #: The structs of the two types, by C++ name.
+    rows: tuple[tuple[str, str], ...]
+    #: The lines that make the kernel.
+    kernel: str
+    #: Elements of one tile and of one thread, and threads of one block.
+    tile: int
+    elements: int
+    threads: int
+    #: The C++ type of one more argument, by value: that of a `gpucast.codegen.strides.Dims` unless the shape is
+    #: contiguous.
+    more: str | None = None
+
+    @property
+    def src_bits(self) -> int:
+        """Bits of a source element as it lies in memory."""
+        return 8 if self.unpacked else self.rule.src.bits
+
+    @property
+    def text(self) -> str:
+        return join(self.prelude, dict(self.rows), [self.kernel])
+
+    def blocks(self, n: int) -> int:
+        """Blocks to launch for n elements (0 for none)."""
+        if n == 0:
+            return 0
+        # In the contiguous shape the first tile may begin up to one tile less one element before the array.
+        ahead = self.tile - 1 if self.shape == "contiguous" else 0
+        return -(-(n + ahead) // (self.elements * self.threads))
+
+
+def join(prelude: str, rows: dict[str, str], kernels: list[str]) -> str:
+    """One translation unit of several kernels with the same prelude."""
+    types = "".join(rows.values())
+    return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
+
+
+def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+    """The kernel that casts as `rule` says.
+
+    `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
+    whole bytes, while a packed side is the row-major stream; "transposed" takes what `gpucast.codegen.strides.squares`
+    makes of dimensions. `unpacked`: a source below one byte comes one element per byte, as in ml_dtypes arrays.
+
+    ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.
+    """
+    src, dst = rule.src, rule.dst
+    if "string" in (src.family, dst.family):
+        raise ValueError(f"kernel_source: {src.name} to {dst.name} has no kernel; STRING is cast on the host")
+    if rule.rounding == STOCHASTIC:
+        raise ValueError(f"kernel_source: {src.name} to {dst.name} at random has only fused kernels")
+    if shape not in SHAPES:
+        raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected one of {', '.join(SHAPES)}")
+    unpacked = unpacked and src.packed
+    src_bits = 8 if unpacked else src.bits
+    if shape == "transposed" and min(src_bits, dst.bits) < 8:
+        raise ValueError(
+            f"kernel_source: {src.name} to {dst.name} has no transposed kernel; a packed side has no strides"
+        )
+    name = kernel_name(rule, shape, unpacked)
+    head = f"{name}, {src.name}, {dst.name}"
+    names = {f"{name}_rule": rule}
+    types = [src, dst]
+    entry = entries(rule, src_bits) if shape == "contiguous" else None
+    if shape == "strided":
+        tile = elements = _unit(dst.bits)
+        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {THREADS})\n"
+    elif shape == "transposed":
+        side = square_side(src_bits, dst.bits)
+        tile = elements = side * side // THREADS
+        kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {side}, {THREADS})\n"
+    else:
+        tile = tile_elements(src_bits, dst.bits)
+        tiles = tiles_of_thread(src_bits, dst.bits, looks_up=entry is not None)
+        elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {THREADS}"
+        if entry is None:
+            kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
+        else:
+            kernel = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
+            names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
+            types.append(entry)
+    kernel = "".join(_rule(*item) for item in names.items()) + kernel
+    more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
+    return KernelSource(name, rule, shape, unpacked, prelude(), rows(*types), kernel, tile, elements, THREADS, more)
+
+
+def entries(rule: Rule, src_bits: int) -> DType | None:
+    """The type of the codes in the table of a contiguous kernel; None for one that computes.
+
+    Sources of 8 bits or fewer are looked up, except where integers only lose bits or repeat their sign, or where an
+    instruction converts them. Results of more than 16 bits go on from FLOAT, which holds all such sources.
+    """
+    src, dst = rule.src, rule.dst
+    if src_bits > 8:
+        return None
+    if src.family in ("bool", "int"):
+        # Of integers that only lose bits or repeat their sign, those that lie in bytes are quicker without.
+        moves = dst.family == "int" and rule.overflow == "wrap" and (src_bits == 8 or src.bits == dst.bits)
+        return None if dst.bits > 16 or moves else dst
+    if dst.bits <= 16:
+        return None if src is dst else dst
+    # FLOAT's table would keep an infinity that the rule turns into the largest number.
+    return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
+
+
+def _rule(name: str, rule: Rule) -> str:
+    return f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name};\n}}\n"
+
+
+def options(rule: Rule) -> str:
+    """The arguments of the template ``gpucast::Rule``."""
+    return ", ".join(
+        (
+            f"gpucast::Overflow::{rule.overflow}",
+            "true" if rule.infinity_is_nan else "false",
+            f"gpucast::Rounding::{rule.rounding}",
+            f"gpucast::RoundMode::{rule.round_mode}",
+        )
+    )
+
+
+def rows(*types: DType) -> tuple[tuple[str, str], ...]:
+    """The structs of the types, by C++ name."""
+    return tuple((row.name, _row(row)) for row in dict.fromkeys(types))
+
+
+def tile_elements(src_bits: int, dst_bits: int) -> int:
+    """Elements of a tile: one vector of the wider side, but whole bytes (6 bits: three whole words) of both."""
+    widest = VECTOR * 8 // max(src_bits, dst_bits)
+    return max(1 << (widest.bit_length() - 1), *(16 if bits == 6 else _unit(bits) for bits in (src_bits, dst_bits)))
+
+
+def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
+    """Tiles that a thread of the contiguous shape casts, all of them loaded before the first is cast.
+
+    Two vectors under way fill the memory's queues; more save instructions per element, where elements are small or a
+    table is to be filled.
+    """
+    if looks_up:
+        return 8 if dst_bits == 64 else 4
+    return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 20) else 2
+
+
+def square_side(src_bits: int, dst_bits: int) -> int:
+    """Elements along a side of the squares that a transposed kernel casts: rows of 64 bytes or more."""
+    return 64 if max(src_bits, dst_bits) <= 16 else 32
+
+
+def _unit(bits: int) -> int:
+    """The fewest elements that fill whole bytes together."""
+    return 8 // math.gcd(bits, 8)
+
+
+@lru_cache
+def prelude() -> str:
+    """The text of the files that every kernel needs."""
+    return "\n".join(kernel_file(name) for name in FILES)
+
+
+def kernel_file(name: str) -> str:
+    """The text of a file in ``kernels/``, from the installed package or from the checkout."""
+    here = Path(__file__).parents[1]
+    for folder in (here / "kernels", here.parent / "kernels"):
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    raise FileNotFoundError(f"gpucast: the kernel {name} is missing from {here}; install gpucast again")
+
+
+def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
+    """`gpucast_float32_to_float8e4m3fn`, then what is not the default."""
+    default = resolve(rule.src, rule.dst)
+    parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]
+    for chosen, usual in (
+        (rule.overflow, default.overflow),
+        (rule.rounding, default.rounding),
+        (rule.round_mode, default.round_mode),
+    ):
+        if chosen != usual:
+            parts.append(chosen)
+    parts += ["infinity_is_nan"] * rule.infinity_is_nan + ["unpacked"] * unpacked + [shape] * (shape != "contiguous")
+    return "_".join(parts)
+
+
+def _row(row: DType) -> str:
+    """The row of the dtype table as a struct of constants. Enumerators, because constants of class scope would stay in
+    the compiled module as variables."""
+    lines = [
+        f"typedef {_FAMILIES[row.family]} family;",
+        f"enum : u32 {{ bits = {row.bits} }};",
+        f"enum : bool {{ is_bool = {row.family == 'bool':d}, is_int = {row.family == 'int':d} }};",
+        f"enum : bool {{ is_float = {row.family == 'float':d}, is_e8m0 = {row.family == 'e8m0':d} }};",
+        f"enum : bool {{ has_inf = {row.has_inf:d}, has_nan = {row.has_nan:d} }};",
+        f"enum : u64 {{ mask = {row.code_mask:#x}, sign_code = {row.sign_code:#x}, max_code = {row.max_code:#x} }};",
+    ]
+    if row.is_float:
+        lines += [
+            f"enum : int {{ mantissa_bits = {row.mantissa_bits}, bias = {row.bias} }};",
+            f"enum : bool {{ nan_is_signed = {row.nan_is_signed:d}, has_negative_zero = {row.has_negative_zero:d} }};",
+        ]
+    if row.has_nan:
+        lines.append(f"enum : u64 {{ nan_code = {row.nan_code:#x} }};")
+    if row.has_inf:
+        lines.append(f"enum : u64 {{ inf_code = {row.inf_code:#x} }};")
+    return f"struct {row.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of fused casts: what `gpucast.codegen.cast` is for plain ones."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from gpucast.codegen.cast import (
+    MAX_DIMS,
+    THREADS,
+    KernelSource,
+    Shape,
+    kernel_file,
+    kernel_name,
+    kernel_source,
+    options,
+    prelude,
+    rows,
+    tiles_of_thread,
+)
+from gpucast.codegen.strides import Dims
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import STOCHASTIC, Rule, resolve
+
+#: none: no number; narrow: a value of FLOAT; wide: any DOUBLE.
+Scaling = Literal["none", "narrow", "wide"]
+
+#: Behind the files that every kernel needs, in this order.
+FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+#: The most elements of a tile where one takes a hundred instructions, and whole bytes allow it (6 bits take 16).
+_TILE = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a kernel does beside the cast: multiply, keep the largest magnitude, tell whether the source is finite.
+
+    Called as `gpucast.codegen.cast.kernel_source` is, it gives the kernel of a `gpucast.casting.fused.fused_rule`,
+    which is a plain one where nothing is fused. Rounding at random is part of the rule.
+    """
+
+    scaling: Scaling = "none"
+    amax: bool = False
+    finite: bool = False
+
+    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+        if self.fuses(rule):
+            return fused_source(rule, self, shape, unpacked=unpacked)
+        return kernel_source(rule, shape, unpacked=unpacked)
+
+    def fuses(self, rule: Rule) -> bool:
+        """Whether anything is fused with the cast."""
+        return self != _NOTHING or rule.rounding == STOCHASTIC
+
+
+_NOTHING = Options()
+
+
+def fused_source(rule: Rule, asked: Options, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+    """The kernel that casts as a `gpucast.casting.fused.fused_rule` says and does what is `asked`.
+
+    Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
+    """
+    src, dst = rule.src, rule.dst
+    if shape == "transposed":
+        raise ValueError("fused_source: a fused cast has no transposed kernel; expected 'contiguous' or 'strided'")
+    if not asked.fuses(rule):
+        raise ValueError(
+            f"fused_source: {src.name} to {dst.name} with nothing beside is a plain cast; see kernel_source"
+        )
+    plain = kernel_source(resolve(src, dst), shape, unpacked=unpacked)
+    name = fused_name(rule, asked, shape, plain.unpacked)
+    head = f"{name}, {src.name}, {dst.name}, {plain.src_bits}, {template_options(asked)}"
+    tile, elements = plain.tile, plain.elements
+    if shape == "strided":
+        line = f"GPUCAST_FUSED_STRIDED({head}, {MAX_DIMS}, {THREADS})\n"
+        more = f"gpucast::FusedDims<{MAX_DIMS}>"
+    else:
+        tile, tiles = fused_tiles(rule, asked, plain)
+        elements = tile * tiles
+        line = f"GPUCAST_FUSED_CONTIGUOUS({head}, {tile}, {tiles}, {THREADS})\n"
+        more = "gpucast::FusedArguments"
+    return replace(
+        plain,
+        name=name,
+        rule=rule,
+        prelude=fused_prelude(),
+        rows=fused_rows(src, dst),
+        kernel=f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name}_rule;\n}}\n{line}",
+        tile=tile,
+        elements=elements,
+        more=more,
+    )
+
+
+def fused_prelude() -> str:
+    """The text of the files that every fused kernel needs."""
+    return "\n".join([prelude(), *map(kernel_file, FILES)])
+
+
+def fused_rows(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
+    """The rows that a fused kernel needs."""
+    return rows(src, _FLOAT, _DOUBLE, dst)
+
+
+def template_options(asked: Options) -> str:
+    """Arguments of the macro ``GPUCAST_FUSED``, as the template ``gpucast::Fused`` ends in."""
+    return ", ".join((asked.scaling, *("true" if flag else "false" for flag in (asked.amax, asked.finite))))
+
+
+def fused_name(rule: Rule, asked: Options, shape: Shape, unpacked: bool) -> str:
+    """The name of the cast, and what it does beside."""
+    scaled = asked.scaling != "none"
+    name = kernel_name(replace(rule, src=_DOUBLE) if scaled else rule, unpacked=unpacked)
+    if scaled:
+        source = rule.src.numpy_name.replace("_", "")
+        name = name.replace(f"gpucast_{_DOUBLE.numpy_name}_to_", f"gpucast_{source}_to_", 1)
+    parts = [{"none": "", "narrow": "_scaled", "wide": "_scaled_wide"}[asked.scaling]]
+    parts += ["_amax"] * asked.amax + ["_finite"] * asked.finite + [f"_{shape}"] * (shape != "contiguous")
+    return name + "".join(parts)
+
+
+def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, int]:
+    """Elements of a tile, and tiles of a thread, for the contiguous shape; `plain` is the kernel of the cast alone."""
+    src, dst = rule.src, rule.dst
+    tiles = tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)
+    if 6 in (plain.src_bits, dst.bits):
+        return plain.tile, tiles
+    small = src.is_float and plain.src_bits <= 8
+    if rule.rounding == STOCHASTIC:
+        # Random words come in blocks of four, and one block more where the tile does not begin with one: of long tiles
+        # each element has the fewest. Longer ones than these would write half a sector at a time, or spill registers.
+        return 8 if dst.bits == 16 or plain.src_bits == 64 or small else 16, 2
+    # As in fused.cu: products of two FLOATs that need no DOUBLE.
+    narrow = asked.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
+    # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
+    costly = small or not (narrow or asked.scaling == "none")
+    return min(plain.tile, _TILE) if costly else plain.tile, tiles
+
+
+class FusedArguments(NamedTuple):
+    """The last argument of a fused kernel; addresses are on its device, those of what is not asked for are 0."""
+
+    #: The number, where `scale_at` is 0; else there lies a FLOAT for narrow scaling, a DOUBLE for wide.
+    scale: float = 1.0
+    scale_at: int = 0
+    #: Where a FLOAT lies, which becomes the largest magnitude if that is larger.
+    amax: int = 0
+    #: Where a byte lies that becomes 0 if a source value is infinite or NaN.
+    finite: int = 0
+    seed: int = 0
+    offset: int = 0
+    #: The index of the array's first element among those that the random words are for.
+    first: int = 0
+    #: Those of the strided shape.
+    dims: Dims | None = None
+
+    def to_bytes(self) -> bytes:
+        """``struct FusedArguments`` or ``FusedDims`` of kernels/fused.cu."""
+        given = struct.pack(
+            "<dQQQQQq", self.scale, self.scale_at, self.amax, self.finite, self.seed, self.offset, self.first
+        )
+        return given + (b"" if self.dims is None else self.dims.to_bytes())

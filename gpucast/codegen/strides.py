@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strided arrays as the kernels take them: few dimensions, long ones, and the bytes of one argument."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from gpucast.codegen.cast import MAX_DIMS
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The dimensions of a cast in row-major order: lengths, and bytes from one element to the next on both sides."""
+
+    lengths: tuple[int, ...]
+    src: tuple[int, ...]
+    dst: tuple[int, ...]
+
+    def to_bytes(self) -> bytes:
+        """``struct Dims`` of kernels/layout.cuh."""
+        return self._bytes
+
+    @cached_property
+    def _bytes(self) -> bytes:
+        count = len(self.lengths)
+        if count > MAX_DIMS:
+            raise ValueError(f"strides: {count} dimensions longer than one; at most {MAX_DIMS} fit in a kernel")
+        unused = (0,) * (MAX_DIMS - count)
+        fields = self.lengths + unused + self.src + unused + self.dst + unused
+        return struct.pack(f"<I4x{MAX_DIMS}Q{MAX_DIMS}q{MAX_DIMS}q", count, *fields)
+
+
+def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Dims:
+    """Drop dimensions of length one, and join neighbours that lie on both sides as one dimension would.
+
+    The order of the elements stays. Strides are in bytes, of any sign; a side without strides (packed) counts as
+    contiguous with any element size.
+    """
+    joined: list[tuple[int, int, int]] = []
+    for length, of_src, of_dst in zip(shape, src, dst, strict=True):
+        if length == 1:
+            continue
+        if joined and joined[-1][1] == length * of_src and joined[-1][2] == length * of_dst:
+            length *= joined.pop()[0]
+        joined.append((length, of_src, of_dst))
+    lengths, sources, destinations = zip(*joined, strict=True) if joined else ((), (), ())
+    return Dims(lengths, sources, destinations)
+
+
+@lru_cache(maxsize=1024)
+def squares(dims: Dims, src_size: int, dst_size: int, side: int) -> tuple[Dims, int] | None:
+    """The dimensions of a transposed cast and the elements of all its squares, filled up; None where it is not one.
+
+    The sizes are those of elements, in bytes. It is one where neighbours in the destination, along the last dimension,
+    lie apart in the source, whose own neighbours lie along another: that one is put last but one.
+    """
+    last = len(dims.lengths) - 1
+    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < side // 4:
+        return None
+    for axis in range(last):
+        if dims.src[axis] == src_size and dims.lengths[axis] >= side // 4:
+            break
+    else:
+        return None
+    order = [*(other for other in range(last) if other != axis), axis, last]
+    lengths, src, dst = (tuple(values[i] for i in order) for values in (dims.lengths, dims.src, dims.dst))
+    count = math.prod(lengths[:-2]) * math.prod(-(-length // side) for length in lengths[-2:])
+    return Dims(lengths, src, dst), count * side * side

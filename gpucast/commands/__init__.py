@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""The subcommands of `gpucast`: each module adds its parser and runs it."""

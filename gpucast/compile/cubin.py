@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA text and an architecture in, a cubin out; the only owner of the kernel cache. Needs neither a GPU nor CuPy.
+
+Environment: ``GPUCAST_CACHE_DIR`` (the folder of the cache) and ``GPUCAST_CACHE_SIZE`` (the MiB that it may hold, 256
+unless told; 0 keeps compiled kernels in memory only).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+
+from gpucast.compile import nvrtc
+from gpucast.compile.cache import Cache, digest, limit
+from gpucast.compile.cache_folder import cache_folder
+from gpucast.compile.nvrtc import CompileError, Nvrtc
+from gpucast.compile.nvrtc_search import Found, find
+from gpucast.core.errors import DeviceUnavailable
+
+__all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compile_for", "compiler"]
+
+#: Part of every key: to be raised when what an entry holds changes.
+_FORMAT = "1"
+#: The oldest compute capability that the kernels are made for.
+_OLDEST = 75
+#: From here on the `a` variant of an architecture has conversion instructions that the plain one lacks (float4, float6,
+#: e8m0); sm_90a adds matrix instructions only.
+_SPECIFIC = 100
+_ARCH = re.compile(r"(?:(sm|compute)_)?(\d+)(?:\.(\d))?([af]?)")
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """A compiled kernel, for the driver to load: a cubin, or PTX where `arch` is "compute_..."."""
+
+    #: The function in it.
+    name: str
+    #: Such as "sm_90", "sm_100a" or "compute_121".
+    arch: str
+    #: PTX ends in a zero byte.
+    code: bytes
+    #: What the compiler warned of; "" as a rule.
+    log: str
+
+
+class Compiler:
+    """One copy of NVRTC and the cache of what it compiled. It may be used by several threads at a time."""
+
+    def __init__(self, found: Found, cache: Cache) -> None:
+        self.cache = cache
+        self.path = found.path
+        self._nvrtc = found.loaded
+        self._lock = threading.RLock()
+        self._gates: dict[str, threading.Lock] = {}
+        #: Of NVRTC, such as (12, 9); and the compute capabilities that it compiles for, such as 75 for 7.5.
+        self.version, self.architectures = self._facts()
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What every kernel is compiled with. No option of arithmetic: the kernels work on integers."""
+        # Leaves out the declarations of the CUDA runtime, a quarter of the time of a small kernel.
+        minimal = ("--minimal",) if self.version >= (12, 4) else ()
+        return ("--std=c++17", *minimal)
+
+    def compile(self, text: str, name: str, arch: str) -> Cubin:
+        """The kernel `name` in `text`, compiled for `arch`, from the cache where it is there.
+
+        CompileError when NVRTC refuses it, DeviceUnavailable when NVRTC cannot be loaded.
+        """
+        key = digest("kernel", _FORMAT, self._version_text, arch, *self.options, name, text)
+        with self._lock:
+            gate = self._gates.setdefault(key, threading.Lock())
+        try:
+            # Two threads that want the same kernel compile it once.
+            with gate:
+                entry = self.cache.get(key)
+                if entry is None:
+                    compiled = self._load().compile(text, name, arch, self.options)
+                    log = compiled.log.encode()
+                    entry = len(log).to_bytes(4, "little") + log + compiled.code
+                    self.cache.put(key, entry)
+        finally:
+            with self._lock:
+                self._gates.pop(key, None)
+        size = 4 + int.from_bytes(entry[:4], "little")
+        return Cubin(name, arch, entry[size:], entry[4:size].decode())
+
+    def architecture(self, capability: tuple[int, int], specific: bool = True) -> str:
+        """What to compile for, for a device of a compute capability such as (9, 0).
+
+        Its own architecture, with the `a` variant where that brings instructions (not if `specific` is false) and NVRTC
+        knows it. For a device newer than NVRTC it is the newest PTX, which the driver compiles further.
+        DeviceUnavailable for a device that is too old for the kernels or for NVRTC.
+        """
+        number = 10 * capability[0] + capability[1]
+        if number in self.architectures and number >= _OLDEST:
+            arch = f"sm_{number}"
+            return f"{arch}a" if specific and number >= _SPECIFIC and self.accepts(f"{arch}a") else arch
+        older = [known for known in self.architectures if known < number]
+        if not older or number < _OLDEST:
+            least = max(_OLDEST, self.architectures[0])
+            raise DeviceUnavailable(
+                f"compile: the device has compute capability {capability[0]}.{capability[1]}; "
+                f"gpucast with NVRTC {self._version_text} needs {least // 10}.{least % 10} or newer"
+            )
+        return f"compute_{older[-1]}"
+
+    def parse(self, arch: str) -> str:
+        """The architecture that a person wrote: "sm_90", "sm_100a", "compute_90", "90" or "9.0"; else ValueError."""
+        served = [number for number in self.architectures if number >= _OLDEST]
+        match = _ARCH.fullmatch(arch)
+        if match:
+            kind, number, minor, variant = match.groups()
+            name = f"{kind or 'sm'}_{number}{minor or ''}{variant}"
+            if int(number + (minor or "")) in served and (not variant or self.accepts(name)):
+                return name
+        raise ValueError(
+            f"{arch!r} is not an architecture that gpucast compiles for with NVRTC {self._version_text}; expected "
+            f"{', '.join(f'sm_{number}' for number in served)}, one of them with the suffix a or f where it has such a "
+            "variant, or with compute_ in place of sm_"
+        )
+
+    def accepts(self, arch: str) -> bool:
+        """Whether NVRTC compiles for `arch`: tried once, then remembered in the cache."""
+        key = digest("accepts", _FORMAT, self._version_text, arch)
+        entry = self.cache.get(key)
+        if entry is None:
+            entry = b"yes" if self._load().accepts(arch) else b"no"
+            self.cache.put(key, entry)
+        return entry == b"yes"
+
+    @property
+    def _version_text(self) -> str:
+        return ".".join(map(str, self.version))
+
+    def _facts(self) -> tuple[tuple[int, int], tuple[int, ...]]:
+        """Version and architectures; from the cache, because loading NVRTC takes longer than all of a warm start."""
+        if self.path is None:
+            return self._load().version, self._load().architectures
+        status = os.stat(self.path)
+        path = os.path.realpath(self.path)
+        key = digest("facts", _FORMAT, path, str(status.st_size), str(status.st_mtime_ns))
+        entry = self.cache.get(key)
+        if entry is None:
+            library = self._load()
+            entry = json.dumps([library.version, library.architectures]).encode()
+            self.cache.put(key, entry)
+        (major, minor), architectures = json.loads(entry)
+        return (major, minor), tuple(architectures)
+
+    def _load(self) -> Nvrtc:
+        with self._lock:
+            if self._nvrtc is None:
+                assert self.path is not None
+                try:
+                    self._nvrtc = nvrtc.load(self.path)
+                except OSError as error:
+                    raise DeviceUnavailable(
+                        f"compile: NVRTC cannot be loaded ({error}); install the package that holds {self.path} again"
+                    ) from None
+            return self._nvrtc
+
+
+_creation = threading.Lock()
+
+
+def compiler() -> Compiler:
+    """The compiler of this process. DeviceUnavailable, saying what to install, where there is none."""
+    with _creation:
+        return _compiler()
+
+
+@lru_cache(maxsize=1)
+def _compiler() -> Compiler:
+    return Compiler(find(), Cache(os.path.join(cache_folder(), "kernels"), limit("compile")))
+
+
+def compile(text: str, name: str, arch: str) -> Cubin:
+    """`Compiler.compile` of this process's compiler."""
+    return compiler().compile(text, name, arch)
+
+
+def architecture(capability: tuple[int, int], specific: bool = True) -> str:
+    """`Compiler.architecture` of this process's compiler."""
+    return compiler().architecture(capability, specific)
+
+
+def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
+    """The kernel for a device of a compute capability such as (9, 0), as the driver loads it."""
+    return compile(text, name, architecture(capability)).code

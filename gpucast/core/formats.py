@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of formats: what is stored for a block of numbers. A format is one row of data, as a dtype is.
+
+Sources: OCP Microscaling Formats (MX) v1.0 (MXFP8, MXFP6, MXFP4); NVIDIA's description of NVFP4; the DeepSeek-V3
+report (float8 with FLOAT scales for 1x128 and 128x128 blocks); ONNX QuantizeLinear (integers, axes, zero points).
+What the scale rules mean, number by number, is in `gpucast.quantization.reference`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from gpucast.core.dtypes import DType, dtype
+
+__all__ = ["FORMATS", "SOURCES", "Format", "Parts", "find"]
+
+#: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "floor" (the
+#: power of two of OCP MX), "up" (the next power of two above amax / the largest element).
+ScaleRule = Literal["amax", "floor", "up"]
+#: Which elements share a scale: all ("tensor"), those of one index of the axis ("axis"), or blocks of these lengths,
+#: the last one along the axis.
+Block = Literal["tensor", "axis"] | tuple[int, ...]
+
+_FLOAT, _E8M0, _E4M3 = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("FLOAT8E4M3FN")
+#: The types of the arrays that can be quantized.
+SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
+_RULES: dict[DType, tuple[ScaleRule, ...]] = {_FLOAT: ("amax",), _E4M3: ("amax",), _E8M0: ("floor", "up")}
+
+
+@dataclass(frozen=True)
+class Format:
+    """One row of the table. A format of one's own is a further object, its types whatever `gpucast.dtype` takes:
+    ``Format("mine", "INT4", "FLOAT", (48,), "amax")``.
+
+    TypeError or ValueError for columns that do not go together.
+    """
+
+    name: str
+    #: The type of the codes: a float or integer type of at most 8 bits.
+    element: DType
+    #: The type of the scales: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0.
+    scale: DType
+    block: Block
+    rule: ScaleRule
+    #: True: integers have a zero point per scale (asymmetric). False: zero is code 0 (symmetric).
+    zero_points: bool = False
+    #: True: one FLOAT number multiplies all scales (the second level of NVFP4).
+    global_scale: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"Format: name={self.name!r} must be text")
+        for column in ("element", "scale"):
+            object.__setattr__(self, column, dtype(getattr(self, column), who=f"{self._who}{column}="))
+        element, scale = self.element, self.scale
+        for flag in ("zero_points", "global_scale"):
+            if not isinstance(getattr(self, flag), bool):
+                raise TypeError(f"{self._who}{flag}={getattr(self, flag)!r} must be True or False")
+        if element.family not in ("float", "int") or element.bits > 8:
+            raise TypeError(f"{self._who}element={element} must be a float or integer type of at most 8 bits")
+        if scale not in _RULES:
+            raise TypeError(f"{self._who}scale={scale} must be one of {', '.join(row.name for row in _RULES)}")
+        if self.rule not in _RULES[scale]:
+            raise ValueError(
+                f"{self._who}rule={self.rule!r} does not go with scales of {scale}; "
+                f"expected {' or '.join(map(repr, _RULES[scale]))}"
+            )
+        if self.block not in ("tensor", "axis") and not (
+            isinstance(self.block, tuple)
+            and 1 <= len(self.block) <= 2
+            and all(type(length) is int and length > 0 for length in self.block)
+        ):
+            raise ValueError(f"{self._who}block={self.block!r} must be 'tensor', 'axis' or one or two positive lengths")
+        if self.zero_points and not (element.family == "int" and scale is _FLOAT):
+            raise ValueError(f"{self._who}zero points need integers with FLOAT scales")
+        if element.family == "int" and not element.signed and not self.zero_points:
+            raise ValueError(f"{self._who}{element} needs zero points: without them it has no negative numbers")
+        if self.global_scale and scale is not _E4M3:
+            raise ValueError(f"{self._who}a global scale goes with scales of {_E4M3}, not of {scale}")
+
+    @property
+    def _who(self) -> str:
+        return f"Format {self.name!r}: "
+
+    def __str__(self) -> str:
+        return self.name
+
+    # ---- numbers ----
+
+    @cached_property
+    def divisor(self) -> float:
+        """What the largest magnitude of a block is divided by: the largest element; for "floor" its power of two."""
+        largest = float(self.element.max)
+        return 2.0 ** math.floor(math.log2(largest)) if self.rule == "floor" else largest
+
+    @cached_property
+    def smallest_scale(self) -> float:
+        """No scale is below: FLOAT's smallest normal number (its reciprocal is finite, and processors that flush
+        subnormals read it too), the smallest positive number of a narrow type."""
+        if self.scale is _FLOAT:
+            return 2.0 ** (1 - _FLOAT.bias)
+        return float(self.scale.value(0 if self.scale is _E8M0 else 1))
+
+    @property
+    def nan_in_scale(self) -> bool:
+        """True: a block with NaN or infinity has the scale NaN. False: NaN stays in its element, infinities clamp."""
+        return self.scale is not _FLOAT or not self.element.has_nan
+
+    @cached_property
+    def bits(self) -> float:
+        """Bits per number of a long array, scales and zero points included; one per axis or tensor counts nothing."""
+        if isinstance(self.block, str):
+            return float(self.element.bits)
+        return self.element.bits + (self.scale.bits + 8 * self.zero_points) / math.prod(self.block)
+
+    @property
+    def zero_point(self) -> DType | None:
+        """The type of the zero points, None for a symmetric format. A byte each, whatever the element."""
+        return (dtype("INT8") if self.element.signed else dtype("UINT8")) if self.zero_points else None
+
+    # ---- shapes ----
+
+    @property
+    def block_text(self) -> str:
+        """ "tensor", "axis", "32" or "128x128"."""
+        return self.block if isinstance(self.block, str) else "x".join(map(str, self.block))
+
+    @property
+    def min_ndim(self) -> int:
+        """The fewest dimensions that an array may have."""
+        if isinstance(self.block, str):
+            return int(self.block == "axis")
+        return 2 if len(self.block) == 2 and self.block[0] > 1 else 1
+
+    def lengths(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """The lengths of a block in each dimension of an array, at least 1 and no longer than the dimension.
+
+        `axis` is not negative. A block of two lengths lies on the last two dimensions, of which the axis is one.
+        """
+        if self.block == "tensor":
+            return tuple(max(n, 1) for n in shape)
+        if self.block == "axis":
+            return tuple(1 if i == axis else max(n, 1) for i, n in enumerate(shape))
+        assert isinstance(self.block, tuple)
+        lengths = [1] * len(shape)
+        if self.min_ndim == 2:
+            lengths[-2:] = self.block[0], self.block[0]
+        lengths[axis] = self.block[-1]
+        return tuple(min(length, max(n, 1)) for length, n in zip(lengths, shape, strict=True))
+
+    def grid(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """The number of blocks in each dimension; the last ones may be ragged. A tensor without elements is a block."""
+        least = 1 if isinstance(self.block, str) else 0
+        lengths = self.lengths(shape, axis)
+        grid = [max(least, -(-n // length)) for n, length in zip(shape, lengths, strict=True)]
+        if self.block == "axis":
+            grid[axis] = shape[axis]
+        return tuple(grid)
+
+    def scales_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """The shape of the scales (and zero points), as ONNX QuantizeLinear has it: () for the whole tensor, (n,) for
+        an axis, else that of the array with the blocked axes divided by the blocks' lengths, rounded up."""
+        if self.block == "tensor":
+            return ()
+        return (shape[axis],) if self.block == "axis" else self.grid(shape, axis)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands for an array: its codes (in its shape; on a device packed), the scales, and where the format has them
+    the zero points (in the scales' shape) and the global scale (FLOAT, shape ())."""
+
+    data: Any
+    scales: Any
+    zero_points: Any = None
+    global_scale: Any = None
+
+
+def _table(text: str) -> dict[str, Format]:
+    formats = {}
+    for line in text.strip().splitlines():
+        name, element, scale, blocks, rule, zero_points, global_scale = line.split()
+        for block in blocks.split(","):
+            lengths: Any = block if block.isalpha() else tuple(map(int, block.split("x")))
+            full = f"{name}_{block}" if "," in blocks else name
+            formats[full] = Format(
+                full,
+                dtype(element),
+                dtype(scale),
+                lengths,
+                rule,  # type: ignore[arg-type]
+                zero_points == "zp",
+                global_scale == "global",
+            )
+    return formats
+
+
+#: The named formats. Columns: name (with several blocks, each name ends in its block), element, scale, blocks, scale
+#: rule, zero points, global scale.
+FORMATS: dict[str, Format] = _table("""
+    float8e4m3fn  FLOAT8E4M3FN  FLOAT         tensor,axis,1x128,128x128  amax   -   -
+    float8e5m2    FLOAT8E5M2    FLOAT         tensor,axis,1x128,128x128  amax   -   -
+    mxfp8e4m3     FLOAT8E4M3FN  FLOAT8E8M0    32                         floor  -   -
+    mxfp8e4m3_up  FLOAT8E4M3FN  FLOAT8E8M0    32                         up     -   -
+    mxfp8e5m2     FLOAT8E5M2    FLOAT8E8M0    32                         floor  -   -
+    mxfp8e5m2_up  FLOAT8E5M2    FLOAT8E8M0    32                         up     -   -
+    mxfp6e2m3     FLOAT6E2M3    FLOAT8E8M0    32                         floor  -   -
+    mxfp6e2m3_up  FLOAT6E2M3    FLOAT8E8M0    32                         up     -   -
+    mxfp6e3m2     FLOAT6E3M2    FLOAT8E8M0    32                         floor  -   -
+    mxfp6e3m2_up  FLOAT6E3M2    FLOAT8E8M0    32                         up     -   -
+    mxfp4         FLOAT4E2M1    FLOAT8E8M0    32                         floor  -   -
+    mxfp4_up      FLOAT4E2M1    FLOAT8E8M0    32                         up     -   -
+    nvfp4         FLOAT4E2M1    FLOAT8E4M3FN  16                         amax   -   global
+    int8          INT8          FLOAT         tensor,axis,32,64,128      amax   -   -
+    int8_zp       INT8          FLOAT         tensor,axis,32,64,128      amax   zp  -
+    uint8_zp      UINT8         FLOAT         tensor,axis,32,64,128      amax   zp  -
+    int4          INT4          FLOAT         tensor,axis,32,64,128      amax   -   -
+    int4_zp       INT4          FLOAT         tensor,axis,32,64,128      amax   zp  -
+    uint4_zp      UINT4         FLOAT         tensor,axis,32,64,128      amax   zp  -
+    int2          INT2          FLOAT         tensor,axis,32,64,128      amax   -   -
+    int2_zp       INT2          FLOAT         tensor,axis,32,64,128      amax   zp  -
+    uint2_zp      UINT2         FLOAT         tensor,axis,32,64,128      amax   zp  -
+""")
+
+
+def find(asked: Any, who: str) -> Format:
+    """The format that `asked` is or names. TypeError for what is no name, ValueError for an unknown one."""
+    if isinstance(asked, Format):
+        return asked
+    if not isinstance(asked, str):
+        raise TypeError(f"{who}: format={asked!r} must be a name or a gpucast.core.formats.Format")
+    found = FORMATS.get(asked.lower())
+    if found is None:
+        raise ValueError(f"{who}: format={asked!r} is not known; expected one of {', '.join(FORMATS)}, or a Format")
+    return found

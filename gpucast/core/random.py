@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which random bits a stochastic cast takes: its `seed` and `offset`, checked.
+
+Element i, in row-major order, takes word (offset + i) % 4 of block (offset + i) // 4 of Philox4x32-10 (Salmon et al.,
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key `seed`: so equal seeds give equal bits everywhere,
+and the next cast goes on where one of n elements ended with ``offset + n``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gpucast.core.checks import integer
+from gpucast.core.rule import STOCHASTIC
+
+_LIMIT = 2**64
+
+
+class Random(NamedTuple):
+    """Both are from 0 to 2^64 - 1."""
+
+    seed: int
+    offset: int = 0
+
+
+def resolve_random(rounding: Any, seed: Any, offset: Any, who: str = "cast") -> Random | None:
+    """The keywords `seed` and `offset` of a cast; None unless `rounding` is "stochastic".
+
+    TypeError for what is no integer; ValueError outside 0 to 2^64 - 1, for stochastic rounding without a seed, and for
+    either keyword with another rounding.
+    """
+    stochastic = isinstance(rounding, str) and rounding == STOCHASTIC
+    if seed is None and stochastic:
+        raise ValueError(f"{who}: rounding={STOCHASTIC!r} needs seed=, an integer from 0 to 2^64 - 1")
+    values = [_integer(name, value, who) for name, value in (("seed", seed), ("offset", offset)) if value is not None]
+    if stochastic:
+        return Random(*values)
+    if seed is not None or (offset is not None and values[-1] != 0):
+        name, value = ("offset", offset) if seed is None else ("seed", seed)
+        raise ValueError(f"{who}: {name}={value!r} does not apply to rounding={rounding!r}; expected {STOCHASTIC!r}")
+    return None
+
+
+def _integer(name: str, value: Any, who: str) -> int:
+    number = integer(value, f"{who}: {name}", "an integer from 0 to 2^64 - 1")
+    if not 0 <= number < _LIMIT:
+        raise ValueError(f"{who}: {name}={value!r} is out of range; expected 0 to 2^64 - 1")
+    return number

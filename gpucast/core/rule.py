@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rule a cast follows: the operator's versions and attributes, checked and resolved to one `Rule`.
+
+Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the host path and the kernels
+all take a `Rule`; none of them sees an opset or an attribute that does not matter for its pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gpucast.core.checks import integer
+from gpucast.core.dtypes import DType
+
+#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+DEFAULT_OPSET = 28
+
+#: The opsets in which a new version of each operator appeared.
+CAST_VERSIONS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
+
+#: First versions (of both operators) that have the attribute.
+SATURATE_SINCE = 19
+ROUND_MODE_SINCE = 24
+
+RoundMode = Literal["up", "down", "nearest"]
+Rounding = Literal["truncate", "nearest_even", "stochastic"]
+#: What becomes of a number that is out of the destination's range.
+Overflow = Literal["wrap", "saturate", "infinity", "nan"]
+
+ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
+#: Values of the `rounding` keyword: for integers, and for the floats of 16 bits or fewer.
+ROUNDINGS: tuple[Rounding, ...] = ("truncate", "nearest_even")
+STOCHASTIC: Rounding = "stochastic"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one cast does. Fields that do not matter for the pair have their default, so equal rules compare equal.
+
+    - `overflow`: to integers "wrap" or "saturate"; to wide floats "infinity" or "saturate"; to the narrow floats that
+      have a NaN (float8, FLOAT8E8M0) "saturate", or else "infinity" where the type has one and "nan" where not; to the
+      types with neither (float4, float6) "saturate". To BOOL and STRING it has no meaning and is "wrap".
+    - `infinity_is_nan`: with overflow "saturate" a source infinity gives NaN (FNUZ types, opsets 19 to 23).
+    - `rounding`: to integers "truncate" or "nearest_even"; to floats of 16 bits or fewer "stochastic". Every other
+      destination rounds as its family does, and so do these floats by default; then it is "truncate".
+    - `round_mode`: to FLOAT8E8M0 only.
+    """
+
+    src: DType
+    dst: DType
+    overflow: Overflow = "wrap"
+    infinity_is_nan: bool = False
+    rounding: Rounding = "truncate"
+    round_mode: RoundMode = "up"
+
+
+def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, who: str = "cast") -> int:
+    """The newest version of the operator that an opset holds. ValueError outside the operator's first opset..28."""
+    number = integer(opset, f"{who}: opset")
+    if not versions[0] <= number <= DEFAULT_OPSET:
+        raise ValueError(f"{who}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
+    return max(version for version in versions if version <= number)
+
+
+def resolve(
+    src: DType,
+    dst: DType,
+    *,
+    saturate: Any = True,
+    round_mode: Any = "up",
+    opset: Any = DEFAULT_OPSET,
+    rounding: Any = None,
+    overflow: Any = None,
+    versions: tuple[int, ...] = CAST_VERSIONS,
+    who: str = "cast",
+) -> Rule:
+    """Check the attributes of a cast and return its rule.
+
+    TypeError for a type that the
+    operator's version lacks and for a `saturate` that is no boolean; ValueError for every other value that is illegal,
+    newer than the version, or meaningless for the destination.
+    """
+    version = newest_version(opset, versions, who)
+    for role, row in (("source", src), ("to", dst)):
+        # A row without an opset is no ONNX type: versions say nothing about it.
+        if row.opset is not None and row.opset > version:
+            raise TypeError(
+                f"{who}: {role}={row.name} entered at opset {row.opset}; opset={opset} has version {version}"
+            )
+    if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
+        saturate = bool(saturate)
+    if not isinstance(saturate, bool):
+        raise TypeError(f"{who}: saturate={saturate!r} must be True or False")
+    if not isinstance(round_mode, str) or round_mode not in ROUND_MODES:
+        raise ValueError(f"{who}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}")
+    if not saturate and version < SATURATE_SINCE:
+        raise ValueError(f"{who}: saturate=False needs opset {SATURATE_SINCE}; opset={opset} has version {version}")
+    if round_mode != "up" and version < ROUND_MODE_SINCE:
+        raise ValueError(
+            f"{who}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
+        )
+    _check_choice(who, "rounding", rounding, _roundings(dst), src, dst)
+    _check_choice(who, "overflow", overflow, _overflows(dst), src, dst)
+
+    if src is dst:
+        return Rule(src, dst)
+    if dst.family == "int":
+        return Rule(src, dst, overflow=overflow or "wrap", rounding=rounding or "truncate")
+    if dst.family in ("bool", "string"):
+        return Rule(src, dst)
+    rounding = rounding or "truncate"
+    if not dst.has_nan:
+        return Rule(src, dst, overflow="saturate", rounding=rounding)
+    if not dst.saturate_applies:
+        return Rule(src, dst, overflow=overflow or "infinity", rounding=rounding)
+    if not saturate:
+        without: Overflow = "infinity" if dst.has_inf else "nan"
+        return Rule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
+    return Rule(
+        src,
+        dst,
+        overflow="saturate",
+        infinity_is_nan=dst.specials == "fnuz" and SATURATE_SINCE <= version < 24,
+        rounding=rounding,
+        round_mode=_mode(dst, round_mode),
+    )
+
+
+def _mode(dst: DType, round_mode: Any) -> RoundMode:
+    return round_mode if dst.family == "e8m0" else "up"
+
+
+def has_stochastic(dst: DType) -> bool:
+    """True for a destination that numbers can be rounded to at random: a float of 16 bits or fewer."""
+    return dst.family == "float" and dst.bits <= 16
+
+
+def _roundings(dst: DType) -> tuple[Rounding, ...]:
+    """The values of the `rounding` keyword that mean something for a destination."""
+    if dst.family == "int":
+        return ROUNDINGS
+    return (STOCHASTIC,) if has_stochastic(dst) else ()
+
+
+def _overflows(dst: DType) -> tuple[Overflow, ...]:
+    """The values of the `overflow` keyword that mean something for a destination."""
+    if dst.family == "int":
+        return ("wrap", "saturate")
+    if dst.has_nan and not dst.saturate_applies:
+        return ("saturate",)
+    return ()
+
+
+def _check_choice(who: str, name: str, value: Any, legal: tuple[str, ...], src: DType, dst: DType) -> None:
+    if value is None:
+        return
+    if src.family == "string" and (dst.family == "int" or name == "rounding"):
+        raise ValueError(f"{who}: {name}={value!r} does not apply to text; expected None from STRING to {dst.name}")
+    if not isinstance(value, str) or value not in legal:
+        expected = " or ".join(["None", *map(repr, legal)])
+        raise ValueError(f"{who}: {name}={value!r} does not apply to {dst.name}; expected {expected}")

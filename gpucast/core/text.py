@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What text means as a number, and which text a number gives: exact, one element at a time, slow.
+
+The specification of the STRING type (`reference` uses it as it stands) and the slow lane of `host_strings`, which
+takes its error messages from here. Functions that read text take its `index` in the array, for the message.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from gpucast.core import dtypes
+from gpucast.core.dtypes import DType
+
+#: Blanks that may stand around a number: those of C's isspace. Python's own set has U+001C to U+001F and more.
+BLANKS = " \t\n\r\f\v"
+
+# re.ASCII: otherwise "i" would match U+0131 and U+0130 as well when case is ignored.
+_NUMBER = re.compile(
+    rf"[{BLANKS}]*(?P<sign>[+-]?)"
+    r"(?:(?=\.?[0-9])(?P<whole>[0-9]*)(?:\.(?P<fraction>[0-9]*))?(?:e(?P<exponent>[+-]?[0-9]+))?"
+    r"|(?P<word>inf(?:inity)?|nan))"
+    rf"[{BLANKS}]*",
+    re.ASCII | re.IGNORECASE,
+)
+
+# The midpoint of two neighbouring doubles has at most 768 significant digits. A number cut after 800 digits and given
+# one more digit, 1, for whatever followed lies on the same side of every midpoint as the whole number does.
+_DIGITS = 800
+# No type reaches as far as 10^+-400: whatever lies beyond may stand there.
+_EXPONENT = 400
+# An exponent of more digits than this outruns the length of any text.
+_EXPONENT_DIGITS = 20
+
+# Characters of an element that a message quotes.
+_SHOWN = 40
+
+_EXPECTED = "expected decimal text such as '1.5e-3', INF or NaN"
+
+
+@dataclass(frozen=True)
+class Number:
+    """What a text says. NaN has a sign; `magnitude` is 0 unless the number is finite.
+
+    `magnitude` compares with every value and every midpoint of any type as the text's own number does, and equals it
+    when the text has at most 800 significant digits and lies within 10^-400 to 10^400.
+    """
+
+    kind: Literal["finite", "infinite", "nan"]
+    negative: bool
+    magnitude: Fraction
+
+
+def texts(x: np.ndarray[Any, Any], first: int = 0) -> Iterator[str]:
+    """The elements of an array of object, str, bytes or StringDType, row-major. bytes are read as ASCII.
+
+    TypeError for an element that is no text (None, NaN and the missing values of StringDType too), ValueError for bytes
+    that are not ASCII; both name the index in the flattened array, counted from `first`. The texts come one by one, so
+    that an error in what is done with an earlier one comes first.
+    """
+    for index, element in enumerate(x.reshape(-1).tolist(), first):
+        yield _text(element, index)
+
+
+def parse(text: str, index: int | None = None) -> Number:
+    """The number that a text stands for, in time linear in its length. ValueError for any other text."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{_found(text, index)}, which is no number; {_EXPECTED}")
+    negative = match["sign"] == "-"
+    if match["word"]:
+        return Number("nan" if match["word"].lower() == "nan" else "infinite", negative, Fraction(0))
+    fraction = match["fraction"] or ""
+    digits = (match["whole"] + fraction).lstrip("0")
+    if not digits:
+        return Number("finite", negative, Fraction(0))
+    scale = _exponent(match["exponent"] or "0") - len(fraction)
+    rest = digits[_DIGITS:]
+    if rest:
+        digits = digits[:_DIGITS] + ("1" if rest.strip("0") else "0")
+        scale += len(rest) - 1
+    leading = scale + len(digits) - 1
+    if abs(leading) > _EXPONENT:
+        return Number("finite", negative, Fraction(10) ** (_EXPONENT if leading > 0 else -_EXPONENT))
+    return Number("finite", negative, Fraction(int(digits) * 10 ** max(scale, 0), 10 ** max(-scale, 0)))
+
+
+def to_integer(text: str, row: DType, index: int | None = None) -> int:
+    """The integer that a text stands for; a fraction is cut off.
+
+    OverflowError outside the range of the type, ValueError for INF, NaN and whatever is no number.
+    """
+    number = parse(text, index)
+    if number.kind != "finite":
+        raise ValueError(f"{_found(text, index)}, which {row.name} cannot hold; expected a finite number")
+    value = int(number.magnitude) * (-1 if number.negative else 1)
+    if not row.min <= value <= row.max:
+        raise OverflowError(f"{_found(text, index)}, out of range for {row.name}; expected {row.min} to {row.max}")
+    return value
+
+
+def to_bool(text: str, index: int | None = None) -> bool:
+    """true and false in any case; else whether the number is not exactly zero. ValueError for whatever is no number."""
+    word = text.strip(BLANKS).lower()
+    if word in ("true", "false"):
+        return word == "true"
+    try:
+        number = parse(text, index)
+    except ValueError:
+        raise ValueError(f"{_found(text, index)}, which is no boolean; {_EXPECTED}, true or false") from None
+    return number.kind != "finite" or number.magnitude != 0
+
+
+def format(value: float, row: DType) -> str:
+    """The text of a value of a type (int or bool for integers and BOOL, the exact float otherwise)."""
+    if row.family == "bool":
+        return str(bool(value))
+    if row.family == "int":
+        return str(int(value))
+    value = float(value)
+    if math.isnan(value):
+        return "NaN"
+    sign = "-" if math.copysign(1.0, value) < 0 else ""
+    if math.isinf(value):
+        return f"{sign}INF"
+    return sign + (_layout(*_shortest(abs(value), shortest_in(row))) if value else "0.0")
+
+
+def shortest_in(row: DType) -> DType:
+    """The type in which a floating type's text must read back: its own where NumPy has it, else FLOAT."""
+    return row if row.numpy_name in ("float16", "float32", "float64") else dtypes.dtype("FLOAT")
+
+
+def _text(element: object, index: int) -> str:
+    if isinstance(element, str):
+        # Not str(element): a subclass, such as an Enum, may print as something else.
+        return str.__str__(element)
+    if isinstance(element, bytes):
+        try:
+            return element.decode("ascii")
+        except UnicodeDecodeError:
+            raise ValueError(f"{_found(element, index)}, which is not ASCII; expected str or ASCII bytes") from None
+    raise TypeError(f"{_found(element, index)} of type {type(element).__name__}; expected str or ASCII bytes")
+
+
+def _found(element: object, index: int | None) -> str:
+    if isinstance(element, (str, bytes)) and len(element) > _SHOWN:
+        shown = f"{element[:_SHOWN]!r}... ({len(element)} characters)"
+    else:
+        shown = repr(element)[: 2 * _SHOWN]
+    return f"cast: {'the text' if index is None else f'element {index}'} is {shown}"
+
+
+def _exponent(text: str) -> int:
+    digits = text.lstrip("+-0")
+    # int() refuses thousands of digits.
+    exponent = int(digits or "0") if len(digits) <= _EXPONENT_DIGITS else 10**_EXPONENT_DIGITS
+    return -exponent if text.startswith("-") else exponent
+
+
+def _shortest(value: float, row: DType) -> tuple[str, int]:
+    """The fewest digits d.ddd and the exponent k such that d.ddd x 10^k reads back as a finite value > 0 of a type.
+
+    Among equally short ones the closest to the value; of two equally close, the one with an even last digit.
+    """
+    fraction, exponent = math.frexp(value)
+    # The spacing of values around this one is 4 x 2^quarter, so the ends of its interval are whole quarters.
+    quarter = max(exponent - 1, 1 - row.bias) - row.mantissa_bits - 2
+    spacings = int(math.ldexp(fraction, exponent - quarter - 2))
+    center, high = 4 * spacings, 4 * spacings + 2
+    # Below a power of two the values lie twice as close, but for the smallest normal one.
+    at_power = spacings == 1 << row.mantissa_bits and exponent - 1 > 1 - row.bias
+    low = center - (1 if at_power else 2)
+    # Ties read back to even: the ends belong to the interval of an even value.
+    closed = spacings % 2 == 0
+
+    k = math.floor(math.log10(value))
+    k += (Fraction(value) >= Fraction(10) ** (k + 1)) - (Fraction(value) < Fraction(10) ** k)
+    for count in range(1, 18):
+        # In one common unit: a candidate is digits * decimal, an end of the interval is quarters * binary.
+        place = k - count + 1
+        decimal = 10 ** max(place, 0) << max(-quarter, 0)
+        binary = 10 ** max(-place, 0) << max(quarter, 0)
+        floor = center * binary // decimal
+        candidates = [
+            (abs(digits * decimal - center * binary), digits % 2, digits)
+            for digits in (floor, floor + 1)
+            if low * binary < digits * decimal < high * binary
+            or (closed and digits * decimal in (low * binary, high * binary))
+        ]
+        if candidates:
+            text = str(min(candidates)[2])
+            return text.rstrip("0"), place + len(text) - 1
+    raise AssertionError("17 digits identify every double")
+
+
+def _layout(digits: str, k: int) -> str:
+    """d.ddd x 10^k as repr(float) writes it."""
+    if -4 <= k < 0:
+        return "0." + "0" * (-k - 1) + digits
+    if 0 <= k < 16:
+        return f"{digits[: k + 1].ljust(k + 1, '0')}.{digits[k + 1 :] or '0'}"
+    return f"{digits[0]}{'.' + digits[1:] if digits[1:] else ''}e{k:+03d}"

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fused casts of host arrays (see `gpucast.casting.fused`): chunk by chunk, the same bits as their kernels give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.fused_options import Fusion
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.random import Random
+from gpucast.core.rule import Rule, has_stochastic, resolve
+from gpucast.cpu import cast as host_cast
+from gpucast.cpu import lanes as host
+from gpucast.cpu import stochastic as host_stochastic
+from gpucast.cpu import stochastic_steps as host_steps
+
+Array = npt.NDArray[Any]
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+
+
+def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
+    """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind."""
+    if fusion.scale is None and fusion.amax is None and fusion.finite is None:
+        return host_cast.apply(x, rule, out, fusion.random)
+    result = out
+    if out is None or np.may_share_memory(*(a.data if isinstance(a, PackedArray) else a for a in (x, out))):
+        result = _new_like(x, rule.dst)
+    pass_ = _Pass(rule, fusion)
+    with np.errstate(all="ignore"):
+        for codes, room in _chunks(x, rule, result, row_major=fusion.random is not None):
+            pass_.cast(codes, room)
+    pass_.finish()
+    if out is None or out is result:
+        return result
+    if isinstance(out, PackedArray):
+        out.data[...] = result.data
+    else:
+        out[...] = result
+    return out
+
+
+class _Pass:
+    """One pass over an array, in chunks that follow each other."""
+
+    def __init__(self, rule: Rule, fusion: Fusion) -> None:
+        self._fusion = fusion
+        #: Of the step that rounds.
+        self._rule = rule if fusion.scale is None else _of_product(rule)
+        self._src = rule.src
+        self._begin = 0
+        #: The largest magnitude so far as the code of a FLOAT (below any, none), and whether all were finite.
+        self._largest, self._finite = -(1 << 31), True
+
+    def cast(self, x: Array, out: Array) -> None:
+        """Cast flat, native, contiguous elements; NumPy's floating-point errors are off."""
+        rule, fusion = self._rule, self._fusion
+        if fusion.amax is not None:
+            self._largest = max(self._largest, _largest(x, self._src))
+        if fusion.finite is not None:
+            self._finite = self._finite and _is_finite(x, self._src)
+        random = fusion.random and Random(fusion.random.seed, fusion.random.offset + self._begin)
+        if fusion.scale is not None:
+            x = _product(x, self._src, fusion.scale)
+        if fusion.scale is not None and random is None and x.size <= host.SHORT and has_stochastic(rule.dst):
+            # As `host.apply` would, in fewer calls.
+            host_steps.put(rule)(x, None, out.view(rule.dst.code_numpy))
+        elif random is None:
+            host.apply(x, rule, out)
+        else:
+            host_stochastic.apply(x, rule, out, random)
+        self._begin += x.size
+
+    def finish(self) -> None:
+        if self._fusion.amax is not None:
+            code = self._fusion.amax.view(np.int32)
+            code[...] = max(int(code.reshape(())[()]), self._largest)
+        if self._fusion.finite is not None and not self._finite:
+            self._fusion.finite[...] = 0
+
+
+def _largest(x: Array, src: DType) -> int:
+    """The largest magnitude as the code of a FLOAT."""
+    if _is_wide_float(src):
+        code = _largest_code(x, src)
+        # Rounding keeps the order of magnitudes.
+        x = np.array([code], src.code_numpy).view(src.numpy)
+    if src is not _FLOAT:
+        narrow = np.empty(x.size, np.float32)
+        host.apply(x, _to(src, _FLOAT), narrow)
+        code = int((narrow.view(np.uint32) & 0x7FFFFFFF).max())
+    return code if code <= _FLOAT.inf_code else _FLOAT.nan_code
+
+
+def _is_wide_float(row: DType) -> bool:
+    """Whether it is a float whose code without the sign is larger for larger magnitudes, and largest for NaN."""
+    return row.is_float and row.bits >= 16
+
+
+def _largest_code(x: Array, src: DType) -> int:
+    """The largest code without its sign, of a wide float. No memory is written."""
+    codes, sign = x.view(src.code_numpy), src.sign_code
+    # As unsigned numbers the negative ones come last; as signed numbers the others do.
+    last = int(np.maximum.reduce(codes))
+    return last if last < sign else max(last - sign, int(np.maximum.reduce(codes.view(f"i{src.numpy.itemsize}"))))
+
+
+def _is_finite(x: Array, src: DType) -> bool:
+    if not src.has_nan:
+        return True
+    if _is_wide_float(src):
+        return _largest_code(x, src) <= src.max_code
+    codes = x.view(src.code_numpy)
+    beyond = (codes & (src.code_mask ^ src.sign_code)) > src.max_code
+    return not bool(beyond.any() or (codes == src.nan_code).any())
+
+
+def _product(x: Array, src: DType, scale: float) -> Array:
+    values = x
+    if not (_is_wide_float(src) and src.bits >= 32):
+        values = np.empty(x.size, np.float64)
+        host.apply(x, _to(src, _DOUBLE), values)
+    product: Array = np.multiply(values, scale, dtype=np.float64)
+    # NaN counts as the largest.
+    if math.isnan(np.maximum.reduce(product)):
+        # Which NaN a multiplication gives is the processor's choice.
+        nan = np.flatnonzero(np.isnan(product))
+        product[nan] = np.copysign(np.nan, np.where(np.isnan(values[nan]), values[nan], 1.0))
+    return product
+
+
+@lru_cache
+def _of_product(rule: Rule) -> Rule:
+    return replace(rule, src=_DOUBLE)
+
+
+@lru_cache
+def _to(src: DType, wide: DType) -> Rule:
+    return resolve(src, wide)
+
+
+# ---- chunks ----
+
+
+def _new_like(x: Any, row: DType) -> Any:
+    if not isinstance(x, PackedArray):
+        return np.empty_like(x, dtype=row.numpy, order="K", subok=False)
+    if not row.packed:
+        return np.empty(x.shape, row.numpy)
+    return PackedArray(np.empty(row.nbytes(x.size), np.uint8), row, x.shape)
+
+
+def _is_plain(x: Array, row: DType) -> bool:
+    return type(x) is np.ndarray and x.dtype is row.numpy and x.flags.carray
+
+
+def _chunks(x: Any, rule: Rule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
+    """Flat pieces of x, each with room for its result, which is in `out` once the next piece is asked for."""
+    if isinstance(x, PackedArray):
+        return _packed_chunks(x, rule, out)
+    if 0 < x.size <= host.CHUNK and _is_plain(x, rule.src) and _is_plain(out, rule.dst):
+        return ((x.reshape(-1), out.reshape(-1)),)
+    return _array_chunks(x, rule, out, row_major)
+
+
+def _array_chunks(x: Array, rule: Rule, out: Array, row_major: bool) -> Iterator[tuple[Array, Array]]:
+    src, dst = rule.src, rule.dst
+    kinds = [row.code_numpy for row in (src, dst)]
+    given = [
+        array.view(kind if array.dtype.isnative else kind.newbyteorder(array.dtype.byteorder))
+        for array, kind in zip((np.asarray(x), np.asarray(out)), kinds, strict=True)
+    ]
+    if not x.size:
+        return
+    if all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in given):
+        codes, room = (array.reshape(-1) for array in given)
+        for start in range(0, x.size, host.CHUNK):
+            part = slice(start, start + host.CHUNK)
+            yield codes[part].view(src.numpy), room[part].view(dst.numpy)
+        return
+    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
+        given,
+        flags=["external_loop", "buffered"],
+        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
+        op_dtypes=kinds,
+        order="C" if row_major else "K",
+        casting="equiv",
+        buffersize=host.CHUNK,
+    )
+    with chunks:
+        for codes, room in chunks:
+            yield codes.view(src.numpy), room.view(dst.numpy)
+
+
+def _packed_chunks(x: PackedArray, rule: Rule, out: Any) -> Iterator[tuple[Array, Array]]:
+    src, dst = rule.src, rule.dst
+    flat = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
+    for start in range(0, x.size, host.CHUNK):
+        count = min(host.CHUNK, x.size - start)
+        first = src.nbytes(start)
+        codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
+        if dst.packed:
+            room = np.empty(count, dst.numpy)
+            yield codes, room
+            first = dst.nbytes(start)
+            flat[first : first + dst.nbytes(count)] = pack_codes(room.view(np.uint8), dst.bits)
+        else:
+            yield codes, flat[start : start + count]
+    if not dst.packed and not out.flags.c_contiguous:
+        out[...] = flat.reshape(out.shape)

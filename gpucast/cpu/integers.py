@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float carriers to integers: truncate toward zero and keep the low bits.
+
+What a conversion gives for NaN and for floats out of the integer's range is the processor's and the compiler's choice.
+Most choose alike, which is found out once per process; where they do not, such numbers are found by comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType
+from gpucast.cpu.encode import low_bits
+
+Array = npt.NDArray[Any]
+Lane = Callable[[Array, Array], None]
+
+
+def float_to_int(carrier: np.dtype[Any], dst: DType, chunk: int) -> Lane:
+    """The lane from `carrier`, float32 or float64, to codes of `dst`."""
+    last_place = 23 if carrier == np.float32 else 52
+
+    def exact(bits: int) -> bool:
+        # A float of 2^(bits-1) and more is a multiple of its last place there. Where that is a multiple of 2^dst.bits,
+        # the low bits are 0, as are those of the minimum that NaN, infinities and all such floats become.
+        return invalid_gives_minimum(carrier) and dst.bits <= bits - 1 - last_place
+
+    int32, int64 = np.dtype(np.int32), np.dtype(np.int64)
+    if exact(32):
+        return _by_way_of(int32, dst, chunk)
+    if exact(64) and dst.bits < 16:
+        return _by_way_of(int64, dst, chunk)
+    if exact(64):
+        in_range = np.dtype(np.uint32) if dst.bits == 32 and not dst.signed else int32
+        return _either(_if_in_range(in_range, dst, chunk), _by_way_of(int64, dst, chunk))
+    quick = dst.bits == 16 or (dst.bits == 32 and dst.signed)
+    return _mended(int32 if quick else int64, carrier, dst, chunk)
+
+
+def _by_way_of(integer: np.dtype[Any], dst: DType, chunk: int, mend: Lane | None = None) -> Lane:
+    """Convert to a wider integer (in place of the result where that has its size), mend it, and cut it off."""
+    direct = dst.code_numpy.itemsize == integer.itemsize
+    scratch = np.empty(0 if direct else chunk, integer)
+
+    def lane(x: Array, out: Array) -> None:
+        whole = out.view(integer) if direct else scratch[: x.size]
+        np.copyto(whole, x, casting="unsafe")
+        if mend is not None:
+            mend(x, whole)
+        if not direct:
+            np.copyto(out, whole, casting="unsafe")
+        if dst.packed:
+            np.bitwise_and(out, dst.code_mask, out=out)
+
+    return lane
+
+
+def _mended(integer: np.dtype[Any], carrier: np.dtype[Any], dst: DType, chunk: int) -> Lane:
+    on_minimum = invalid_gives_minimum(carrier)
+    minimum, top = integer.type(np.iinfo(integer).min), 2.0 ** (8 * integer.itemsize - 1)
+    mask = np.empty(chunk, bool)
+    expected = False
+
+    def mend(x: Array, whole: Array) -> None:
+        nonlocal expected
+        # The minimum is found more quickly than its places, unless it is there, as it was in the chunk before.
+        if on_minimum and not expected and np.minimum.reduce(whole) != minimum:
+            return
+        bad = np.equal(whole, minimum, out=mask[: x.size]) if on_minimum else ~(np.abs(x) < top)
+        where = np.flatnonzero(bad)
+        expected = where.size > 0
+        if expected:
+            chosen = slice(None) if where.size * 8 > x.size else where
+            whole[chosen] = low_bits(x[chosen].astype(np.float64)).astype(integer)
+
+    return _by_way_of(integer, dst, chunk, mend)
+
+
+def _if_in_range(integer: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array, Array], bool]:
+    """A lane that gives up (False, nothing written that counts) where a number is out of the integer's range."""
+    direct = dst.code_numpy.itemsize == integer.itemsize
+    scratch = np.empty(0 if direct else chunk, integer)
+    minimum, top = np.iinfo(integer).min, float(np.iinfo(integer).max + 1)
+
+    def lane(x: Array, out: Array) -> bool:
+        # Unsigned integers have no code to spare that would tell. NaN is neither above nor below.
+        if integer.kind == "u" and not (x.min() > -1 and x.max() < top):
+            return False
+        whole = out.view(integer) if direct else scratch[: x.size]
+        np.copyto(whole, x, casting="unsafe")
+        # The minimum may be meant.
+        if integer.kind == "i" and np.minimum.reduce(whole) == minimum and not (x.min() >= minimum and x.max() < top):
+            return False
+        if not direct:
+            np.copyto(out, whole, casting="unsafe")
+        return True
+
+    return lane
+
+
+def _either(quick: Callable[[Array, Array], bool], sure: Lane) -> Lane:
+    """The quick lane, and where it gives up, the sure one, for some chunks on without another try."""
+    rest = 0
+
+    def lane(x: Array, out: Array) -> None:
+        nonlocal rest
+        if not rest:
+            if quick(x, out):
+                return
+            rest = 16
+        rest -= 1
+        sure(x, out)
+
+    return lane
+
+
+@lru_cache(maxsize=4)
+def invalid_gives_minimum(carrier: np.dtype[Any]) -> bool:
+    """True where NaN and floats out of a signed integer's range convert to its minimum, as on x86: tried in long arrays
+    and alone, where code for vectors is not used."""
+    bad = np.array([np.nan, np.inf, -np.inf, 2.0**80, -(2.0**80)] * 13).astype(carrier)
+    with np.errstate(all="ignore"):
+        got = [
+            part.astype(integer) == np.iinfo(integer).min
+            for integer in (np.int32, np.int64)
+            for part in (bad, *bad[:5, None])
+        ]
+    return all(bool(part.all()) for part in got)

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quick path for NumPy arrays: the same bits as the reference, at the speed of memory where NumPy allows it.
+
+An array is cast in chunks that stay in the cache. What happens to a chunk is its *lane*, chosen once per call by the
+rule alone. There are three kinds:
+
+1. one pass of NumPy over the codes, where that is the whole rule: same type, integers, much that goes to BOOL;
+2. a table look-up by the source's code, for sources of 16 bits or fewer (`host_tables`);
+3. *load* and *store*: the source becomes a *carrier*, an array that NumPy computes with at full speed (its integers,
+   float32, float64) and that holds the same numbers; the destination's family alone says how a carrier is stored.
+
+Where a lane is exact for nearly all elements only, it finds the others and mends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import Rule
+from gpucast.cpu import tables as host_tables
+from gpucast.cpu.encode import decode, encode
+from gpucast.cpu.store import Lane, store
+
+Array = npt.NDArray[Any]
+Load = Callable[[Array], Array]
+
+#: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
+CHUNK = 1 << 16
+#: Elements up to which an array is short: calls of NumPy take longer than its elements.
+SHORT = 1 << 11
+
+
+def apply(x: Array, rule: Rule, out: Array) -> None:
+    """Cast numeric `x` (dtype of ``rule.src``) into all of `out` (dtype of ``rule.dst``, x's shape).
+
+    Any strides and byte orders. `out` must not overlap `x`. Extra memory does not grow with `x`. Safe to call from
+    several threads.
+    """
+    if not x.size:
+        return
+    codes, result = _codes(x, rule.src), _codes(out, rule.dst)
+    flat = _flat(codes, result)
+    if flat is not None and x.size <= SHORT:
+        _short_lanes(rule)(*flat)
+        return
+    with np.errstate(all="ignore"):
+        if flat is None:
+            _apply_strided(codes, result, rule)
+            return
+        lane = _one_pass(rule)
+        if lane is not None:
+            lane(*flat)
+            return
+        chunk = min(x.size, chunk_of(rule))
+        lane = _lane(rule, x.size, chunk)
+        for start in range(0, x.size, chunk):
+            lane(flat[0][start : start + chunk], flat[1][start : start + chunk])
+
+
+def lane(rule: Rule, size: int, chunk: int) -> Lane:
+    """What `apply` does with an array of `size` elements, for a caller who cuts it up: a lane takes flat, native codes,
+    at most `chunk` at a time, where floating-point errors are ignored. It has scratch memory: for one thread."""
+    if size <= SHORT:
+        return _short_lanes(rule)
+    return _one_pass(rule) or _lane(rule, size, chunk)
+
+
+def _codes(x: Array, row: DType) -> Array:
+    kind = row.code_numpy
+    return x.view(kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder))
+
+
+def _flat(x: Array, out: Array) -> tuple[Array, Array] | None:
+    """Flat views of both arrays in one order, where both are native and lie in memory without gaps in that order."""
+    of_x, of_out = x.flags, out.flags
+    if not (of_x.c_contiguous and of_out.c_contiguous):
+        order = np.argsort([-stride for stride in x.strides], kind="stable")
+        x, out = x.transpose(order), out.transpose(order)
+        of_x, of_out = x.flags, out.flags
+        if not (of_x.c_contiguous and of_out.c_contiguous):
+            return None
+    if not (of_x.aligned and of_out.aligned and x.dtype.isnative and out.dtype.isnative):
+        return None
+    return (x, out) if x.ndim == 1 else (x.reshape(-1), out.reshape(-1))
+
+
+class _ShortLanes:
+    """The lanes of one rule for short arrays, where making a lane would take longer than using it.
+
+    A lane has scratch memory, so each is lent to one call at a time.
+    """
+
+    #: A call takes as long as some elements.
+    _CALL = 64
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._free: list[Lane] = []
+        self._elements = self._next = 0
+
+    def __call__(self, x: Array, out: Array) -> None:
+        # Which lane pays, with what tables, is a matter of all elements that have come so far.
+        self._elements += x.size + self._CALL
+        if self._elements >= self._next:
+            self._next = 2 * self._elements
+            self._free = []
+        free = self._free
+        try:
+            lane = free.pop()
+        except IndexError:
+            lane = _silent(self._make)
+        lane(x, out)
+        # What is not zero depends on the thread.
+        if self._rule.dst.family != "bool":
+            free.append(lane)
+
+    def _make(self) -> Lane:
+        return _one_pass(self._rule) or _lane(self._rule, self._elements, SHORT)
+
+
+def _silent(make: Callable[[], Lane]) -> Lane:
+    """The lane that is made, to run where floating-point errors are ignored: with a context of its own, in a small part
+    of the time that `numpy.errstate` takes."""
+    context = Context()
+    context.run(np.seterr, all="ignore")
+    lane = context.run(make)
+    return lambda x, out: context.run(lane, x, out)
+
+
+_short_lanes = lru_cache(maxsize=host_tables.KEPT)(_ShortLanes)
+
+
+def _apply_strided(x: Array, out: Array, rule: Rule) -> None:
+    """Gather chunks of both arrays into native, contiguous buffers of NumPy's iterator."""
+    lane = _one_pass(rule) or _lane(rule, x.size, min(x.size, CHUNK))
+    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
+        [x, out],
+        flags=["external_loop", "buffered"],
+        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
+        op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
+        casting="equiv",
+        buffersize=CHUNK,
+    )
+    with chunks:
+        for codes, result in chunks:
+            lane(codes, result)
+
+
+def chunk_of(rule: Rule) -> int:
+    """Elements of the chunks that a cast is quickest in."""
+    src, dst = rule.src, rule.dst
+    if src.name == "FLOAT" and dst.is_float and dst.bits <= 16 and not _is_bfloat16(dst):
+        # Several scratch arrays of 4 or 8 bytes.
+        return CHUNK // 2
+    # Short integers have no wide scratch arrays, but calls whose cost shows.
+    itemsize = max(src.code_numpy.itemsize, dst.code_numpy.itemsize)
+    return CHUNK if src.is_float or dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
+
+
+def table_driven(rule: Rule) -> bool:
+    """True where large arrays are cast by looking up the source's code."""
+    return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _carried(rule)
+
+
+def _carried(rule: Rule) -> bool:
+    """True for a source of at most 16 bits that NumPy carries to the destination more quickly than a table does."""
+    wide = rule.dst.family == "int" or rule.dst.bits > 16
+    if rule.src.is_float:
+        plain = rule.dst.family != "int" or (rule.rounding == "truncate" and rule.overflow == "wrap")
+        return _is_bfloat16(rule.src) and wide and plain
+    return wide or _is_bfloat16(rule.dst)
+
+
+def _lane(rule: Rule, size: int, chunk: int) -> Lane:
+    """The lane for an array of `size` elements, in chunks of at most `chunk`."""
+    src, dst = rule.src, rule.dst
+    if dst.family == "bool":
+        return _to_bool(src, chunk)
+    if src.bits <= 16 and not _carried(rule):
+        return _look_up(rule, size, chunk)
+    if src.is_float and src.bits <= 16 and dst.family == "int" and size >= 1 << src.bits:
+        if host_tables.astype_keeps_low_bits(rule):
+            return _astype_low_bits(rule)
+    if src.packed and not dst.packed and dst.bits == 8 and rule.overflow == "wrap":
+        return lambda x, out: _discard(_extend(x, src, out))
+    load, carrier = _load(rule, chunk)
+    put = store(carrier, rule, size, chunk)
+    return lambda x, out: put(load(x), out)
+
+
+# ---- one pass over arrays of any length ----
+
+
+def _one_pass(rule: Rule) -> Lane | None:
+    """The lane of a pair for which one NumPy call without scratch memory is the whole rule, else None."""
+    src, dst = rule.src, rule.dst
+    bytes_only = src.code_numpy.itemsize == dst.code_numpy.itemsize == 1
+    if dst.family == "bool" and src.family == "e8m0":  # It has no zero.
+        return lambda x, out: out.fill(1)
+    if dst.family == "bool" and src.family == "float" and src.bits > 16 and not _subnormals_are_zero():
+        return lambda x, out: _discard(np.not_equal(x.view(src.numpy), 0, out=out.view(bool)))
+    if (dst.family == "bool" and _zero_mask(src) == np.iinfo(src.code_numpy).max) or (
+        src.family == "bool" and dst.family == "int" and bytes_only
+    ):
+        return lambda x, out: _discard(np.not_equal(x, 0, out=out.view(bool)))
+    low_bits = src.family == dst.family == "int" and bytes_only and rule.overflow == "wrap" and src.bits >= dst.bits
+    if src is dst or low_bits:
+        if dst.packed:
+            return lambda x, out: _discard(np.bitwise_and(x, dst.code_mask, out=out))
+        return lambda x, out: np.copyto(out, x)
+    if src.family != "int" or src.packed:
+        return None
+    # NumPy keeps the low bits of integers, and rounds integers once, to nearest even; so does ml_dtypes those that
+    # float32 holds. None of them can be out of range.
+    if (dst.family == "int" and not dst.packed and rule.overflow == "wrap") or (
+        dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
+    ):
+        return lambda x, out: np.copyto(out.view(dst.numpy), x.view(src.numpy), casting="unsafe")
+    return None
+
+
+def _zero_mask(row: DType) -> int:
+    """The bits of a code that are all clear in zero alone (with its negative, where there is one)."""
+    return row.code_mask & ~(row.sign_code if row.has_negative_zero else 0)
+
+
+def _to_bool(src: DType, chunk: int) -> Lane:
+    scratch = np.empty(chunk, src.code_numpy)
+
+    def lane(x: Array, out: Array) -> None:
+        np.not_equal(np.bitwise_and(x, _zero_mask(src), out=scratch[: x.size]), 0, out=out.view(bool))
+
+    return lane
+
+
+def _subnormals_are_zero() -> bool:
+    """True in a thread where some library has switched the processor to read subnormals as zero."""
+    return bool(np.array([1], np.uint32).view(np.float32)[0] == 0)
+
+
+def _discard(_: Any) -> None:
+    """The result went into `out`."""
+
+
+# ---- tables ----
+
+
+def _look_up(rule: Rule, size: int, chunk: int) -> Lane:
+    if host_tables.too_long(1 << rule.src.bits, size):
+        return lambda x, out: np.copyto(out, encode(decode(x, rule.src), rule))
+    table = host_tables.by_code(rule)
+    if table.size > 256 or table.itemsize == 8 or host_tables.too_long(1 << 16, size):
+        return _take(table, chunk)
+    pairs = host_tables.by_pair(rule)
+    index = np.empty(chunk // 2, np.intp)
+
+    def lane(x: Array, out: Array) -> None:
+        half = x.size // 2
+        np.copyto(index[:half], x[: 2 * half].view(np.uint16))
+        pairs.take(index[:half], out=out[: 2 * half].view(pairs.dtype), mode="clip")
+        if x.size % 2:
+            out[-1] = table[x[-1]]
+
+    return lane
+
+
+def _take(table: Array, chunk: int) -> Lane:
+    index = np.empty(chunk, np.intp)
+
+    def lane(x: Array, out: Array) -> None:
+        np.copyto(index[: x.size], x)
+        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        table.take(index[: x.size], out=out, mode="clip")
+
+    return lane
+
+
+def _astype_low_bits(rule: Rule) -> Lane:
+    dst = rule.dst
+
+    def lane(x: Array, out: Array) -> None:
+        np.copyto(out, x.view(rule.src.numpy), casting="unsafe")
+        if dst.packed:
+            np.bitwise_and(out, dst.code_mask, out=out)
+
+    return lane
+
+
+# ---- load: codes -> carrier ----
+
+
+def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
+    """How codes of a type become a carrier, and the carrier's dtype."""
+    src = rule.src
+    if src.family == "bool":
+        truth = np.empty(chunk, bool)
+        return lambda x: np.not_equal(x, 0, out=truth[: x.size]).view(np.uint8), np.dtype(np.uint8)
+    if src.packed:
+        extended = np.empty(chunk, np.uint8)
+        carrier = np.dtype(np.int8 if src.signed else np.uint8)
+        return lambda x: _extend(x, src, extended[: x.size]).view(carrier), carrier
+    if _is_bfloat16(src) and rule.dst.family == "int":
+        widened = np.empty(chunk, np.float32)
+
+        def widen(x: Array) -> Array:
+            value = widened[: x.size]
+            np.copyto(value, x.view(src.numpy), casting="unsafe")
+            return value
+
+        return widen, widened.dtype
+    return lambda x: x.view(src.numpy), src.numpy
+
+
+def _extend(x: Array, src: DType, out: Array) -> Array:
+    """Codes of fewer than 8 bits as codes of 8 bits."""
+    np.bitwise_and(x, src.code_mask, out=out)
+    if src.signed:
+        np.bitwise_xor(out, src.sign_code, out=out)
+        np.subtract(out, src.sign_code, out=out)
+    return out
+
+
+def _is_bfloat16(row: DType) -> bool:
+    return bool(row.numpy == ml_dtypes.bfloat16)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stochastic rounding of NumPy arrays: a magnitude counts steps of the destination with 32 bits behind the point, and a
+random word is added there.
+
+Numbers come as float64, which holds all of them but 64-bit integers; of those it holds more bits than count. Types of
+16 bits or fewer are looked up: in tables of the two codes to choose from and of the largest word that takes the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType
+from gpucast.core.random import Random
+from gpucast.core.rule import Rule
+from gpucast.cpu import stochastic_steps as host_steps
+from gpucast.cpu import tables as host_tables
+from gpucast.cpu.encode import decode
+from gpucast.cpu.philox import Words
+
+Array = npt.NDArray[Any]
+#: Rounds native, flat codes into codes, given a word for each.
+Lane = Callable[[Array, Array, Array], None]
+
+#: Elements of a chunk: enough that the number of calls costs little, few enough that scratch arrays stay in the cache.
+CHUNK = 1 << 15
+
+
+def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
+    """Cast numeric `x` (dtype of ``rule.src``) into all of `out` (dtype of ``rule.dst``, x's shape).
+
+    Any strides and byte orders; element i of the row-major order takes word i. `out` must not overlap `x`. Extra memory
+    does not grow with `x`. Safe to call from several threads.
+    """
+    if not x.size:
+        return
+    words, lane = Words(random, min(x.size, CHUNK)), lane_of(rule, x.size)
+    codes, result = x.view(_codes(x, rule.src)), out.view(_codes(out, rule.dst))
+    if _is_plain(codes) and _is_plain(result):
+        codes, result = codes.reshape(-1), result.reshape(-1)
+        with np.errstate(all="ignore"):
+            for start in range(0, x.size, CHUNK):
+                part = codes[start : start + CHUNK]
+                lane(part, words(start, part.size), result[start : start + CHUNK])
+        return
+    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
+        [codes, result],
+        flags=["external_loop", "buffered"],
+        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
+        op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
+        order="C",
+        casting="equiv",
+        buffersize=CHUNK,
+    )
+    start = 0
+    with chunks, np.errstate(all="ignore"):
+        for codes, result in chunks:
+            lane(codes, words(start, codes.size), result)
+            start += codes.size
+
+
+def _is_plain(x: Array) -> bool:
+    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
+
+
+def _codes(x: Array, row: DType) -> np.dtype[Any]:
+    kind = row.code_numpy
+    return kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder)
+
+
+def lane_of(rule: Rule, size: int) -> Lane:
+    """The lane for an array of `size` elements; NumPy's floating-point errors must be off where it runs."""
+    src, dst = rule.src, rule.dst
+    if src.bits <= 16 and not host_tables.too_long(1 << max(src.bits, 8), size):
+        return _look_up(_table(rule))
+    if src.numpy == np.float32 and dst.numpy == ml_dtypes.bfloat16:
+        return _upper_half(rule)
+
+    put = host_steps.put(rule)
+    return lambda codes, words, out: put(_float64(codes, src), words, out)
+
+
+def _upper_half(rule: Rule) -> Lane:
+    """From FLOAT to BFLOAT16: the bits behind the point are the lower half."""
+    row = rule.dst
+
+    def lane(codes: Array, words: Array, out: Array) -> None:
+        rounded = words >> np.uint32(16)
+        rounded += codes
+        rounded >>= np.uint32(16)
+        if rule.overflow == "saturate":
+            over = rounded & np.uint32(~row.sign_code & row.code_mask) > row.max_code
+            rounded[over] = rounded[over] & np.uint32(row.sign_code) | np.uint32(row.max_code)
+        # NaN counts as the largest.
+        values = codes.view(np.float32)
+        if np.isnan(values.max()):
+            nan = np.isnan(values)
+            rounded[nan] = codes[nan] >> np.uint32(16) & np.uint32(row.sign_code) | np.uint32(row.nan_code)
+        np.copyto(out, rounded, casting="unsafe")
+
+    return lane
+
+
+# ---- tables ----
+
+
+class _Table(NamedTuple):
+    """By the source's code: the largest word with which the number becomes `down`, and what it becomes beyond."""
+
+    limit: Array
+    down: Array
+    up: Array
+
+
+@lru_cache(maxsize=host_tables.KEPT)
+def _table(rule: Rule) -> _Table:
+    codes = np.arange(1 << max(8, rule.src.bits), dtype=rule.src.code_numpy)
+    with np.errstate(all="ignore"):
+        values = _float64(codes, rule.src)
+        down, up = (np.empty(codes.size, rule.dst.code_numpy) for _ in range(2))
+        put = host_steps.put(rule)
+        put(values, np.zeros(codes.size, np.uint32), down)
+        put(values, np.full(codes.size, 2**32 - 1, np.uint32), up)
+        table = _Table(~host_steps.fractions(values, rule.dst), down, up)
+    for part in table:
+        # One table serves every thread.
+        part.flags.writeable = False
+    return table
+
+
+def _look_up(table: _Table) -> Lane:
+    def lane(codes: Array, words: Array, out: Array) -> None:
+        index = codes.astype(np.intp)
+        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        limit, up = table.limit.take(index, mode="clip"), table.up.take(index, mode="clip")
+        table.down.take(index, out=out, mode="clip")
+        np.copyto(out, up, where=words > limit)
+
+    return lane
+
+
+# ---- arithmetic ----
+
+
+def _float64(codes: Array, row: DType) -> Array:
+    """Numbers as float64. 64-bit integers that do not fit lose their last bits, which no destination sees."""
+    if row.bits <= 16:
+        return decode(codes, row)
+    if row.is_float or row.bits == 32:
+        return codes.view(row.numpy).astype(np.float64, copy=False)
+    negative = codes & np.uint64(row.sign_code) != 0
+    magnitude = np.where(negative, ~codes + np.uint64(1), codes)
+    np.bitwise_and(magnitude, ~np.uint64(0x7FF), out=magnitude, where=magnitude >= np.uint64(1 << 53))
+    values: Array = magnitude.astype(np.float64)
+    return np.negative(values, out=values, where=negative)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The second half of the host path's arithmetic lanes: a carrier is stored as the destination's codes.
+
+A carrier is a chunk of NumPy integers, float32 or float64. The destination's family says what happens to it. Quick
+lanes that are exact for nearly all numbers look for the others with a reduction, which is cheap, and mend those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import Rule
+from gpucast.cpu import tables as host_tables
+from gpucast.cpu.encode import canonical_nan, canonical_quiet_nan, encode
+from gpucast.cpu.integers import float_to_int
+
+Array = npt.NDArray[Any]
+#: Stores native, contiguous, flat elements (codes or a carrier) as codes of the destination.
+Lane = Callable[[Array, Array], None]
+
+_FLOAT = dtype("FLOAT")
+#: Elements up to which the number of NumPy's calls counts most.
+_FEW = 1 << 12
+
+
+def store(carrier: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
+    """The lane from a carrier's dtype to ``rule.dst``, for an array of `size` elements in chunks of at most `chunk`."""
+    dst = rule.dst
+    if dst.family == "int":
+        if carrier.kind != "f":
+            return _int_to_int(carrier, rule, chunk)
+        if rule.overflow == "saturate" or rule.rounding != "truncate":
+            return _encode(rule)
+        return float_to_int(carrier, dst, chunk)
+    if dst.bits > 16:
+        return _to_wide_float(carrier, rule)
+    if carrier.kind != "f" and carrier.itemsize <= 2 and dst.numpy == ml_dtypes.bfloat16:
+        # Exact in float32, so ml_dtypes rounds them once; and it does so more quickly than it rounds float32.
+        return lambda x, out: np.copyto(out.view(dst.numpy), x, casting="unsafe")
+    if carrier != np.float32 and dst.numpy == ml_dtypes.bfloat16:
+        return _wide_to_bfloat16(carrier, rule, chunk)
+    rule = replace(rule, src=_FLOAT)
+    put = _float32_to(rule, size, chunk)
+    if carrier == np.float32:
+        return put
+    load = _to_float32(carrier, dst, chunk)
+    return lambda x, out: put(load(x), out)
+
+
+def _encode(rule: Rule) -> Lane:
+    return lambda x, out: np.copyto(out, encode(x.astype(np.float64), rule))
+
+
+# ---- integers ----
+
+
+def _int_to_int(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+    dst = rule.dst
+    low, high = int(np.iinfo(carrier).min), int(np.iinfo(carrier).max)
+    clip = rule.overflow == "saturate" and not (dst.min <= low and high <= dst.max)
+    clipped = np.empty(chunk if clip else 0, carrier)
+
+    def lane(x: Array, out: Array) -> None:
+        if clip:
+            x = np.clip(x, max(low, int(dst.min)), min(high, int(dst.max)), out=clipped[: x.size])
+        np.copyto(out, x, casting="unsafe")
+        if dst.packed:
+            np.bitwise_and(out, dst.code_mask, out=out)
+
+    return lane
+
+
+# ---- FLOAT and DOUBLE ----
+
+
+@lru_cache(maxsize=8)
+def _conversion_quiets(carrier: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+    """True where conversion sets the first mantissa bit of every NaN, as IEEE 754 wants, in vectors and alone."""
+    codes, result = np.dtype(f"uint{8 * carrier.itemsize}"), np.dtype(f"uint{8 * wide.itemsize}")
+    # The smallest signalling NaN and the largest one, of both signs.
+    infinity, quiet = (np.array(value, carrier).view(codes) for value in (np.inf, np.nan))
+    quiet = quiet & ~infinity & (quiet ^ infinity)
+    positive = np.array([infinity + 1, infinity | (quiet - 1)], codes)
+    signalling = np.concatenate([positive, positive | codes.type(1 << (codes.itemsize * 8 - 1))] * 16)
+    wanted = np.array(np.nan, wide).view(result)
+    with np.errstate(all="ignore"):
+        got = [part.view(carrier).astype(wide).view(result) for part in (signalling, *signalling[:4, None])]
+    return all(bool((part & wanted == wanted).all()) for part in got)
+
+
+def _to_wide_float(carrier: np.dtype[Any], rule: Rule) -> Lane:
+    dst = rule.dst
+    quiet = carrier.kind not in "iu" and _conversion_quiets(carrier, dst.numpy)
+
+    def lane(x: Array, out: Array) -> None:
+        # NumPy rounds integers and float64 once, to nearest even, but keeps the payload of a NaN.
+        value = out.view(dst.numpy)
+        np.copyto(value, x, casting="unsafe")
+        if carrier.kind in "iu":
+            return
+        if rule.overflow == "saturate":
+            np.clip(value, dst.min, dst.max, out=value)
+        if quiet:
+            canonical_quiet_nan(out, dst)
+        else:
+            canonical_nan(out, value, dst)
+
+    return lane
+
+
+# ---- floats of 16 bits or fewer, and FLOAT8E8M0: all by way of float32 ----
+
+
+def _to_float32(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array], Array]:
+    """Float32 values that round to `dst` as the carrier's numbers do: to nearest, and where that would land on a
+    boundary of `dst` from beside it, one step back to the side where the number lies (so rounded to odd there)."""
+    nearest = np.empty(chunk, np.float32)
+    # Integers beyond 2^24, the only inexact ones, stay out of range.
+    harmless = carrier.kind != "f" and (carrier.itemsize <= 2 or (dst.family == "float" and dst.max < 2.0**24))
+    scratch = np.empty(0 if harmless else chunk, np.uint32)
+    # Numbers of `dst` and the middles between them have these bits clear in float32.
+    clear = (1 << (host_tables.dropped_bits(dst) + 1)) - 1
+
+    def load(x: Array) -> Array:
+        value = nearest[: x.size]
+        np.copyto(value, x, casting="unsafe")
+        if harmless:
+            return value
+        bits = value.view(np.uint32)
+        rest = np.bitwise_and(bits, clear, out=scratch[: x.size])
+        if rest.min() != 0 or (carrier.kind != "f" and x.min() >= -(2**24) and x.max() <= 2**24):
+            return value
+        boundary = rest == 0
+        # Everything, where the boundaries are many.
+        found = np.flatnonzero(boundary)
+        where = slice(None) if found.size * 8 > x.size else found
+        wanted, got, near = np.abs(_odd_float64(x[where])), np.abs(value[where].astype(np.float64)), bits[where]
+        # NaN is neither above nor below. Zero and infinity are boundaries, too, and step back alike.
+        above, below = wanted > got, wanted < got
+        if isinstance(where, slice):
+            above, below = above & boundary, below & boundary
+        bits[where] = near + above - below
+        return value
+
+    return load
+
+
+def _odd_float64(x: Array) -> Array:
+    """Numbers as float64; 64-bit integers that do not fit are rounded to odd (in units of 2^11), never onto a boundary
+    of a narrower type."""
+    if x.dtype.kind == "f" or x.itemsize < 8:
+        return x.astype(np.float64)
+    fits = (x <= 2**53) if x.dtype.kind == "u" else (x <= 2**53) & (x >= -(2**53))
+    odd = (x & ~x.dtype.type(0x7FF)) | ((x & x.dtype.type(0x7FF)) != 0).astype(x.dtype) << x.dtype.type(11)
+    return np.where(fits, x, odd).astype(np.float64)
+
+
+def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
+    dst = rule.dst
+    if dst.bits <= 8:
+        length = 1 << (32 - host_tables.dropped_bits(dst))
+        return _encode(rule) if host_tables.too_long(length, size) else _by_leading_bits(rule, chunk)
+    if dst.numpy == ml_dtypes.bfloat16:
+        return _to_bfloat16(rule, chunk)
+    if dst.numpy == np.float16:
+        return _to_float16_by_numpy(rule) if chunk <= _FEW else _to_float16(rule, chunk)
+    return _encode(rule)
+
+
+def _by_leading_bits(rule: Rule, chunk: int) -> Lane:
+    table = host_tables.by_leading_bits(rule)
+    count = host_tables.dropped_bits(rule.dst)
+    # Arrays, because NumPy takes longer to convert a number than to work on a short array.
+    dropped, low = np.array(count, np.uint32), np.array((1 << count) - 1, np.uint32)
+    scratch, index = np.empty(chunk, np.uint32), np.empty(chunk, np.intp)
+    # The same memory in long arrays, for the sake of the cache; in short ones working in place takes longer.
+    second = np.empty(chunk, np.uint32) if chunk <= _FEW else scratch
+
+    def lane(x: Array, out: Array) -> None:
+        bits, odd, other, leading = x.view(np.uint32), scratch[: x.size], second[: x.size], index[: x.size]
+        # Adding `low` to the dropped bits carries into the last kept bit unless all of them are 0.
+        np.bitwise_and(bits, low, odd)
+        np.add(odd, low, other)
+        np.bitwise_or(other, bits, odd)
+        np.right_shift(odd, dropped, other)
+        np.copyto(leading, other)
+        table.take(leading, out=out, mode="clip")
+
+    return lane
+
+
+def _to_bfloat16(rule: Rule, chunk: int) -> Lane:
+    saturate = rule.overflow == "saturate"
+    limit = np.float32(rule.dst.max)
+    clipped = np.empty(chunk if saturate else 0, np.float32)
+
+    def lane(x: Array, out: Array) -> None:
+        # ml_dtypes rounds float32 once, to nearest even, and gives the quiet NaN with its sign.
+        if saturate:
+            x = np.clip(x, -limit, limit, out=clipped[: x.size])
+        np.copyto(out.view(rule.dst.numpy), x, casting="unsafe")
+
+    return lane
+
+
+def _wide_to_bfloat16(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+    """From float64 and from integers of 32 and 64 bits. Rounding to float32 first is wrong only for a number that
+    float32 moves onto a tie of bfloat16: those few are looked at again."""
+    put = _to_bfloat16(rule, chunk)
+    nearest, scratch, mask = np.empty(chunk, np.float32), np.empty(chunk, np.uint32), np.empty(chunk, bool)
+    integer = carrier.kind != "f"
+
+    def lane(x: Array, out: Array) -> None:
+        value, rest = nearest[: x.size], scratch[: x.size]
+        np.copyto(value, x, casting="unsafe")
+        bits = value.view(np.uint32)
+        # A tie has 0x8000 in the half that is dropped, be it subnormal or next to infinity.
+        np.left_shift(bits, 16, out=rest)
+        where = np.flatnonzero(np.equal(rest, 1 << 31, out=mask[: x.size]))
+        if integer and carrier.itemsize == 4:
+            # ml_dtypes goes by way of float32 as well, more quickly than from there.
+            np.copyto(out.view(rule.dst.numpy), x, casting="unsafe")
+        elif integer:
+            # More quickly than ml_dtypes, there being no NaN; but every tie goes away from zero.
+            np.add(bits, 0x8000, out=rest)
+            np.right_shift(rest, 16, out=rest)
+            np.copyto(out, rest, casting="unsafe")
+        else:
+            put(value, out)
+        if where.size:
+            wanted, got, near = np.abs(_odd_float64(x[where])), np.abs(value[where].astype(np.float64)), bits[where]
+            # One step back to the side of the tie where the number lies. NaN is neither above nor below.
+            near += wanted > got
+            near -= wanted < got
+            codes = np.empty(where.size, np.uint16)
+            put(near.view(np.float32), codes)
+            out[where] = codes
+
+    return lane
+
+
+def _to_float16_by_numpy(rule: Rule) -> Lane:
+    saturate, limit = rule.overflow == "saturate", np.float32(rule.dst.max)
+
+    def lane(x: Array, out: Array) -> None:
+        np.copyto(out.view(np.float16), np.clip(x, -limit, limit) if saturate else x, casting="unsafe")
+        nan = np.isnan(x)
+        if np.count_nonzero(nan):
+            out[nan] = (x.view(np.uint32)[nan] >> 16) & rule.dst.sign_code | rule.dst.nan_code
+
+    return lane
+
+
+def _to_float16(rule: Rule, chunk: int) -> Lane:
+    """NumPy's own conversion is right as well, but three times as slow in long arrays."""
+    one, other, short = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32), np.empty(chunk, np.uint16)
+    # Two arrays have a larger one much more quickly than an array and a scalar.
+    smallest_normals = np.full(chunk, 2.0**-14, np.float32).view(np.uint32)
+    limit = np.array(rule.dst.max if rule.overflow == "saturate" else 2.0**16, np.float32).view(np.uint32)
+    infinity = np.array(np.inf, np.float32).view(np.uint32)
+    # Arrays, because NumPy takes longer to convert a number.
+    magnitude, exponent, shift, half = (np.array(code, np.uint32) for code in (0x7FFFFFFF, 0x7F800000, 13, 16))
+    steps = np.array(13 << 23, np.uint32)
+    sign, excess = np.array(0x8000, np.uint16), np.array((126 << 10) & 0xFFFF, np.uint16)
+
+    def lane(x: Array, out: Array) -> None:
+        bits, code, anchor, signs = x.view(np.uint32), one[: x.size], other[: x.size], short[: x.size]
+        np.bitwise_and(bits, magnitude, out=code)
+        largest = code.max(initial=0)
+        if largest > limit:
+            np.minimum(code, limit, out=code)
+        # The power of two below the magnitude, times 2^13: its last place in float32 is the spacing of float16 there,
+        # so the processor's own addition rounds the magnitude to a whole number of steps above the anchor.
+        np.bitwise_and(code, exponent, out=anchor)
+        np.maximum(anchor, smallest_normals[: x.size], out=anchor)
+        np.add(anchor, steps, out=anchor)
+        total = code.view(np.float32)
+        np.add(total, anchor.view(np.float32), out=total)
+        # The steps are the low bits. Add the binades below, of 1024 steps each: the exponent is 126 more than their
+        # number. All that matters is modulo 2^16.
+        np.right_shift(code, shift, out=anchor)
+        np.add(code, anchor, out=code)
+        np.copyto(out, code, casting="unsafe")
+        np.subtract(out, excess, out=out)
+        np.right_shift(bits, half, out=anchor)
+        np.copyto(signs, anchor, casting="unsafe")
+        np.bitwise_and(signs, sign, out=signs)
+        np.bitwise_or(out, signs, out=out)
+        if largest > infinity:
+            nan = np.flatnonzero(np.isnan(x))
+            out[nan] = (bits[nan] >> 16) & rule.dst.sign_code | rule.dst.nan_code
+
+    return lane

@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of text to numbers and back, quickly; `strings` says what is right.
+
+Text to floats goes by way of float64 in one rounding all the same: where the double stands on a boundary of the
+destination (a midpoint of two neighbours, say) and is not exactly what the text says, it is moved by one step towards
+the text's number, and only then rounded.
+
+Everything works on chunks, so that the extra memory is bounded. orjson is used where it is installed; it changes the
+speed and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from decimal import Decimal
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core import dtypes
+from gpucast.core import text as strings
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import Rule
+from gpucast.cpu import lanes as host
+
+Array = npt.NDArray[Any]
+
+CHUNK = 1 << 16
+
+# From these characters Python's float() accepts exactly the texts that `strings.parse` does.
+_PLAIN = b"0123456789.+-eE"
+_LETTERS_AND_BLANKS = b"infatyINFATY" + strings.BLANKS.encode()
+
+# The usual ways to write them; any others take the slow lane.
+_WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+
+
+@cache
+def fast_library() -> Any:
+    """The orjson module, or None where it is not installed (extra `fast`)."""
+    try:
+        import orjson
+    except ImportError:
+        return None
+    return orjson
+
+
+def parse(x: Array, rule: Rule) -> Array:
+    """Text (object, str, bytes or StringDType, any shape) to a new array of ``rule.dst``, of x's shape, in C order.
+
+    Raises what `strings` raises for the first element, row-major, that the destination cannot take.
+    """
+    flat = x.reshape(-1)
+    result = np.empty(flat.size, rule.dst.numpy)
+    for first in range(0, flat.size, CHUNK):
+        texts, error = _texts(flat[first : first + CHUNK], first)
+        # A text that is no number is reported before a later element that is no text.
+        result[first : first + len(texts)] = _READ[rule.dst.family](texts, first, rule)
+        if error is not None:
+            raise error
+    return result.reshape(x.shape)
+
+
+def format(x: Array, rule: Rule) -> Array:
+    """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
+    row = rule.src
+    if row.family == "string":
+        return parse(x, rule)
+    flat = x.reshape(-1)
+    result = np.empty(flat.size, dtype=object)
+    for first in range(0, flat.size, CHUNK):
+        chunk = flat[first : first + CHUNK].astype(row.numpy, copy=False)
+        result[first : first + CHUNK] = _format(chunk, row, flat.size)
+    return result.reshape(x.shape)
+
+
+# ---- text -> number ----
+
+
+def _texts(chunk: Array, first: int) -> tuple[list[str], Exception | None]:
+    """The texts of a chunk up to the first element that is no text, and the error for that one."""
+    if chunk.dtype.kind == "S" and chunk.itemsize:
+        characters = np.ascontiguousarray(chunk).view(np.uint8)
+        if characters.max() < 128:
+            # Widened to 4 bytes each, ASCII is what NumPy keeps in str arrays: faster than decoding one by one.
+            return characters.astype(np.uint32).view(f"U{chunk.itemsize}").tolist(), None
+    else:
+        elements = chunk.tolist()
+        if set(map(type, elements)) == {str}:
+            return elements, None
+    texts: list[str] = []
+    try:
+        texts.extend(strings.texts(chunk, first))
+    except (TypeError, ValueError) as error:
+        return texts, error
+    return texts, None
+
+
+def _read_strings(texts: list[str], first: int, rule: Rule) -> list[str]:
+    return texts
+
+
+def _read_floats(texts: list[str], first: int, rule: Rule) -> Array:
+    dst = rule.dst
+    numbers = _doubles(texts, first)
+    if dst.numpy == np.float64:
+        return np.clip(numbers, dst.min, dst.max) if rule.overflow == "saturate" else numbers
+    for i in np.flatnonzero(_on_boundary(numbers, dst)).tolist():
+        numbers[i] = _toward(texts[i], float(numbers[i]))
+    result = np.empty(numbers.size, dst.numpy)
+    host.apply(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
+    return result
+
+
+def _on_boundary(numbers: Array, dst: DType) -> Array:
+    """The infinities, and wherever the cast to `dst` changes from one double to the next (or may, for FLOAT8E8M0)."""
+    fraction, exponent = np.frexp(numbers)
+    if dst.family == "e8m0":
+        boundary: Array = (fraction == 0.5) | (fraction == 0.75)
+    else:
+        # The spacing goes on beyond the largest value, since overflow is judged after rounding.
+        spacing = np.maximum(exponent, 2 - dst.bias) - 1 - dst.mantissa_bits
+        steps = np.ldexp(numbers, -spacing)
+        with np.errstate(invalid="ignore"):
+            boundary = np.abs(steps - np.rint(steps)) == 0.5
+    return boundary | np.isinf(numbers)
+
+
+def _toward(text: str, number: float) -> float:
+    """The nearest double of a text's number, moved by one step towards that number where it is not equal."""
+    if math.isinf(number):
+        return number if "n" in text.lower() else math.nextafter(number, 0.0)
+    exact, rounded = Decimal(text), Decimal.from_float(number)
+    return number if exact == rounded else math.nextafter(number, math.inf if exact > rounded else -math.inf)
+
+
+def _doubles(texts: list[str], first: int) -> Array:
+    """The nearest doubles; ValueError with the index of the first text that is no number."""
+    joined = ",".join(texts)
+    if joined.isascii():
+        raw = joined.encode()
+        others = raw.translate(None, _PLAIN)
+        commas = len(texts) - 1
+        try:
+            library = fast_library()
+            if library is not None and others == b"," * commas:
+                return _json_doubles(library, texts, raw)
+        except ValueError:
+            pass  # JSON has no "+1", ".5", "1." or "01", and no infinity for "1e400".
+        try:
+            if others.translate(None, _LETTERS_AND_BLANKS) == b"," * commas:
+                with np.errstate(over="ignore", under="ignore"):
+                    return np.array(texts, dtype=object).astype(np.float64)
+        except ValueError:
+            pass
+    for index, text in enumerate(texts, first):
+        strings.parse(text, index)
+    raise AssertionError("float() refuses a text that strings.parse accepts")
+
+
+def _json_doubles(library: Any, texts: list[str], raw: bytes) -> Array:
+    numbers = np.fromiter(library.loads(b"[%b]" % raw), np.float64, len(texts))
+    for i in np.flatnonzero(numbers == 0).tolist():
+        # JSON's -0 is an integer, which has no sign.
+        if texts[i][0] == "-":
+            numbers[i] = -0.0
+    return numbers
+
+
+def _read_integers(texts: list[str], first: int, rule: Rule) -> Array:
+    row = rule.dst
+    wide = np.dtype(np.int64 if row.signed or row.bits < 64 else np.uint64)
+    try:
+        values = _integers(texts, first, wide)
+        fits = bool(((values >= row.min) & (values <= row.max)).all())
+    except (ValueError, OverflowError):
+        fits = False
+    if not fits:
+        exact = [strings.to_integer(text, row, index) for index, text in enumerate(texts, first)]
+        values = np.array(exact, dtype=wide)
+    codes: Array = values.astype(row.code_numpy) & row.code_numpy.type(row.code_mask)
+    return codes.view(row.numpy)
+
+
+def _integers(texts: list[str], first: int, wide: np.dtype[Any]) -> Array:
+    """The numbers without their fractions; ValueError or OverflowError where a text has none in the wide type."""
+    joined = ",".join(texts)
+    if joined.isascii() and joined.encode().translate(None, b"0123456789+-") == b"," * (len(texts) - 1):
+        return np.array(texts, dtype=object).astype(wide)
+    numbers = _doubles(texts, first)
+    values = np.trunc(numbers)
+    # A whole double of 16 characters or fewer, so at most 15 digits and a point or an exponent, is what the text says.
+    long = np.fromiter(map(len, texts), np.int64, len(texts)) > 16
+    doubtful = ~(np.abs(numbers) < 2.0**53) | (long & (values == numbers))
+    if wide == np.uint64 and (values < 0).any():
+        raise OverflowError("negative")
+    result = np.where(doubtful, 0.0, values).astype(wide)
+    row = dtypes.dtype(wide)
+    for i in np.flatnonzero(doubtful).tolist():
+        result[i] = strings.to_integer(texts[i], row)
+    return result
+
+
+def _read_bools(texts: list[str], first: int, rule: Rule) -> Array:
+    digits = [_WORDS.get(text, text) for text in texts]
+    try:
+        numbers = _doubles(digits, first)
+    except ValueError:
+        return np.array([strings.to_bool(text, index) for index, text in enumerate(texts, first)], dtype=np.bool_)
+    result: Array = numbers != 0
+    for i in np.flatnonzero(~result).tolist():
+        # Most zeros are written as such; others may be too small for a double.
+        result[i] = bool(digits[i].strip("+-0.")) and strings.to_bool(texts[i])
+    return result
+
+
+_READ: dict[str, Callable[[list[str], int, Rule], Any]] = {
+    "bool": _read_bools,
+    "int": _read_integers,
+    "float": _read_floats,
+    "e8m0": _read_floats,
+    "string": _read_strings,
+}
+
+
+# ---- number -> text ----
+
+# A table of all 65,536 texts costs tens of milliseconds: not for a few elements.
+_TABLE_SIZE = 4096
+
+_POWERS_OF_TEN = np.array([float(f"1e{exponent}") for exponent in range(-64, 65)])
+
+
+def _format(chunk: Array, row: DType, size: int) -> Any:
+    if row.bits <= 8 or (row.bits <= 16 and size >= _TABLE_SIZE):
+        codes = chunk.view(row.code_numpy)
+        return _table(row)[codes & row.code_numpy.type(row.code_mask)]
+    return _format_wide(chunk, row)
+
+
+@cache
+def _table(row: DType) -> Array:
+    """The texts of all codes of a type of 16 bits or fewer."""
+    codes = range(1 << row.bits)
+    result = np.empty(len(codes), dtype=object)
+    if row.bits <= 8:
+        result[:] = [strings.format(row.value(code), row) for code in codes]
+    else:
+        result[:] = _format_wide(np.array(codes, row.code_numpy).view(row.numpy), row)
+    return result
+
+
+def _format_wide(chunk: Array, row: DType) -> list[str]:
+    if row.family == "int":
+        return list(map(str, chunk.tolist()))
+    values = chunk.astype(strings.shortest_in(row).numpy, copy=False)
+    library = fast_library() if values.dtype != np.float16 else None
+    if library is not None:
+        texts = _json_texts(library, values)
+    elif values.dtype == np.float64:
+        texts = list(map(repr, values.tolist()))
+    else:
+        texts = _shortest_texts(values, row)
+    for i in np.flatnonzero(~np.isfinite(values)).tolist():
+        texts[i] = strings.format(float(values[i]), row)
+    return texts
+
+
+def _json_texts(library: Any, values: Array) -> list[str]:
+    """repr's digits from JSON, brought into repr's layout. The texts of infinities and NaN are of no use."""
+    raw = library.dumps(np.ascontiguousarray(values), option=library.OPT_SERIALIZE_NUMPY)[1:-1] + b","
+    magnitude = np.abs(values)
+    if (magnitude >= 1e13).any():
+        # Versions before 3.12 write no "+".
+        raw = raw.replace(b"e+", b"e").replace(b"e", b"e+").replace(b"e+-", b"e-")
+    if ((magnitude < 1e-5) & (magnitude != 0)).any():
+        for k in (6, 7, 8, 9):
+            raw = raw.replace(b"e-%d," % k, b"e-0%d," % k)
+    texts: list[str] = raw.decode().split(",")
+    texts.pop()
+    # Here JSON's choice between plain and scientific layout differs, for float32 at least.
+    for start, stop in ((1e-6, 1e-4), (1e13, 1e16)):
+        low, high = values.dtype.type(start), values.dtype.type(stop)
+        for i in np.flatnonzero((magnitude >= low) & (magnitude < high)).tolist():
+            texts[i] = repr(float(texts[i]))
+    return texts
+
+
+def _shortest_texts(values: Array, row: DType) -> list[str]:
+    """repr of the shortest decimals that read back to float16 or float32 values.
+
+    Such a decimal has at most 9 digits, so that repr of its nearest double shows just these digits. It is sought with
+    ever more digits, in double arithmetic; what comes close to a tie is left to the exact way.
+    """
+    with np.errstate(invalid="ignore"):  # signalling NaN
+        result = values.astype(np.float64)
+    exact: list[int] = []
+    rest = np.flatnonzero(np.isfinite(values) & (values != 0))
+    later = rest[:0]
+    if values.dtype == np.float32:
+        # Normal float32 values are so close that one of fewer than 6 digits is the nearest of 6 digits, too.
+        normal = np.abs(values[rest]) >= np.finfo(np.float32).smallest_normal
+        rest, later = rest[~normal], rest[normal]
+    for count in range(1, 10):
+        if count == 6:
+            rest = np.concatenate([rest, later])
+        value = result[rest]
+        place = np.floor(np.log10(np.abs(value))).astype(np.int64) - (count - 1)
+        scaled = value * _POWERS_OF_TEN[64 - place]
+        digits = np.rint(scaled)
+        decimal = np.where(place < 0, digits / _POWERS_OF_TEN[64 - place], digits * _POWERS_OF_TEN[64 + place])
+        with np.errstate(over="ignore"):
+            low, high = ((decimal * (1 + error)).astype(values.dtype) == value for error in (-(2.0**-48), 2.0**-48))
+        found = low & high
+        doubtful = (low | high) & (~found | (np.abs(np.abs(scaled - digits) - 0.5) < 1e-5))
+        # Below a power of two the values lie twice as close: the decimal above it may do when the nearest does not.
+        doubtful |= ~found & (np.abs(np.frexp(value)[0]) == 0.5)
+        found &= ~doubtful
+        # Powers of ten are exact doubles up to 10^22; only so is one division or product rounded but once.
+        for i in np.flatnonzero(found & (np.abs(place) > 22)).tolist():
+            decimal[i] = float(f"{int(digits[i])}e{place[i]}")
+        result[rest[found]] = decimal[found]
+        exact += rest[doubtful].tolist()
+        rest = rest[~(found | doubtful)]
+    texts = list(map(repr, result.tolist()))
+    for i in exact:
+        texts[i] = _exact_text(float(values[i]), row)
+    return texts
+
+
+@lru_cache(maxsize=4096)
+def _exact_text(value: float, row: DType) -> str:
+    return strings.format(value, row)

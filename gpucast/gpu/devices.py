@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam to the GPU: whether casts can run there, and the calls that need it.
+
+What lies behind (compiler, launch) is imported when a device is asked for, so that ``import gpucast`` stays quick.
+Nothing falls back to the host silently: what cannot run ends in `DeviceUnavailable`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpucast.core.errors import DeviceUnavailable
+
+
+def unavailable() -> tuple[str, str] | None:
+    """Why no cast can run on a GPU here (one clause), and what mends it; None when it can."""
+    from gpucast.gpu import driver as launch
+
+    return launch.unavailable()
+
+
+def parse(device: Any, who: str) -> str | None:
+    """Check a `device` keyword: None, "cpu", "cuda" or "cuda:N"."""
+    if device is None or (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:[0-9]+)?", device)):
+        return device
+    error = ValueError if isinstance(device, str) else TypeError
+    raise error(f"{who}: device={device!r} is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'")
+
+
+def name(number: int | None) -> str:
+    """What messages call the device with that index, or the host (None)."""
+    return "the host" if number is None else f"cuda:{number}"
+
+
+def require(who: str) -> None:
+    """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
+    problem = unavailable()
+    if problem is not None:
+        raise DeviceUnavailable(f"{who}: no cast on a GPU: {problem[0]}; {problem[1]}")
+
+
+def index(place: str, who: str) -> int:
+    """The index of the device that "cuda" (the current one) or "cuda:N" names."""
+    from gpucast.gpu import driver as launch
+
+    require(who)
+    number = place.partition(":")[2]
+    if not number:
+        return launch.driver().current()
+    count = launch.driver().count()
+    if int(number) >= count:
+        last = f"cuda:{count - 1}"
+        raise DeviceUnavailable(f"{who}: device={place!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")
+    return int(number)

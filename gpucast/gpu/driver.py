@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a kernel's text to a call on a GPU. The only module that gives CUDA work, all of it through one object.
+
+`driver()` gives that object. Tests put another in its place, one that works on host memory, and so run all above it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator
+from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpucast.casting import plan_cache as plans
+from gpucast.codegen.batch import ARGUMENT_BYTES, LARGE_ARGUMENTS, ManySource
+from gpucast.codegen.cast import KernelSource, Shape, kernel_source
+from gpucast.compile import cubin as compiler
+from gpucast.compile import nvidia
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import Rule
+
+
+class Argument(Protocol):
+    """The last argument of a kernel that has a fifth one, such as a `gpucast.codegen.strides.Dims`."""
+
+    def to_bytes(self) -> bytes: ...
+
+
+class Kernel(Protocol):
+    """A kernel loaded on one device, which is the current one whenever it is called.
+
+    Launches for n > 0 elements on the device's current stream and returns at once.
+    """
+
+    def __call__(self, src: int, dst: int, n: int, more: Argument | None) -> None: ...
+
+
+class ManyKernel(Protocol):
+    """A kernel for many arrays, loaded on one device, which is the current one whenever it is called.
+
+    Launches so many blocks, which find their work in a record of `ManySource.table`; returns at once, having copied it.
+    """
+
+    def __call__(self, blocks: int, table: np.ndarray[Any, Any]) -> None: ...
+
+
+class Driver(Protocol):
+    """What casts need of CUDA. Addresses and streams are plain integers."""
+
+    def unavailable(self) -> tuple[str, str] | None:
+        """Why no cast can run, and what mends it; None when it can."""
+
+    def count(self) -> int:
+        """The number of devices."""
+
+    def current(self) -> int:
+        """The index of the current device."""
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        """Make a device the current one for the length of a ``with`` block."""
+
+    def stream(self) -> int:
+        """The current stream of the current device."""
+
+    def capturing(self) -> bool:
+        """Whether a CUDA graph is being captured from the current stream."""
+
+    def load(self, source: KernelSource) -> Kernel:
+        """Compile (or find in the cache) and load on the current device."""
+
+    def load_many(self, source: ManySource) -> ManyKernel:
+        """The same for a kernel of many arrays."""
+
+    @property
+    def argument_bytes(self) -> int:
+        """The most bytes of arguments that a kernel takes."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+        """An array without gaps on the current device, C-contiguous where no strides are given.
+
+        Any dtype will do, also those that CuPy does not know.
+        """
+
+    def to_host(self, x: Any) -> np.ndarray[Any, Any]:
+        """A NumPy copy of a device array of plain bytes, C-contiguous; waits for the current stream."""
+
+    def to_device(self, x: Any) -> Any:
+        """A copy on the current device of a C-contiguous NumPy or device array of plain bytes."""
+
+    # For arrays of other libraries:
+
+    def using(self, stream: int, device: int) -> contextlib.AbstractContextManager[None]:
+        """Make a device and a stream of it the current ones for the length of a ``with`` block."""
+
+    def follow(self, stream: int, device: int) -> None:
+        """Let the current stream wait for what has been given to another stream, of this device, so far."""
+
+    def synchronize(self) -> None:
+        """Wait for the current stream."""
+
+    def device_of(self, address: int) -> int:
+        """The index of the device that holds an address."""
+
+
+class _Arguments:
+    """Room for the arguments of a launch, and the list of their addresses, which CUDA wants."""
+
+    __slots__ = ("address", "addresses", "bit", "dst", "n", "src")
+
+    def __init__(self) -> None:
+        self.src, self.bit, self.dst, self.n = c_uint64(), c_uint32(), c_uint64(), c_int64()
+        self.addresses = (c_void_p * 5)(*map(addressof, (self.src, self.bit, self.dst, self.n)), None)
+        self.address = addressof(self.addresses)
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A stream of another library, in the words of the CUDA stream protocol. CuPy never destroys it."""
+
+    handle: int
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.handle
+
+
+class _Thread(threading.local):
+    """What each thread has of its own."""
+
+    def __init__(self) -> None:
+        from cupy_backends.cuda.api import runtime
+
+        # Makes the device's context current in this thread: the driver needs it, and CuPy may not have had to.
+        runtime.setDevice(runtime.getDevice())
+        #: A list, because a launch may be interrupted (by a finalizer, say) by another one in the same thread.
+        self.free: list[_Arguments] = []
+
+    def bind(self) -> None:
+        """Does what a thread's first access does."""
+
+
+class CupyDriver:
+    """CUDA through CuPy."""
+
+    @cached_property
+    def _thread(self) -> _Thread:
+        return _Thread()
+
+    def unavailable(self) -> tuple[str, str] | None:
+        found = nvidia.find()
+        if found is None:
+            return "there is no NVIDIA driver", "run on the host (no device=, no --device)"
+        if found.problem:
+            return found.problem, "run nvidia-smi"
+        try:
+            import cupy
+        except ImportError:
+            return "CuPy is not installed", f"run pip install 'gpucast[{nvidia.extra(found.cuda)}]'"
+        if not cupy.cuda.is_available():
+            return "CuPy finds no usable device", "run gpucast info"
+        try:
+            for capability in found.capabilities:
+                compiler.architecture(capability)
+        except (DeviceUnavailable, ValueError) as error:
+            return str(error), "run gpucast info"
+        return None
+
+    def count(self) -> int:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDeviceCount())
+
+    @cached_property
+    def current(self) -> Callable[[], int]:
+        from cupy_backends.cuda.api import runtime
+
+        # CuPy's function itself, because it is asked in every cast.
+        return runtime.getDevice  # type: ignore[no-any-return]
+
+    def on(self, device: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if device == self.current() else self._switched(device)
+
+    @contextlib.contextmanager
+    def _switched(self, device: int) -> Iterator[None]:
+        import cupy
+
+        with cupy.cuda.Device(device):
+            yield
+
+    def stream(self) -> int:
+        import cupy
+
+        return int(cupy.cuda.get_current_stream().ptr)
+
+    @cached_property
+    def capturing(self) -> Callable[[], bool]:
+        from cupy.cuda import get_current_stream
+        from cupy_backends.cuda.api import runtime
+
+        return lambda: bool(runtime.streamIsCapturing(get_current_stream().ptr))
+
+    def load(self, source: KernelSource) -> Kernel:
+        from cupy.cuda import get_current_stream
+        from cupy_backends.cuda.api import driver
+
+        device, thread = self.current(), self._thread
+        function = self._function(source, device)
+        launch_kernel, threads, blocks = driver.launchKernel, source.threads, lru_cache(source.blocks)
+
+        def launch(src: int, dst: int, n: int, more: Argument | None) -> None:
+            free = thread.free
+            arguments = free.pop() if free else _Arguments()
+            arguments.src.value = src
+            arguments.dst.value = dst
+            arguments.n.value = n
+            if more is not None:
+                held = create_string_buffer(more.to_bytes())
+                arguments.addresses[4] = addressof(held)
+            # CUDA copies the arguments before it returns.
+            launch_kernel(
+                function, blocks(n), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
+            )
+            free.append(arguments)
+
+        return launch
+
+    def load_many(self, source: ManySource) -> ManyKernel:
+        from cupy.cuda import get_current_stream
+        from cupy_backends.cuda.api import driver
+
+        device, thread = self.current(), self._thread
+        function, launch_kernel, threads = self._function(source, device), driver.launchKernel, source.threads
+
+        def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
+            thread.bind()
+            address = c_void_p(table.ctypes.data)
+            launch_kernel(
+                function, blocks, 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, addressof(address), 0
+            )
+
+        return launch
+
+    def _function(self, source: KernelSource | ManySource, device: int) -> int:
+        """The kernel on the current device, whose index is `device`."""
+        from cupy_backends.cuda.api import driver, runtime
+
+        # Also makes the device's context current in this thread.
+        runtime.setDevice(device)
+        image = compiler.compile_for(source.text, source.name, self._capability(device))
+        # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
+        return int(driver.moduleGetFunction(driver.moduleLoadData(image), source.name))
+
+    @cached_property
+    def argument_bytes(self) -> int:
+        versions = nvidia.cuda_version() or (0, 0), compiler.compiler().version
+        return ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
+
+    @cached_property
+    def empty(self) -> Callable[..., Any]:
+        import cupy
+
+        array, allocate = cupy.ndarray, cupy.cuda.alloc
+
+        def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+            # CuPy checks the dtype only where it allocates by itself.
+            return array(shape, dtype, allocate(math.prod(shape) * dtype.itemsize), strides)
+
+        return empty
+
+    def to_host(self, x: Any) -> np.ndarray[Any, Any]:
+        return np.asarray(x.get())
+
+    def to_device(self, x: Any) -> Any:
+        import cupy
+
+        return cupy.array(x, order="C")
+
+    def using(self, stream: int, device: int) -> contextlib.AbstractContextManager[None]:
+        from cupy.cuda import get_current_stream
+
+        return self.on(device) if get_current_stream(device).ptr == stream else self._using(stream, device)
+
+    @contextlib.contextmanager
+    def _using(self, stream: int, device: int) -> Iterator[None]:
+        from cupy.cuda import Stream
+
+        with self.on(device), Stream.from_external(_Foreign(stream)):
+            yield
+
+    def follow(self, stream: int, device: int) -> None:
+        from cupy.cuda import Event, Stream, get_current_stream
+
+        with self.on(device):
+            # An event belongs to the device that it is made on, and only streams of that one can record it.
+            event = Event(disable_timing=True)
+            event.record(Stream.from_external(_Foreign(stream)))
+        get_current_stream().wait_event(event)
+
+    def synchronize(self) -> None:
+        import cupy
+
+        cupy.cuda.get_current_stream().synchronize()
+
+    def device_of(self, address: int) -> int:
+        from cupy_backends.cuda.api import runtime
+
+        return int(runtime.pointerGetAttributes(address).device)
+
+    @staticmethod
+    def _capability(device: int) -> tuple[int, int]:
+        import cupy
+
+        text = cupy.cuda.Device(device).compute_capability
+        return int(text[:-1]), int(text[-1])
+
+
+_driver: Driver = CupyDriver()
+_kernels: dict[tuple[Rule, Shape, bool, int, Callable[..., KernelSource]], Kernel] = {}
+_many: dict[tuple[ManySource, int], ManyKernel] = {}
+_available = False
+
+
+def unavailable() -> tuple[str, str] | None:
+    """Why no cast can run on a GPU, and what mends it; None when it can. A yes is remembered, a no asked again."""
+    global _available  # noqa: PLW0603 (asking takes longer than a small cast)
+    problem = None if _available else _driver.unavailable()
+    _available = problem is None
+    return problem
+
+
+def driver() -> Driver:
+    return _driver
+
+
+def use(other: Driver) -> Driver:
+    """Put another driver in place, without any kernel or plan made so far; the one that it replaces."""
+    global _driver, _available  # noqa: PLW0603 (one object is what this module is for)
+    before, _driver = _driver, other
+    _available = False
+    _kernels.clear()
+    _many.clear()
+    plans.forget()
+    return before
+
+
+def kernel(
+    rule: Rule, shape: Shape, unpacked: bool, device: int, make: Callable[..., KernelSource] = kernel_source
+) -> Kernel:
+    """The kernel for a cast on the current device, whose index is `device`; `make` gives its source.
+
+    RuntimeError for one that is not loaded yet while a CUDA graph is captured: loading would break the capture.
+    """
+    key = (rule, shape, unpacked, device, make)
+    found = _kernels.get(key)
+    if found is None:
+        _check_capture(f"cast: {rule.src.name} to {rule.dst.name}", " (gpucast.warmup compiles ahead of time)")
+        # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
+        found = _kernels[key] = _driver.load(make(rule, shape, unpacked=unpacked))
+    return found
+
+
+def many_kernel(source: ManySource, device: int) -> ManyKernel:
+    """The kernel on the current device, whose index is `device`; RuntimeError as for `kernel`."""
+    found = _many.get((source, device))
+    if found is None:
+        _check_capture(f"gpucast: {source.name}")
+        found = _many[source, device] = _driver.load_many(source)
+    return found
+
+
+def _check_capture(what: str, more: str = "") -> None:
+    if _driver.capturing():
+        raise RuntimeError(
+            f"{what} is not loaded yet, and loading is not possible while a CUDA graph is captured; cast once before "
+            f"the capture{more}"
+        )

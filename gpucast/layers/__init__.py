@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cast and CastLike as layers of a network: a forward pass, and the gradient's way back.
+
+Example::
+
+    layer = gpucast.layers.Cast("FLOAT8E4M3FN", lda_coeff=0.5)
+    y = layer.forward(x)
+    dx = layer.backward(dy)
+"""
+
+from gpucast.layers.cast import Cast, CastLike
+
+__all__ = ["Cast", "CastLike"]

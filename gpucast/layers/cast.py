@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cast and CastLike as layers of a network: a forward pass, and the gradient's way back.
+
+Example::
+
+    layer = gpucast.layers.Cast("FLOAT8E4M3FN", lda_coeff=0.5)
+    y = layer.forward(x)
+    dx = layer.backward(dy)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.adapters import door
+from gpucast.arrays.packed import as_array
+from gpucast.casting import fused as fused_cast
+from gpucast.casting.cast import cast, cast_like
+from gpucast.casting.fused_options import Fusion
+from gpucast.core.checks import as_double, is_real
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import resolve
+
+__all__ = ["Cast", "CastLike"]
+
+
+class _Layer:
+    """What both layers share: the attributes, and the way back."""
+
+    def __init__(self, saturate: bool, round_mode: str, training: bool, lda_coeff: float, name: str) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"{self._who}: name={name!r} must be a string")
+        if not isinstance(training, (bool, np.bool_)):
+            raise TypeError(f"{self._who}: training={training!r} must be True or False")
+        # Nothing is cast: any pair of types shows whether the attributes are legal.
+        resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), saturate=saturate, round_mode=round_mode, who=self._who)
+        self.name = name
+        self.saturate = saturate
+        self.round_mode = round_mode
+        #: Whether `forward` keeps what `backward` needs: x's type and y's shape, nothing of their memory.
+        self.training = bool(training)
+        #: What the gradient is multiplied with on its way back.
+        self.lda_coeff = self._coefficient(lda_coeff)
+        self._seen: tuple[DType, tuple[int, ...]] | None = None
+
+    @property
+    def _who(self) -> str:
+        return f"layers.{type(self).__name__}"
+
+    def _coefficient(self, value: Any) -> float:
+        if not is_real(value):
+            raise TypeError(f"{self._who}: lda_coeff={value!r} must be a number")
+        number = as_double(value)
+        if not math.isfinite(number):
+            raise ValueError(f"{self._who}: lda_coeff={value!r} must be finite, as a DOUBLE")
+        return number
+
+    def _keep(self, x: Any, y: Any) -> None:
+        self._seen = (dtype(x.dtype), tuple(y.shape)) if self.training else None
+
+    def backward(self, dy: Any) -> Any:
+        """The gradient of x from the gradient of y: `dy` cast back to x's type, times `lda_coeff`, in one pass.
+
+        `dy` is an array of y's shape and of any type but STRING, wherever it lies; the result is of its kind, there,
+        and of the type of the x that `forward` saw last. The layer's `saturate` and `round_mode` apply.
+
+        With lda_coeff 1 this is ``gpucast.cast(dy, x.dtype)``. Otherwise every value of dy becomes DOUBLE as a cast has
+        it (exact for all but 64-bit integers, which are rounded once), is multiplied with lda_coeff as DOUBLE (rounded
+        once, IEEE 754, subnormals kept), and the product is cast to x's type by the rules of a cast from DOUBLE: so an
+        integer x gets the truncated product. NaN keeps its sign; infinity times 0 is the positive NaN.
+
+        RuntimeError when the layer is not training, or before `forward`. TypeError where x or dy is STRING, which has
+        no gradient, and with another lda_coeff than 1 for a dy that is no array of NumPy or CuPy and no PackedArray.
+        ValueError for another shape than y's.
+        """
+        who = f"{self._who}.backward" + (f" of {self.name!r}" if self.name else "")
+        if not self.training:
+            raise RuntimeError(f"{who}: the layer is not training; make it with training=True")
+        if self._seen is None:
+            raise RuntimeError(f"{who}: nothing went forward yet; call forward(x) first, with training=True")
+        row, shape = self._seen
+        dy = _with_dtype(dy)
+        src = dtype(dy.dtype, who=f"{who}: dy.dtype=")
+        for role, kind in (("x was", row), ("dy is", src)):
+            if kind.family == "string":
+                raise TypeError(f"{who}: {role} STRING, which has no gradient")
+        if tuple(dy.shape) != shape:
+            raise ValueError(f"{who}: dy has shape {tuple(dy.shape)}; y had {shape}")
+        coefficient = self._coefficient(self.lda_coeff)
+        if coefficient == 1:
+            return cast(dy, row, saturate=self.saturate, round_mode=self.round_mode)
+        if door(dy) is not None:
+            raise TypeError(
+                f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
+                "PackedArray"
+            )
+        rule = fused_cast.fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
+        return fused_cast.apply(as_array(dy, who), rule, Fusion(scale=coefficient))
+
+
+def _with_dtype(x: Any) -> Any:
+    """Lists and Python's scalars as NumPy takes them, all else as it is."""
+    return x if hasattr(x, "dtype") else np.asarray(x)
+
+
+class Cast(_Layer):
+    """The operator Cast as a layer, with the attributes of the Cast node of Graiphic's deep-learning toolkit.
+
+    Parameters
+    ----------
+    to, saturate, round_mode
+        As for `gpucast.cast`.
+    training
+        Whether a gradient will come back. False: `forward` keeps nothing and `backward` is an error.
+    lda_coeff
+        What the gradient is multiplied with on its way back, a finite number.
+    name
+        For messages.
+
+    Raises
+    ------
+    TypeError and ValueError for illegal attributes, as for `gpucast.cast`.
+    """
+
+    def __init__(
+        self,
+        to: Any,
+        *,
+        saturate: bool = True,
+        round_mode: str = "up",
+        training: bool = True,
+        lda_coeff: float = 1.0,
+        name: str = "",
+    ) -> None:
+        super().__init__(saturate, round_mode, training, lda_coeff, name)
+        self.to = dtype(to, who=f"{self._who}: to=")
+
+    def forward(self, x: Any) -> Any:
+        """``gpucast.cast(x, to)`` with the layer's attributes."""
+        x = _with_dtype(x)
+        y = cast(x, self.to, saturate=self.saturate, round_mode=self.round_mode)
+        self._keep(x, y)
+        return y
+
+    __call__ = forward
+
+
+class CastLike(_Layer):
+    """The operator CastLike as a layer; the parameters of `Cast` less `to`."""
+
+    def __init__(
+        self,
+        *,
+        saturate: bool = True,
+        round_mode: str = "up",
+        training: bool = True,
+        lda_coeff: float = 1.0,
+        name: str = "",
+    ) -> None:
+        super().__init__(saturate, round_mode, training, lda_coeff, name)
+
+    def forward(self, x: Any, like: Any) -> Any:
+        """``gpucast.cast_like(x, like)`` with the layer's attributes. No gradient goes back to `like`."""
+        x = _with_dtype(x)
+        y = cast_like(x, like, saturate=self.saturate, round_mode=self.round_mode)
+        self._keep(x, y)
+        return y
+
+    __call__ = forward

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rules a pair of types has: every attribute value that means something. For the parity harness and the tests."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.random import Random, resolve_random
+from gpucast.core.rule import (
+    DEFAULT_OPSET,
+    ROUND_MODE_SINCE,
+    ROUND_MODES,
+    ROUNDINGS,
+    STOCHASTIC,
+    Rule,
+    has_stochastic,
+    resolve,
+)
+
+NUMERIC = tuple(row for row in DTYPES if row.family != "string")
+SMALL = tuple(row for row in NUMERIC if row.bits <= 16)
+WIDE = tuple(row for row in NUMERIC if row.bits > 16)
+
+#: The newest opset, and one from before FNUZ infinities became numbers.
+OPSETS = (DEFAULT_OPSET, 23)
+
+#: Of the stochastic cases. Blocks of random words begin inside of vectors, and their numbers take more than 32 bits.
+RANDOM = Random(seed=0x0123456789ABCDEF, offset=2**36 - 3)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A rule, and the keywords of `gpucast.cast` that ask for it; those that have their default are left out."""
+
+    rule: Rule
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def random(self) -> Random | None:
+        """The random bits of a stochastic rule."""
+        given = dict(self.attributes)
+        return resolve_random(given.get("rounding"), given.get("seed"), given.get("offset"))
+
+    def __str__(self) -> str:
+        words = ", ".join(f"{name}={value!r}" for name, value in self.attributes)
+        return f"{self.rule.src.name} to {self.rule.dst.name}" + (f" ({words})" if words else "")
+
+
+def cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+    """Every distinct rule of a pair over all attribute values, at opsets that have both types; the default first."""
+    return list(_cases(src, dst, tuple(opsets)))
+
+
+@functools.cache
+def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
+    roundings = (None, *ROUNDINGS) if dst.family == "int" else (None,)
+    wide_float = dst.family == "float" and dst.bits >= 16
+    overflows = (None, "wrap", "saturate") if dst.family == "int" else (None, "saturate") if wide_float else (None,)
+    defaults = {"saturate": True, "round_mode": "up", "rounding": None, "overflow": None, "opset": DEFAULT_OPSET}
+    found: dict[Rule, Case] = {}
+    for values in itertools.product((True, False), ROUND_MODES, roundings, overflows, opsets):
+        keywords: dict[str, Any] = dict(zip(defaults, values, strict=True))
+        opset = keywords["opset"]
+        if max(src.opset or 1, dst.opset or 1) > opset or (opset < ROUND_MODE_SINCE and keywords["round_mode"] != "up"):
+            continue
+        rule = resolve(src, dst, **keywords)
+        found.setdefault(rule, Case(rule, tuple(pair for pair in keywords.items() if pair[1] != defaults[pair[0]])))
+    return tuple(found.values())
+
+
+def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+    """The same with stochastic rounding, all with one seed and offset; none where the pair has no such rule."""
+    if not has_stochastic(dst) or src is dst:
+        return []
+    asked = (("rounding", STOCHASTIC), *RANDOM._asdict().items())
+    return [
+        Case(replace(case.rule, rounding=STOCHASTIC), (*case.attributes, *asked)) for case in cases(src, dst, opsets)
+    ]
+
+
+def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Rule]:
+    """The rules of `cases` alone."""
+    return [case.rule for case in cases(src, dst, opsets)]

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels as host code, for the parity harness and the tests: no cast ever runs on them.
+
+The very text of `gpucast.codegen.cast` is compiled by a C++ compiler, with a shim that gives it what CUDA has built in;
+a launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpucast.codegen.batch import ManySource
+from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
+from gpucast.codegen.strides import Dims
+from gpucast.compile import cxx as host_compiler
+from gpucast.core.rule import Rule
+
+#: Kernels of one translation unit, and compilers that run at a time.
+_UNIT, _PROCESSES = 40, 2
+
+_SHIM = """
+#define GPUCAST_HOST
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static
+#define GPUCAST_GRID_CONSTANT(TYPE) const TYPE&
+#define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
+#define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
+namespace {
+struct { unsigned x; } blockIdx, threadIdx;
+unsigned phase, passed;
+bool at_barrier;
+unsigned long long misaligned;
+void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigned long long)pointer % bytes != 0; }
+}
+#define GPUCAST_CHECK_ALIGNED(pointer, bytes) check_aligned(pointer, bytes)
+namespace gpucast {
+namespace ptx {
+inline unsigned lane() { return threadIdx.x % 32; }
+// Threads run one after the other: the last lane alone has them all.
+inline int redux_max(int a) {
+    static int largest;
+    largest = lane() == 0 || a > largest ? a : largest;
+    return largest;
+}
+}
+}
+// A block's threads run one after the other: all of them up to the first barrier, then all anew up to the second, and
+// so on. So a kernel writes each place in shared memory between the same two barriers only: nothing takes another's
+// place.
+#define GPUCAST_OVERLAY struct
+#define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
+// Before the barrier each thread leaves what it has found.
+#define GPUCAST_MERGE(LANES, FOUND) \\
+    static decltype(FOUND) found_by[1024]; \\
+    found_by[threadIdx.x] = FOUND; \\
+    GPUCAST_BARRIER() \\
+    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) FOUND.merge(found_by[i]);
+"""
+
+#: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
+_LAUNCH = """
+extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, unsigned blocks) {{
+    misaligned = 0;
+    for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x) {{
+        at_barrier = true;
+        for (phase = 0; at_barrier; ++phase) {{
+            at_barrier = false;
+            for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {{
+                passed = 0;
+                {name}({arguments});
+            }}
+        }}
+    }}
+    return misaligned;
+}}
+"""
+_PARAMETERS = "const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n"
+_ARGUMENTS = "src, src_bit, dst, n"
+
+
+def compiler() -> list[str]:
+    """The command of a C++17 compiler. CompilerMissing where there is none."""
+    return host_compiler.find("c++", "hostbuild")
+
+
+def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
+    """Warnings are errors: what g++ and clang++ doubt in the kernels is worth a look."""
+    chosen = ["-std=c++17", "-O2" if optimize else "-O0", "-fPIC", "-shared"]
+    # The kernels read bytes as words, as CUDA code does.
+    chosen += ["-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
+    if sanitize:
+        return [*chosen, "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    # Unless told, the compiler of ziglang brings sanitizers of its own, and first builds their library for minutes.
+    return [*chosen, "-fno-sanitize=all"]
+
+
+class HostKernels:
+    """Compiled kernels, found by name, or by the rule, shape and packing of their source."""
+
+    def __init__(self, sources: Sequence[KernelSource], libraries: Sequence[ctypes.CDLL]) -> None:
+        self._kernels: dict[str, tuple[KernelSource, Any]] = {}
+        self._names: dict[tuple[Rule, Shape, bool], str] = {}
+        for source, library in zip(sources, libraries, strict=True):
+            function = library[f"launch_{source.name}"]
+            function.restype = ctypes.c_ulonglong
+            self._kernels[source.name] = (source, function)
+            self._names[source.rule, source.shape, source.unpacked] = source.name
+
+    def run(
+        self,
+        rule: Rule,
+        src: int,
+        src_bit: int,
+        dst: int,
+        n: int,
+        *,
+        unpacked: bool = False,
+        first_block: int = 0,
+        blocks: int | None = None,
+    ) -> None:
+        """Cast n elements between contiguous arrays at two addresses: those of so many blocks (None: all) from
+        `first_block` on.
+
+        RuntimeError for a misaligned access, on which a GPU would stop.
+        """
+        self.launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block, blocks=blocks)
+
+    def run_strided(
+        self,
+        rule: Rule,
+        src: int,
+        src_bit: int,
+        dst: int,
+        n: int,
+        dims: Dims,
+        *,
+        unpacked: bool = False,
+        first_block: int = 0,
+    ) -> None:
+        """As `run`, for any strides; the addresses are those of the first elements, n the product of the lengths."""
+        self.launch(rule, "strided", unpacked, src, src_bit, dst, n, first_block, dims.to_bytes())
+
+    def launch(
+        self,
+        rule: Rule,
+        shape: Shape,
+        unpacked: bool,
+        src: int,
+        src_bit: int,
+        dst: int,
+        n: int,
+        first_block: int,
+        *more: bytes,
+        blocks: int | None = None,
+    ) -> None:
+        """Any kernel, `more` being the bytes of its `KernelSource.more` where it has one."""
+        name = self._names[rule, shape, unpacked]
+        self.launch_named(name, src, src_bit, dst, n, first_block, *more, blocks=blocks)
+
+    def launch_named(
+        self,
+        name: str,
+        src: int,
+        src_bit: int,
+        dst: int,
+        n: int,
+        first_block: int,
+        *more: bytes,
+        blocks: int | None = None,
+    ) -> None:
+        """The kernel of a name, which fused kernels have one each of for the same rule."""
+        source, function = self._kernels[name]
+        end = source.blocks(n) if blocks is None else first_block + blocks
+        misaligned = function(
+            ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
+            ctypes.c_uint(first_block), ctypes.c_uint(end),
+        )  # fmt: skip
+        if misaligned:
+            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses (src={src:#x}, dst={dst:#x}, n={n})")
+
+
+def build(
+    kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
+) -> HostKernels:
+    """Compile kernels; a Rule means its contiguous kernel. `arch` 75 for sm_75: which shortcuts they take.
+
+    `optimize` False compiles in a third of the time what then runs ten times as long. `sanitize` adds AddressSanitizer
+    and UndefinedBehaviorSanitizer, whose libraries must already be in the process.
+
+    CompilerMissing without a C++ compiler; RuntimeError with the compiler's words when it refuses the text.
+    """
+    sources = [kernel if isinstance(kernel, KernelSource) else kernel_source(kernel) for kernel in kernels]
+    units = [sources[i : i + _UNIT] for i in range(0, len(sources), _UNIT)]
+    command = [*compiler(), *flags(optimize, sanitize)]
+    # A library that is loaded stays so without its file.
+    with (
+        tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder,
+        ThreadPoolExecutor(_PROCESSES) as pool,
+    ):
+        paths = pool.map(
+            lambda i: _compile(command, unit_text(units[i], arch), Path(folder) / f"unit{i}"), range(len(units))
+        )
+        libraries = [ctypes.CDLL(str(path)) for path in paths]
+    return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
+
+
+def build_many(
+    source: ManySource, *, optimize: bool = True, arch: int = 90
+) -> Callable[[int, np.ndarray[Any, Any]], None]:
+    """The kernel of many arrays as a function of the blocks and a record of its table; errors as for `build`."""
+    launcher = _LAUNCH.format(
+        name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
+    )
+    text = shim(arch) + join(source.prelude, source.rows, [source.kernel, launcher])
+    with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
+        library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize)], text, Path(folder) / "many")))
+    function = library[f"launch_{source.name}"]
+    function.restype = ctypes.c_ulonglong
+
+    def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
+        assert table.dtype == source.table and table.ndim == 0
+        misaligned = function(ctypes.c_void_p(table.ctypes.data), ctypes.c_uint(0), ctypes.c_uint(blocks))
+        if misaligned:
+            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses")
+
+    return launch
+
+
+def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
+    """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
+    rows = dict(row for source in sources for row in source.rows)
+    kernels = [source.kernel + _launcher(source) for source in sources]
+    return shim(arch) + join(sources[0].prelude, rows, kernels)
+
+
+@lru_cache
+def shim(arch: int = 90) -> str:
+    """What comes before the text of kernels, or of a device function, that host code is to be made of."""
+    instructions = Path(__file__).parent / "host_instructions.hpp"
+    return f"{instructions.read_text(encoding='utf-8')}#define GPUCAST_ARCH {10 * arch}{_SHIM}"
+
+
+def _launcher(source: KernelSource) -> str:
+    parameters, arguments = _PARAMETERS, _ARGUMENTS
+    if source.more is not None:
+        parameters, arguments = f"{parameters}, const {source.more}* more", f"{arguments}, *more"
+    return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
+
+
+def _compile(command: list[str], text: str, path: Path) -> Path:
+    written, library = path.with_suffix(".cpp"), path.with_suffix(".so")
+    written.write_text(text, encoding="utf-8")
+    result = subprocess.run([*command, "-o", str(library), str(written)], capture_output=True, text=True, check=False)
+    if result.returncode:
+        raise RuntimeError(f"hostbuild: {' '.join(command)} failed:\n{result.stderr[-4000:]}")
+    return library

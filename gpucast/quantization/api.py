@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public calls: check them, and route them to the host or a device."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.casting.batch import untraced
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import Format, Parts, find
+from gpucast.core.random import Random, resolve_random
+from gpucast.gpu import devices
+from gpucast.quantization import swizzle
+from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_row
+
+_WHO = "quantize"
+
+
+def quantize(
+    x: Any,
+    format: Any,
+    *,
+    axis: int = -1,
+    scale_layout: str = "linear",
+    transpose: bool | str = False,
+    rounding: str | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Quantize an array: narrow codes, and a scale for each block of them.
+
+    Every step is stated in `gpucast.quantization.reference`; the bits are the same everywhere.
+
+    Parameters
+    ----------
+    x
+        FLOAT, FLOAT16, BFLOAT16 or DOUBLE: whatever `gpucast.cast` takes as an array.
+    format
+        A name of ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...) or a ``Format`` of one's own.
+    axis
+        As in ONNX QuantizeLinear: the axis along which blocks run; in formats "..._axis" the one whose indices have a
+        scale each. Without meaning for "..._tensor".
+    scale_layout
+        "linear", or "128x4", the order that cuBLAS reads (``gpucast.quantization.swizzle``): for one-dimensional blocks
+        with scales of one byte along the last axis, which they must divide.
+    transpose
+        True: quantize ``swapaxes(x, -1, -2)``, blocks along what were columns. "both": the pair of the result without
+        and with it. How often a device reads x for it, see below.
+    rounding, seed, offset
+        ``rounding="stochastic"`` with a seed, as in `gpucast.cast`, for elements that are floats; None: to nearest,
+        ties to even.
+    scale
+        Given scales in place of those of x, in formats with FLOAT scales and no zero points: a number, or an array that
+        broadcasts to the scales' shape; NVFP4: the global scale. Finite and above 0. An array on a device is not
+        checked.
+    device
+        None: where x is; "cpu", "cuda", "cuda:N": there.
+
+    Returns
+    -------
+    A `Quantized`; with transpose="both" a tuple of two.
+
+    Raises
+    ------
+    TypeError
+        For a type that cannot be quantized.
+    ValueError
+        For an unknown format, and for what the format or the layout does not allow.
+
+    Notes
+    -----
+    A device reads x once for blocks of 16, 32, 64 or 128 elements and for squares of these sides: along any axis; with
+    transpose True or "both" along one of the last two. NVFP4 takes one read more for its global scale, unless that is
+    given. "..._tensor" takes two reads, transposed or both ways too. "..._axis" and blocks of other lengths take two
+    for each result, the transposed one of a copy. So does a result whose rows end inside a byte (an odd number of 4-bit
+    elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
+    order nor the transpose of such an array is copied first.
+    """
+    return untraced(_quantize, x, format, axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+
+
+def _quantize(
+    x: Any,
+    format: Any,
+    axis: int,
+    scale_layout: Any,
+    transpose: bool | str,
+    rounding: str | None,
+    seed: int | None,
+    offset: int,
+    scale: Any,
+    device: str | None,
+) -> Any:
+    format = find(format, _WHO)
+    array = as_array(x, _WHO)
+    if isinstance(array, PackedArray):
+        raise TypeError(f"{_WHO}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
+    row = source_row(array.dtype, f"{_WHO}: x.dtype=")
+    if transpose not in (False, True, "both"):
+        raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
+    if transpose and array.ndim < 2:
+        raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
+    random = _random(format, rounding, seed, offset)
+    place = devices.parse(device, _WHO)
+    if place is not None and (place != "cpu" or home(array) is not None):
+        if place != "cpu":
+            devices.index(place, _WHO)
+        array = cast(array, row, device=place, copy=False)
+    wanted = []
+    for swapped in (False, True) if transpose == "both" else (bool(transpose),):
+        shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
+        on = checked_axis(axis, shape, format, _WHO)
+        check_layout(scale_layout, shape, on, format, _WHO)
+        wanted.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
+    made = [
+        _quantized(parts, format, row, on, scale_layout)
+        for parts, (_, on, _) in zip(_parts(array, format, wanted, random), wanted, strict=True)
+    ]
+    return tuple(made) if transpose == "both" else made[0]
+
+
+def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
+    """The numbers that a `Quantized` stands for, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
+
+    An array of q's shape where q is. TypeError for anything else. Out of `to`'s range is infinity, as in a cast.
+    """
+    if not isinstance(q, Quantized):
+        raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
+    row = source_row(to, "dequantize: to=")
+    if home(q.data) is not None:
+        from gpucast.quantization.gpu import quantize as device
+
+        parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
+        return device.dequantize(parts, q.format, row, axis=q.axis)
+    data = q.data.get() if isinstance(q.data, PackedArray) else q.data
+    return host.dequantize(Parts(data, q.linear_scales(), q.zero_points, q.global_scale), q.format, row, axis=q.axis)
+
+
+def _parts(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
+    """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
+    if home(x) is not None:
+        from gpucast.quantization.gpu import quantize as device
+        from gpucast.quantization.gpu.tiles import Wanted
+
+        return device.quantize(x, format, [Wanted(*one) for one in wanted], random=random)
+    made: list[Parts] = []
+    for swapped, on, given in wanted:
+        # Both ways have the same global scale.
+        given = made[0].global_scale if format.global_scale and made else given
+        view = x.swapaxes(-1, -2) if swapped else x
+        made.append(host.quantize(view, format, axis=on, scale=given, random=random))
+    return made
+
+
+def _quantized(parts: Parts, format: Format, row: DType, axis: int, scale_layout: Any) -> Quantized:
+    data = parts.data
+    if format.element.packed and not isinstance(data, PackedArray):
+        data = PackedArray.pack(data)
+    scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
+    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, row, axis, scale_layout)
+
+
+def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
+    random = resolve_random(rounding, seed, offset, _WHO)
+    if rounding is not None and rounding != "stochastic":
+        raise ValueError(f"{_WHO}: rounding={rounding!r} must be None or 'stochastic'")
+    if random is not None and format.element.family != "float":
+        raise ValueError(
+            f"{_WHO}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
+        )
+    return random
+
+
+def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
+    """The caller's scales, for x: as FLOAT and checked, unless both are on a device."""
+    if scale is None:
+        return None
+    if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
+        raise ValueError(f"{_WHO}: scale= is for formats with FLOAT scales and without zero points, not for {format}")
+    if format.global_scale:
+        shape = ()
+    given = scale if namespace(scale) is not None else np.asarray(scale)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{_WHO}: scale= has dtype {given.dtype}; expected numbers")
+    if home(given) is not None and home(x) is None:
+        from gpucast.gpu import cast as device_cast
+
+        given = device_cast.to_host(given)
+    if home(given) is None:
+        with np.errstate(over="ignore"):
+            given = given.astype(np.float32)
+        if not (np.isfinite(given) & (given > 0)).all():
+            raise ValueError(f"{_WHO}: scale= must be finite and above 0 as FLOAT")
+    if math.prod(shape) == 1 and given.size == 1:
+        return given.reshape(shape)
+    try:
+        np.broadcast_to(np.empty(given.shape, bool), shape)
+    except ValueError:
+        raise ValueError(f"{_WHO}: scale= has shape {given.shape}; the scales have {shape}") from None
+    return given

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first pass of the host path: the lowest and largest numbers of all blocks.
+
+NumPy compares short rows of integers more quickly than of floats, and the bits of a float's magnitude are ordered as
+the magnitudes are, in every type: nothing is converted. NaN lies above infinity there, so one comparison finds both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Format
+from gpucast.quantization.cpu.block_grid import ELEMENTS, WITHIN, Box, Plan
+
+Array = npt.NDArray[Any]
+
+#: Blocks up to this length are reduced in pairs: NumPy reduces short rows slowly.
+_SHORT = 64
+
+
+def extremes(source: Array, plan: Plan, format: Format) -> tuple[Array, Array, Array]:
+    """For each block, over its finite numbers: the lowest one or 0 and the largest one or 0 (formats with zero points)
+    or 0 and the largest magnitude, as DOUBLE; and whether the block is lost to a NaN or an infinity."""
+    row = dtype(source.dtype)
+    codes = source.view(row.code_numpy)
+    infinity, sign = row.code_numpy.type(row.inf_code), row.code_numpy.type(row.sign_code)
+    magnitude = ~sign
+    # As unsigned integers the negative numbers are above the others, by their magnitude; as signed ones below 0.
+    high, low = np.zeros(plan.grid, row.code_numpy), np.zeros(plan.grid, row.code_numpy)
+    lost = np.zeros(plan.grid, bool)
+    scratch = np.empty(ELEMENTS, row.code_numpy)
+    for box in plan.boxes():
+        x = codes[box.elements]
+        room = scratch[: x.size].reshape(x.shape)
+        if not format.zero_points:
+            x = np.bitwise_and(x, magnitude, out=room)
+        elif not x.flags.c_contiguous:
+            np.copyto(room, x)
+            x = room
+        top, bottom = _box_extremes(x, box, format.zero_points)
+        bad = (top >= infinity) | (bottom >= infinity | sign)
+        if bad.any():
+            lost[box.blocks] |= bad & format.nan_in_scale
+            finite = np.where((x & magnitude) < infinity, x, row.code_numpy.type(0))
+            top, bottom = _box_extremes(finite, box, format.zero_points)
+        np.maximum(high[box.blocks], top, out=high[box.blocks])
+        np.maximum(low[box.blocks], bottom, out=low[box.blocks])
+    return _values(low, source.dtype), _values(high, source.dtype), lost
+
+
+def _box_extremes(codes: Array, box: Box, signed: bool) -> tuple[Array, Array]:
+    """The codes of the largest number of each block, at least 0, and of its lowest one, or 0; `signed`: False where all
+    numbers are positive."""
+    top = _largest(codes, box)
+    if not signed:
+        return top, np.zeros((), codes.dtype)
+    sign = np.iinfo(codes.dtype).max // 2 + 1
+    largest = _largest(codes.view(f"i{codes.itemsize}"), box)
+    return np.maximum(largest, 0).view(codes.dtype), np.where(top >= sign, top, 0)
+
+
+def _largest(codes: Array, box: Box) -> Array:
+    """The largest integer of each block."""
+    length = box.split[5]
+    if 1 < length <= _SHORT and box.split[1] == box.split[3] == 1:
+        codes = codes.reshape(-1)
+        while length % 2 == 0:
+            codes, length = np.maximum(codes[::2], codes[1::2]), length // 2
+    largest: Array = codes.reshape(*box.split[:5], length).max(axis=WITHIN)
+    return largest
+
+
+def _values(codes: Array, kind: np.dtype[Any]) -> Array:
+    return codes.view(kind).astype(np.float64)

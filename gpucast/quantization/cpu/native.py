@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks by the library of `gpucast.cpu.native.library`: their extremes, and the codes of quotients.
+
+Where it has no answer (infinities and NaN among the numbers, DOUBLE, short blocks), NumPy has one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
+from gpucast.core.rule import resolve
+from gpucast.cpu.encode import decode, encode
+from gpucast.cpu.native import cast as host_native_cast
+from gpucast.cpu.native import library as host_native
+from gpucast.quantization.cpu.block_grid import Plan
+
+Array = npt.NDArray[Any]
+
+_FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
+#: A call for each row of a block: shorter ones are quicker in NumPy.
+_SHORTEST = 16
+#: `SHORT` of host_native_blocks.c.
+_COUNTS = 32
+
+
+class _Blocks(ctypes.Structure):
+    """`Blocks` of host_native_blocks.c."""
+
+    _fields_ = [(name, ctypes.c_uint64 * 3) for name in ("shape", "lengths", "grid")]
+
+
+class _Array(ctypes.Structure):
+    """`Array` of host_native_blocks.c."""
+
+    _fields_ = (("first", ctypes.c_void_p), ("itemsize", ctypes.c_uint64))
+
+
+class _Quotient(ctypes.Structure):
+    """`Quotient` of host_native_blocks.c."""
+
+    _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32))
+
+
+class _Integers(ctypes.Structure):
+    """`Integers` of host_native_blocks.c."""
+
+    _fields_ = (("least", ctypes.c_int32), ("most", ctypes.c_int32), ("mask", ctypes.c_uint32))
+
+
+#: `Step` of host_native_blocks.c.
+_STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
+
+
+class Native:
+    """What the library does for the arrays of one type that go to one format."""
+
+    def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
+        self._library, self._src, self._format = library, src, format
+        self._each, self._load = library["each_run"], host_native_cast.load(src)
+        #: Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
+        self._powers = format.scale is _E8M0
+        self._run, self._more = self._integers() if format.element.family == "int" else self._floats()
+
+    def _integers(self) -> tuple[Any, ctypes.Structure]:
+        row = self._format.element
+        return self._library[f"{self._load}_whole"], _Integers(int(row.min), int(row.max), row.code_mask)
+
+    def _floats(self) -> tuple[Any, ctypes.Structure]:
+        format = self._format
+        # A product of two scales is no FLOAT.
+        how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
+        # A midpoint of two codes has two significant bits more than their mantissa.
+        zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
+        row = host_native_cast.row(resolve(self._src, format.element))
+        return self._library[f"{self._load}_{how}"], _Quotient(row, zeros)
+
+    def extremes(self, source: Array, plan: Plan) -> tuple[Array, Array, Array] | None:
+        """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
+        row, ranges = self._src, self._format.zero_points
+        found = np.zeros((*plan.grid, 1 + ranges), row.code_numpy)
+        # As unsigned integers negative numbers begin with -0; as signed ones the others do with 0.
+        found[..., :-1] = row.sign_code
+        run = self._library[f"{'range' if ranges else 'largest'}_of_{row.bits}"]
+        of_blocks = _array(found, found.itemsize * (1 + ranges))
+        self._each(run, _array(source), _array(source), _blocks(plan), of_blocks, None)
+        if (found & (row.sign_code - 1)).max(initial=0) > row.max_code:
+            return None
+        values = found.view(row.numpy).astype(np.float64)
+        low = values[..., 0] if ranges else np.zeros(plan.grid)
+        return low, values[..., -1], np.zeros(plan.grid, bool)
+
+    def codes(self, source: Array, plan: Plan, d: Array, zero: Array, data: Array) -> None:
+        """Write the codes of all quotients by the blocks' `d` (DOUBLE), with the blocks' zero points (INT32)."""
+        if self._format.element.family == "int":
+            of_blocks = np.empty(plan.grid, _STEP)
+            of_blocks["d"], of_blocks["zero"] = d, zero
+        elif self._format.global_scale:
+            of_blocks = np.ascontiguousarray(d)
+        else:
+            of_blocks = (1 / d if self._powers else d).astype(np.float32)
+        more = ctypes.byref(self._more)
+        self._each(self._run, _array(source), _array(data), _blocks(plan), _array(of_blocks), more)
+
+    def beyond(self, source: Array, plan: Plan, limits: Array) -> int:
+        """How many numbers of an array without NaN are larger, as magnitudes, than the limits of their blocks, which
+        are DOUBLE, not negative."""
+        with np.errstate(over="ignore"):
+            nearest = limits.astype(np.float32)
+        # The largest FLOAT that is no more.
+        below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
+        counts = np.zeros(_COUNTS, np.uint32)
+        x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
+        self._each(self._library[f"{self._load}_beyond"], x, x, _blocks(plan), _array(below), more)
+        return int(counts.sum(dtype=np.uint64))
+
+
+def equal(codes: Array, plan: Plan, of_blocks: Array) -> int | None:
+    """How many codes of a contiguous array are those of their blocks, all UINT8; None without the library."""
+    library = host_native.library()
+    if library is None or not _is_long_enough(plan):
+        return None
+    count, x = ctypes.c_uint64(), _array(codes)
+    library["each_run"](library["equal"], x, x, _blocks(plan), _array(of_blocks), ctypes.byref(count))
+    return count.value
+
+
+def find(source: Array, plan: Plan, format: Format) -> Native | None:
+    """What quantizes a native, contiguous array; None where NumPy has to."""
+    src = dtype(source.dtype)
+    if src is _DOUBLE or not source.size or not _is_long_enough(plan):
+        return None
+    library = host_native.library()
+    return None if library is None else _checked(library, src, format)
+
+
+def _is_long_enough(plan: Plan) -> bool:
+    return min(_SHORTEST, plan.shape[2]) <= plan.lengths[2] and plan.shape[2] < 1 << 32
+
+
+@lru_cache(maxsize=64)
+def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
+    """None where the library has no such cast, or the compiler computed what it was not told."""
+    element, integers = format.element, format.element.family == "int"
+    if integers:
+        # A scale that does not go so far may leave a quotient that is too large for the library's integers.
+        is_known = format.scale in (_FLOAT, _E8M0)
+    else:
+        is_known = host_native_cast.is_known(resolve(src, element))
+    if not is_known:
+        return None
+    native, shape = Native(library, src, format), (64, 64)
+    numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
+    source, zero = np.empty(shape, src.code_numpy), np.arange(64) % 5 if format.zero_points else np.zeros(64, np.int64)
+    with np.errstate(all="ignore"):
+        source[...] = encode(numbers.reshape(-1), resolve(_DOUBLE, src)).reshape(shape)
+        values = decode(source.reshape(-1), src).reshape(shape)
+        d = np.float32(np.abs(values).max(1) / format.divisor).astype(np.float64)
+        if format.scale is _E8M0:
+            d = np.exp2(np.floor(np.log2(d)))
+        elif format.global_scale:
+            d *= 1.1
+        quotients = values / d[:, None]
+        if integers:
+            codes = np.clip(np.rint(quotients) + zero[:, None], float(element.min), float(element.max))
+            wanted = (codes.astype(np.int64) & element.code_mask).astype(np.uint8)
+        else:
+            wanted = encode(quotients.reshape(-1), resolve(_DOUBLE, element)).reshape(shape)
+    data, plan = np.empty(shape, np.uint8), Plan((1, *shape), (1, 1, 64), (1, 64, 1))
+    native.codes(source, plan, d.reshape(plan.grid), zero.reshape(plan.grid), data)
+    found = native.extremes(source, plan)
+    lowest, largest = (values, values) if format.zero_points else (np.zeros(shape), np.abs(values))
+    limits = np.abs(values).mean(1)
+    same = (
+        found is not None
+        and np.array_equal(found[0].reshape(-1), lowest.min(1, initial=0))
+        and np.array_equal(found[1].reshape(-1), largest.max(1, initial=0))
+        and np.array_equal(data, wanted)
+        and native.beyond(source, plan, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
+    )
+    return native if same else None
+
+
+def _blocks(plan: Plan) -> Any:
+    shape, lengths, grid = plan.shape, plan.lengths, plan.grid
+    if lengths[:2] == (1, 1) and shape[2] % lengths[2] == 0:
+        # No block ends with its row alone: one run, however short the rows are.
+        shape, grid = (1, 1, math.prod(shape)), (1, 1, math.prod(grid))
+    return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, grid))))
+
+
+def _array(x: Array, itemsize: int | None = None) -> _Array:
+    return _Array(x.ctypes.data, x.itemsize if itemsize is None else itemsize)

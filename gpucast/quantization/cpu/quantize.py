@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quick path for NumPy arrays: the same bits as `gpucast.quantization.reference`, in chunks that stay in the cache.
+
+Two passes over the array: the extremes of all blocks, then, with the scales, the codes. What is rounded is rounded by
+`gpucast.cpu.lanes`; where FLOAT arithmetic stands in for DOUBLE, it is exact, or what it may get wrong is mended
+(`gpucast.quantization.cpu.quotient`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format, Parts
+from gpucast.core.random import Random
+from gpucast.core.rule import resolve
+from gpucast.cpu import cast as host_cast
+from gpucast.cpu import lanes as host
+from gpucast.quantization.cpu import native as host_native
+from gpucast.quantization.cpu.block_cast import Cast
+from gpucast.quantization.cpu.block_grid import ELEMENTS, Plan, spread
+from gpucast.quantization.cpu.dequantize import Product
+from gpucast.quantization.cpu.extremes import extremes
+from gpucast.quantization.cpu.quotient import Quotient
+
+Array = npt.NDArray[Any]
+
+_FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
+_SMALLEST_FLOAT = 2.0**-126
+
+
+def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
+    """As `gpucast.quantization.reference.quantize`.
+
+    Extra memory grows with the number of blocks only; but an array with gaps is copied, and stochastic rounding takes
+    8 bytes per element.
+    """
+    axis = axis % x.ndim if x.ndim else 0
+    plan, shape = Plan.make(format, x.shape, axis), format.scales_shape(x.shape, axis)
+    source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(plan.shape)
+    with np.errstate(all="ignore"):
+        # Where blocks have the scales of their own numbers, quotients are none that only NumPy knows.
+        is_own = random is None and (scale is None or format.global_scale)
+        native = host_native.find(source, plan, format) if is_own else None
+        found = None if native is None else native.extremes(source, plan)
+        low, high, lost = extremes(source, plan, format) if found is None else found
+        stored, g = _scales(low, high, format, scale, shape)
+        stored = stored.reshape(plan.grid)
+        s = _cast(stored, _DOUBLE)
+        d = s * g if format.global_scale else s
+        zero = _zero_points(low, s, format)
+        any_lost = bool(lost.any())
+        if any_lost:
+            zero[lost] = 0
+            stored[lost] = _cast(np.float64(np.nan), format.scale)
+        data = np.empty(plan.shape, format.element.numpy)
+        if random is not None:
+            _stochastic(source, plan, format, d, lost, data, random)
+        elif native is not None and found is not None:
+            native.codes(source, plan, d, zero, data)
+        else:
+            limits = _limits(low, high, d, zero, format)
+            _nearest(source, plan, format, d, zero, lost if any_lost else None, data, limits)
+    return Parts(
+        data.reshape(x.shape),
+        stored.reshape(shape),
+        None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape),
+        np.asarray(g, np.float32) if format.global_scale else None,
+    )
+
+
+def _cast(x: Any, row: DType, **attributes: Any) -> Array:
+    x = np.asarray(x)
+    out = np.empty(x.shape, row.numpy)
+    host.apply(x, resolve(dtype(x.dtype), row, **attributes), out)
+    return out
+
+
+# ---- scales ----
+
+
+def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
+    """The scales of all blocks, as they are stored, and the global one, as DOUBLE."""
+    g = np.float64(1)
+    if format.global_scale:
+        top = high.max(initial=0.0) / (format.divisor * format.scale.max)
+        g = np.float64(max(float(_float(top)), _SMALLEST_FLOAT) if scale is None else np.float32(scale))
+    elif scale is not None:
+        return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
+    if format.scale is _E8M0:
+        return _powers(high / format.divisor, up=format.rule == "up"), g
+    if format.scale is _FLOAT:
+        steps = format.element.max - format.element.min
+        s = _float((high - low) / steps if format.zero_points else high / format.divisor)
+        return np.maximum(s, np.float32(format.smallest_scale)), g
+    # The codes of positive numbers are ordered as they are; the smallest of them is 1.
+    codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
+    return np.maximum(codes, 1).view(format.scale.numpy), g
+
+
+def _powers(x: Array, up: bool) -> Array:
+    """DOUBLE numbers that are finite and not negative as FLOAT8E8M0: the next power of two, up or down."""
+    exponents = x.view(np.int64)
+    if up:
+        exponents = exponents + ((1 << _DOUBLE.mantissa_bits) - 1)
+    codes = (exponents >> _DOUBLE.mantissa_bits) - (_DOUBLE.bias - _E8M0.bias)
+    clipped: Array = np.clip(codes, 0, _E8M0.max_code).astype(np.uint8)
+    return clipped.view(_E8M0.numpy)
+
+
+def _float(x: Any) -> Array:
+    return _cast(x, _FLOAT, overflow="saturate")
+
+
+def _zero_points(low: Array, s: Array, format: Format) -> Array:
+    if not format.zero_points:
+        return np.zeros(s.shape, np.int32)
+    lowest, largest = format.element.min, format.element.max
+    return np.clip(lowest - np.rint(low / s), lowest, largest).astype(np.int32)
+
+
+def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> tuple[float | None, float | None]:
+    """The least and the largest code, each if a quotient is beyond. None is further out than a block's extremes."""
+    row = format.element
+    if row.family != "int":
+        return None, None
+    # Without zero points `high` is the largest magnitude.
+    least = np.rint((low if format.zero_points else -high) / d) + zero
+    return (
+        float(row.min) if (least < row.min).any() else None,
+        float(row.max) if (np.rint(high / d) + zero > row.max).any() else None,
+    )
+
+
+# ---- codes ----
+
+
+def _nearest(
+    source: Array,
+    plan: Plan,
+    format: Format,
+    d: Array,
+    zero: Array,
+    lost: Array | None,
+    data: Array,
+    limits: tuple[float | None, float | None],
+) -> None:
+    """Write the codes of the quotients by `d`, of all blocks; those of `lost` are 0."""
+    divide = Quotient(source, format, d)
+    integers = format.element.family == "int"
+    store = None if integers else Cast(resolve(divide.row, format.element), source.size)
+    shift = zero.astype(divide.row.numpy)
+    # NumPy compares two arrays more quickly than an array and a number.
+    least, most = (
+        None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.row.numpy) for limit in limits
+    )
+    for box in plan.boxes():
+        q = divide(source[box.elements], box)
+        blocks = q.reshape(box.split)
+        if integers:
+            if format.zero_points:
+                np.add(blocks, spread(shift, box), out=blocks)
+            if least is not None:
+                np.maximum(q, least[: q.size].reshape(q.shape), out=q)
+            if most is not None:
+                np.minimum(q, most[: q.size].reshape(q.shape), out=q)
+        if lost is not None:
+            np.copyto(blocks, 0, where=spread(lost, box))
+        if store is None:
+            _store_integers(q, data[box.elements], format.element)
+        else:
+            store(q, data[box.elements])
+
+
+def _store_integers(q: Array, out: Array, row: DType) -> None:
+    """`q` holds integers of the type's range."""
+    codes = out.view(np.int8 if row.signed else np.uint8)
+    np.copyto(codes, q, casting="unsafe")
+    if row.packed:
+        np.bitwise_and(out.view(np.uint8), row.code_mask, out=out.view(np.uint8))
+
+
+def _stochastic(source: Array, plan: Plan, format: Format, d: Array, lost: Array, data: Array, random: Random) -> None:
+    """As `_nearest`, of all elements at once: an element's random number goes by its place in the array."""
+    divide = Quotient(source, format, d, wide=True)
+    whole = np.empty(plan.shape)
+    for box in plan.boxes():
+        q = divide(source[box.elements], box)
+        np.copyto(q.reshape(box.split), 0, where=spread(lost, box))
+        whole[box.elements] = q
+    rule = resolve(_DOUBLE, format.element, rounding="stochastic")
+    host_cast.apply(whole, rule, data, random)
+
+
+# ---- back ----
+
+
+def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
+    """As `gpucast.quantization.reference.dequantize`, to the floating type `to`."""
+    shape: tuple[int, ...] = parts.data.shape
+    plan = Plan.make(format, shape, axis % len(shape) if shape else 0)
+    data = np.ascontiguousarray(parts.data).reshape(plan.shape)
+    out: Array = np.empty(plan.shape, to.numpy)
+    with np.errstate(all="ignore"):
+        s = _cast(parts.scales, _DOUBLE).reshape(plan.grid)
+        g = None if parts.global_scale is None else np.float64(parts.global_scale)
+        zero = None if parts.zero_points is None else parts.zero_points.reshape(plan.grid)
+        multiply = Product(data, format, to, s, g, zero)
+        for box in plan.boxes():
+            multiply(data[box.elements], box, out[box.elements])
+    return out.reshape(shape)

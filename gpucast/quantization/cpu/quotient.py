@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quotients of the host path: x / d, of which the element's type takes a few bits.
+
+DOUBLE division is what the rule says. FLOAT division is quicker, and leads to the same code unless the quotient that it
+gives is, by rounding, the midpoint of two codes (or beside one, where d was rounded too). Such quotients are found,
+divided again as DOUBLE, and become the FLOAT next to the true quotient whose last bit is odd, which lies on the true
+side of every midpoint (Boldo and Melquiond, "When double rounding is odd", 2005).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
+from gpucast.core.rule import resolve
+from gpucast.quantization.cpu.block_cast import Widened
+from gpucast.quantization.cpu.block_grid import ELEMENTS, Box, spread
+
+Array = npt.NDArray[Any]
+
+#: How many FLOATs a quotient can be beside the rounded true one where `d` had to be rounded to FLOAT too, and one more.
+_BESIDE = 3
+
+
+class Quotient:
+    """Divides the elements of boxes by their blocks' `d` (DOUBLE); integer formats get whole numbers, ties to even.
+
+    The result is scratch memory, valid until the next. `row` is its type: DOUBLE where it is that of the elements,
+    where that is asked for, and, with a global scale, for integers and for tiny `d`; else FLOAT.
+    """
+
+    def __init__(self, source: Array, format: Format, d: Array, *, wide: bool = False) -> None:
+        self._format, self._d = format, d
+        self._integers = format.element.family == "int"
+        wide = wide or source.dtype == np.float64
+        if format.global_scale:
+            # Below FLOAT's normal numbers a product of two scales would lose more bits than are looked after.
+            wide = wide or self._integers or bool(d.min(initial=1.0) < np.finfo(np.float32).tiny)
+        self.row: DType = dtype("DOUBLE" if wide else "FLOAT")
+        # A power of two from 2^-127 to 2^127 has a reciprocal that FLOAT holds.
+        self._powers = not wide and format.scale is dtype("FLOAT8E8M0")
+        self._factor = (1 / d if self._powers else d).astype(self.row.numpy)
+        self._mended = not wide and not self._powers
+        self._widened = Widened(resolve(dtype(source.dtype), self.row), source.size)
+        elements = min(source.size, ELEMENTS)
+        self._q, self._scratch = np.empty(elements, self.row.numpy), np.empty(elements, self.row.numpy)
+
+    def __call__(self, x: Array, box: Box) -> Array:
+        x = self._widened(x)
+        q = self._q[: x.size].reshape(x.shape)
+        operation = np.multiply if self._powers else np.divide
+        operation(x.reshape(box.split), spread(self._factor, box), out=q.reshape(box.split))
+        if not self._integers:
+            if self._mended:
+                self._mend(x, q, self._beside_midpoints(q), box)
+            return q
+        whole = np.rint(q, out=self._scratch[: q.size].reshape(q.shape))
+        if self._mended:
+            np.subtract(q, whole, out=q)
+            if not (q.max() < 0.5 and q.min() > -0.5):  # NaN counts as a midpoint here.
+                self._mend(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), box)
+        return whole
+
+    def _beside_midpoints(self, q: Array) -> Array:
+        """The places of quotients that may stand on the wrong side of a midpoint of two floats, or on it."""
+        beside = np.uint32(_BESIDE if self._format.global_scale else 0)
+        # A midpoint has two significant bits more than the mantissa; the rest of FLOAT's 24 are zeros.
+        zeros = np.uint32((1 << (22 - self._format.element.mantissa_bits)) - 1)
+        low = self._scratch[: q.size].view(np.uint32)
+        bits = q.reshape(-1).view(np.uint32)
+        np.bitwise_and(np.add(bits, beside, out=low) if beside else bits, zeros, out=low)
+        if low.min() > 2 * beside:
+            return np.empty(0, np.intp)
+        near = np.flatnonzero(low <= 2 * beside)
+        # Zeros, and the largest element, which most blocks have: neither is a midpoint.
+        magnitude = np.abs(q.reshape(-1)[near])
+        kept: Array = near[(magnitude != 0) & (magnitude != self._format.divisor)]
+        return kept
+
+    def _mend(self, x: Array, q: Array, places: Array, box: Box) -> None:
+        """Write the true quotients, rounded to odd, or to integers."""
+        if places.size:
+            block = np.unravel_index(places, box.split)
+            d = self._d[box.blocks][block[0], block[2], block[4]]
+            true = x.reshape(-1)[places].astype(np.float64) / d
+            q.reshape(-1)[places] = np.rint(true) if self._integers else odd(true)
+
+
+def odd(x: Array) -> Array:
+    """DOUBLE to FLOAT, rounded to odd."""
+    y = x.astype(np.float32)
+    even = (y.view(np.uint32) & 1) == 0
+    other = np.nextafter(y, np.where(x > y, np.float32(np.inf), np.float32(-np.inf)))
+    return np.where(even & (x != y), other, y)

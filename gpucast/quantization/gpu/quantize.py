@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing and dequantizing on the device that holds the array, on its current stream.
+
+Blocks of 16, 32, 64 or 128 elements along an axis, and squares of these sizes, take one launch and read x once, along
+whichever axis, transposed or not, or both ways at once (`gpucast.quantization.gpu.tiles`). So do rows of whole
+blocks, without tiles. NVFP4 without a given global scale reads x once before that. All other blocks read it twice
+(extremes, elements), and what is no array in C order, nor the transpose of one, is copied first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.packed import PackedArray, home
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS, Format, Parts
+from gpucast.core.random import Random
+from gpucast.core.rule import Rule, resolve
+from gpucast.gpu import cast as device_cast
+from gpucast.gpu import driver as launch
+from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Blocks, Kind, QuantizeArguments, Work, found_bytes
+from gpucast.quantization.gpu.tile_source import TileResult
+from gpucast.quantization.gpu.tiles import Wanted, plan
+
+_FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
+#: Threads that are enough to keep a device busy, and elements that make one worth starting.
+_THREADS, _ELEMENTS = 1 << 17, 16
+#: Alignment that the vectors of the kind "rows" need, in bytes.
+_ALIGNMENT = 16
+#: Elements that 32 bits count, with room for the threads of a block; the kinds that count them.
+_LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
+#: Any format will do: scales are moved as they are.
+_SWIZZLES = tuple(Work(FORMATS["mxfp4"], kind) for kind in ("swizzle", "unswizzle"))
+
+
+def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random | None = None) -> list[Parts]:
+    """The parts of each result that is wanted of a checked CuPy array; `Parts.data` is a PackedArray where elements are
+    below one byte. Both ways have the same global scale.
+
+    RuntimeError while a CUDA graph is captured: memory has to be allocated.
+    """
+    driver, device, row = launch.driver(), home(x), device_cast.row_of(x)
+    assert device is not None
+    with driver.on(device):
+        if driver.capturing():
+            raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
+        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+            x, wanted = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in wanted]
+        x = _dense(x)
+        global_scale = None
+        if format.global_scale:
+            scale = wanted[0].scale
+            if scale is None:
+                global_scale = _Call(x, row, format, 0, device, random).find_global_scale()
+            else:
+                global_scale = _given(scale, (), device)
+            wanted = [replace(one, scale=None) for one in wanted]
+        results = [_new(x.shape, format, one, device, global_scale) for one in wanted]
+        return _fill(x, row, format, wanted, results, device, random)
+
+
+def _new(shape: tuple[int, ...], format: Format, one: Wanted, device: int, global_scale: Any) -> Parts:
+    """Room for a result, with the scales that are given."""
+    shape = _swap(shape) if one.swapped else shape
+    scales_shape = format.scales_shape(shape, one.axis)
+    zero_points = None if format.zero_point is None else device_cast.new(scales_shape, format.zero_point)
+    if one.scale is None:
+        scales = device_cast.new(scales_shape, format.scale)
+    else:
+        scales = _given(one.scale, scales_shape, device)
+    return Parts(device_cast.new(shape, format.element), scales, zero_points, global_scale)
+
+
+def _fill(
+    x: Any,
+    row: DType,
+    format: Format,
+    wanted: Sequence[Wanted],
+    results: list[Parts],
+    device: int,
+    random: Random | None,
+) -> list[Parts]:
+    """Launch what gives the results: one kernel for all, or one after the other."""
+    given = wanted[0].scale is not None
+    call = _Call(x, row, format, wanted[0].axis, device, random)
+    if not wanted[0].swapped and len(wanted) == 1 and not given and call.in_rows():
+        call.run(results[0], given=False)
+        return results
+    found = plan(x.shape, row, format, wanted, random, given=given)
+    if found is not None:
+        if format.block == "tensor":
+            call.find_scales(results[0], given=given)
+            # One scale for both.
+            results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
+        sides = sorted(zip(wanted, results, strict=True), key=lambda side: side[0].swapped)
+        places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
+        found.run(_address(x), row, device, places, _address(results[0].global_scale), **_seed(random))
+        return results
+    if len(wanted) > 1:
+        return [
+            made
+            for one, result in zip(wanted, results, strict=True)
+            for made in _fill(x, row, format, [one], [result], device, random)
+        ]
+    if wanted[0].swapped:
+        call = _Call(_dense(x.swapaxes(-1, -2)), row, format, wanted[0].axis, device, random)
+    call.run(results[0], given=given)
+    return results
+
+
+def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def _seed(random: Random | None) -> dict[str, int]:
+    return {} if random is None else {"seed": random.seed, "offset": random.offset}
+
+
+def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
+    """Scales of one byte each, linear of `shape`, in the order "128x4" of `size` scales; `back`: the other way."""
+    device, row = home(scales), device_cast.row_of(scales)
+    assert device is not None
+    with launch.driver().on(device):
+        scales = _dense(scales)
+        out = device_cast.new(shape if back else (size,), row)
+        if size:
+            rows, columns = math.prod(shape[:-1]), shape[-1]
+            blocks = Blocks(1, rows, columns, 1, 1, rows, columns, True)
+            kernel = launch.kernel(Rule(row, row), "contiguous", False, device, _SWIZZLES[back])
+            kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
+    return out
+
+
+def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
+    """The numbers that parts on a device stand for; the scales are in the layout "linear"."""
+    driver, device = launch.driver(), home(parts.data)
+    assert device is not None
+    shape = parts.data.shape
+    parts = Parts(*(None if part is None else _dense(part) for part in vars(parts).values()))
+    with driver.on(device):
+        if driver.capturing():
+            raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
+        out = device_cast.new(shape, to)
+        if out.size:
+            blocks = blocks_of(shape, format, axis)
+            arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
+            if _in_rows(blocks, parts.data):
+                work = Work(format, "back", block=blocks.block_columns)
+            else:
+                work = Work(format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+            kernel = launch.kernel(Rule(format.element, to), "contiguous", False, device, work)
+            kernel(_address(parts.data), _address(out), out.size, arguments)
+    return out
+
+
+class _Call:
+    """One array on its way through the kernels."""
+
+    def __init__(self, x: Any, row: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
+        self.x, self.row, self.format, self.device, self.random = x, row, format, device, random
+        self.blocks = blocks_of(x.shape, format, axis)
+
+    def find_global_scale(self) -> Any:
+        everything = Blocks(1, 1, self.x.size, 1, max(self.x.size, 1), 1, 1, False)
+        found, arguments = self._extremes("top", everything)
+        result = device_cast.new((), _FLOAT)
+        self._launch("global", WARP, result, arguments)
+        del found
+        return result
+
+    def run(self, result: Parts, *, given: bool) -> None:
+        """Fill the result, of which the scales are there if `given`."""
+        arguments = self._arguments(result)
+        if not given and self.in_rows():
+            self._launch("rows", self.x.size, result.data, arguments)
+            return
+        self.find_scales(result, given=given)
+        if self.x.size:
+            self._launch("elements", self.x.size, result.data, arguments)
+
+    def find_scales(self, result: Parts, *, given: bool) -> None:
+        """Fill the scales and zero points; of `given` scales those of blocks that are lost."""
+        if self.blocks.count and not (given and not self.format.nan_in_scale):
+            found, arguments = self._extremes("extremes", self.blocks, self._arguments(result))
+            self._launch("kept" if given else "scales", self.blocks.count * WARP, result.data, arguments)
+            # Memory that is given back now is used again by what is launched later on this stream only.
+            del found
+
+    def in_rows(self) -> bool:
+        """Whether the kind "rows" does it all."""
+        return self.x.size > 0 and _in_rows(self.blocks, self.x)
+
+    def _arguments(self, result: Parts) -> QuantizeArguments:
+        places = map(_address, (result.scales, result.zero_points, result.global_scale))
+        return QuantizeArguments(self.blocks, *places, **_seed(self.random))
+
+    def _extremes(
+        self, kind: Kind, blocks: Blocks, beside: QuantizeArguments | None = None
+    ) -> tuple[Any, QuantizeArguments]:
+        lanes = 1 if blocks.block_columns == 1 else WARP
+        teams = blocks.count * lanes
+        parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
+        # Whole vectors for each lane.
+        whole = lanes * _ELEMENTS
+        chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
+        found = device_cast.new((blocks.count * parts * found_bytes(self.row),), _BYTE)
+        arguments = replace(beside or QuantizeArguments(blocks), found=_address(found), parts=parts, chunk=chunk)
+        self._launch(kind, teams * parts, found, arguments, lanes)
+        return found, arguments
+
+    def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
+        random = self.random is not None and kind in ("rows", "elements")
+        block = self.blocks.block_columns if kind == "rows" else 0
+        single = kind == "elements" and self.format.block == "tensor"
+        make = Work(self.format, kind, random, lanes, block, kind in _COUNTING and self.x.size > _LARGE, single)
+        kernel = launch.kernel(Rule(self.row, self.format.element), "contiguous", False, self.device, make)
+        kernel(_address(self.x), _address(dst), n, arguments)
+
+
+def _in_rows(blocks: Blocks, x: Any) -> bool:
+    """Whether rows hold whole blocks of a length that kernels know, and x is aligned for vectors."""
+    return (
+        blocks.apart
+        and blocks.block_rows == 1
+        and blocks.block_columns in ROW_BLOCKS
+        and blocks.columns % blocks.block_columns == 0
+        and _address(x) % _ALIGNMENT == 0
+    )
+
+
+def blocks_of(shape: tuple[int, ...], format: Format, axis: int) -> Blocks:
+    """An array in C order, and the blocks of the format, in three dimensions. Shape () counts as (1,)."""
+    shape = shape or (1,)
+    if format.block == "tensor":
+        size = math.prod(shape)
+        return Blocks(1, 1, size, 1, max(size, 1), 1, 1, False)
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if format.block == "axis":
+        return Blocks(before, shape[axis], after, 1, max(after, 1), shape[axis], 1, False)
+    lengths, grid = format.lengths(shape, axis), format.grid(shape, axis)
+    if format.min_ndim == 2:
+        (rows, columns), (down, along), (grid_rows, grid_columns) = shape[-2:], lengths[-2:], grid[-2:]
+        return Blocks(math.prod(shape[:-2]), rows, columns, down, along, grid_rows, grid_columns, True)
+    if axis == len(shape) - 1:
+        return Blocks(1, before, shape[-1], 1, lengths[-1], before, grid[-1], True)
+    return Blocks(before, shape[axis], after, lengths[axis], 1, grid[axis], after, True)
+
+
+def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
+    """The caller's scales as a FLOAT array of its own on the device."""
+    if home(scale) != device:
+        scale = device_cast.to_host(scale) if home(scale) is not None else scale
+        scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), shape))
+        return device_cast.to_device(scale, device).reshape(shape)
+    import cupy
+
+    wide = cupy.broadcast_to(scale, shape)
+    return device_cast.apply(wide, resolve(device_cast.row_of(wide), _FLOAT), device_cast.new(shape, _FLOAT))
+
+
+def _dense(x: Any) -> Any:
+    """The array, or a copy, in C order and with elements at multiples of their size: all others stop a device."""
+    if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
+        return x
+    row = device_cast.row_of(x)
+    return device_cast.apply(x, resolve(row, row), device_cast.new(x.shape, row))
+
+
+def _address(x: Any) -> int:
+    if x is None:
+        return 0
+    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)

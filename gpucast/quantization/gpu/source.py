@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of the kernels that quantize and dequantize: what `gpucast.codegen.cast` is for casts.
+
+`kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel; here are its arguments, and
+the struct of a format.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpucast.codegen.cast import THREADS, KernelSource, Shape, kernel_file, options, rows
+from gpucast.codegen.fused import fused_prelude
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
+from gpucast.core.rule import STOCHASTIC, Rule, resolve
+
+#: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost),
+#: then elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
+Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
+
+#: Behind those of fused kernels.
+FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+#: Threads that share a block in the kinds that find something out.
+WARP = 32
+#: Lengths of blocks for the kind "rows".
+ROW_BLOCKS = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Which kernel: called with a rule (source to element; "back": element to destination), it gives its source."""
+
+    format: Format
+    kind: Kind
+    stochastic: bool = False
+    #: Threads that find the extremes of a block together: 1 or `WARP`.
+    lanes: int = 1
+    #: Elements of a block where rows hold whole blocks: of the kind "rows", and of "back" where it is so.
+    block: int = 0
+    #: Whether 32 bits do not count the elements.
+    large: bool = False
+    #: Of the kinds "elements" and "back": whether all elements share a scale.
+    single: bool = False
+
+    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+        format, back = self.format, self.kind == "back"
+        other = rule.dst if back else rule.src
+        name = self._name(other)
+        elements = self._elements(other)
+        value = f"Value<{other.name}, FLOAT, DOUBLE>"
+        own, index = f"{name}_format", "u64" if self.large else "u32"
+        zero_points, finite = (_bool(flag) for flag in (format.zero_points, not format.nan_in_scale))
+        arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
+        extremes = f"{index}, {zero_points}, {finite}, {self.lanes}"
+        place, of_blocks = f"{index}, {_bool(self.single)}, {elements}", f"{elements}, {self.block}"
+        back_by = f"elements<{own}, {other.name}, {both}, {place}"
+        if self.block:
+            back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
+        call = {
+            "rows": f"quantize_rows<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
+            "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
+            "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
+            "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
+            "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
+            "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
+            "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
+            "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
+            "swizzle": f"swizzle_scales<false, {THREADS}>(src, dst, n, given.blocks)",
+            "unswizzle": f"swizzle_scales<true, {THREADS}>(src, dst, n, given.blocks)",
+        }[self.kind]
+        kernel = f"{format_struct(format, self.stochastic, own)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+        return KernelSource(
+            name=name,
+            rule=rule,
+            shape="contiguous",
+            unpacked=False,
+            prelude="\n".join([fused_prelude(), *map(kernel_file, FILES)]),
+            rows=rows(other, _FLOAT, _DOUBLE, format.element, format.scale),
+            kernel=kernel,
+            tile=1,
+            elements=elements,
+            threads=THREADS,
+            more="gpucast::QuantizeArguments",
+        )
+
+    def _elements(self, other: DType) -> int:
+        """Elements of a thread: whole bytes of codes, of 6 bits whole words; so many that finding a block's scale,
+        which each of its threads does, is little beside."""
+        if self.kind not in ("rows", "elements", "back"):
+            return 1
+        return 8 if other.bits == 64 and self.format.element.bits != 6 else 16
+
+    def _name(self, other: DType) -> str:
+        kind = [self.kind, *["stochastic"] * self.stochastic]
+        if self.block:
+            kind.append(f"block{self.block}")
+        elif self.kind in ("extremes", "top"):
+            kind.append(f"lanes{self.lanes}")
+        kind += ["blocks1"] * self.single + ["large"] * self.large
+        return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
+
+
+def columns_of(format: Format) -> list[str]:
+    """What a kernel's name tells of a format. The format's own name may be anything, and formats that differ in blocks
+    share kernels."""
+    columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
+    return columns + ["zero_points"] * format.zero_points + ["global"] * format.global_scale
+
+
+def format_struct(format: Format, stochastic: bool, name: str) -> str:
+    """The C++ struct of a format: `F` of the kernels."""
+    element, scale = format.element, format.scale
+    of_element = resolve(_DOUBLE, element, rounding=STOCHASTIC) if stochastic else resolve(_FLOAT, element)
+    to_float = resolve(_DOUBLE, _FLOAT, overflow="saturate")
+    if scale.family == "e8m0":
+        of_scale = resolve(_DOUBLE, scale, round_mode="down" if format.rule == "floor" else "up")
+    else:
+        of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
+    spread = float(element.max - element.min) if format.zero_points else format.divisor
+    whole = element.family == "int"
+    lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
+    lines = [
+        f"typedef {element.name} element;",
+        f"typedef {scale.name} scale;",
+        f"typedef Rule<{options(of_element)}> element_rule;",
+        f"typedef Rule<{options(of_scale)}> scale_rule;",
+        f"typedef Rule<{options(to_float)}> global_rule;",
+        f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
+        f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
+        f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
+        f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
+        f"enum : int {{ exponent = {math.frexp(format.divisor)[1] - 1} }};",
+        f"enum : u32 {{ carry = {_carry(format):#x} }};",
+        f"static GPUCAST_CONSTANT double divisor() {{ return {spread!r}; }}",
+        f"static GPUCAST_CONSTANT float reciprocal() {{ return {float(np.float32(1 / format.divisor))!r}; }}",
+        f"static GPUCAST_CONSTANT float last() {{ return {512.0 if whole else float(element.max)!r}; }}",
+        f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * float(scale.max)!r}; }}",
+    ]
+    body = "".join(f"    {line}\n" for line in lines)
+    return f"namespace gpucast {{\nstruct {name} {{\n{body}}};\n}}\n"
+
+
+def _smallest(scale: DType) -> int:
+    """The code of `Format.smallest_scale`."""
+    if scale.family == "e8m0":
+        return 0
+    return 1 << scale.mantissa_bits if scale is _FLOAT else 1
+
+
+def _carry(format: Format) -> int:
+    """What takes the bits of a FLOAT whose fraction is above the divisor's to the next power of two, if asked."""
+    return 0x7FFFFF - (int(np.float32(format.divisor).view(np.uint32)) & 0x7FFFFF) if format.rule == "up" else 0
+
+
+def _bool(flag: bool) -> str:
+    return "true" if flag else "false"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The array as outer x rows x columns, and its blocks; ``struct Blocks`` of kernels/quantize.cu."""
+
+    outer: int
+    rows: int
+    columns: int
+    block_rows: int
+    block_columns: int
+    grid_rows: int
+    grid_columns: int
+    #: False where one block spans all of the outer dimension.
+    apart: bool
+
+    @property
+    def count(self) -> int:
+        return (self.outer if self.apart else 1) * self.grid_rows * self.grid_columns
+
+    @property
+    def largest(self) -> int:
+        """Elements of a block that is not cut."""
+        return self.block_columns * (self.block_rows if self.apart else self.outer)
+
+
+@dataclass(frozen=True)
+class QuantizeArguments:
+    """The last argument of a kernel; addresses are on its device, those of what there is not are 0."""
+
+    blocks: Blocks
+    scales: int = 0
+    zero_points: int = 0
+    global_scale: int = 0
+    found: int = 0
+    parts: int = 1
+    chunk: int = 0
+    seed: int = 0
+    offset: int = 0
+
+    def to_bytes(self) -> bytes:
+        """``struct QuantizeArguments`` of kernels/quantize.cu."""
+        b = self.blocks
+        divisions = (divide_by(n) for n in (b.columns, b.rows, b.block_columns, b.block_rows))
+        return struct.pack(
+            "<4Q2q2Q8q12I",
+            *(
+                self.scales,
+                self.zero_points,
+                self.global_scale,
+                self.found,
+                self.parts,
+                self.chunk,
+                self.seed,
+                self.offset,
+            ),
+            *(b.outer, b.rows, b.columns, b.block_rows, b.block_columns, b.grid_rows, b.grid_columns, b.apart),
+            *(number for division in divisions for number in division),
+        )
+
+
+def divide_by(n: int) -> tuple[int, int, int]:
+    """``struct Division``, a factor and two shifts, for i // n of i below 2**32 (Granlund and Montgomery, "Division by
+    invariant integers using multiplication", 1994): t = factor * i >> 32 is little less than i // n times the second
+    power of two, and t plus the rest i - t, halved by the first shift, is in place of both."""
+    if not 0 < n < 1 << 32:
+        return 0, 0, 0  # Not divided by, or in 64 bits.
+    bits = (n - 1).bit_length()
+    return ((((1 << bits) - n) << 32) // n + 1) & 0xFFFFFFFF, min(bits, 1), max(bits - 1, 0)
+
+
+def found_bytes(row: DType) -> int:
+    """Bytes of what one part of a block of such a source leaves: two magnitudes."""
+    return 16 if row.bits == 64 else 8

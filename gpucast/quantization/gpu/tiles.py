@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which results of an array one kernel gives in one read of it, tile by tile, and the launch of that kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import Format
+from gpucast.core.random import Random
+from gpucast.core.rule import Rule
+from gpucast.gpu import driver as launch
+from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, Tiles
+
+#: Tiles that may be mostly empty; of more than these a sixteenth must be elements.
+_FEW, _WASTE = 256, 16
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One result of an array in C order."""
+
+    #: Whether it is that of the array with its last two axes swapped.
+    swapped: bool
+    #: Of the result's own axes, not negative.
+    axis: int
+    #: The caller's scales or global scale, None where they are to be found.
+    scale: Any = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A kernel, and the array as `matrices` of rows x columns for it."""
+
+    work: Tiles
+    matrices: int
+    rows: int
+    columns: int
+
+    def run(
+        self, x: int, row: DType, device: int, results: Sequence[TileResult], global_scale: int, **seed: int
+    ) -> None:
+        """Launch it for an array at an address; a result for each of same and swapped that there is."""
+        size, sides = self.work.size(row), iter(results)
+        same, swapped = (
+            TileResult() if run == "nothing" else next(sides) for run in (self.work.same, self.work.swapped)
+        )
+        tiles = size.tiles(self.rows, self.columns)
+        arguments = TileArguments(self.rows, self.columns, tiles, same, swapped, global_scale, **seed)
+        kernel = launch.kernel(Rule(row, self.work.format.element), "contiguous", False, device, self.work)
+        kernel(x, results[0].data, self.matrices * math.prod(tiles) * size.tile_rows * size.tile_columns, arguments)
+
+
+def plan(
+    shape: tuple[int, ...], row: DType, format: Format, wanted: Sequence[Wanted], random: Random | None, *, given: bool
+) -> Plan | None:
+    """How one kernel gives all that is wanted; None where none does. `given`: the caller has set the scales.
+
+    Those for all elements together ("tensor") must be there before it runs.
+    """
+    turned = any(one.swapped for one in wanted)
+    if not math.prod(shape) or (isinstance(format.block, str) and not (format.block == "tensor" and turned)):
+        return None
+    if format.min_ndim < 2 and not turned:
+        # Any axis: what is before it counts as matrices, what is behind it as columns.
+        (one,) = wanted
+        last = one.axis == len(shape) - 1
+        matrices, rows, columns = math.prod(shape[: one.axis]), shape[one.axis], math.prod(shape[one.axis + 1 :])
+        if last:
+            matrices, rows, columns = 1, matrices, rows
+        runs: list[Run] = ["along" if last else "down"]
+    else:
+        matrices, rows, columns = math.prod(shape[:-2]), *shape[-2:]
+        runs = [_run(one, len(shape), format) for one in wanted]
+    block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
+    if "nothing" in runs or block not in BLOCKS or (runs[0] == "square" and given and len(wanted) == 2):
+        return None
+    # Every line of a result begins with a byte.
+    if any((rows if one.swapped else columns) * format.element.bits % 8 for one in wanted):
+        return None
+    by_place = {one.swapped: run for one, run in zip(wanted, runs, strict=True)}
+    same, swapped = by_place.get(False, "nothing"), by_place.get(True, "nothing")
+    given = given and runs[0] != "everywhere"
+    if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
+        # Nothing has to be found.
+        return None
+    work = Tiles(format, block, same, swapped, given, random is not None)
+    size = work.size(row)
+    tiles = matrices * math.prod(size.tiles(rows, columns))
+    empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)
+    if empty or tiles >= 2**31:
+        return None
+    return Plan(work, matrices, rows, columns)
+
+
+def _run(one: Wanted, ndim: int, format: Format) -> Run:
+    """What shares a scale, told by the rows and columns of the array that is read."""
+    if format.block == "tensor":
+        return "everywhere"
+    if format.min_ndim == 2:
+        assert isinstance(format.block, tuple)
+        return "square" if format.block[0] == format.block[1] else "nothing"
+    if one.axis < ndim - 2:
+        return "nothing"
+    return "along" if (one.axis == ndim - 1) != one.swapped else "down"

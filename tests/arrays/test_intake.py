@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which door an object goes through, arrays over the memory of others, and __cuda_array_interface__."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, random_codes
+from gpucast import PackedArray, files
+from gpucast.arrays import adapters as intake
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.gpu import driver as launch
+from gpucast.interop import cuda_array, dlpack
+from host_driver import HostDriver, download, upload
+
+BUILTIN = [row for row in DTYPES if row.family != "string" and row.numpy.isbuiltin == 1]
+
+
+class Interface:
+    """An array of a library like Numba: "device" memory that is host memory here, and nothing but the interface."""
+
+    def __init__(self, x: np.ndarray, **fields: Any) -> None:
+        self.x = x
+        self.__cuda_array_interface__ = {
+            "shape": x.shape,
+            "typestr": x.dtype.str,
+            "data": (x.ctypes.data, False),
+            "strides": x.strides,
+            "version": 3,
+        } | fields
+
+
+class Speaker:
+    """An array of another library on the host, that also gives itself to NumPy."""
+
+    def __init__(self, x: np.ndarray) -> None:
+        self.x = x
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        return self.x.__dlpack__(**keywords)
+
+    def __dlpack_device__(self) -> Any:
+        return self.x.__dlpack_device__()
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return self.x.copy()
+
+
+@pytest.fixture
+def driver() -> Iterator[HostDriver]:
+    driver = HostDriver()
+    before = launch.use(driver)
+    yield driver
+    launch.use(before)
+
+
+def test_doors(driver: HostDriver) -> None:
+    host = np.ones(3, np.float32)
+    device = upload(host)
+    packed = PackedArray.pack(host.astype(ml_dtypes.float4_e2m1fn)[[0, 1]])
+    for x in (
+        packed,
+        PackedArray(upload(packed.data), packed.dtype, packed.shape),
+        host,
+        host[0],
+        host.view(np.recarray),
+        1,
+        1.5,
+        True,
+        "1",
+        b"1",
+        [1],
+        (1, 2),
+        None,
+        device,
+        device[::2],
+        range(3),
+    ):
+        assert intake.door(x) is None
+    assert intake.door(Interface(host)) is cuda_array
+    # NumPy takes it as well, and nothing could be given back: as before, by NumPy.
+    assert intake.door(Speaker(host)) is None
+
+    class OnDevice(Speaker):
+        def __dlpack_device__(self) -> Any:
+            return 2, 0
+
+    class WithoutArray(Speaker):
+        __array__ = None  # type: ignore[assignment]
+
+    class WithWayBack(Speaker):
+        def __array_namespace__(self) -> Any:
+            return np
+
+    assert intake.door(OnDevice(host)) is intake.door(WithWayBack(host)) is dlpack
+    del Speaker.__array__
+    try:
+        assert intake.door(Speaker(host)) is dlpack
+        assert_same(gpucast.cast(Speaker(host), "INT8"), np.ones(3, np.int8))
+    finally:
+        Speaker.__array__ = lambda self, dtype=None, copy=None: self.x.copy()  # type: ignore[method-assign]
+
+
+def test_an_attribute_that_raises_is_no_protocol() -> None:
+    class Shy:
+        """As JAX has it for arrays on the CPU."""
+
+        @property
+        def __cuda_array_interface__(self) -> Any:
+            raise RuntimeError("only for memory of a GPU")
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+            return np.ones(3, np.float32)
+
+    assert intake.door(Shy()) is None
+    assert_same(gpucast.cast(Shy(), "INT8"), np.ones(3, np.int8))
+
+
+@pytest.mark.parametrize("x", [object(), {1: 2}, {1.0}, slice(3), len])
+def test_an_object_without_a_known_protocol(x: Any) -> None:
+    with pytest.raises(TypeError, match=rf"cast: x is of type {type(x).__name__}; expected an array, .*__dlpack__"):
+        gpucast.cast(x, "FLOAT")
+    with pytest.raises(TypeError, match=rf"cast_report: x is of type {type(x).__name__}"):
+        gpucast.cast_report(x, "FLOAT")
+
+
+def test_no_library_is_imported_for_an_array_of_another() -> None:
+    code = (
+        "import sys, numpy, gpucast\n"
+        "class X:\n"
+        "    def __dlpack__(self, **k): return numpy.ones(3).__dlpack__(**k)\n"
+        "    def __dlpack_device__(self): return 1, 0\n"
+        "assert gpucast.cast(X(), 'INT8').tolist() == [1, 1, 1]\n"
+        "assert not {'torch', 'jax', 'cupy', 'numba'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+# ---- __cuda_array_interface__ ----
+
+
+@pytest.mark.parametrize("row", BUILTIN, ids=str)
+def test_every_type_that_the_interface_has(row: DType, driver: HostDriver) -> None:
+    host = random_codes(row, (4, 6)).view(row.numpy)
+    driver.memory_of = 1
+    for view in (host, host.T, host[::2, ::-1], host[:0], host[1, 2, ...]):
+        taken = intake.take(Interface(view), "test")
+        assert taken.device.id == (1 if view.size else 0) and not driver.waits
+        assert_same(download(taken), view)
+        assert not view.size or (taken.data.ptr, taken.strides) == (view.ctypes.data, view.strides)
+    assert_same(download(intake.take(Interface(host, strides=None), "test")), host)
+
+
+def test_a_cast_of_an_interface_gives_cupy_arrays(driver: HostDriver) -> None:
+    host = np.array([0.5, 1e9, -np.inf, np.nan], np.float32)
+    x = Interface(host)
+    y = gpucast.cast(x, "INT8")
+    assert_same(download(y), gpucast.reference.cast(host, "INT8"))
+    assert gpucast.cast(x, "FLOAT", copy=False) is x
+    packed = gpucast.cast(x, "INT4")
+    assert isinstance(packed, PackedArray) and packed.device.id == 0
+    # Into memory of theirs, from theirs and from ours.
+    for source in (x, upload(host)):
+        out = Interface(np.zeros(4, np.int8))
+        assert gpucast.cast(source, "INT8", out=out) is out
+        assert_same(out.x, gpucast.reference.cast(host, "INT8"))
+
+
+def test_the_stream_of_an_interface_is_waited_for(driver: HostDriver) -> None:
+    host = np.ones(3, np.float32)
+    driver.memory_of = 1
+    for stream in (None, 1, 2, 0x5510):
+        driver.waits.clear()
+        intake.take(Interface(host, stream=stream), "test")
+        # Device 1's current stream is 100.
+        assert driver.waits == ([] if stream is None else [(100, stream)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "match"),
+    [
+        ({"mask": object()}, TypeError, "x has a mask"),
+        ({"typestr": "<V2"}, TypeError, "typestr '<V2'.*names no type; pass its codes as integers.*from_bytes"),
+        ({"typestr": "<c8"}, TypeError, r"x\.dtype='complex64' is complex"),
+        ({"typestr": "|O"}, TypeError, "typestr '|O'; expected numbers"),
+        ({"typestr": ">f4"}, TypeError, "typestr '>f4'; expected numbers in native byte order"),
+        ({"typestr": "f8,i4"}, TypeError, "malformed|names no type"),
+        ({"data": None}, TypeError, "the __cuda_array_interface__ of Interface is malformed"),
+        ({"shape": None}, TypeError, "malformed"),
+        ({"stream": 0}, ValueError, "stream 0 is not allowed"),
+    ],
+)
+def test_bad_interfaces(fields: Any, error: type[Exception], match: str, driver: HostDriver) -> None:
+    with pytest.raises(error, match=match):
+        gpucast.cast(Interface(np.ones(3, np.float32), **fields), "INT8")
+    assert driver.launched == []
+
+
+def test_a_read_only_interface_is_no_out(driver: HostDriver) -> None:
+    out = Interface(np.zeros(3, np.int8))
+    out.__cuda_array_interface__["data"] = (out.x.ctypes.data, True)
+    with pytest.raises(ValueError, match="cast: out is read-only"):
+        gpucast.cast(upload(np.ones(3, np.float32)), "INT8", out=out)
+    assert out.x.tolist() == [0, 0, 0]
+
+
+def test_an_out_on_another_device_than_its_mate(driver: HostDriver) -> None:
+    driver.memory_of = 1
+    out = Interface(np.zeros(3, np.int8))
+    with pytest.raises(ValueError, match="out is on cuda:1; the result belongs on cuda:0"):
+        gpucast.cast(upload(np.ones(3, np.float32)), "INT8", out=out)
+    with pytest.raises(ValueError, match="out is on cuda:1; the result belongs on the host"):
+        gpucast.cast(np.ones(3, np.float32), "INT8", out=out)
+
+
+def test_an_interface_without_a_gpu() -> None:
+    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
+        gpucast.cast(Interface(np.ones(3, np.float32)), "INT8")
+
+
+def test_read_only_numpy_is_no_out() -> None:
+    out = np.zeros(3, np.int8)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="cast: out is read-only"):
+        gpucast.cast(np.ones(3, np.float32), "INT8", out=out)
+
+
+# ---- our own arrays, as others see them ----
+
+
+def test_numpy_takes_packed_arrays_of_the_host_only(driver: HostDriver) -> None:
+    host = random_codes(dtype("INT4"), (3, 5)).view(ml_dtypes.int4)
+    packed = PackedArray.pack(host)
+    assert_same(np.asarray(packed), host)
+    device = PackedArray(upload(packed.data), "INT4", (3, 5))
+    with pytest.raises(TypeError, match=r"PackedArray: NumPy takes no array from a device by itself; use \.get\(\)"):
+        np.asarray(device)
+
+
+def test_pickles(driver: HostDriver) -> None:
+    packed = PackedArray.pack(random_codes(dtype("FLOAT6E2M3"), (3, 5)).view(ml_dtypes.float6_e2m3fn))
+    again = pickle.loads(pickle.dumps(packed))
+    assert (again.dtype, again.shape, again.tobytes()) == (packed.dtype, packed.shape, packed.tobytes())
+    # On a device the data is left to CuPy, which copies it to the host and back.
+    device = PackedArray(upload(packed.data), "FLOAT6E2M3", (3, 5))
+    assert device.__reduce__() == (PackedArray, (device.data, device.dtype, (3, 5)))
+
+
+def test_files_keep_packed_types(tmp_path: Path, driver: HostDriver) -> None:
+    """`files.save` and `load` are the helpers: np.savez would unpack, and lose the type."""
+    host = random_codes(dtype("INT4"), (3, 5)).view(ml_dtypes.int4)
+    packed = PackedArray.pack(host)
+    device = PackedArray(upload(packed.data), "INT4", (3, 5))
+    tagged = random_codes(dtype("FLOAT8E5M2"), (4, 2)).view(ml_dtypes.float8_e5m2)
+    path = str(tmp_path / "w.npz")
+    files.save(path, {"packed": packed, "device": device, "tagged": upload(tagged), "lent": Speaker(np.ones(2))})
+    loaded = files.load(path)
+    assert_same(loaded["packed"], host)
+    assert PackedArray.pack(loaded["device"]).tobytes() == packed.tobytes()
+    assert_same(loaded["tagged"], tagged)
+    assert_same(loaded["lent"], np.ones(2))

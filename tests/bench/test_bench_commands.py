@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bench`, `bench/gpu.sh`, and what talks to CUDA: everything up to the GPU itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import __main__ as command
+from bench.gpu_results import FOLDER
+from gpucast.benchmark import gpu
+from gpucast.cli import disassembler
+from gpucast.compile import cubin as compiler
+from gpucast.gpu import devices as device
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ---- python -m bench ----
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
+    """The benchmarks replaced: what they are called with."""
+    calls: list[argparse.Namespace] = []
+
+    def fake(name: str) -> Callable[[argparse.Namespace], dict[str, Any]]:
+        def run(arguments: argparse.Namespace) -> dict[str, Any]:
+            calls.append(argparse.Namespace(**vars(arguments), name=name))
+            return {"rows": [name]}
+
+        return run
+
+    monkeypatch.setattr(command, "BENCHMARKS", {name: ("", fake(name)) for name in command.BENCHMARKS})
+    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+    return calls
+
+
+def test_without_a_gpu_it_says_so(ran: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main([]) == 1 and not ran
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err == "bench: no GPU to measure: there is no NVIDIA driver; run on the host, or --allow-cpu\n"
+
+
+def test_what_needs_no_gpu_is_marked_so(ran: list[Any], tmp_path: Path) -> None:
+    for _ in range(2):
+        assert command.main(["--allow-cpu", "--results", str(tmp_path / "new")]) == 0
+    assert [call.name for call in ran] == ["static", "host"] * 2 and ran[0].elements == command.FEW
+    files = sorted((tmp_path / "new").iterdir())
+    assert len(files) == 2, "nothing is overwritten"
+    for path in files:
+        assert re.fullmatch(r"none-\d{4}-\d\d-\d\d-[0-9a-f]{8}(-2)?\.json", path.name)
+        found = json.loads(path.read_text())
+        assert found["device"] == "none" and found["static"] and found["host"] and "gpu" not in found
+
+
+@pytest.mark.parametrize("option", ["--results", "--json"])
+def test_results_that_cannot_be_written_are_known_before_the_work(
+    ran: list[Any], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert command.main(["--allow-cpu", option, str(tmp_path / "file" / "x")]) == 1 and not ran
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(r"bench: results cannot be written: .*/file(/x)?: (Not a directory|File exists)", last)
+
+
+def test_the_gpu_is_the_default(ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "unavailable", lambda: None)
+    assert command.main(["--budget-s", "30", "--json", str(tmp_path / "x.json")]) == 0
+    assert [(call.name, call.budget_s, call.results) for call in ran] == [("gpu", 30.0, FOLDER)]
+    assert "device" not in json.loads((tmp_path / "x.json").read_text())
+
+
+def test_the_others_are_chosen_by_name(ran: list[Any]) -> None:
+    assert command.main(["--host", "--elements", "1e3"]) == 0
+    assert [(call.name, call.elements) for call in ran] == [("host", 1000)]
+
+
+def test_a_failure_is_the_exit_code(ran: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def broken(arguments: argparse.Namespace) -> dict[str, Any]:
+        raise RuntimeError("nvdisasm was not found")
+
+    others = dict(command.BENCHMARKS)
+    monkeypatch.setattr(command, "BENCHMARKS", {**others, "static": ("", broken)})
+    assert command.main(["--host", "--static"]) == 1
+    assert [call.name for call in ran] == ["host"]
+    assert "bench: static: nvdisasm was not found" in capsys.readouterr().err
+    monkeypatch.setattr(command, "BENCHMARKS", {**others, "host": ("", lambda arguments: {"failures": ["slow"]})})
+    assert command.main(["--host"]) == 1
+
+
+def test_a_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--report-only", "--results", str(tmp_path)]) == 1
+    assert "holds no results of a GPU" in capsys.readouterr().err
+
+
+# ---- bench/gpu.sh ----
+
+_STUB = """#!/bin/bash
+printf '%s\\n' "${*//$'\\n'/ }" >>"$STUB_LOG"
+case "$*" in
+  "-c import xdist") exit 1 ;;
+  "-c "*) exec "$REAL_PYTHON" "$@" ;;
+  "-m gpucast info --json") echo "$STUB_INFO"; exit 0 ;;
+esac
+echo "output of $*"
+[ -n "$STUB_FAIL" ] && [[ "$*" == *"$STUB_FAIL"* ]] && exit 3
+[ -n "$STUB_SLOW" ] && [[ "$*" == *"$STUB_SLOW"* ]] && exec sleep 30
+exit 0
+"""
+_INFO = {"verdict": "GPU casts: yes", "gpu_casts": True, "devices": ["cuda:0 NVIDIA H200 (sm_90)"]}
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[..., tuple[int, str, list[str], Path]]:
+    """Runs bench/gpu.sh with a Python that only notes what it is asked."""
+    stub, log, out = tmp_path / "python", tmp_path / "log", tmp_path / "results"
+    stub.write_text(_STUB)
+    stub.chmod(0o755)
+    (tmp_path / "compute-sanitizer").write_text('#!/bin/bash\nwhile [ "$1" != "$PYTHON" ]; do shift; done\nexec "$@"\n')
+    (tmp_path / "compute-sanitizer").chmod(0o755)
+
+    def run(*parts: str, **variables: str) -> tuple[int, str, list[str], Path]:
+        log.write_text("")
+        environment = {
+            **os.environ, "PYTHON": str(stub), "REAL_PYTHON": sys.executable, "RESULTS": str(out),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}", "STUB_LOG": str(log), "STUB_FAIL": "", "STUB_SLOW": "",
+            "STUB_INFO": json.dumps(_INFO), **variables,
+        }  # fmt: skip
+        command = ["bash", str(ROOT / "bench" / "gpu.sh"), *parts]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, done.stderr + done.stdout, log.read_text().splitlines(), out
+
+    return run
+
+
+def test_all_parts_run_in_the_order_of_their_worth(script: Any) -> None:
+    code, output, calls, out = script()
+    assert code == 0, output
+    order = (
+        "gpucast warmup",
+        "pytest",
+        "parity --backend gpu --full",
+        "bench --quick",
+        "gpu_sweep",
+        "--exhaustive",
+        "bench --many",
+        "bench --quantize",
+        "bench --results",
+    )
+    places = [next(number for number, call in enumerate(calls) if part in call) for part in order]
+    assert places == sorted(places)
+    assert sum("gpu_sweep" in call for call in calls) == 3 and sum("--exhaustive" in call for call in calls) == 8
+    head, *summary = output.split("== summary ")[1].splitlines()
+    assert re.fullmatch(r"\(nvidia-h200-sm-90, commit \S*, code [0-9a-f]{8}\)", head)
+    assert len(summary) == 1 + 3 + 3 + 8 + 3 and all(": passed, " in line for line in summary)
+    names = [path.name for path in out.iterdir()]
+    assert all(re.search(r"-nvidia-h200-sm-90-\d{4}-\d\d-\d\d-\d{6}\.(log|txt)$", name) for name in names), names
+    (memcheck,) = out.glob("gpu-memcheck-*.log")
+    assert "output of -m bench.gpu_sweep --seconds" in memcheck.read_text()
+
+
+def test_the_parts_share_the_time(script: Any) -> None:
+    def limits(output: str) -> dict[str, int]:
+        return {name: int(limit) for name, limit in re.findall(r"^== ([\w-]+) \(up to (\d+) s\)", output, re.MULTILINE)}
+
+    _, output, calls, _ = script()
+    every = limits(output)
+    assert sum(every[name] for name in ("tests", "parity", "quick", "memcheck", "racecheck", "initcheck")) < 570
+    assert every["bench"] <= 570 and "--budget-s" in next(call for call in calls if "bench --results" in call)
+    _, output, calls, _ = script("bench", GPU_SECONDS="300")
+    assert limits(output).keys() == {"warmup", "bench"} and 290 <= limits(output)["bench"] <= 300
+    budget = next(call for call in calls if "bench --results" in call).split("--budget-s ")[1]
+    assert 240 <= int(budget) <= 255
+
+
+@pytest.mark.parametrize(
+    "part", ["-m pytest", "parity --backend gpu --full", "bench --quick", "gpu_sweep", "bench --results"]
+)
+def test_every_part_goes_on_when_another_fails(part: str, script: Any) -> None:
+    code, output, calls, _ = script(STUB_FAIL=part)
+    assert code == 1 and "FAILED (3)" in output
+    assert len(calls) == len(script()[2]), "as many calls as when all goes well"
+
+
+def test_a_part_out_of_time_is_told(script: Any) -> None:
+    code, output, _, _ = script("quick", "bench", STUB_SLOW="bench --quick", GPU_SECONDS="24")
+    assert code == 1 and "quick: OUT OF TIME" in output and "bench: passed" in output
+
+
+def test_some_parts_only(script: Any) -> None:
+    code, _, calls, _ = script("quick", "tests")
+    assert code == 0
+    work = [call for call in calls if not call.startswith("-c ") and "info" not in call]
+    assert [call.split()[:4] for call in work][1:] == [
+        ["-m", "pytest", "-q", "-m"],
+        ["-m", "gpucast", "bench", "--quick"],
+    ]
+    assert "tests/gpu/test_gpu.py" in work[1].split()
+    code, output, none, _ = script("nonsense")
+    assert code == 2 and "nonsense is no part; expected some of tests parity" in output and not none
+
+
+def test_no_gpu_is_an_error(script: Any) -> None:
+    info = {"verdict": "GPU casts: no, because", "gpu_casts": False, "devices": []}
+    code, output, _, _ = script(STUB_INFO=json.dumps(info))
+    assert code == 1 and "GPU casts: no, because" in output and "no GPU that gpucast can use" in output
+
+
+# ---- what talks to CUDA ----
+
+
+@pytest.mark.parametrize("unroll", gpu.UNROLLS)
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
+def test_the_copy_kernel_moves_16_bytes_at_a_time(unroll: int, capability: tuple[int, int]) -> None:
+    name, text = gpu.copy_source(unroll)
+    code = compiler.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
+    sass = disassembler.disassemble(code).decode()
+    loads, stores = (re.findall(rf"\b{word}\.E\S*", sass) for word in ("LDG", "STG"))
+    assert len(loads) >= unroll and all(".128" in access for access in loads + stores), (loads, stores)
+    # All loads of the whole tile are in flight before its first store.
+    order, whole = re.findall(r"\b(LDG|STG)\.E", sass), ["LDG"] * unroll + ["STG"] * unroll
+    assert whole in (order[: 2 * unroll], order[-2 * unroll :])
+
+
+def test_peaks_are_those_of_the_vendors() -> None:
+    assert gpu.peak_of("NVIDIA H200", {}) == 4.8e12
+    assert gpu.peak_of("NVIDIA GH200 480GB", {}) == 4.9e12
+    assert gpu.peak_of("NVIDIA H100 PCIe", {}) == 2.0e12 and gpu.peak_of("NVIDIA H100 80GB HBM3", {}) == 3.35e12
+    # Of an RTX 4090: 10501 MHz, 384 bits.
+    assert gpu.peak_of("other", {"memoryClockRate": 10_501_000, "memoryBusWidth": 384}) == pytest.approx(
+        1008e9, rel=1e-3
+    )
+    assert gpu.peak_of("unknown", {}) == 0.0
+
+
+def nvidia_smi(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    path = folder / "nvidia-smi"
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_readings_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu._nvidia_smi(gpu._READINGS, "0") == {}
+    monkeypatch.undo()
+    nvidia_smi(tmp_path, monkeypatch, 'echo "$@" >"$0.log"; echo "1980, 3201, 512.25, 61, 0x0000000000000000"')
+    found = gpu._nvidia_smi(gpu._READINGS, "00000000:01:00.0")
+    assert found == {
+        "sm_mhz": 1980.0,
+        "memory_mhz": 3201.0,
+        "watts": 512.25,
+        "celsius": 61.0,
+        "throttle": "0x0000000000000000",
+    }
+    asked = (tmp_path / "nvidia-smi.log").read_text()
+    assert "--id=00000000:01:00.0" in asked and "--query-gpu=clocks.sm,clocks.mem" in asked
+
+
+def test_readings_that_nvidia_smi_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = 'case "$*" in *event_reasons*) exit 2 ;; *clocks.sm*) echo 1980 ;; *) echo "[N/A]" ;; esac'
+    nvidia_smi(tmp_path, monkeypatch, text)
+    found = gpu._nvidia_smi(gpu._READINGS, "0")
+    assert found == {"sm_mhz": 1980.0, "memory_mhz": "[N/A]", "watts": "[N/A]", "celsius": "[N/A]"}
+
+
+class FakeStream:
+    ptr = 77
+
+    def __init__(self, log: list[Any]) -> None:
+        self.log = log
+        self.captured: list[str] = []
+
+    def __enter__(self) -> None:
+        self.log.append("enter")
+
+    def __exit__(self, *error: object) -> None:
+        self.log.append("exit")
+
+    def begin_capture(self) -> None:
+        self.log.append("begin")
+
+    def end_capture(self) -> Any:
+        self.log.append("end")
+        return SimpleNamespace(launch=lambda stream: self.log.append(("graph", stream.ptr)))
+
+    def synchronize(self) -> None:
+        self.log.append("wait")
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.Gpu, list[Any]]:
+    """A Gpu over a CuPy that notes what it is asked."""
+    log: list[Any] = []
+    properties = {
+        "name": b"NVIDIA H200",
+        "l2CacheSize": 60 << 20,
+        "major": 9,
+        "minor": 0,
+        "multiProcessorCount": 132,
+        "totalGlobalMem": 141 << 30,
+    }
+    runtime = SimpleNamespace(
+        getDevice=lambda: 0, getDeviceProperties=lambda index: properties, deviceGetPCIBusId=lambda index: "0:1",
+        memcpyAsync=lambda *arguments: log.append(arguments), memcpyDeviceToDevice=3, memGetInfo=lambda: (1000, 2000),
+        driverGetVersion=lambda: 13000, runtimeGetVersion=lambda: 13000,
+    )  # fmt: skip
+    cuda = SimpleNamespace(
+        runtime=runtime, Stream=lambda non_blocking: FakeStream(log), get_elapsed_time=lambda start, end: 250.0
+    )
+    pool = SimpleNamespace(free_bytes=lambda: 24, free_all_blocks=lambda: log.append("freed"))
+    raw = lambda text, name: lambda grid, block, arguments: log.append((name, grid, block, arguments))  # noqa: E731
+    fake = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool, RawKernel=raw, empty=np.empty)
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    return gpu.Gpu(), log
+
+
+def flat(nbytes: int, address: int) -> Any:
+    return SimpleNamespace(nbytes=nbytes, data=SimpleNamespace(ptr=address))
+
+
+def test_copies_on_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+    machine, log = cuda
+    assert (machine.device, machine.cache_bytes, machine.peak, machine.stream) == ("NVIDIA H200", 60 << 20, 4.8e12, 77)
+    src, dst = flat(1 << 20, 1000), flat(1 << 20, 5000)
+    machine.copy(dst, src)
+    assert log == [(5000, 1000, 1 << 20, 3, 77)]
+    log.clear()
+    for kernel in machine.copy_kernels().values():
+        kernel(dst, src)
+    vectors = (1 << 20) // 16
+    assert [(name, grid, block) for name, grid, block, _ in log] == [
+        (f"gpucast_copy_{unroll}", (vectors // 256 // unroll,), (256,)) for unroll in gpu.UNROLLS
+    ]
+    assert log[0][3] == (src, dst, vectors) and log[0][3][2].dtype == np.int64
+    with pytest.raises(AssertionError, match="whole vectors"):
+        machine.copy_kernels().popitem()[1](flat(8, 0), flat(8, 0))
+
+
+def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+    machine, log = cuda
+    assert machine.seconds(None, None) == 0.25 and machine.free_bytes() == 1024
+    with machine.current():
+        machine.release()
+    assert log == ["enter", "wait", "freed", "exit"]
+    facts = machine.facts()
+    assert facts["name"] == "NVIDIA H200" and facts["sm_count"] == 132 and "uuid" not in facts
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+    machine, log = cuda
+    graph = machine.capture(lambda: log.append("work"))
+    assert graph is not None
+    graph()
+    assert log == ["begin", "work", "end", ("graph", 77)]
+    log.clear()
+
+    def broken() -> None:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="no kernel"):
+        machine.capture(broken)
+    assert log == ["begin", "end"]
+
+
+def test_the_real_cupy_has_what_the_gpu_asks_for() -> None:
+    cupy = pytest.importorskip("cupy")
+    versions = ("driverGetVersion", "runtimeGetVersion")
+    memory = ("memcpyAsync", "memcpyDeviceToDevice", "memGetInfo")
+    wanted = ("getDevice", "getDeviceProperties", "deviceGetPCIBusId", *memory, *versions)
+    assert not [name for name in wanted if not hasattr(cupy.cuda.runtime, name)]
+    methods = ("begin_capture", "end_capture", "synchronize", "__enter__")
+    assert not [name for name in methods if not hasattr(cupy.cuda.Stream, name)]
+    assert cupy.cuda.Event and cupy.cuda.get_elapsed_time and cupy.RawKernel and cupy.cuda.set_allocator

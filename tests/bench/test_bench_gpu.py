@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole benchmark on a fake GPU (see fake_machine): what it plans, keeps, goes on with, and makes of it."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import (
+    gpu,
+    gpu_figures,
+    gpu_first_call,
+    gpu_plan,
+    gpu_plots,
+    gpu_results,
+    gpu_rivals,
+    gpu_sweep,
+    gpu_tables,
+    readme,
+)
+from bench.gpu_plan import Budget, Estimator, Task
+from bench.gpu_results import Results
+from fake_machine import LAUNCH, FakeMachine, FakeRival, TimedDriver
+from gpucast.benchmark import buffers, check, latency, timing
+from gpucast.benchmark.contenders import Ours
+from gpucast.benchmark.timing import LEAST
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.gpu import driver as launch
+from gpucast.parity.cases import NUMERIC
+from host_driver import both_shapes
+
+FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
+PAIRS = [(src, dst) for src in (FLOAT, HALF, INT4) for dst in (FLOAT, HALF, INT4)]
+COMMON = ((FLOAT, HALF), (INT4, HALF))
+FOREVER = 1e6
+
+
+@pytest.fixture(scope="module")
+def built() -> TimedDriver:
+    driver = TimedDriver(FakeMachine())
+    driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
+    return driver
+
+
+@pytest.fixture
+def machine(built: TimedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    yield from fake_gpu(built, monkeypatch)
+
+
+def fake_gpu(built: TimedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    """A fake GPU, and a plan of its size: three types, two common pairs, small arrays, short batches."""
+    monkeypatch.setattr(gpu_plan, "NUMERIC", (FLOAT, HALF, INT4))
+    for module in (gpu_plan, gpu_tables):
+        monkeypatch.setattr(module, "COMMON", COMMON)
+    sizes = {"LARGE": 1 << 12, "HUGE": 1 << 13, "LAYOUT_SIZE": 1 << 11}
+    lists = {"SIZES": (1, 1 << 10), "ODD": ((1 << 12) - 1,), "GRAPH_SIZES": (1 << 10,), "SHARED": (1 << 17,)}
+    for name, value in {**sizes, **lists}.items():
+        monkeypatch.setattr(gpu_plan, name, value)
+    monkeypatch.setattr(timing, "BATCH", 1e-6)
+    monkeypatch.setattr(check, "_SHARE", 1 / 1024)
+    monkeypatch.setattr(gpu, "measure_latency", functools.partial(latency.measure_latency, loops=3, calls=10))
+    monkeypatch.setattr(gpu_plots, "_PANELS", tuple((str(src), str(dst)) for src, dst in COMMON))
+    monkeypatch.setattr(gpu, "CEILING_SIZES", (1 << 12, 1 << 16, 1 << 20))
+    monkeypatch.setattr(gpu, "CALLS", ((FLOAT, HALF, 1),))
+    monkeypatch.setattr(buffers, "BLOCK", 1 << 14)
+    buffers.source_codes.cache_clear()
+    machine = FakeMachine()
+    built.machine = machine
+    before = launch.use(built)
+    yield machine
+    launch.use(before)
+    buffers.source_codes.cache_clear()
+
+
+def contenders(machine: FakeMachine) -> list[Any]:
+    rivals = [FakeRival(machine, "CuPy copyto", 0.3e9), FakeRival(machine, "torch copy_", 1.2e9, wrong=2)]
+    return [Ours(machine), Ours(machine, allocates=True), *rivals]
+
+
+def first_calls() -> list[dict[str, Any]]:
+    return [{"cache": "empty", "first": 0.25, "again": 1e-5}, {"cache": "full", "problem": "no room"}]
+
+
+def measured(machine: FakeMachine, folder: Path, seconds: float = FOREVER) -> tuple[Results, int]:
+    results = gpu_results.open_for(machine.device, folder)
+    left = gpu.measure(machine, contenders(machine), results, seconds, first_calls)
+    return results, left
+
+
+@pytest.fixture(scope="module")
+def recorded(built: TimedDriver, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        for machine in fake_gpu(built, patch):
+            path = measured(machine, tmp_path_factory.mktemp("results"))[0].path
+    return path
+
+
+@pytest.fixture
+def results(recorded: Path, machine: FakeMachine, tmp_path: Path) -> Results:
+    """A whole run's."""
+    return gpu_results.read(Path(shutil.copy(recorded, tmp_path)))
+
+
+# ---- measuring ----
+
+
+def test_everything_is_measured_and_kept(results: Results) -> None:
+    planned = gpu_plan.plan(lambda src, dst: [], 1 << 40)
+    assert {task.key for task in planned} <= results.done
+    assert {row.contender for row in results.rows} == {"gpucast", "gpucast allocating", "CuPy copyto", "torch copy_"}
+    assert all(row.wrong == 0 and not row.problem for row in results.rows if row.contender.startswith("gpucast"))
+    assert {row.via for row in results.rows} == {"calls", "graph"}
+    assert [state["stage"] for state in results.states][:2] == ["begin", "common pairs"]
+    assert gpu_results.read(results.path) == results
+
+
+def test_a_later_run_goes_on(machine: FakeMachine, tmp_path: Path) -> None:
+    some, left = measured(machine, tmp_path, seconds=0.25)
+    assert left > 0 and some.rows
+    again, still_left = measured(machine, tmp_path)
+    assert still_left == 0 and again.path == some.path and len(again.sessions) == 2
+    assert again.rows[: len(some.rows)] == some.rows
+    keys = [(gpu_results.key(row), row.contender) for row in again.rows]
+    assert len(keys) == len(set(keys)), "nothing is measured twice"
+    rows = len(again.rows)
+    done, left = measured(machine, tmp_path)
+    assert left == 0 and len(done.rows) == rows and len(done.sessions) == 3
+    assert len(done.latencies) == len(some.latencies) and len(done.first_calls) == 2
+
+
+def test_a_line_that_was_cut_off_is_measured_again(machine: FakeMachine, tmp_path: Path) -> None:
+    whole, _ = measured(machine, tmp_path)
+    lines = whole.path.read_text().splitlines(keepends=True)
+    number = max(i for i, line in enumerate(lines) if '"kind":"rows"' in line)
+    whole.path.write_text("".join(lines[:number]) + lines[number][:200])
+    again, left = measured(machine, tmp_path)
+    assert left == 0 and again.done == whole.done and again.path == whole.path
+    assert gpu_results.read(again.path).done == whole.done
+
+
+def test_what_failed_is_measured_again(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = Ours.prepare
+    monkeypatch.setattr(gpu_plots, "draw", lambda results: [])
+
+    def broken(self: Ours, sets: Any) -> Any:
+        if sets.n == gpu_plan.HUGE:
+            raise RuntimeError("too hot")
+        return good(self, sets)
+
+    monkeypatch.setattr(Ours, "prepare", broken)
+    first, left = measured(machine, tmp_path)
+    assert left == 0 and gpu.report(first)["failures"][0].endswith("RuntimeError: too hot")
+    monkeypatch.setattr(Ours, "prepare", good)
+    second, _ = measured(machine, tmp_path)
+    assert len(second.rows) == len(first.rows) and gpu.report(second)["failures"] == []
+    assert gpu_results.read(second.path) == second
+
+
+def test_a_broken_device_ends_the_run(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **keywords: Any) -> Any:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr("gpucast.benchmark.pairs.measure", broken)
+    with pytest.raises(RuntimeError, match="nothing works any more: RuntimeError: an illegal memory access"):
+        measured(machine, tmp_path)
+    assert not gpu_results.open_for(machine.device, tmp_path).done
+
+
+def test_other_code_has_another_file(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = measured(machine, tmp_path, seconds=1.0)
+    monkeypatch.setattr(gpu_results, "code_digest", lambda: "0123abcd")
+    second = gpu_results.open_for(machine.device, tmp_path)
+    assert second.path != first.path and not second.rows
+    assert gpu_results.open_for("NVIDIA Other", tmp_path).path.name.startswith("gpu-nvidia-other-20")
+
+
+def test_the_digest_is_of_what_a_cast_runs(tmp_path: Path) -> None:
+    from bench.revision import code_digest
+
+    for folder in ("gpucast", "kernels", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "gpucast" / "a.py").write_text("1")
+    (tmp_path / "kernels" / "b.cuh").write_text("2")
+    before = code_digest(tmp_path)
+    (tmp_path / "tests" / "c.py").write_text("3")
+    assert code_digest(tmp_path) == before
+    (tmp_path / "kernels" / "b.cuh").write_text("4")
+    assert code_digest(tmp_path) != before
+
+
+def test_the_commit_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bench.revision import VARIABLE, commit
+
+    monkeypatch.setenv(VARIABLE, "abc")
+    assert commit() == "abc"
+
+
+# ---- planning ----
+
+
+def has(src: Any, dst: Any) -> list[str]:
+    return ["gpucast"] if src.packed or dst.packed else ["gpucast", "CuPy copyto", "torch copy_"]
+
+
+def test_the_plan_has_what_was_asked_for() -> None:
+    tasks = gpu_plan.plan(has, 140 << 30)
+    keys = {task.key for task in tasks}
+    assert len(keys) == len(tasks)
+    large = [task for task in tasks if task.n == gpu_plan.LARGE and task.layout.name == "contiguous"]
+    assert len(large) == len(NUMERIC) ** 2
+    for src, dst in gpu_plan.COMMON:
+        sizes = {task.n for task in tasks if (task.src, task.dst) == (src, dst)}
+        assert sizes >= {1, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28, 1 << 30, (1 << 28) - 1}
+        layouts = {task.layout.name for task in tasks if (task.src, task.dst) == (src, dst)}
+        assert layouts >= {"source off by one", "destination off by one", "both off by one"}
+        assert ("transposed" in layouts) == (not src.packed)
+    shared = {(task.src, task.dst) for task in tasks if task.stage == "shared pairs"}
+    assert shared and all("CuPy copyto" in has(*pair) for pair in shared)
+    small = gpu_plan.plan(has, 1 << 30)
+    assert small and {task.n for task in small} < {task.n for task in tasks}
+
+
+def estimator() -> Estimator:
+    return Estimator(4.2e12, {"gpucast": False, "CuPy copyto": False, "torch copy_": False, "torch.compile": True}, has)
+
+
+def test_all_of_it_fits_into_15_minutes_by_the_estimate() -> None:
+    tasks = gpu_plan.plan(has, 140 << 30)
+    assert 200 < sum(map(estimator().seconds, tasks)) < 840
+
+
+def test_the_estimate_knows_bytes_samples_and_compilers() -> None:
+    seconds = estimator().seconds
+    task = Task("", FLOAT, HALF, 1 << 28)
+    assert seconds(task) < seconds(Task("", FLOAT, HALF, 1 << 31))
+    assert seconds(task.scaled(0.3)) < seconds(task)
+    assert seconds(Task("", INT4, HALF, 1 << 28)) < seconds(task), "fewer contenders have it"
+    heavy = Estimator(4.2e12, estimator().contenders, lambda src, dst: [*has(src, dst), "torch.compile"])
+    assert heavy.seconds(task) > seconds(task) + 1.5
+    assert heavy.seconds(Task("", FLOAT, HALF, 1 << 28, only=("gpucast",))) < seconds(task)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.time = 50.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+def spent(budget: Budget, clock: Clock, pace: float) -> list[Task]:
+    tasks = []
+    for task in budget:
+        tasks.append(task)
+        clock.time += estimator().seconds(task) * pace
+    return tasks
+
+
+def test_a_short_time_means_fewer_samples() -> None:
+    tasks = gpu_plan.plan(has, 140 << 30)
+    estimate = estimator().seconds
+    whole = sum(map(estimate, tasks))
+    clock = Clock()
+    full = spent(Budget(tasks, 1.2 * whole, estimate, clock), clock, 1.0)
+    assert full == [task.scaled(1.0) for task in tasks]
+    clock = Clock()
+    less = spent(Budget(tasks, 0.8 * whole, estimate, clock), clock, 1.0)
+    assert clock.time - 50 < 0.82 * whole and len(less) > 0.9 * len(tasks)
+    assert less[0].samples < full[0].samples and all(task.samples >= LEAST for task in less)
+
+
+def test_a_slow_machine_is_noticed_and_the_end_is_kept() -> None:
+    tasks = gpu_plan.plan(has, 140 << 30)
+    estimate = estimator().seconds
+    whole = sum(map(estimate, tasks))
+    clock = Clock()
+    budget = Budget(tasks, whole, estimate, clock)
+    done = spent(budget, clock, 3.0)
+    assert done[-1].samples == LEAST < done[0].samples
+    assert clock.time - 50 < 1.05 * whole
+    assert len(done) + len(budget.left) == len(tasks) and budget.left == tasks[len(done) :]
+    assert not spent(Budget(tasks, 0.0, estimate, clock), clock, 1.0)
+
+
+# ---- what is made of it ----
+
+
+def test_the_table_of_common_pairs(results: Results) -> None:
+    table = gpu_tables.common_table(results)
+    row = next(line for line in table.splitlines() if line.startswith("| FLOAT | FLOAT16 |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    ours = next(g for g in gpu_figures.groups(results, 1 << 12) if g.name == "FLOAT to FLOAT16")
+    assert cells[3] == f"{ours.ours.speed / 1e9:,.0f}" and cells[6] == f"{ours.ours.speed / 2e9:.0%}"
+    assert (
+        cells[7] == "torch copy_ *"
+        and cells[9] == f"{(24576 / 1.2e9 + LAUNCH) / (24576 / 0.99e9 + LAUNCH):.2f}"
+        and cells[10].startswith("0 of ")
+    )
+    assert "its results differ" in table
+    assert "| INT4 | FLOAT16 |" in table and "none has it" in table
+
+
+def test_shares_are_of_the_nearest_ceiling(results: Results) -> None:
+    (group,) = (g for g in gpu_figures.groups(results, 1 << 12) if g.name == "FLOAT to FLOAT16")
+    assert group.memcpy < group.copy_kernel
+    assert group.share == pytest.approx(group.ours.speed / group.copy_kernel)
+    assert group.goal == 0.95 and all(g.goal == 0.9 for g in gpu_figures.groups(results) if "INT4" in g.name)
+
+
+def test_losses_are_told(results: Results) -> None:
+    lines = gpu_tables.rival_lines(results)
+    cupy, torch = (next(line for line in lines if name in line) for name in ("CuPy copyto", "torch copy_"))
+    assert 2.5 < float(cupy.split(" x ")[0]) < 3.3 and "slower in 0" in cupy
+    assert torch.startswith("0.8") and "FLOAT to FLOAT16 at 131,072 (1.21 x)" in torch
+    assert "results that differ from the reference: 0 of" in "\n".join(gpu_tables.pair_lines(results))
+
+
+def test_short_pairs_and_mismatches_are_named(results: Results) -> None:
+    lines = "\n".join(gpu_tables.pair_lines(results))
+    # The fake's kernels reach 90 % of its copy kernel.
+    assert "0 of 4" in lines and "short are" in lines
+
+
+def test_the_report_is_written_beside_the_results(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = gpu.report(results)
+    text = results.path.with_suffix(".md").read_text()
+    assert text in capsys.readouterr().out
+    for heading in ("Ceilings", "Common pairs", "All pairs", "Sizes", "Layouts", "Calls", "First calls"):
+        assert f"## {heading}\n\n" in text, heading
+    assert results.label in text and "NVIDIA Fake" in results.label and results.sessions[-1]["date"] in results.label
+    assert "| source off by one | " in text and "| empty | 250 | 0.01 |" in text and "no room" in text
+    assert figures["failures"] == [] and len(figures["pictures"]) == 3
+    with results.path.with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(results.rows)
+    assert float(rows[0]["median"]) == results.rows[0].times.median  # type: ignore[union-attr]
+
+
+def test_wrong_results_are_failures(machine: FakeMachine, tmp_path: Path) -> None:
+    results = gpu_results.open_for(machine.device, tmp_path)
+    results.begin(machine.facts())
+    wrong = gpu_results.Row("FLOAT", "FLOAT16", 4, "contiguous", "calls", "gpucast", 24.0, 100, 3, "0x0 gives 0x1")
+    results.add_rows([wrong])
+    assert gpu.report(results)["failures"] == ["FLOAT to FLOAT16, 4, contiguous: 3 differ: 0x0 gives 0x1"]
+
+
+def test_pictures_show_something(results: Results) -> None:
+    from matplotlib.image import imread
+
+    pictures = gpu_plots.draw(results)
+    assert [path.name.rsplit("-", 1)[-1] for path in pictures] == ["ceiling.png", "sizes.png", "up.png"]
+    for path in pictures:
+        image = imread(path)
+        assert min(image.shape[:2]) > 300 and len(np.unique(image[..., 0])) > 20, path
+
+
+def test_no_picture_without_figures(tmp_path: Path) -> None:
+    results = Results(tmp_path / "gpu-x.jsonl")
+    results.begin({"name": "x"})
+    assert gpu_plots.draw(results) == [] and list(tmp_path.glob("*.png")) == []
+    assert gpu_tables.markdown(results).startswith("# gpucast on x, ")
+
+
+def test_the_readme_shows_the_newest_results(results: Results, tmp_path: Path) -> None:
+    assert readme.gpu_section(tmp_path / "nothing").startswith("No run on a GPU is recorded yet")
+    text = readme.gpu_section(tmp_path)
+    assert results.label in text and gpu_tables.common_table(results) in text
+    assert "](bench/results/" not in text or "-ceiling.png" in text
+    gpu_plots.draw(results)
+    assert readme.gpu_section(tmp_path).count("![") == 3
+
+
+def test_results_of_no_device_never_count(tmp_path: Path) -> None:
+    (tmp_path / "none-2026-01-01-00000000.json").write_text(json.dumps({"device": "none"}))
+    assert gpu_results.newest(tmp_path) is None
+
+
+# ---- rivals, first calls, the sweep for sanitizers ----
+
+
+def test_rivals_are_optional(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Missing:
+        def __init__(self, machine: Any) -> None:
+            raise ModuleNotFoundError("No module named 'jax'")
+
+    class Broken:
+        def __init__(self, machine: Any) -> None:
+            raise RuntimeError("no driver for it")
+
+    for name in ("TorchCompile", "TransformerEngine", "OnnxRuntime"):
+        monkeypatch.setattr(gpu_rivals, name, Missing)
+    monkeypatch.setattr(gpu_rivals, "JaxJit", Broken)
+    monkeypatch.setattr(gpu_rivals, "contenders", lambda machine: [])
+    found = gpu_rivals.all_contenders(FakeMachine())
+    assert [one.name for one in found] == ["CuPy ElementwiseKernel"]
+    assert "Broken is left out: RuntimeError: no driver for it" in capsys.readouterr().err
+
+
+def test_first_calls_are_timed_one_after_the_other(machine: FakeMachine, built: TimedDriver) -> None:
+    made = buffers.make_sets(machine, FLOAT, HALF, 64)
+    names = (("FLOAT", "FLOAT16"), ("FLOAT", "INT4"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_first_call, "PAIRS", names)
+        launch.use(built)  # Forgets what is loaded.
+        built.loaded.clear()
+        found = gpu_first_call.in_this_process(machine.now, lambda: None, lambda src: made.source_arrays()[0])
+    assert list(found) == ["first", "second pair", "again"]
+    assert len(built.loaded) == 2 and all(math.isfinite(value) and value > 0 for value in found.values())
+
+
+def test_first_calls_have_an_empty_and_then_the_full_cache() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def run(variables: dict[str, str]) -> dict[str, Any]:
+        folder = Path(variables["GPUCAST_CACHE_DIR"])
+        seen.append((str(folder), folder.exists()))
+        folder.mkdir(exist_ok=True)
+        return {"first": 1.0}
+
+    assert [line["cache"] for line in gpu_first_call.measure(run)] == ["empty", "full"]
+    assert seen[0][0] == seen[1][0] and [there for _, there in seen] == [False, True]
+    assert not Path(seen[0][0]).exists()
+
+
+def test_a_first_call_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setattr(sys, "executable", "no-such-python")
+    assert "no-such-python" in gpu_first_call._process({})["problem"]
+
+
+def test_the_sweep_has_every_size_and_pair() -> None:
+    chosen = list(gpu_sweep.cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
+    flat = [case for case in chosen if not case.strided]
+    assert sorted(case.n for case in flat) == list(range(gpu_sweep.SIZES))
+    assert {(case.src, case.dst) for case in flat} == {(src, dst) for src in NUMERIC for dst in NUMERIC}
+    shifts = {(case.src_shift, case.dst_shift) for case in flat}
+    assert len(shifts) == gpu_sweep.SHIFTS**2
+    assert all(not case.src.packed for case in chosen if case.strided)
+
+
+def test_the_sweep_compares_with_the_reference(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_sweep, "NUMERIC", (FLOAT, HALF, INT4))
+    monkeypatch.setattr(gpu_sweep, "SIZES", 120)
+    assert gpu_sweep.main(["--seconds", "1000"], machine) == 0
+    assert "126 of 126 launches" in capsys.readouterr().out
+    monkeypatch.setattr(gpu_sweep, "wanted_codes", lambda rule, codes: np.zeros(codes.shape, rule.dst.code_numpy))
+    assert gpu_sweep.main(["--seconds", "1000"], machine) == 1
+    assert "differ: " in capsys.readouterr().out
+    launches, _, _ = gpu_sweep.sweep(machine, gpu_sweep.cases(PAIRS), 1e-4)
+    assert 0 < launches < 120

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of many tensors, on a GPU that is none: its arrays, checks and lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import gpu_many
+from bench.gpu_many import CASES, MANY, ONE, Arrays, Case, measure_case, shapes
+from fake_machine import LAUNCH, NODE, FakeMachine, TimedDriver
+from gpucast import dtype
+from gpucast.codegen.batch import ManySource
+from gpucast.gpu import driver as launch
+
+#: Seconds that a launch of many arrays takes on the fake, whatever their size.
+_SECONDS = 2e-3
+
+
+class Driver(TimedDriver):
+    def __init__(self, machine: FakeMachine) -> None:
+        super().__init__(machine)
+        # Kernels are small here, and compile in half the time so.
+        self.optimize = False
+
+    def load_many(self, source: ManySource) -> Any:
+        run = super().load_many(source)
+
+        def timed(blocks: int, table: np.ndarray[Any, Any]) -> None:
+            run(blocks, table)
+            self.machine.spend(_SECONDS)
+
+        return timed
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    # The fake's clock is exact, and its kernels run on the host.
+    monkeypatch.setattr(gpu_many, "_SAMPLES", 5)
+    monkeypatch.setattr(gpu_many, "_CALLS", 2)
+    fake = FakeMachine()
+    before = launch.use(Driver(fake))
+    try:
+        yield fake
+    finally:
+        launch.use(before)
+
+
+class Rival:
+    """Does nothing for a while, or cannot even that."""
+
+    def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
+        self.machine, self.name, self.fails = machine, name, fails
+
+    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Any:
+        if self.fails:
+            raise NotImplementedError("no such pair")
+        return lambda: self.machine.spend(1e-3)
+
+
+def test_a_transformer_has_300_tensors_of_315_million_elements() -> None:
+    of = shapes(gpu_many.LAYERS, gpu_many.WIDTH)
+    assert len(of) == 300
+    assert sum(int(np.prod(shape)) for shape in of) == 25 * (12 * 1024**2 + 13 * 1024)
+
+
+def test_arrays_lie_one_behind_the_other(machine: FakeMachine) -> None:
+    arrays = Arrays(machine, dtype("FLOAT16"), [(3,), (2, 5), (7,)])
+    arrays.fill(machine)
+    assert arrays.data.nbytes == 40
+    base = arrays.flat.data.ptr
+    assert [(x.data.ptr - base, x.shape) for x in arrays.arrays] == [(0, (3,)), (6, (2, 5)), (26, (7,))]
+    assert np.isfinite(machine.download(arrays.flat)).all()
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
+def test_every_way_is_checked_and_timed(case: Case, machine: FakeMachine) -> None:
+    rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
+    lines = {line["name"]: line for line in measure_case(machine, case, rivals, layers=2, width=8)}
+    json.dumps(list(lines.values()))
+    assert lines["none"]["left_out"] == "NotImplementedError: no such pair"
+    assert "bytes differ, the first at 0" in lines["idle"]["differs"]
+    assert not any("problem" in line for line in lines.values())
+    many, one = lines[MANY], lines[ONE]
+    assert many["median"] == pytest.approx(_SECONDS + LAUNCH)
+    assert lines[MANY + ", in a graph"]["median"] == pytest.approx(_SECONDS + NODE)
+    assert many["share_of_one"] == pytest.approx(one["median"] / many["median"])
+    assert one["share_of_one"] == 1
+    # Each cast of the loop is a launch.
+    assert lines["gpucast.cast, a loop"]["median"] > 24 * LAUNCH
+    size = sum(int(np.prod(shape)) for shape in shapes(2, 8))
+    assert many["bytes"] == size * (dtype(case.src).bits + dtype(case.dst).bits) // 8
+    gpu_many.report(list(lines.values()))
+
+
+def test_wrong_results_of_ours_are_a_problem(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_many.gpucast, "cast_many", lambda *arguments, **keywords: machine.spend(1e-3))
+    lines = {line["name"]: line for line in measure_case(machine, CASES[0], [], layers=1, width=8)}
+    assert "bytes differ" in lines[MANY]["problem"]
+    assert "problem" not in lines[ONE]

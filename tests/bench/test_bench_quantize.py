@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark of quantization, on a GPU that is none: its arrays, checks and lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import gpu_quantize
+from bench.gpu_quantize import OURS, Case, difference, filled, measure_case
+from fake_machine import FakeMachine, TimedDriver
+from gpucast import quantize
+from gpucast.gpu import driver as launch
+
+
+@pytest.fixture
+def machine() -> Iterator[FakeMachine]:
+    fake = FakeMachine()
+    before = launch.use(TimedDriver(fake))
+    try:
+        yield fake
+    finally:
+        launch.use(before)
+
+
+class Rival:
+    def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
+        self.machine, self.name, self.fails = machine, name, fails
+
+    def prepare_quantize(self, case: Case, data: Any) -> Any:
+        if self.fails:
+            raise NotImplementedError("no such format")
+        return lambda: self.machine.spend(1e-3)
+
+
+def test_every_way_is_checked_and_timed(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
+    rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
+    found = measure_case(machine, Case("BFLOAT16", "mxfp4"), rivals, rows=4, columns=256)
+    lines = {line["name"]: line for line in found}
+    json.dumps(found)
+    assert lines["idle"]["median"] == pytest.approx(1e-3, rel=0.01)
+    assert lines["none"]["left_out"] == "NotImplementedError: no such format" and "median" not in lines["none"]
+    size = 4 * 256
+    assert lines[OURS]["bytes"] == 2 * size + size // 2 + size // 32 and "problem" not in lines[OURS]
+    copies = [line for name, line in lines.items() if "copy kernel" in name]
+    assert max(line["share_of_copy"] for line in copies) == 1
+    gpu_quantize.report(found)
+    printed = capsys.readouterr()
+    assert OURS in printed.out and "left out: NotImplementedError" in printed.err
+
+
+@pytest.mark.parametrize("case", [Case("FLOAT", "mxfp8e4m3", transpose="both"), Case("FLOAT", "mxfp8e4m3", 0)], ids=str)
+def test_other_ways(machine: FakeMachine, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of all results, beside what two calls take."""
+    monkeypatch.setattr(gpu_quantize, "_SAMPLES", 2)
+    found = {line["name"]: line for line in measure_case(machine, case, [Rival(machine, "idle", False)], 64, 64)}
+    results = 1 + (case.transpose == "both")
+    assert found[OURS]["bytes"] == 64 * 64 * 4 + results * (64 * 64 + 64 * 64 // 32) and "problem" not in found[OURS]
+    assert ("gpucast, two calls" in found) == (results == 2)
+    assert found["idle"]["left_out"] == "NotImplementedError: measured along rows only"
+
+
+def test_the_memory_holds_what_was_drawn_again_and_again(machine: FakeMachine) -> None:
+    data, drawn = filled(machine, Case("FLOAT", "mxfp4"), 300, 32)
+    assert drawn.shape == (128, 32)
+    assert machine.download(data).tobytes() == np.concatenate([drawn, drawn, drawn[:44]]).tobytes()
+
+
+def test_a_wrong_result_is_told(machine: FakeMachine) -> None:
+    x = np.ones((4, 64), np.float32)
+    assert difference(quantize(x, "mxfp4"), quantize(x, "mxfp4")) == ""
+    assert difference(quantize(2 * x, "mxfp4"), quantize(x, "mxfp4")) == "scales are not the host's"
+    assert difference(quantize(-x, "mxfp4"), quantize(x, "mxfp4")) == "data are not the host's"

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machine code as text in; instructions, basic blocks and the way of a full tile out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bench.sass import Access, Block, Instruction, UnknownCode, blocks, parse
+from bench.sass_paths import Path, full_tile
+from gpucast.cli import disassembler
+from gpucast.compile import cubin as compiler
+
+
+def instructions(text: str) -> list[Instruction]:
+    """Of a kernel of one line per instruction; a label stands on its own line, as nvdisasm prints it."""
+    lines, address = [], 0
+    for line in text.strip().splitlines():
+        line = line.strip()
+        if line.endswith(":"):
+            lines.append(line)
+        else:
+            lines.append(f"        /*{address:04x}*/                   {line} ;")
+            address += 16
+    return parse('\t.section\t.text.k,"ax",@progbits\n.text.k:\n' + "\n".join(lines) + "\n")["k"]
+
+
+def flow(text: str) -> list[Block]:
+    return blocks(instructions(text))
+
+
+def shape(found: list[Block]) -> list[tuple[int, list[int], bool]]:
+    """Of every block: how many instructions, what follows, whether it ends the thread."""
+    return [(len(block.instructions), block.successors, block.exits) for block in found]
+
+
+def test_an_instruction_is_taken_apart() -> None:
+    guarded, store, wide, narrow, jump, _ = instructions(
+        """
+        @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64+-0x10]
+        STG.E.U8 desc[UR4][R2.64], RZ
+        LDG.E.ENL2.256 R8, R4, desc[UR4][R2.64]
+        @P1 LDS.U16 R0, [R3+UR5+0x20]
+        @UP1 BRA `(.L_x_0)
+        .L_x_0:
+        EXIT
+        """
+    )
+    assert (guarded.guard, guarded.opcode, guarded.base) == ("!P0", "LDG.E.128.CONSTANT", "LDG")
+    assert guarded.operands == ("R4", "desc[UR4][R2.64+-0x10]") and guarded.conditional
+    assert guarded.access == Access("global", False, 16)
+    assert store.access == Access("global", True, 1) and not store.conditional
+    assert wide.access == Access("global", False, 32)
+    assert narrow.access == Access("shared", False, 2)
+    assert (jump.target, jump.access, jump.conditional) == (0x50, None, True)
+    assert str(guarded) == "0000   @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64+-0x10]"
+
+
+@pytest.mark.parametrize(
+    ("line", "predicates"),
+    [
+        ("ISETP.GT.U32.AND P1, PT, R6, UR8, P3", {"P1", "PT"}),
+        ("PLOP3.LUT P0, PT, P2, P1, PT, 0x2, 0x0", {"P0", "PT"}),
+        ("IADD3 R14, P1, P3, R11, R8, -R15", {"P1", "P3"}),
+        ("IADD3.X R0, R5, -0x1, RZ, P0, !PT", set()),
+        ("LOP3.LUT P1, RZ, R12, 0xf, RZ, 0xc0, !PT", {"P1"}),
+        ("SEL R5, RZ, 0x2, P0", set()),
+        ("UISETP.NE.U32.AND UP0, UPT, UR4, URZ, UPT", {"UP0", "UPT"}),
+    ],
+)
+def test_which_predicates_an_instruction_sets(line: str, predicates: set[str]) -> None:
+    assert instructions(line)[0].sets() == predicates
+
+
+def test_kernels_are_told_apart_and_everything_else_is_left_out() -> None:
+    found = parse(
+        '.headerflags @"EF_CUDA_SM90"\n//---- .text.a ----\n'
+        '\t.section\t.text.a,"ax",@progbits\n.text.a:\n        /*0000*/   MOV R1, c[0x0][0x28] ;\n'
+        "        /*0010*/   EXIT ;\n.L_x_0:\n        /*0020*/   BRA `(.L_x_0);\n        /*0030*/   NOP;\n"
+        '//---- .text.b ----\n\t.section\t.text.b,"ax",@progbits\n        /*0000*/   EXIT ;\n'
+        "//---- .nv.info ----\n        /*0000*/   .word 0x1\n"
+    )
+    assert {name: [one.opcode for one in code] for name, code in found.items()} == {
+        "a": ["MOV", "EXIT", "BRA", "NOP"],
+        "b": ["EXIT"],
+    }
+    assert found["a"][2].target == 0x20
+    # What the hardware never reaches is in no block.
+    assert shape(blocks(found["a"])) == [(2, [], True)]
+
+
+def test_a_diamond() -> None:
+    found = flow(
+        """
+        ISETP.NE.AND P0, PT, R0, RZ, PT
+        @P0 BRA `(.L_x_0)
+        MOV R1, R2
+        BRA `(.L_x_1)
+        .L_x_0:
+        MOV R1, R3
+        .L_x_1:
+        STG.E desc[UR4][R2.64], R1
+        EXIT
+        """
+    )
+    assert shape(found) == [(2, [2, 1], False), (2, [3], False), (1, [3], False), (2, [], True)]
+
+
+def test_an_exit_under_a_condition_goes_on() -> None:
+    found = flow("@P0 EXIT\nMOV R1, R2\nEXIT")
+    assert shape(found) == [(1, [1], True), (2, [], True)]
+
+
+def test_a_branch_with_its_condition_among_the_operands() -> None:
+    found = flow("BRA.U UP0, `(.L_x_0)\nMOV R1, R2\n.L_x_0:\nEXIT")
+    assert shape(found) == [(1, [2, 1], False), (1, [2], False), (1, [], True)]
+
+
+def test_threads_meet_where_their_barrier_says() -> None:
+    """A barrier is used twice; the second meeting is behind code that lies elsewhere."""
+    found = flow(
+        """
+        BSSY B0, `(.L_x_0)
+        @P0 BRA `(.L_x_1)
+        MOV R1, R2
+        .L_x_1:
+        BSYNC B0
+        .L_x_0:
+        BSSY B0, `(.L_x_2)
+        @P1 BRA `(.L_x_3)
+        BSYNC B0
+        .L_x_2:
+        EXIT
+        .L_x_3:
+        MOV R3, R4
+        BSYNC B0
+        """
+    )
+    assert shape(found) == [
+        (2, [2, 1], False),
+        (1, [2], False),
+        (3, [5, 3], False),
+        (1, [4], False),
+        (1, [], True),
+        (2, [4], False),
+    ]
+
+
+def test_a_function_comes_back_behind_its_call() -> None:
+    found = flow("CALL.REL.NOINC `(f)\nEXIT\nf:\nMOV R1, R2\nRET.REL.NODEC R4 `(k)")
+    assert shape(found) == [(1, [2], False), (1, [], True), (2, [1], False)]
+
+
+@pytest.mark.parametrize("jump", ["BRX R2 -0x10", "JMP R4", "BRA `(.L_x_9)", "BSYNC B0"])
+def test_a_jump_to_nobody_knows_where(jump: str) -> None:
+    with pytest.raises(UnknownCode, match=re.escape(jump.split(maxsplit=1)[0])):
+        flow(f"{jump}\nEXIT")
+
+
+# ---- the way of a tile ----
+
+
+def test_a_kernel_that_never_ends() -> None:
+    with pytest.raises(UnknownCode, match="no way leads to an exit"):
+        full_tile(flow(".L_x_0:\nBRA `(.L_x_0)"))
+
+
+def way(text: str, load_bytes: int, store_bytes: int) -> Path:
+    return full_tile(flow(text), load_bytes, store_bytes)
+
+
+ONE_BLOCK = "LDG.E.128 R4, desc[UR4][R2.64]\nIADD3 R4, R4, 0x1, RZ\nSTG.E.128 desc[UR4][R8.64], R4\nEXIT"
+
+
+def test_straight_code_counts_whole() -> None:
+    assert way(ONE_BLOCK, 16, 16) == Path((0,), 4, 4, {16: 1}, {16: 1}, False, None)
+
+
+def test_the_wide_way_is_taken_and_its_longer_side_counts() -> None:
+    """Behind the check for a whole tile: a wide way, with a side of one and of three instructions, and a narrow one."""
+    found = way(
+        """
+        S2R R0, SR_TID.X
+        @P0 BRA `(.L_tail)
+        LDG.E.128 R4, desc[UR4][R2.64]
+        @P1 BRA `(.L_long)
+        MOV R4, R5
+        BRA `(.L_store)
+        .L_long:
+        MOV R4, R6
+        MOV R5, R6
+        MOV R7, R6
+        .L_store:
+        STG.E.64 desc[UR4][R8.64], R4
+        EXIT
+        .L_tail:
+        LDG.E.64 R4, desc[UR4][R2.64]
+        LDG.E.64 R6, desc[UR4][R2.64+0x8]
+        STG.E desc[UR4][R8.64], R4
+        STG.E desc[UR4][R8.64+0x4], R6
+        EXIT
+        """,
+        16,
+        8,
+    )
+    assert (found.instructions, found.shortest) == (9, 8)
+    assert (found.loads, found.stores, found.loop, found.rare) == ({16: 1}, {8: 1}, False, None)
+
+
+def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> None:
+    found = way(
+        """
+        @!P0 LDG.E R4, desc[UR4][R2.64]
+        @!P0 LDG.E R5, desc[UR4][R2.64+0x4]
+        @!P0 LDG.E R6, desc[UR4][R2.64+0x8]
+        @P0 LDG.E.64 R4, desc[UR4][R12.64]
+        STG.E.64 desc[UR4][R8.64], R4
+        EXIT
+        """,
+        8,
+        8,
+    )
+    assert (found.loads, found.instructions) == ({8: 1}, 6)
+
+
+def test_a_predicate_that_is_set_again_is_another_guard() -> None:
+    text = "@P0 LDG.E.64 R4, desc[UR4][R2.64]\n{}\n@!P0 LDG.E.64 R6, desc[UR4][R2.64]\n"
+    text += "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
+    again = way(text.format("ISETP.NE.AND P0, PT, R0, RZ, PT"), 16, 16)
+    same = way(text.format("ISETP.NE.AND P1, PT, R0, RZ, PT"), 16, 16)
+    assert again.loads == {8: 2} and same.loads == {8: 1}
+
+
+MARKED = """
+    LDG.E.128 R4, desc[UR4][R2.64]
+    @P0 BRA `(.L_rare)
+    .L_store:
+    STG.E.128 desc[UR4][R8.64], R4
+    EXIT
+    .L_rare:
+    {}
+    MOV R4, R6
+    MOV R5, R6
+    BRA `(.L_store)
+    """
+
+
+def test_what_is_marked_is_rare() -> None:
+    marked, plain = way(MARKED.format("PMTRIG 0x2"), 16, 16), way(MARKED.format("MOV R3, R6"), 16, 16)
+    assert (marked.instructions, marked.rare) == (4, 8)
+    assert (plain.instructions, plain.shortest, plain.rare) == (8, 4, None)
+
+
+def test_a_marker_that_nothing_passes_by_makes_nothing_rare() -> None:
+    found = way(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16)
+    assert (found.instructions, found.rare) == (5, None)
+
+
+def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
+    turn = ".L_turn:\nMOV R1, R2\n@P1 BRA `(.L_turn)"
+    always = way(f"{turn}\n{ONE_BLOCK}", 16, 16)
+    assert (always.loop, always.instructions, always.rare) == (True, 6, None)
+    # A loop that may be passed by.
+    sometimes = way(MARKED.format(turn), 16, 16)
+    assert (sometimes.loop, sometimes.instructions, sometimes.rare) == (True, 4, None)
+    before = way(f"@P0 BRA `(.L_tile)\n{turn}\n.L_tile:\n{ONE_BLOCK}", 16, 16)
+    assert (before.loop, before.instructions) == (True, 5)
+    rarely = way(MARKED.format(f"PMTRIG 0x2\n{turn}"), 16, 16)
+    assert (rarely.loop, rarely.instructions, rarely.rare) == (False, 4, 10)
+    tail = way(
+        """
+        LDG.E.128 R4, desc[UR4][R2.64]
+        @P0 BRA `(.L_turn)
+        STG.E.128 desc[UR4][R8.64], R4
+        EXIT
+        .L_turn:
+        STG.E.U8 desc[UR4][R8.64], R4
+        @P1 BRA `(.L_turn)
+        EXIT
+        """,
+        16,
+        16,
+    )
+    assert (tail.loop, tail.instructions, tail.rare) == (False, 4, None)
+    # A loop over tiles at the ends of the array, one turn of which has the same accesses.
+    ends = way(
+        f"@P0 BRA `(.L_turn)\n{ONE_BLOCK}\n.L_turn:\n" + ONE_BLOCK.replace("EXIT", "@P1 BRA `(.L_turn)\nEXIT"), 16, 16
+    )
+    assert (ends.loop, ends.instructions, ends.rare) == (False, 5, None)
+
+
+def test_the_loads_of_a_table_come_on_top() -> None:
+    text = "LDG.E.CONSTANT R3, desc[UR4][R2.64]\nSTS [R0], R3\n@P0 BRA `(.L_odd)\n" + ONE_BLOCK
+    text += "\n.L_odd:\n" + 5 * "LDG.E R4, desc[UR4][R2.64]\n" + "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
+    found = way(text, 16, 16)
+    assert (found.loads, found.instructions) == ({16: 1, 4: 1}, 7)
+
+
+# ---- what the compiler makes ----
+
+_KERNEL = """
+extern "C" __global__ void __launch_bounds__(256) k(const uint4* src, uint4* dst, unsigned n) {{
+    const unsigned i = blockIdx.x * 256 + threadIdx.x;
+    {check}
+    uint4 v = src[i];
+    {work}
+    dst[i] = v;
+}}
+"""
+
+
+def compiled(work: str = "", check: str = "", arch: str = "sm_90") -> str:
+    code = compiler.compile(_KERNEL.format(work=work, check=check), "k", arch).code
+    return disassembler.disassemble(code).decode()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("work", ["", "v.x ^= v.y; v.z ^= 77; v.w *= v.x;"])
+def test_compiled_code_without_branches_counts_to_its_exit(work: str, arch: str) -> None:
+    text = compiled(work, arch=arch)
+    listed = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(\S+)", text, re.MULTILINE)
+    found = full_tile(blocks(parse(text)["k"]), 16, 16)
+    assert found.instructions == found.shortest == listed.index("EXIT") + 1 > 8
+    assert (found.loads, found.stores, found.loop) == ({16: 1}, {16: 1}, False)
+
+
+def test_a_compiled_marker() -> None:
+    work = "if (v.x == 77) {{ {} v.x /= (v.y | 1); v.y /= (v.z | 1); }}"
+    plain, marked = (
+        full_tile(blocks(parse(compiled(work.format(mark), "if (i >= n) return;"))["k"]), 16, 16)
+        for mark in ("", 'asm volatile("pmevent 1;");')
+    )
+    assert plain.rare is None and marked.rare is not None
+    # But for the marker, what counts without it is what is rare with it. The compiler orders the rest a little anew.
+    assert plain.instructions == pytest.approx(marked.rare, abs=4)
+    assert plain.shortest == pytest.approx(marked.instructions, abs=4)
+    assert marked.instructions < marked.rare / 2
+
+
+def test_a_compiled_loop() -> None:
+    text = compiled('_Pragma("unroll 1") for (unsigned j = 0; j < n; ++j) v.x += v.x / v.y;')
+    found = full_tile(blocks(parse(text)["k"]), 16, 16)
+    assert found.loop and found.loads == {16: 1}

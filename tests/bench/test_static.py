@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static check: every pair keeps its budget, and one that does not is told.
+
+In CI: every pair for sm_90, and a seeded sample of the pairs for sm_80 and sm_100a and of the other rules. Under
+--exhaustive: all of these.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib.image
+import pytest
+
+from bench import static, static_budget
+from bench.__main__ import main
+from bench.heatmap import heatmap
+from bench.sass import Instruction
+from bench.static_budget import LEAST, PER_BYTE, budget, problems, verdict, widths
+from bench.static_kernels import BATCH, Kernel, facts, measure
+from bench.static_model import GPUS, estimate, estimates, resident_threads
+from gpucast import dtype
+from gpucast.casting.fused import fused_rule
+from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.fused import Options, fused_source
+from gpucast.compile import cubin as compiler
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import STOCHASTIC, Rule, resolve
+from gpucast.parity.cases import NUMERIC, rules
+
+DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]
+
+
+def rule(src: str, dst: str, **attributes: object) -> Rule:
+    return resolve(dtype(src), dtype(dst), **attributes)
+
+
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+def test_every_pair_keeps_its_budget(src: DType) -> None:
+    """Warnings and local memory are looked at too, so `test_kernels_compile` leaves these kernels to this test."""
+    kernels = measure([resolve(src, dst) for dst in NUMERIC], "sm_90")
+    assert [(kernel.log, kernel.local) for kernel in kernels] == [("", 0)] * len(kernels)
+    assert [kernel.rule.dst for kernel in kernels] == list(NUMERIC)
+    assert verdict(kernels) == []
+
+
+@pytest.mark.parametrize("capability", [one for one in static.CAPABILITIES if one != (9, 0)])
+def test_every_pair_keeps_its_budget_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
+    arch = compiler.architecture(capability)
+    chosen = DEFAULTS if exhaustive else random.Random(arch).sample(DEFAULTS, BATCH)
+    assert verdict(measure(chosen, arch)) == []
+
+
+def test_every_rule_has_wide_accesses_and_no_spills(exhaustive: bool) -> None:
+    others = [one for src in NUMERIC for dst in NUMERIC for one in rules(src, dst)[1:]]
+    chosen = others if exhaustive else random.Random(9).sample(others, BATCH)
+    assert verdict(measure(chosen, "sm_90")) == []
+
+
+def test_a_kernel_counts_the_same_alone_and_with_others() -> None:
+    """All that shares a program is time."""
+    some = [rule("FLOAT", dst) for dst in ("INT8", "FLOAT16", "FLOAT8E4M3FN")]
+    together = facts([kernel_source(one) for one in some], "sm_90")
+    assert together == [kernel for one in some for kernel in facts([kernel_source(one)], "sm_90")]
+
+
+#: Instructions per element of fused casts as they were when the kernels were written, and few more.
+FUSED = (
+    ("FLOAT", "FLOAT8E4M3FN", "narrow", "amax", 25),
+    ("BFLOAT16", "FLOAT8E4M3FN", "narrow", "amax", 27),
+    ("FLOAT", "BFLOAT16", "narrow", "amax", 34),
+    ("FLOAT", "FLOAT", "narrow", "finite", 14),
+    ("FLOAT", "BFLOAT16", "none", "random", 34),
+    ("FLOAT", "FLOAT8E4M3FN", "none", "random", 38),
+    ("FLOAT", "FLOAT8E4M3FN", "narrow", "amax random", 66),
+)
+
+
+def test_fused_casts_keep_their_instructions() -> None:
+    sources = []
+    for src, dst, scaling, flags, _ in FUSED:
+        rounding = STOCHASTIC if "random" in flags else None
+        one = fused_rule(dtype(src), dtype(dst), scaled=scaling != "none", rounding=rounding)
+        sources.append(fused_source(one, Options(scaling, "amax" in flags, "finite" in flags)))
+    for kernel, (*_, most) in zip(facts(sources, "sm_90"), FUSED, strict=True):
+        assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)
+        assert min(kernel.loads) == 16
+        assert kernel.per_element <= most, kernel.source.name
+
+
+def test_the_strided_shape_is_counted_without_a_budget() -> None:
+    (kernel,) = measure([rule("FLOAT", "FLOAT16")], "sm_90", "strided")
+    assert (kernel.loads, kernel.stores, kernel.loop) == ({4: 1}, {2: 1}, True)
+    assert budget(kernel) is None and estimates(kernel) == [] and problems(kernel) == []
+
+
+# ---- budgets ----
+
+#: The way of a tile of four float32 elements; `{}` is what is done to them.
+_TEXT = """
+extern "C" __global__ void __launch_bounds__(256) {name}(const uint4* src, unsigned bit, uint4* dst, long long n) {{
+    const unsigned i = blockIdx.x * 256 + threadIdx.x;
+    {body}
+}}
+"""
+COPY = "dst[i] = src[i];"
+NARROW = "for (int j = 0; j < 4; ++j) ((unsigned*)dst)[4 * i + j] = 1 + ((const volatile unsigned*)src)[4 * i + j];"
+HALF = "((uint2*)dst)[i] = make_uint2(src[i].x ^ src[i].y, src[i].z ^ src[i].w);"
+LOOP = 'uint4 v = src[i]; _Pragma("unroll 1") for (long long j = 0; j < n; ++j) v.x += v.x / v.y; dst[i] = v;'
+SPILL = """uint4 v = src[i]; unsigned a[64]; for (int j = 0; j < 64; ++j) a[j] = v.x ^ j;
+    a[v.y & 63] = v.z; v.w = a[v.z & 63]; dst[i] = v;"""
+BUSY = "uint4 v = src[i];" + "v.x = v.x / v.y + 1; v.y = v.y / v.z + 1; v.z = v.z / v.w + 1;" * 9 + "dst[i] = v;"
+
+
+def made(body: str, one: Rule | None = None) -> Kernel:
+    """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
+    source = kernel_source(one or rule("FLOAT", "INT32"))
+    text = _TEXT.format(name=source.name, body=body)
+    (kernel,) = facts([dataclasses.replace(source, prelude="", rows=(), kernel=text, elements=4)], "sm_90")
+    return kernel
+
+
+def test_a_good_kernel_has_no_problem() -> None:
+    assert problems(made(COPY)) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (NARROW, ["loads of 4 bytes at a time, not of 16", "stores of 4 bytes at a time, not of 16"]),
+        (HALF, ["stores of 8 bytes where the elements of a thread have 16"]),
+        (LOOP, ["has a loop"]),
+        (SPILL, ["bytes of local memory"]),
+        (BUSY, ["instructions per element, over the budget of 41.60"]),
+    ],
+    ids=["narrow", "half", "loop", "spill", "busy"],
+)
+def test_a_bad_kernel_is_told(body: str, said: list[str]) -> None:
+    kernel = made(body)
+    found = problems(kernel)
+    if body is SPILL:
+        # What spills may also be too long.
+        found = found[:1]
+    assert len(found) == len(said)
+    for problem, words in zip(found, said, strict=True):
+        assert words in problem
+    failures = verdict([kernel])
+    assert failures and all(line.startswith("sm_90 gpucast_float32_to_int32: ") for line in failures)
+
+
+def test_known_misses() -> None:
+    good, bad = made(COPY), made(BUSY)
+    known = {("sm_90", "FLOAT", "INT32"): "a reason"}
+    assert verdict([bad], known) == []
+    assert verdict([good], known) == [
+        "sm_90 gpucast_float32_to_int32: keeps its budget; take it out of the known misses"
+    ]
+    assert len(verdict([bad], {("sm_80", "FLOAT", "INT32"): "a reason"})) == 1
+
+
+def test_known_misses_name_pairs_and_reasons() -> None:
+    names = {row.name for row in NUMERIC}
+    for (arch, src, dst), reason in static_budget.KNOWN.items():
+        assert arch.startswith("sm_") and {src, dst} <= names and reason
+
+
+def test_only_the_default_rule_has_a_budget_of_instructions() -> None:
+    other = rule("FLOAT", "INT32", overflow="saturate")
+    assert verdict([made(BUSY, other)]) == verdict([made(COPY, other)], {("sm_90", "FLOAT", "INT32"): "a reason"}) == []
+    assert len(verdict([made(NARROW, other)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "nine", "ten"),
+    [
+        ("FLOAT", "FLOAT16", 31.2, 21.0),
+        ("UINT8", "BOOL", 10.4, 7.0),
+        ("INT4", "INT8", 7.8, 5.25),
+        ("INT4", "UINT4", 5.2, 3.5),
+        ("INT4", "INT2", 6.0, 6.0),
+        ("UINT2", "INT2", 6.0, 6.0),
+    ],
+)
+def test_what_a_pair_may_take(src: str, dst: str, nine: float, ten: float) -> None:
+    kernel = dataclasses.replace(made(COPY), source=kernel_source(rule(src, dst)))
+    assert budget(kernel) == pytest.approx(nine)
+    assert budget(dataclasses.replace(kernel, arch="sm_100a")) == pytest.approx(ten)
+    assert budget(dataclasses.replace(kernel, arch="sm_80")) is None
+
+
+def test_budgets_are_seven_tenths_of_what_is_issued_while_memory_moves_a_byte() -> None:
+    for name, capability in (("H200", 90), ("B200", 100)):
+        (gpu,) = (gpu for gpu in GPUS if gpu.name == name)
+        issued = gpu.sms * 128 * gpu.clock / 1000 / gpu.bandwidth
+        assert PER_BYTE[capability] == pytest.approx(0.7 * issued, rel=0.02)
+    assert LEAST == 6
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "wanted"),
+    [
+        ("FLOAT", "INT32", (16, 16)),
+        ("FLOAT", "INT8", (16, 4)),
+        ("UINT8", "DOUBLE", (2, 16)),
+        ("INT4", "FLOAT16", (4, 16)),
+        ("INT4", "UINT4", (16, 16)),
+        ("DOUBLE", "UINT2", (16, 1)),
+        ("FLOAT6E2M3", "UINT8", (4, 16)),
+        ("INT4", "FLOAT6E3M2", (8, 4)),
+    ],
+)
+def test_how_wide_accesses_are(src: str, dst: str, wanted: tuple[int, int]) -> None:
+    assert widths(dataclasses.replace(made(COPY), source=kernel_source(rule(src, dst)))) == wanted
+
+
+# ---- the estimate ----
+
+
+def with_way(*opcodes: str) -> Kernel:
+    way = tuple(Instruction(0, "", opcode, ()) for opcode in opcodes)
+    return dataclasses.replace(made(COPY), way=way, instructions=len(way))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "unit", "lanes"),
+    [
+        ("F2I.TRUNC.NTZ", "xu", 16),
+        ("LOP3.LUT", "alu", 64),
+        ("IMAD.WIDE.U32", "imad", 64),
+        ("FADD", "issue", 128),
+        ("LDS.U8", "lsu", 32),
+        ("DADD", "fp64", 64),
+    ],
+)
+def test_the_slowest_unit_decides(opcode: str, unit: str, lanes: int) -> None:
+    """1000 instructions of a kind for four elements of 8 bytes moved, on an H200."""
+    (gpu,) = (gpu for gpu in GPUS if gpu.name == "H200")
+    found = estimate(with_way(*[opcode] * 1000), gpu)
+    seconds = 1000 / (lanes * 132 * 1.83e9)
+    assert found.share == pytest.approx(4 * 8 / 4.2e12 / seconds)
+    assert found.bound == unit or (unit, found.bound) == ("issue", "fma")
+
+
+def test_what_memory_decides_reaches_its_speed() -> None:
+    found = estimates(made(COPY))
+    assert [(one.gpu, one.share, one.bound, one.threads) for one in found] == [
+        ("H100", 1.0, "memory", 2048),
+        ("H200", 1.0, "memory", 2048),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "threads"),
+    [(32, 0, 2048), (33, 0, 1536), (64, 0, 1024), (255, 0, 256), (32, 100 << 10, 512)],
+)
+def test_how_many_threads_fit(registers: int, shared: int, threads: int) -> None:
+    (gpu,) = (gpu for gpu in GPUS if gpu.name == "H200")
+    kernel = made(COPY)
+    source = dataclasses.replace(kernel.source, threads=256)
+    kernel = dataclasses.replace(kernel, source=source, registers=registers, shared=shared)
+    assert resident_threads(kernel, gpu) == threads
+
+
+# ---- the command ----
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = ["--src", "FLOAT", "--dst", "FLOAT", "FLOAT16"]
+    file, pictures = tmp_path / "static.json", tmp_path / "pictures"
+    options = ["--arch", "9.0", "--sass", "--json", str(file), "--pictures", str(pictures)]
+    code = main(["--static", *pairs, *options])
+    printed = capsys.readouterr().out
+    figures = json.loads(file.read_text())["static"]
+    kernels = figures["architectures"]["sm_90"]
+    assert code == bool(figures["failures"])
+    assert [(kernel["src"], kernel["dst"]) for kernel in kernels] == [("FLOAT", "FLOAT"), ("FLOAT", "FLOAT16")]
+    for kernel in kernels:
+        assert kernel["per_element"] == round(kernel["instructions"] / kernel["elements"], 3)
+        assert f"{kernel['kernel']}: {kernel['instructions']} instructions" in printed
+        assert set(kernel["estimates"]) == {"H100", "H200"}
+    assert printed.count("STG.E.128") >= 1 and "H200 (estimate)" in printed
+    picture = (pictures / "static-sm_90.svg").read_text()
+    assert "instructions as a share of the budget, sm_90" in picture and "no GPU was used" in picture
+
+
+def test_the_command_fails_where_a_pair_leaves_its_budget(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(PER_BYTE, 90, 0.1)
+    assert main(["--static", "--src", "FLOAT", "--dst", "INT32", "--arch", "sm_90"]) == 1
+    assert "gpucast_float32_to_int32: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arch", "said"), [("sm_9", "is not an architecture"), ("compute_90", "gives PTX")])
+def test_an_architecture_without_machine_code(arch: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--static", "--arch", arch])
+    assert said in capsys.readouterr().err
+
+
+# ---- the picture ----
+
+
+def draw(path: Path, **changes: object) -> None:
+    arguments = {"values": [[0.5, 1.5], [float("nan"), 1.0]], "low": 0, "middle": 1, "high": 2, "good": "low"}
+    arguments |= changes
+    heatmap(path, ["A", "B"], ["C", "D"], title="T\nU", label="L", **arguments)
+
+
+def test_the_picture_says_what_it_shows_and_is_the_same_each_time(tmp_path: Path) -> None:
+    draw(tmp_path / "one.svg")
+    draw(tmp_path / "two.svg")
+    text = (tmp_path / "one.svg").read_text()
+    assert text == (tmp_path / "two.svg").read_text()
+    for words in ("T", "U", "L", "A", "B", "C", "D", "0.50", "1.50", "1.00"):
+        assert f">{words}</text>" in text
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize(
+    ("good", "middle", "blue"),
+    [
+        ("low", 1, lambda low, high: (low, high)),
+        ("high", 1, lambda low, high: (high, low)),
+    ],
+)
+def test_good_is_blue_and_bad_is_orange(
+    good: str, middle: float, blue: Callable[[object, object], tuple[object, object]], tmp_path: Path
+) -> None:
+    draw(tmp_path / "x.png", values=[[0.2, 0.2], [1.8, 1.8]], good=good, form="", middle=middle)
+    picture = matplotlib.image.imread(tmp_path / "x.png")[:, :, :3]
+    # The rows of cells are the lowest part of the picture.
+    low, high = (picture[-offset, picture.shape[1] // 2 - 40] for offset in (110, 55))
+    better, worse = blue(low, high)
+    assert better[2] > better[0] and worse[0] > worse[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"values": [[1.0, 2.0]]}, r"values are 1 x \[2\]; expected 2 x 2"),
+        ({"low": 3}, "out of order"),
+        ({"middle": 2}, "out of order"),
+    ],
+)
+def test_a_picture_of_nonsense(changes: dict[str, object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=said):
+        draw(tmp_path / "x.svg", **changes)
+    assert not (tmp_path / "x.svg").exists()

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public calls: what they take, what they give back, and how they refuse."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import threading
+import types
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, codes_of, random_codes
+from gpucast import PackedArray
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.parity.cases import NUMERIC
+
+X = np.array([[0.0, -0.0, 1.5], [-2.5, np.inf, np.nan]], np.float32)
+
+
+def bits(x: np.ndarray) -> list[Any]:
+    return codes_of(x, gpucast.dtype(x.dtype)).reshape(-1).tolist()
+
+
+@pytest.mark.parametrize("dst", DTYPES, ids=str)
+@pytest.mark.parametrize("src", DTYPES, ids=str)
+def test_every_pair_gives_the_reference(src: DType, dst: DType) -> None:
+    values = np.array([0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    x = gpucast.reference.cast(values, src)
+    for shape in ((7,), (7, 1)):
+        result = gpucast.cast(x.reshape(shape), dst)
+        assert result.shape == shape
+        assert_same(result, gpucast.reference.cast(x.reshape(shape), dst))
+    if src.packed:
+        packed = PackedArray.pack(x)
+        result = gpucast.cast(packed, dst)
+        assert isinstance(result, PackedArray) == dst.packed
+        assert_same(result.get() if dst.packed else result, gpucast.reference.cast(x, dst))
+
+
+def test_the_semantics_page_in_one_place() -> None:
+    """A few codes of each rule, written down by hand from the rules' text."""
+    for to, attributes, values, wanted in [
+        ("FLOAT8E4M3FN", {}, [464, 464.1, np.inf, -np.inf, np.nan, -1e-9], [0x7E, 0x7E, 0x7E, 0xFE, 0x7F, 0x80]),
+        ("FLOAT8E4M3FN", {"saturate": False}, [464, 465, -np.inf], [0x7E, 0x7F, 0xFF]),
+        ("FLOAT8E4M3FNUZ", {}, [np.inf, -np.inf, 248, 247, -0.0, np.nan], [0x7F, 0xFF, 0x7F, 0x7F, 0x00, 0x80]),
+        ("FLOAT8E4M3FNUZ", {"opset": 23}, [np.inf, -np.inf, 248], [0x80, 0x80, 0x7F]),
+        ("FLOAT8E4M3FNUZ", {"saturate": False}, [248, 247, np.inf, -1e-9], [0x80, 0x7F, 0x80, 0x00]),
+        ("FLOAT8E5M2", {"saturate": False}, [61440, 61439, -np.inf, np.nan], [0x7C, 0x7B, 0xFC, 0x7E]),
+        ("FLOAT4E2M1", {"saturate": False}, [1e9, -np.inf, np.nan, -0.25, 5.0], [0x7, 0xF, 0x8, 0x8, 0x6]),
+        ("FLOAT6E2M3", {}, [7.5, 100, np.nan], [0x1F, 0x1F, 0x20]),
+        ("FLOAT8E8M0", {}, [0.0, -0.0, -1.0, 1.0, 1.1, 1.5, np.inf, np.nan], [0, 0, 0, 127, 128, 128, 0xFE, 0xFF]),
+        ("FLOAT8E8M0", {"round_mode": "nearest"}, [1.49, 1.5, 3.0], [127, 128, 129]),
+        ("FLOAT8E8M0", {"round_mode": "down", "saturate": False}, [1.9, 0.0, -1.0, 2e38], [127, 255, 255, 255]),
+        ("INT4", {}, [2.5, -2.5, 8, -9, 1e30, np.inf, np.nan], [2, 14, 8, 7, 0, 0, 0]),
+        ("INT4", {"rounding": "nearest_even"}, [2.5, 3.5, -0.5], [2, 4, 0]),
+        ("INT8", {"overflow": "saturate"}, [1e9, -1e9, np.inf, -np.inf, np.nan], [127, 128, 127, 128, 0]),
+        ("UINT2", {"overflow": "saturate", "rounding": "nearest_even"}, [3.4, 3.5, -1], [3, 3, 0]),
+        ("FLOAT16", {"overflow": "saturate"}, [1e9, -np.inf, 65519], [0x7BFF, 0xFBFF, 0x7BFF]),
+        ("FLOAT16", {}, [65520, 65519, 2.0**-25, 2.0**-24], [0x7C00, 0x7BFF, 0, 1]),
+        ("BOOL", {}, [0.0, -0.0, 1e-320, np.nan], [0, 0, 1, 1]),
+    ]:  # fmt: skip
+        x = np.array(values, np.float64)
+        for cast in (gpucast.cast, gpucast.reference.cast):
+            assert bits(cast(x, to, **attributes)) == wanted, (to, attributes)
+
+
+def test_signed_nan_keeps_its_sign_where_both_types_have_one() -> None:
+    x = np.array([0x7FC00001, 0xFF800001], np.uint32).view(np.float32)
+    for to, wanted in [
+        ("FLOAT16", [0x7E00, 0xFE00]), ("BFLOAT16", [0x7FC0, 0xFFC0]), ("DOUBLE", [0x7FF8 << 48, 0xFFF8 << 48]),
+        ("FLOAT8E4M3FN", [0x7F, 0xFF]), ("FLOAT8E5M2", [0x7E, 0xFE]), ("FLOAT8E5M2FNUZ", [0x80, 0x80]),
+        ("FLOAT4E2M1", [0x8, 0x0]), ("FLOAT", [0x7FC00001, 0xFF800001]),
+    ]:  # fmt: skip
+        assert bits(gpucast.cast(x, to)) == wanted
+    fnuz = np.array([0x80], np.uint8).view(ml_dtypes.float8_e4m3fnuz)
+    assert bits(gpucast.cast(fnuz, "FLOAT16")) == [0x7E00]
+
+
+@pytest.mark.parametrize("x", [1.5, np.float32(1.5), [1.5], [[1.5, 2]], (1, 2), True, 3, "1.5", ["1", "2"], b"1", []])
+def test_scalars_and_lists_are_taken_as_asarray_takes_them(x: Any) -> None:
+    result = gpucast.cast(x, "FLOAT16")
+    assert isinstance(result, np.ndarray)
+    assert_same(result, gpucast.reference.cast(np.asarray(x), "FLOAT16"))
+
+
+def test_layout_is_order_k() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    for view in (x, x.T, np.asfortranarray(x), x.transpose(1, 0, 2), x[:, ::2], x[::-1]):
+        result = gpucast.cast(view, "FLOAT16")
+        assert result.strides == view.astype(np.float16).strides
+        assert_same(result, view.astype(np.float16))
+    assert gpucast.cast(np.broadcast_to(np.float32(2), (3, 4)), "INT8").tolist() == [[2] * 4] * 3
+
+
+def test_foreign_byte_order_and_unaligned_sources() -> None:
+    for row in NUMERIC:
+        x = gpucast.reference.cast(np.arange(16), row)
+        wanted = gpucast.reference.cast(x, "FLOAT")
+        if row.bits > 8 and row.numpy.kind != "V":
+            assert_same(gpucast.cast(x.astype(x.dtype.newbyteorder(">")), "FLOAT"), wanted)
+            assert gpucast.cast(x.astype(x.dtype.newbyteorder(">")), row, copy=False).dtype.isnative
+        store = np.zeros(x.nbytes + 1, np.uint8)
+        store[1:] = x.view(np.uint8)
+        assert_same(gpucast.cast(store[1:].view(x.dtype), "FLOAT"), wanted)
+
+
+def test_copy_false_returns_x_itself_only_where_nothing_changes() -> None:
+    for row in DTYPES:
+        x = gpucast.reference.cast(np.array([0, 1, 1, 0, 1]), row)
+        assert gpucast.cast(x, row, copy=False) is x
+        assert not np.shares_memory(gpucast.cast(x, row), x)
+        assert gpucast.cast(x, "INT64" if row.name != "INT64" else "INT32", copy=False) is not x
+        if row.packed:
+            packed = PackedArray.pack(x)
+            assert gpucast.cast(packed, row, copy=False) is packed
+            assert gpucast.cast(packed, row).tobytes() == packed.tobytes()
+    dirty = np.array([0, 1, 7], np.uint8).view(bool)
+    assert bits(gpucast.cast(dirty, "BOOL", copy=False)) == [0, 1, 1]
+    nibbles = np.array([0x1F, 0x02], np.uint8).view(ml_dtypes.int4)
+    assert bits(gpucast.cast(nibbles, "INT4", copy=False)) == [0xF, 2]
+    packed = PackedArray(np.array([0xF1], np.uint8), "UINT4", (1,))
+    assert gpucast.cast(packed, "UINT4", copy=False).tobytes() == b"\x01"
+    assert gpucast.cast(np.array([b"1"], object), "STRING", copy=False).tolist() == ["1"]
+
+
+@pytest.mark.parametrize("dst", DTYPES, ids=str)
+def test_out_is_written_and_returned(dst: DType) -> None:
+    x = np.array([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0]], np.float32)
+    wanted = gpucast.reference.cast(x, dst)
+    for out in (np.empty((2, 3), dst.numpy), np.empty((3, 2), dst.numpy).T, np.empty((2, 6), dst.numpy)[:, ::2]):
+        assert gpucast.cast(x, dst, out=out) is out
+        assert_same(out, wanted)
+    packed_in = PackedArray.pack(gpucast.cast(x, "INT4"))
+    if dst.packed:
+        packed_out = PackedArray(np.full(dst.nbytes(6), 0xFF, np.uint8), dst, (2, 3))
+        assert gpucast.cast(packed_in, dst, out=packed_out) is packed_out
+        assert_same(packed_out.get(), wanted)
+    else:
+        for out in (np.empty((2, 3), dst.numpy), np.empty((2, 6), dst.numpy)[:, ::2]):
+            assert gpucast.cast(packed_in, dst, out=out) is out
+            assert_same(out, gpucast.reference.cast(gpucast.cast(x, "INT4"), dst))
+
+
+def test_out_in_place() -> None:
+    x = np.array([1.5, -1.0, np.nan, 1e30] * 50_000, np.float32)
+    wanted = gpucast.cast(x, "INT32")
+    out = x.view(np.int32)
+    assert gpucast.cast(x, "INT32", out=out) is out
+    assert_same(out, wanted)
+    packed = PackedArray.pack(np.arange(16, dtype=np.uint8), "UINT4")
+    other = PackedArray(packed.data, "INT4", packed.shape)
+    gpucast.cast(packed, "INT4", overflow="saturate", out=other)
+    assert other.get().astype(int).tolist() == [min(i, 7) for i in range(16)]
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "match"),
+    [
+        (np.empty((2, 3), np.float32), TypeError, "out has dtype float32; expected float16"),
+        (np.empty((2, 3), ">f2"), TypeError, "out has dtype >f2; expected float16"),
+        (np.empty((3, 2), np.float16), ValueError, r"out has shape \(3, 2\); expected \(2, 3\)"),
+        ([0] * 6, TypeError, "out is list; expected a NumPy array of FLOAT16"),
+        (np.broadcast_to(np.float16(0), (2, 3)), ValueError, "out is read-only"),
+    ],
+)
+def test_wrong_out(out: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        gpucast.cast(X, "FLOAT16", out=out)
+
+
+def test_empty_out_of_any_shape() -> None:
+    for shape in ((0,), (0, 3), (2, 0, 3)):
+        x = np.zeros(shape, np.float32)
+        for out in (np.empty(shape, np.float16), gpucast.cast(x, "FLOAT16")):
+            assert gpucast.cast(x, "FLOAT16", out=out) is out
+
+
+def test_out_whose_elements_share_memory() -> None:
+    x, store = np.zeros((4, 3), np.float32), np.zeros(64, np.int8)
+    for strides in ((1, 1), (2, 1), (0, 1), (1, 0), (1, 3)):
+        out = np.lib.stride_tricks.as_strided(store, (4, 3), strides)
+        with pytest.raises(ValueError, match="elements of out share memory"):
+            gpucast.cast(x, "INT8", out=out)
+    for strides in ((3, 1), (1, 4), (16, 5)):
+        out = np.lib.stride_tricks.as_strided(store, (4, 3), strides)
+        assert gpucast.cast(x, "INT8", out=out) is out
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_subclasses_of_ndarray() -> None:
+    for to in ("BOOL", "FLOAT8E4M3FN", "STRING", "INT32"):
+        matrix = np.matrix(np.arange(300 * 300, dtype=np.float64).reshape(300, 300))
+        assert_same(gpucast.cast(matrix, to), gpucast.cast(np.asarray(matrix), to))
+    out = np.matrix(np.zeros((300, 300), np.float16))
+    assert gpucast.cast(matrix, "FLOAT16", out=out) is out
+    assert_same(np.asarray(out), gpucast.cast(np.asarray(matrix), "FLOAT16"))
+    assert gpucast.cast(np.matrix([["1", "2"]]), "FLOAT").tolist() == [[1, 2]]
+    masked = np.ma.masked_array(np.zeros(2, np.float16), [True, False])
+    for call in (lambda: gpucast.cast([1.0, 2.0], "FLOAT16", out=masked), lambda: PackedArray.pack(masked, "INT4")):
+        with pytest.raises(TypeError, match="is a masked array, whose mask would be lost"):
+            call()
+
+
+def test_strided_numbers_to_text() -> None:
+    x = np.arange(12.0).reshape(6, 2)
+    for view in (x[:, 0], x[::-2, 1], np.broadcast_to(x[0, 1], (5,)), x.astype(np.float32)[:, 1]):
+        assert_same(gpucast.cast(view, "STRING"), gpucast.reference.cast(view, "STRING"))
+
+
+class Choice(str, enum.Enum):
+    A = "1.5"
+
+
+def test_subclasses_of_str_are_read_as_the_text_that_they_are() -> None:
+    x = np.array([Choice.A, "2"], object)
+    for cast in (gpucast.cast, gpucast.reference.cast):
+        assert cast(x, "FLOAT").tolist() == [1.5, 2]
+        assert cast(x, "STRING").tolist() == ["1.5", "2"]
+        assert {type(text) for text in cast(x, "STRING").tolist()} == {str}
+
+
+def test_overlapping_out() -> None:
+    store = np.zeros(64, np.uint8)
+    x = store[:32].view(np.float32)
+    for out in (store[:16].view(np.float16), store[8:24].view(np.float16)):
+        with pytest.raises(ValueError, match="out overlaps x"):
+            gpucast.cast(x, "FLOAT16", out=out)
+    with pytest.raises(ValueError, match="out overlaps x"):
+        gpucast.cast(x[:4], "INT32", out=store[4:20].view(np.int32))
+    # Interleaved, not overlapping.
+    pairs = np.arange(8, dtype=np.int16)
+    gpucast.cast(pairs[::2], "FLOAT16", out=pairs.view(np.float16)[1::2])
+    assert pairs.view(np.float16)[1::2].tolist() == [0, 2, 4, 6]
+    packed = PackedArray.pack(np.arange(8, dtype=np.uint8), "UINT4")
+    with pytest.raises(ValueError, match="out overlaps x"):
+        gpucast.cast(packed, "UINT2", out=PackedArray(packed.data[:2], "UINT2", (8,)))
+
+
+def test_bad_text_leaves_out_as_it_was() -> None:
+    out = np.full(3, 7.0, np.float32)
+    with pytest.raises(ValueError, match="element 2 is 'x'"):
+        gpucast.cast(np.array(["1", "2", "x"]), "FLOAT", out=out)
+    assert out.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("x", "keywords", "error", "match"),
+    [
+        (X, {"to": "float7"}, TypeError, "^cast: to='float7' is not a dtype; expected one of BFLOAT16, BOOL"),
+        (X, {"to": "i4"}, TypeError, "^cast: to='i4' is ambiguous"),
+        (X, {"to": float}, TypeError, "^cast: to=.*float'> is ambiguous"),
+        (X, {"to": "complex64"}, TypeError, "^cast: to='complex64' is complex"),
+        (X.astype(np.complex64), {"to": "FLOAT"}, TypeError, r"^cast: x\.dtype='complex64' is complex"),
+        (X.astype(np.longdouble), {"to": "FLOAT"}, TypeError, r"^cast: x\.dtype=.*is not a dtype"),
+        (np.zeros(2, "V1"), {"to": "FLOAT"}, TypeError, r"^cast: x\.dtype=.*is not a dtype"),
+        (object(), {"to": "FLOAT"}, TypeError, "x is of type object; expected an array"),
+        ([1, None], {"to": "FLOAT"}, TypeError, "element 0 is 1 of type int; expected str"),
+        (X, {"to": "FLOAT6E2M3", "opset": 25}, TypeError, "to=FLOAT6E2M3 entered at opset 28"),
+        (X, {"to": "FLOAT", "opset": 29}, ValueError, "opset=29 is not supported; expected 1 to 28"),
+        (X, {"to": "FLOAT", "opset": None}, TypeError, "opset=None must be an integer"),
+        (
+            X,
+            {"to": "FLOAT16", "device": "gpu"},
+            ValueError,
+            "device='gpu' is not a device; expected None, 'cpu', 'cuda'",
+        ),
+        (X, {"to": "FLOAT16", "device": 0}, TypeError, "device=0 is not a device"),
+        (X, {"to": "FLOAT16", "copy": 1}, TypeError, "copy=1 must be True or False"),
+        (np.ma.masked_array([1.0], [True]), {"to": "INT8"}, TypeError, "masked array"),
+    ],
+)
+def test_bad_calls(x: Any, keywords: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        gpucast.cast(x, **keywords)
+
+
+def test_cuda_without_a_gpu_says_why_and_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("the GPU sleeps", "wake it"))
+    for device in ("cuda", "cuda:1"):
+        for call in (lambda d: gpucast.cast(X, "FLOAT16", device=d), lambda d: gpucast.empty(3, "INT4", device=d)):
+            with pytest.raises(gpucast.DeviceUnavailable, match="the GPU sleeps; wake it"):
+                call(device)
+    assert_same(gpucast.cast(X, "FLOAT16", device="cpu"), gpucast.cast(X, "FLOAT16"))
+
+
+class FakeCupyArray:
+    """What a cupy.ndarray shows before any driver is asked."""
+
+    dtype, shape, size, ndim = np.dtype(np.float32), (2,), 2, 1
+    device = types.SimpleNamespace(id=0)
+
+
+def test_a_cupy_array_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = types.ModuleType("cupy")
+    cupy.ndarray = FakeCupyArray  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("the GPU sleeps", "wake it"))
+    x = FakeCupyArray()
+    for call in (lambda: gpucast.cast(x, "FLOAT16"), lambda: gpucast.cast_report(x, "FLOAT16")):
+        with pytest.raises(gpucast.DeviceUnavailable, match=": no cast on a GPU: the GPU sleeps; wake it"):
+            call()
+    with pytest.raises(TypeError, match="to='float7'"):
+        gpucast.cast(x, "float7")
+
+
+def test_cast_like() -> None:
+    for row in DTYPES:
+        like = np.empty((0,), row.numpy)
+        assert_same(gpucast.cast_like(X[:1] * 0, like), gpucast.cast(X[:1] * 0, row))
+    assert gpucast.cast_like(X, PackedArray.pack(np.zeros(1, np.uint8), "INT4")).dtype == ml_dtypes.int4
+    assert gpucast.cast_like(X, 1.0).dtype == np.float64
+    e8m0 = np.empty(0, ml_dtypes.float8_e8m0fnu)
+    assert bits(gpucast.cast_like([1.25], e8m0, round_mode="down")) == [127]
+    with pytest.raises(TypeError, match="^cast_like: to=FLOAT6E2M3 entered at opset 28; opset=28 has version 25"):
+        gpucast.cast_like(X, np.empty(0, ml_dtypes.float6_e2m3fn), opset=28)
+    with pytest.raises(ValueError, match="^cast_like: opset=14 is not supported; expected 15 to 28"):
+        gpucast.cast_like(X, X, opset=14)
+    with pytest.raises(TypeError, match=r"^cast_like: like\.dtype='complex128' is complex"):
+        gpucast.cast_like(X, 1j)
+    for like in (np.dtype("float16"), gpucast.dtype("FLOAT16"), None, np.float16):
+        with pytest.raises(TypeError, match="^cast_like: "):
+            gpucast.cast_like(X, like)
+
+
+def test_many_threads_at_once() -> None:
+    rng = np.random.default_rng(0)
+    sources = [rng.standard_normal(50_000 + i).astype(np.float64) for i in range(8)]
+    wanted = [gpucast.reference.cast(x, "FLOAT8E4M3FN") for x in sources]
+    results: dict[int, np.ndarray] = {}
+
+    def work(i: int) -> None:
+        results[i] = gpucast.cast(sources[i], "FLOAT8E4M3FN")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(8):
+        assert_same(results[i], wanted[i])
+
+
+def test_a_large_packed_array_is_cast_in_chunks() -> None:
+    packed = PackedArray.pack(random_codes(gpucast.dtype("FLOAT6E3M2"), 200_003), "FLOAT6E3M2")
+    unpacked = packed.get()
+    for to in ("FLOAT", "FLOAT4E2M1", "INT2", "STRING"):
+        result = gpucast.cast(packed, to)
+        assert_same(result.get() if isinstance(result, PackedArray) else result, gpucast.reference.cast(unpacked, to))

@@ -1,0 +1,363 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keywords scale, amax, seed and offset of `gpucast.cast`: on the host, on a device, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, every_code, random_codes
+from fused_cases import in_use
+from gpucast import PackedArray
+from gpucast.casting import plan_cache as plans
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import has_stochastic
+from gpucast.cpu import lanes as host
+from gpucast.gpu import driver as launch
+from gpucast.parity import hard_values
+from gpucast.parity.cases import NUMERIC
+from host_driver import HostDriver, download, upload
+
+
+@pytest.fixture
+def driver() -> Iterator[HostDriver]:
+    with in_use() as ready:
+        yield ready
+
+
+def test_the_largest_magnitude(driver: HostDriver) -> None:
+    """What is there counts too, the larger 32-bit code stays, and nothing happens without elements."""
+    x = np.array([1.5, -3.0, 2.0], np.float32)
+    for start, given, wanted in (
+        (0.0, x, 3.0),
+        (2.5, x, 3.0),
+        (float(np.nextafter(np.float32(3), np.float32(0))), x, 3.0),
+        (8.0, x, 8.0),
+        (-1.0, x, 3.0),
+        (8.0, x[:0], 8.0),
+        (-1.0, x[:0], -1.0),
+        (0.0, np.float32([1, -np.inf]), np.inf),
+        (np.inf, np.float32([np.nan, 1]), np.nan),
+        (np.nan, x, np.nan),
+        (0.0, np.float32([-0.0]), 0.0),
+    ):
+        for shape in ((), (1,), (1, 1)):
+            amax = np.full(shape, start, np.float32)
+            there = upload(amax)
+            assert gpucast.cast(given, "FLOAT8E4M3FN", scale=0.5, amax=amax).dtype == ml_dtypes.float8_e4m3fn
+            gpucast.cast(upload(given), "FLOAT8E4M3FN", scale=0.5, amax=there)
+            for got in (amax, download(there)):
+                assert_same(got, np.full(shape, wanted, np.float32))
+    # DOUBLE: what rounds beyond the largest FLOAT is infinite.
+    amax = np.zeros((), np.float32)
+    gpucast.cast(np.array([-3.5e38]), "FLOAT", amax=amax)
+    assert amax == np.inf
+
+
+def test_numbers_and_arrays_scale_alike(driver: HostDriver) -> None:
+    x = np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    wanted = gpucast.cast(x, "FLOAT16", scale=0.3)
+    assert_same(wanted, gpucast.cast(x.astype(np.float64) * 0.3, "FLOAT16"))
+    for scale in (np.float64(0.3), np.array(0.3), np.array([[0.3]]), np.array([0.3], ">f8")):
+        assert_same(gpucast.cast(x, "FLOAT16", scale=scale), wanted)
+        assert_same(download(gpucast.cast(upload(x), "FLOAT16", scale=scale)), wanted)
+    assert_same(download(gpucast.cast(upload(x), "FLOAT16", scale=upload(np.array([0.3])))), wanted)
+    # An array is read, and not checked; by the kernel when it runs.
+    for number in (0.3, -2.0, np.inf, np.nan):
+        scale = upload(np.array(number, np.float32))
+        wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=np.array(number, np.float32))
+        assert_same(download(gpucast.cast(upload(x), "FLOAT8E4M3FN", scale=scale)), wanted)
+    assert gpucast.cast_like(x, wanted, scale=2.0).dtype == wanted.dtype
+
+
+def test_a_call_into_out_is_one_launch_and_can_be_captured(driver: HostDriver) -> None:
+    x, out = upload(np.arange(50, dtype=np.float32)), upload(np.zeros(50, ml_dtypes.float8_e4m3fn))
+    scale, amax = upload(np.array(2, np.float32)), upload(np.zeros((), np.float32))
+    with pytest.raises(RuntimeError, match="not loaded yet"):
+        driver.capture = True
+        launch._kernels.clear()
+        gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax, out=out)
+    driver.capture = False
+    gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax, out=out)
+    driver.capture = True
+    driver.launched.clear()
+    assert gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax, out=out) is out
+    assert [name for name, _ in driver.launched] == ["gpucast_float32_to_float8e4m3fn_scaled_amax"]
+    assert download(amax) == 49
+    with pytest.raises(RuntimeError, match="memory cannot be allocated then; pass out="):
+        gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax)
+
+
+def test_plain_and_fused_casts_have_plans_of_their_own(driver: HostDriver) -> None:
+    plans.forget()
+    for x, get in (
+        (np.array([1.0, 2.0], np.float16), np.asarray),
+        (upload(np.array([1.0, 2.0], np.float16)), download),
+    ):
+        for _ in range(2):
+            assert get(gpucast.cast(x, "FLOAT")).tolist() == [1, 2]
+            assert get(gpucast.cast(x, "FLOAT", scale=3.0)).tolist() == [3, 6]
+            assert get(gpucast.cast(x, "FLOAT", scale=5.0)).tolist() == [5, 10]
+            assert get(gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=1)).tolist() == [1, 2]
+            with pytest.raises(ValueError, match="needs seed="):
+                gpucast.cast(x, "FLOAT16", rounding="stochastic")
+            with pytest.raises(ValueError, match="seed=1 does not apply"):
+                gpucast.cast(x, "FLOAT", seed=1)
+            with pytest.raises(ValueError, match="offset=1 does not apply"):
+                gpucast.cast(x, "FLOAT", offset=1)
+    assert len(plans.PLANS) == 4
+    # Random bits are no part of a plan, and a rule that would take them is none of a call without.
+    for x in (np.ones(3, np.float32), upload(np.ones(3, np.float32))):
+        for _ in range(2):
+            gpucast.cast(x, "BFLOAT16", rounding="stochastic", seed=1)
+            for keywords, match in (
+                ({}, "needs seed="),
+                ({"scale": 2.0}, "needs seed="),
+                ({"seed": 2**64}, "seed=18446744073709551616 is out of range"),
+                ({"seed": 1, "offset": -1}, "offset=-1 is out of range"),
+                ({"seed": 1, "scale": math.nan}, "scale=nan must be finite"),
+            ):
+                with pytest.raises(ValueError, match=match):
+                    gpucast.cast(x, "BFLOAT16", rounding="stochastic", **keywords)
+            with pytest.raises(TypeError, match="copy=1 must be True or False"):
+                gpucast.cast(x, "BFLOAT16", rounding="stochastic", seed=1, copy=1)
+
+
+@pytest.mark.parametrize(
+    ("to", "keywords"),
+    [
+        ("FLOAT8E4M3FN", {"scale": 0.5, "amax": 0}),
+        ("FLOAT6E2M3", {"scale": 0.5, "amax": 0, "rounding": "stochastic", "seed": 5, "offset": 2**64 - 1}),
+        ("FLOAT16", {"scale": 0.3}),
+        ("BFLOAT16", {"rounding": "stochastic", "seed": 2**64 - 1}),
+    ],
+)
+@pytest.mark.parametrize("given", [False, True], ids=["number", "array"])
+def test_first_and_later_fused_calls_are_alike(
+    to: str, keywords: dict[str, Any], given: bool, driver: HostDriver
+) -> None:
+    """Shapes, kinds and codes, of every view, with and without `out`."""
+    x = random_codes(dtype("FLOAT"), (6, 8), 0).view(np.float32)
+    there = upload(x)
+    more = dict(keywords)
+    if given and "scale" in more:
+        scale = more["scale"]
+        more["scale"] = upload(np.array(scale, np.float32 if scale == np.float32(scale) else np.float64))
+    for take in (
+        lambda a: a,
+        lambda a: a[:, ::2],
+        lambda a: a.T,
+        lambda a: a[1:4],
+        lambda a: a[:0],
+        lambda a: a[2, 3],
+    ):
+        plans.forget()
+        amax = np.zeros((), np.float32)
+        wanted = gpucast.cast(take(x), to, **keywords | ({"amax": amax} if "amax" in keywords else {}))
+        if "amax" in more:
+            more["amax"] = upload(np.zeros((), np.float32))
+        view = take(there)
+        results = [gpucast.cast(view, to, **more) for _ in range(2)]
+        out = gpucast.empty_like(results[0])
+        results += [gpucast.cast(view, to, **more, out=out) for _ in range(2)]
+        assert results[2] is results[3] is out
+        for y in results:
+            assert (type(y), y.dtype, y.shape) == (type(results[0]), results[0].dtype, results[0].shape)
+            if isinstance(y, PackedArray):
+                y = PackedArray(download(y.data), y.dtype, y.shape).get()
+            assert_same(y if isinstance(y, np.ndarray) else download(y), wanted)
+        if "amax" in more:
+            assert_same(download(more["amax"]), amax)
+
+
+@pytest.mark.parametrize("dst", [row for row in NUMERIC if has_stochastic(row)], ids=str)
+def test_short_arrays_are_as_long_ones(dst: DType) -> None:
+    """They have a lane of their own for products; the sign of NaN, infinities, ties and subnormals included."""
+    for src in map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "INT8")):
+        codes = every_code(src) if src.bits <= 16 else hard_values.codes(src, dst, seed=1, share=1 / 64, random=500)
+        x = codes.view(src.numpy)
+        x = np.resize(x, max(x.size, 4096))
+        for keywords in ({}, {"saturate": False}) if dst.saturate_applies else ({}, {"opset": 13}):
+            if keywords.get("opset", 28) < (dst.opset or 0):
+                continue
+            for scale in (0.0, 1.0, 0.3, 2.0**-150):
+                whole = gpucast.cast(x, dst, scale=scale, **keywords)
+                parts = [
+                    gpucast.cast(part, dst, scale=scale, **keywords)
+                    for part in np.array_split(x, -(-x.size // host.SHORT))
+                ]
+                assert_same(np.concatenate(parts), whole)
+
+
+def test_wrong_outs_after_a_good_fused_call(driver: HostDriver) -> None:
+    x = np.ones(8, np.float32)
+    for bring in (np.asarray, upload):
+        source, amax, room = bring(x), bring(np.zeros((), np.float32)), bring(np.zeros(8, np.float32))
+        codes = source.view(ml_dtypes.float8_e4m3fn)
+        keywords = {"scale": 2.0, "amax": amax}
+        gpucast.cast(source, "FLOAT8E4M3FN", **keywords)
+        launched = len(driver.launched)
+        for out, more, error, match in (
+            (bring(np.zeros(8, np.int8)), {}, TypeError, "out has dtype int8; expected float8_e4m3fn"),
+            (bring(np.zeros(9, codes.dtype)), {}, ValueError, r"out has shape \(9,\); expected \(8,\)"),
+            (codes[:8], {}, ValueError, "out overlaps x"),
+            (codes[20:28], {}, ValueError, "out overlaps x"),
+            ([0] * 8, {}, TypeError, "out is list"),
+            (room.view(codes.dtype)[8:16], {"amax": room[2:3]}, ValueError, "amax shares memory with out"),
+            (room.view(codes.dtype)[:8], {"amax": room[1:2]}, ValueError, "amax shares memory with out"),
+        ):
+            with pytest.raises(error, match=f"^cast: {match}"):
+                gpucast.cast(source, "FLOAT8E4M3FN", **keywords | more, out=out)
+        with pytest.raises(ValueError, match="^cast: amax shares memory with x"):
+            gpucast.cast(source, "FLOAT8E4M3FN", scale=2.0, amax=source[3:4])
+        assert len(driver.launched) == launched
+        beside = room.view(codes.dtype)[8:16]
+        assert gpucast.cast(source, "FLOAT8E4M3FN", scale=2.0, amax=room[1:2], out=beside) is beside
+    # On the host it is read before.
+    with pytest.raises(ValueError, match="^cast: scale shares memory with out"):
+        gpucast.cast(source, "FLOAT8E4M3FN", **keywords | {"scale": room[2:3]}, out=room.view(codes.dtype)[8:16])
+
+
+def test_between_sides_the_cast_runs_where_x_is(driver: HostDriver) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
+    amax = np.zeros(1, np.float32)
+    wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=2.0)
+    there = gpucast.cast(x, "FLOAT8E4M3FN", scale=2.0, amax=amax, device="cuda")
+    assert_same(download(there), wanted)
+    assert amax == abs(x).max() and not driver.launched
+    back = gpucast.cast(upload(x), "FLOAT8E4M3FN", scale=2.0, device="cpu", amax=upload(amax))
+    assert_same(back, wanted)
+    out = np.zeros((4, 5), ml_dtypes.float8_e4m3fn)
+    assert gpucast.cast(upload(x), "FLOAT8E4M3FN", scale=2.0, device="cpu", amax=upload(amax), out=out) is out
+    assert_same(out, wanted)
+    out = upload(np.zeros((4, 5), np.float16))
+    assert gpucast.cast(x, "FLOAT16", scale=2.0, device="cuda", out=out) is out
+    assert_same(download(out), (x * 2).astype(np.float16))
+
+
+def test_layouts_on_the_host() -> None:
+    x = np.random.default_rng(0).standard_normal((70, 90, 31)).astype(np.float32)
+    wanted = gpucast.cast(x.astype(np.float64) * 3, "FLOAT16")
+    for view, expected in (
+        (x.T, wanted.T),
+        (x[::-2, :, ::3], wanted[::-2, :, ::3]),
+        (x.astype(">f4"), wanted),
+        (np.asfortranarray(x), wanted),
+        (x[:0], wanted[:0]),
+        (x[3, 4, 5], wanted[3, 4, 5]),
+    ):
+        got = gpucast.cast(view, "FLOAT16", scale=3)
+        assert_same(np.asarray(got), np.asarray(expected))
+        assert got.strides == gpucast.cast(view, "FLOAT16").strides
+    out = np.zeros((70, 31, 90), np.float16).transpose(0, 2, 1)
+    assert gpucast.cast(x, "FLOAT16", scale=3, out=out) is out
+    assert_same(out, wanted)
+    # In place, where the elements are of one size.
+    y = x.copy()
+    assert gpucast.cast(y, "FLOAT", scale=3, out=y) is y
+    assert_same(y, x * np.float32(3))
+    codes = random_codes(dtype("INT4"), (5, 13)).view(ml_dtypes.int4)
+    packed, amax = PackedArray.pack(codes), np.zeros((), np.float32)
+    for to in ("INT4", "UINT2", "FLOAT16"):
+        got, wanted = gpucast.cast(packed, to, scale=2.5, amax=amax), gpucast.cast(codes, to, scale=2.5)
+        assert_same(got.get() if isinstance(got, PackedArray) else got, wanted)
+        assert amax == abs(codes.astype(np.float32)).max()
+    room = PackedArray.pack(codes)
+    assert gpucast.cast(room, "INT4", scale=2.5, out=room) is room
+    assert_same(room.get(), gpucast.cast(codes, "INT4", scale=2.5))
+    out = np.zeros((13, 5), np.float16).T
+    gpucast.cast(packed, "FLOAT16", scale=2.5, out=out)
+    assert_same(out, gpucast.cast(codes, "FLOAT16", scale=2.5))
+
+
+def test_memory_on_the_host_does_not_grow() -> None:
+    x, out, amax = np.ones(1 << 22, np.float32), np.empty(1 << 22, np.float16), np.zeros(1, np.float32)
+    gpucast.cast(x[:100000], "FLOAT16", scale=0.1, amax=amax, out=out[:100000], rounding="stochastic", seed=0)
+    tracemalloc.start()
+    gpucast.cast(x, "FLOAT16", scale=0.1, amax=amax, out=out, rounding="stochastic", seed=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 22
+
+
+def wrong_keywords() -> Iterator[tuple[dict[str, Any], type[Exception], str]]:
+    one = np.ones(1, np.float32)
+    frozen = one.copy()
+    frozen.flags.writeable = False
+    yield {"rounding": "stochastic"}, ValueError, "rounding='stochastic' needs seed="
+    yield {"seed": 1}, ValueError, "seed=1 does not apply to rounding=None"
+    yield {"rounding": "stochastic", "seed": -1}, ValueError, "seed=-1 is out of range"
+    yield {"rounding": "stochastic", "seed": 1.0}, TypeError, "seed=1.0 must be an integer"
+    yield {"scale": -1}, ValueError, "scale=-1 must be finite, as a DOUBLE, and not negative"
+    yield {"scale": math.nan}, ValueError, "scale=nan must be finite"
+    yield {"scale": np.float32(np.inf)}, ValueError, r"scale=.*inf.* must be finite"
+    yield {"scale": 10**400}, ValueError, "scale=10+ must be finite"
+    yield {"scale": True}, TypeError, "scale=True must be a number or an array of one FLOAT or DOUBLE"
+    yield {"scale": "2"}, TypeError, "scale='2' must be a number or an array"
+    yield {"scale": 1j}, TypeError, "scale=1j must be a number or an array"
+    yield {"scale": [1.0]}, TypeError, r"scale=\[1.0\] must be a number or an array"
+    yield {"scale": np.ones(2)}, ValueError, r"scale has shape \(2,\); expected one element"
+    yield {"scale": np.ones(1, np.float16)}, TypeError, "scale has dtype float16; expected FLOAT or DOUBLE"
+    yield {"amax": 0.0}, TypeError, "amax=0.0 must be an array of one FLOAT"
+    yield {"amax": np.float32(0)}, TypeError, "amax=.* must be an array of one FLOAT"
+    yield {"amax": np.zeros(1)}, TypeError, "amax has dtype float64; expected FLOAT"
+    yield {"amax": np.ma.zeros(1, np.float32)}, TypeError, "amax is a masked array, whose mask would be lost"
+    yield {"amax": np.zeros(0, np.float32)}, ValueError, r"amax has shape \(0,\); expected one element"
+    yield {"amax": frozen}, ValueError, "amax is read-only or of foreign byte order"
+    yield {"amax": one.astype(">f4")}, ValueError, "amax is read-only or of foreign byte order"
+
+
+def test_wrong_keywords() -> None:
+    x = np.ones(4, np.float32)
+    for keywords, error, message in wrong_keywords():
+        with pytest.raises(error, match=f"^cast: {message}"):
+            gpucast.cast(x, "FLOAT16", **keywords)
+        with pytest.raises(error, match=f"^cast_like: {message}"):
+            gpucast.cast_like(x, np.empty(0, np.float16), **keywords)
+    for to in ("INT8", "FLOAT", "DOUBLE", "FLOAT8E8M0", "BOOL"):
+        with pytest.raises(ValueError, match=f"^cast: rounding='stochastic' does not apply to {to}"):
+            gpucast.cast(x, to, rounding="stochastic", seed=1)
+    for source, to in ((x, "STRING"), (["1"], "FLOAT")):
+        with pytest.raises(ValueError, match="^cast: scale= does not apply to text"):
+            gpucast.cast(source, to, scale=2)
+        with pytest.raises(ValueError, match="^cast: amax= does not apply to text"):
+            gpucast.cast(source, to, amax=np.zeros(1, np.float32))
+    with pytest.raises(TypeError, match="^cast: source=FLOAT8E5M2 entered at opset 19"):
+        gpucast.cast(np.ones(1, ml_dtypes.float8_e5m2), "FLOAT", scale=2, opset=13)
+    out = np.empty(4, np.float32)
+    with pytest.raises(ValueError, match="^cast: amax shares memory with out; expected separate memory"):
+        gpucast.cast(x, "FLOAT", amax=out[:1], out=out)
+    with pytest.raises(ValueError, match="^cast: amax shares memory with x; expected separate memory"):
+        gpucast.cast(out, "FLOAT16", amax=out[3:])
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_wrong_keywords_on_a_device(warm: bool, driver: HostDriver) -> None:
+    x, one = np.ones(4, np.float32), np.ones(1, np.float32)
+    with driver.on(1):
+        far = upload(one, 1)
+    there, single, odd = upload(x), upload(one), upload(np.zeros(8, np.uint8))[1:5].view(np.float32)
+    if warm:
+        for source, amax in ((x, one), (there, single)):
+            gpucast.cast(source, "FLOAT8E4M3FN", scale=2.0, amax=amax)
+            gpucast.cast(source, "FLOAT8E4M3FN", amax=amax)
+        driver.launched.clear()
+    for source, keywords, message in (
+        (x, {"scale": upload(one)}, "scale is on cuda:0; x is on the host"),
+        (x, {"amax": upload(one)}, "amax is on cuda:0; x is on the host"),
+        (there, {"scale": far}, "scale is on cuda:1; x is on cuda:0"),
+        (there, {"amax": one}, "amax is on the host; x is on cuda:0"),
+        (there, {"amax": odd}, "amax begins at an odd address; expected a multiple of 4 bytes"),
+        (there, {"amax": single, "scale": single}, "amax shares memory with scale; expected separate memory"),
+        (there, {"amax": there[2:3]}, "amax shares memory with x; expected separate memory"),
+    ):
+        with pytest.raises(ValueError, match=f"^cast: {message}"):
+            gpucast.cast(source, "FLOAT8E4M3FN", **keywords)
+    assert not driver.launched

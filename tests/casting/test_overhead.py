@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: a call that looks like an earlier one does next to nothing, and still refuses all that the first one would.
+
+The device path is the real `CupyDriver` on CuPy arrays over host memory; only CUDA's own functions are replaced.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import cupy
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from bench import idle_cuda, overhead
+from codes import assert_same, random_codes
+from fake_cuda import Cuda, arrays
+from gpucast import PackedArray
+from gpucast.casting import plan_cache as plans
+from gpucast.codegen.cast import kernel_source
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import resolve
+from gpucast.gpu import driver as launch
+
+
+@pytest.fixture
+def cuda() -> Iterator[Cuda]:
+    with Cuda().in_use() as fake:
+        yield fake
+
+
+@pytest.fixture(autouse=True)
+def no_plans() -> None:
+    plans.forget()
+
+
+def values(row: DType, n: int, seed: int = 0) -> np.ndarray:
+    return random_codes(row, n, seed).view(row.numpy)
+
+
+# ---- the short way does little, and all that it must ----
+
+
+def test_a_warm_call_into_out_is_a_bare_launch(cuda: Cuda) -> None:
+    x, out = arrays()
+    gpucast.cast(x, "FLOAT16", out=out)
+    cuda.calls.clear()
+    cuda.launches.clear()
+    assert gpucast.cast(x, "FLOAT16", out=out) is out
+    assert cuda.calls == ["launchKernel"]
+    (launched,) = cuda.launches
+    assert (launched.src, launched.src_bit, launched.dst, launched.n) == (x.data.ptr, 0, out.data.ptr, 100)
+    source = kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT16")))
+    assert (launched.blocks, launched.threads) == (source.blocks(100), source.threads)
+    gpucast.cast(x, "FLOAT16")
+    assert cuda.calls[1:] == ["streamIsCapturing", "alloc", "launchKernel"]
+
+
+def test_a_warm_call_can_be_captured_and_an_allocating_one_not(cuda: Cuda) -> None:
+    x, out = arrays()
+    for _ in range(2):
+        gpucast.cast(x, "FLOAT16", out=out)
+        gpucast.cast(x, "FLOAT16")
+    cuda.capture = True
+    assert gpucast.cast(x, "FLOAT16", out=out) is out
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="memory cannot be allocated then; pass out="):
+            gpucast.cast(x, "FLOAT16")
+    cuda.capture = False
+    assert gpucast.cast(x, "FLOAT16").shape == x.shape
+
+
+def test_a_plan_that_is_cold_on_a_device_does_not_load_while_captured(cuda: Cuda) -> None:
+    x, out = arrays()
+    gpucast.cast(x, "FLOAT16", out=out)
+    there, result = idle_cuda.array((9,), np.float32, 1), idle_cuda.array((9,), np.float16, 1)
+    cuda.device, cuda.capture = 1, True
+    with pytest.raises(RuntimeError, match="not loaded yet"):
+        gpucast.cast(there, "FLOAT16", out=result)
+    cuda.capture = False
+    assert gpucast.cast(there, "FLOAT16", out=result) is result
+
+
+def events(call: Callable[[], object]) -> Counter[str]:
+    """Calls of Python functions, and of built-in ones, that a call makes."""
+    counted: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        if event in ("call", "c_call"):
+            counted[event] += 1
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    counted["c_call"] -= 1  # setprofile itself
+    counted["call"] -= 1  # the lambda
+    return counted
+
+
+def test_how_much_python_a_warm_call_is() -> None:
+    """Time is noisy, these counts are not. They may fall, and must not rise unnoticed."""
+    with idle_cuda.idle():
+        x, out = arrays()
+        scale, amax = idle_cuda.array((), np.float32), idle_cuda.array((), np.float32)
+        h, host_out, host_amax = np.zeros(1, np.float32), np.zeros(1, np.float16), np.zeros((), np.float32)
+        for call, python, builtin in (
+            (lambda: gpucast.cast(x, "FLOAT16", out=out), 6, 3),
+            (lambda: gpucast.cast(x, "FLOAT16"), 10, 4),
+            # One more or less, by what NumPy has been asked to do before.
+            (lambda: gpucast.cast(h, "FLOAT16"), 18, 10),
+            (lambda: gpucast.cast(h, "FLOAT16", out=host_out), 18, 10),
+            (lambda: gpucast.cast(x, "FLOAT16", scale=2.0, out=out), 22, 20),
+            (lambda: gpucast.cast(x, "FLOAT16", scale=scale, amax=amax, out=out), 23, 20),
+            (lambda: gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=1), 29, 23),
+            (lambda: gpucast.cast(h, "FLOAT16", scale=2.0), 36, 28),
+            (lambda: gpucast.cast(h, "FLOAT16", scale=2.0, amax=host_amax), 49, 39),
+            (lambda: gpucast.cast(h, "FLOAT16", rounding="stochastic", seed=1), 41, 41),
+        ):
+            # Plans and lanes change on the way, ever more seldom.
+            counted = min((events(call) for _ in range(100)), key=Counter.total)
+            assert counted["call"] <= python and counted["c_call"] <= builtin, counted
+
+
+# ---- what is not the same call ----
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
+def test_equal_values_of_other_types_are_refused_after_a_good_call(on_device: bool, cuda: Cuda) -> None:
+    x = idle_cuda.array((5,), np.float32) if on_device else np.zeros(5, np.float32)
+    for _ in range(2):
+        gpucast.cast(x, 1)
+        gpucast.cast(x, "FLOAT8E4M3FN", saturate=True)
+        gpucast.cast(x, "FLOAT8E4M3FN", saturate=1)
+        gpucast.cast(x, "FLOAT8E4M3FN", saturate=np.True_)
+        gpucast.cast(x, "INT8", opset=np.int64(13))
+        gpucast.cast(x, "INT8", opset=13)
+        gpucast.cast(x, "INT8", opset=1)
+        gpucast.cast(x, "INT8", opset=np.array(13))
+    for to, keywords in (
+        (True, {}),
+        (1.0, {}),
+        ([], {}),
+        (np.array("INT8"), {}),
+        ("FLOAT8E4M3FN", {"saturate": 1.0}),
+        ("FLOAT8E4M3FN", {"saturate": []}),
+        ("INT8", {"opset": 13.0}),
+        ("INT8", {"opset": True}),
+        ("INT8", {"copy": 1}),
+        ("INT8", {"device": 0}),
+    ):
+        with pytest.raises(TypeError, match="cast: "):
+            gpucast.cast(x, to, **keywords)
+    for keywords in ({"round_mode": ["up"]}, {"rounding": {}}, {"overflow": "infinity"}, {"opset": 0}):
+        with pytest.raises(ValueError, match="cast: "):
+            gpucast.cast(x, "INT8", **keywords)
+
+
+@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
+def test_every_attribute_has_its_own_plan(on_device: bool, cuda: Cuda) -> None:
+    x = idle_cuda.array((5,), np.float32) if on_device else np.zeros(5, np.float32)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("INT8", {}),
+        ("INT8", {"rounding": "nearest_even"}),
+        ("INT8", {"overflow": "saturate"}),
+        ("FLOAT8E4M3FN", {}),
+        ("FLOAT8E4M3FN", {"saturate": False}),
+        ("FLOAT8E4M3FNUZ", {}),
+        ("FLOAT8E4M3FNUZ", {"opset": 19}),
+        ("FLOAT8E8M0", {"round_mode": "down"}),
+        ("FLOAT8E8M0", {"round_mode": "nearest"}),
+    ]
+    for _ in range(2):
+        for to, keywords in calls:
+            gpucast.cast(x, to, **keywords)
+    assert [plan.rule for plan in plans.PLANS.values()] == [
+        resolve(dtype("FLOAT"), dtype(to), **keywords) for to, keywords in calls
+    ]
+
+
+def test_cast_and_cast_like_keep_their_versions_apart(cuda: Cuda) -> None:
+    x, like = np.zeros(3, np.float32), np.zeros(1, ml_dtypes.float6_e2m3fn)
+    for _ in range(2):
+        assert gpucast.cast_like(x, like).dtype == like.dtype
+        assert gpucast.cast(x, like.dtype, opset=28).dtype == like.dtype
+        with pytest.raises(TypeError, match=r"cast_like: to=FLOAT6E2M3 entered at opset 28"):
+            gpucast.cast_like(x, like, opset=28)
+
+
+class Own(np.ndarray):
+    """A subclass that may mean anything by indexing."""
+
+
+def test_kinds_of_arrays_have_their_own_plans(cuda: Cuda) -> None:
+    """One dtype and one destination, but each array another kind."""
+    codes = values(dtype("INT4"), 9)
+    packed = PackedArray.pack(codes)
+    on_device = PackedArray(idle_cuda.array((5,), np.uint8), "INT4", (9,))
+    tagged = idle_cuda.array((9,), np.uint8).view(ml_dtypes.int4)
+    for _ in range(3):
+        assert isinstance(gpucast.cast(codes, "INT8"), np.ndarray)
+        assert isinstance(gpucast.cast(packed, "INT8"), np.ndarray)
+        assert type(gpucast.cast(on_device, "INT8")) is type(tagged) is type(gpucast.cast(tagged, "INT8"))
+        assert isinstance(gpucast.cast(packed, "UINT4").data, np.ndarray)
+        assert type(gpucast.cast(on_device, "UINT4").data) is type(tagged)
+        with pytest.raises(TypeError, match="masked array"):
+            gpucast.cast(np.ma.masked_array(codes), "INT8")
+        assert type(gpucast.cast(codes.view(Own), "INT8")) is np.ndarray
+    foreign = np.zeros(3, ">f4")
+    for _ in range(2):
+        assert_same(gpucast.cast(foreign, "FLOAT16"), np.zeros(3, np.float16))
+
+
+def test_rows_that_may_go_have_no_plans() -> None:
+    row = DType("FLOAT12", None, "float", 12, 1, 5, 6, 15, "ieee", None, "float16", None)
+    assert row not in gpucast.DTYPES
+    key = (np.ndarray, np.dtype(np.float32), str, "FLOAT12", bool, True, "up", int, 28, None, None, True)
+    plans.keep(key, plans.Plan(resolve(dtype("FLOAT"), row), lambda x, out: None))
+    assert not plans.PLANS
+
+
+def test_plans_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_KEPT", 8)
+    x = np.zeros(3, np.float32)
+    for mask in range(64):
+        name = "".join(letter.upper() if mask >> i & 1 else letter for i, letter in enumerate("double"))
+        assert gpucast.cast(x, name).dtype == np.float64
+        assert 0 < len(plans.PLANS) <= 8
+
+
+def test_another_driver_has_no_plans(cuda: Cuda) -> None:
+    x, out = arrays()
+    gpucast.cast(x, "FLOAT16", out=out)
+    assert plans.PLANS
+    launch.use(launch.driver())
+    assert not plans.PLANS
+
+
+# ---- a warm call refuses what a cold one refuses ----
+
+
+def wrong_outs(x: Any) -> Iterator[tuple[Any, type[Exception], str]]:
+    make = idle_cuda.array
+    yield make((8,), np.int16), TypeError, "out has dtype int16; expected uint16"
+    yield make((9,), np.uint16), ValueError, r"out has shape \(9,\); expected \(8,\)"
+    yield make((2, 4), np.uint16), ValueError, r"out has shape \(2, 4\); expected \(8,\)"
+    yield make((8,), np.uint16, 1), ValueError, "out is on cuda:1; the result belongs on cuda:0"
+    yield np.empty(8, np.uint16), ValueError, "out is on the host; the result belongs on cuda:0"
+    yield x.view(np.uint16)[4:12], ValueError, "out overlaps x"
+    yield x.view(np.uint16)[1:9], ValueError, "out overlaps x"
+    yield cupy.broadcast_to(make((1,), np.uint16), (8,)), ValueError, "share memory"
+    yield [0] * 8, TypeError, "out is list; expected an array"
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_wrong_outs(warm: bool, cuda: Cuda) -> None:
+    x = idle_cuda.array((8,), np.float32)
+    for out, error, match in wrong_outs(x):
+        plans.forget()
+        if warm:
+            gpucast.cast(x, "UINT16")
+        cuda.launches.clear()
+        with pytest.raises(error, match=match):
+            gpucast.cast(x, "UINT16", out=out)
+        assert cuda.launches == []
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_wrong_packed_outs(warm: bool, cuda: Cuda) -> None:
+    x = idle_cuda.array((8,), np.float32)
+    if warm:
+        gpucast.cast(x, "INT4")
+    cuda.launches.clear()
+    for out, error, match in (
+        (PackedArray(idle_cuda.array((4,), np.uint8), "UINT4", (8,)), TypeError, "out has dtype UINT4; expected INT4"),
+        (PackedArray(idle_cuda.array((4,), np.uint8), "INT4", (7,)), ValueError, r"out has shape \(7,\)"),
+        (PackedArray(idle_cuda.array((4,), np.uint8, 1), "INT4", (8,)), ValueError, "out is on cuda:1"),
+        (PackedArray(np.zeros(4, np.uint8), "INT4", (8,)), TypeError, "expected an array of INT4"),
+        (PackedArray(x.view(np.uint8)[3:7], "INT4", (8,)), ValueError, "out overlaps x"),
+        (idle_cuda.array((8,), np.uint8).view(ml_dtypes.int4), TypeError, "expected a PackedArray of INT4"),
+    ):
+        with pytest.raises(error, match=match):
+            gpucast.cast(x, "INT4", out=out)
+    assert cuda.launches == []
+
+
+def test_memory_that_may_be_shared(cuda: Cuda) -> None:
+    """In place with equal sizes, and side by side to the byte."""
+    room = idle_cuda.array((80,), np.uint8)
+    x = room[:32].view(np.float32)
+    for out in (x.view(np.int32), room[32:64].view(np.int32)):
+        for _ in range(2):
+            assert gpucast.cast(x, "INT32", out=out) is out
+    behind = room[48:80].view(np.float32)
+    half = room[32:48].view(np.float16)
+    for _ in range(2):
+        assert gpucast.cast(behind, "FLOAT16", out=half) is half
+    packed, codes = PackedArray(room[:4], "INT4", (8,)), PackedArray(room[:4], "UINT4", (8,))
+    for _ in range(2):
+        assert gpucast.cast(packed, "UINT4", out=codes) is codes
+    square = room[:64].view(np.float32).reshape(4, 4)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="out overlaps x"):
+            gpucast.cast(square, "INT32", out=square.view(np.int32).T)
+
+
+def test_wrong_host_outs_after_a_good_call() -> None:
+    x = np.arange(8, dtype=np.float32)
+    frozen = np.zeros(8, np.int32)
+    frozen.flags.writeable = False
+    for out, error, match in (
+        (np.zeros(8, np.int16), TypeError, "out has dtype int16"),
+        (np.zeros(9, np.int32), ValueError, r"out has shape \(9,\)"),
+        (frozen, ValueError, "out is read-only"),
+        (np.zeros(8, np.int32).tolist(), TypeError, "out is list"),
+        (np.ma.zeros(8, np.int32), TypeError, "out is a masked array"),
+        (np.broadcast_to(np.zeros(1, np.int32), 8), ValueError, "read-only|share memory"),
+    ):
+        gpucast.cast(x, "INT32")
+        with pytest.raises(error, match=match):
+            gpucast.cast(x, "INT32", out=out)
+    memory = np.arange(12, dtype=np.float32)
+    with pytest.raises(ValueError, match="out overlaps x"):
+        gpucast.cast(memory[:8], "INT32", out=memory.view(np.int32)[4:])
+    assert gpucast.cast(x, "INT32", out=x.view(np.int32)).tolist() == list(range(8))
+
+
+def test_results_of_first_and_later_calls_are_alike(cuda: Cuda) -> None:
+    """Shapes, strides and kinds, of every view and destination."""
+    x = idle_cuda.array((4, 6, 10), np.float32)
+    views = (x, x.T, x.transpose(1, 0, 2), x[:, ::2], x[::-1, :, ::-3], x[1:3, 2, 4:9], x[:, :1], x[2, 3, 4], x[:0])
+    for to in ("UINT16", "FLOAT8E4M3FN", "INT2"):
+        for view in views:
+            plans.forget()
+            cuda.launches.clear()
+            first, second, third = (gpucast.cast(view, to) for _ in range(3))
+            for other in (second, third):
+                assert (type(first), first.dtype, first.shape) == (type(other), other.dtype, other.shape)
+                assert to == "INT2" or first.strides == other.strides
+            assert len({(one.blocks, one.n) for one in cuda.launches}) == (1 if view.size else 0)
+
+
+# ---- the benchmark ----
+
+
+def test_the_benchmark_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(overhead, "CALLS", 3)
+    monkeypatch.setattr(overhead, "ROWS", 2)
+    monkeypatch.setattr(overhead, "device", SimpleNamespace(unavailable=lambda: ("there is no NVIDIA driver", "")))
+    figures = overhead.run(SimpleNamespace())
+    assert figures["device"] == "none"
+    assert {row["where"] for row in figures["rows"]} == {"host", "device, our own part"}
+    assert all(times["median"] > 0 for row in figures["rows"] for times in row["times"].values())
+    printed = capsys.readouterr().out
+    assert "device: none" in printed and "FLOAT to FLOAT16, out=: gpucast" in printed

@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever goes wrong: the source is untouched, nothing half-written has a final name, and the next run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gpucast import checkpoints, files
+from gpucast.checkpoints.running import staging
+from gpucast.cli import main
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import Rule
+from gpucast.cpu import lanes as host
+from gpucast.files import formats
+from tensors import leftovers
+
+HERE = Path(__file__).parents[1]
+BIG = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checkpoint(folder: Path, x: np.ndarray = BIG[:500]) -> None:
+    folder.mkdir(parents=True)
+    weight_map = {}
+    for shard in ("a.safetensors", "b.safetensors"):
+        tensors = {f"{shard[0]}{i}": x[i:] for i in range(3)} | {f"{shard[0]}n": np.arange(4)}
+        files.save(str(folder / shard), tensors)
+        weight_map |= dict.fromkeys(tensors, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def model(path: Path, x: np.ndarray = BIG[:1000]) -> None:
+    path.parent.mkdir(parents=True)
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
+    graph = helper.make_graph([node], "test", values[:1], values[1:], [numpy_helper.from_array(x, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    location = path.name + ".bin"
+    onnx.save(proto, str(path), save_as_external_data=True, location=location, size_threshold=100)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def convert(*argv: str) -> int:
+    return main(["convert", *argv, "--quiet"])
+
+
+def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert convert(*argv) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return printed.err
+
+
+def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) -> None:
+    checkpoint(tmp_path / "sharded" / "in")
+    (tmp_path / "single").mkdir()
+    files.save(str(tmp_path / "single" / "in.safetensors"), {f"t{i}": BIG[: 1000 + i] for i in range(6)})
+    files.save(str(tmp_path / "single" / "in.npz"), {"a": BIG[:1000], "n": np.arange(3)})
+    files.save(str(tmp_path / "single" / "out.safetensors"), {"old": np.arange(3)})
+    model(tmp_path / "model" / "in.onnx")
+    more = 100 if exhaustive else 1
+    cases = [
+        {
+            "argv": ["convert", *argv.split(), "--quiet"],
+            "folder": str(tmp_path / name),
+            "seed": argv,
+            "points": n * more,
+        }
+        for name, argv, n in [
+            ("sharded", "in out --to BFLOAT16", 6),
+            ("single", "in.safetensors out.safetensors --to FLOAT16 --verify", 5),
+            ("single", "in.safetensors in.safetensors --to BFLOAT16", 3),
+            ("single", "in.npz out.npz --to FLOAT16", 2),
+            ("model", "in.onnx out.onnx --to FLOAT16", 4),
+        ]
+    ]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "error", str(HERE / "killed_runs.py")]
+    ended = subprocess.run(
+        command, input=json.dumps(cases), capture_output=True, text=True, env=environment, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(ended.stdout)
+    assert [result["problems"] for result in results] == [[]] * len(cases)
+    assert all(result["calls"] > 1000 for result in results)
+    # Files that can be gone on with are.
+    assert results[0]["resumed"] > 0
+    assert results[1]["resumed"] > 0
+
+
+@contextlib.contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file can grow beyond `after` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("after", [0, 100, 10_000, 300_000])
+def test_a_full_disk(after: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint(folder / "in", BIG)
+    files.save("one.safetensors", {"x": BIG})
+    files.save("old.npz", {"old": np.arange(3)})
+    model(folder / "models" / "m.onnx", BIG)
+    before = contents(folder)
+    for argv in (
+        ["in", "out"],
+        ["one.safetensors", "new.safetensors"],
+        ["one.safetensors", "old.npz"],
+        ["models", "ms"],
+    ):
+        with full_disk(after):
+            message = failure(capsys, *argv, "--to", "FLOAT16")
+        assert f"{argv[1]}" in message
+        assert "File too large" in message
+        assert contents(folder) == before
+    assert leftovers(folder, "in", "one.safetensors", "old.npz", "models") == []
+
+
+def test_a_full_disk_keeps_what_is_worth_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("in.safetensors", {f"t{i}": BIG for i in range(4)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 1 << 20)
+    with full_disk(1_200_000):
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert "out.safetensors.partial: the same command goes on from there" in message
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    # Other work does not take its place unasked.
+    message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16")
+    assert "holds unfinished work of another conversion" in message
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 0
+    assert "2,097,152 bytes had been finished before" in capsys.readouterr().out
+    assert set(files.load("out.safetensors")) == {"t0", "t1", "t2", "t3"}
+    with full_disk(1_200_000):
+        failure(capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16")
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16", "--restart") == 0
+    assert leftovers(folder, "in.safetensors", "out.safetensors") == []
+
+
+def test_no_room_left_on_a_small_file_system(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mount = folder / "small"
+    mount.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(mount)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        # Without the rights to mount the error itself is tried.
+        pytest.skip("no right to mount a file system; test_an_error_of_the_system tries the error")
+    try:
+        files.save("in.safetensors", {f"t{i}": BIG for i in range(3)})
+        message = failure(capsys, "in.safetensors", "small/out.safetensors", "--to", "FLOAT16")
+        assert message == "gpucast convert: small/out.safetensors: No space left on device\n"
+        assert list(mount.iterdir()) == []
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
+class Failing(io.FileIO):
+    """A file that cannot be read or written beyond a byte."""
+
+    error, limit = errno.EIO, 0
+
+    def _check(self, end: int) -> None:
+        if end > self.limit:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def readinto(self, buffer: Any) -> int:
+        self._check(self.tell() + len(buffer))
+        return super().readinto(buffer)
+
+    def write(self, data: Any) -> int:
+        self._check(self.tell() + len(data))
+        return super().write(data)
+
+
+def test_an_error_of_the_system(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full, and one that fails, as the system tells them."""
+    checkpoint(folder / "in", BIG)
+    before = contents(folder)
+
+    def created(path: Any, mode: str = "r", **keywords: Any) -> Any:
+        if not isinstance(path, int):
+            return open(path, mode, **keywords)
+        file = Failing(path, mode)
+        file.error, file.limit = errno.ENOSPC, 1_000_000
+        return file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "open", created, raising=False)
+        message = failure(capsys, "in", "out", "--to", "FLOAT16")
+    assert message == "gpucast convert: out: No space left on device\n"
+    assert contents(folder) == before
+
+    def opened(path: str, mode: str) -> Any:
+        file = Failing(path, "rb")
+        file.limit = 1_200_000
+        return io.BufferedReader(file, 1 << 12)
+
+    monkeypatch.setattr(formats, "open", opened, raising=False)
+    message = failure(capsys, "in", "out", "--to", "FLOAT16")
+    assert "in/a.safetensors: tensor 'a1' cannot be read: Input/output error" in message
+    assert contents(folder) == before
+    assert leftovers(folder, "in") == []
+
+
+def test_an_error_of_the_system_in_a_thread(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same where several threads read and write one tensor."""
+    files.save("in.safetensors", {"x": np.ones(6 << 20, np.float32)})
+    before = contents(folder)
+    limit = 10 << 20
+    read, write = os.preadv, os.pwrite
+
+    def full(file: int, data: Any, position: int) -> int:
+        if position + len(data) > limit:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data, position)
+
+    def failed(file: int, buffers: Any, position: int) -> int:
+        if position > limit:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(file, buffers, position)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert message == "gpucast convert: out.safetensors: No space left on device\n"
+    assert contents(folder) == before
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", failed)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert message == "gpucast convert: in.safetensors: tensor 'x' cannot be read: Input/output error\n"
+    assert contents(folder) == before
+    # What is written and read by halves is whole all the same.
+    monkeypatch.setattr(os, "pwrite", lambda file, data, position: write(file, data[: len(data) // 2 + 1], position))
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, position: read(file, [buffers[0][:99_999]], position))
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16") == 0
+    assert (files.load("out.safetensors")["x"] == 1).all()
+
+
+def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(folder / "in", BIG)
+    shard = folder / "in" / "b.safetensors"
+    whole = shard.read_bytes()
+    for size in (0, 7, 100, len(whole) - 1):
+        shard.write_bytes(whole[:size])
+        assert "b.safetensors" in failure(capsys, "in", "out", "--to", "FLOAT16")
+    shard.write_bytes(whole)
+    # Between the look at it and the work.
+    planned = checkpoints.make_plan
+
+    def cut(*argv: Any) -> Any:
+        plan = planned(*argv)
+        os.truncate(shard, len(whole) // 2)
+        return plan
+
+    monkeypatch.setattr(checkpoints, "make_plan", cut)
+    assert "in/b.safetensors: " in failure(capsys, "in", "out", "--to", "FLOAT16")
+    assert leftovers(folder, "in") == []
+
+
+def test_a_source_that_changes_is_noticed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"a": BIG, "b": BIG})
+    plan = checkpoints.make_plan(
+        "in.safetensors", "out.safetensors", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {})
+    )
+
+    def touch(done: int) -> None:
+        os.utime("in.safetensors", (0, 0))
+
+    with pytest.raises(files.FileError, match="was changed while it was converted"):
+        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), touch)
+    with pytest.raises(files.FileError, match="was changed since it was first looked at"):
+        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan))
+
+    def cut(done: int) -> None:
+        os.truncate("in.safetensors", 1 << 20)
+
+    plan = checkpoints.make_plan(
+        "in.safetensors", "out.safetensors", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {})
+    )
+    with pytest.raises(files.FileError, match="in.safetensors: tensor 'b' is truncated"):
+        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), cut)
+    assert leftovers(folder, "in.safetensors") == []
+
+
+def test_no_damage_of_a_header_gives_another_error(
+    folder: Path, exhaustive: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged checkpoint is refused or, where the damage means something, converted; nothing else."""
+    # What is tried here does not depend on the disk.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    checkpoint(folder / "in", BIG[:8])
+    model(folder / "models" / "m.onnx", BIG[:300])
+    before = contents(folder)
+    changes, refused = random.Random(8), 0
+    names = ["in/a.safetensors", "in/model.safetensors.index.json", "models/m.onnx"]
+    for number in range(10_000 if exhaustive else 300):
+        name = names[number % len(names)]
+        damaged = bytearray(before[name])
+        end = 8 + int.from_bytes(damaged[:8], "little") if name.endswith("s") else len(damaged)
+        for _ in range(changes.choice((1, 1, 2, 8))):
+            damaged[changes.randrange(end)] = changes.choice((changes.randrange(256), *b'0129{}[]":,'))
+        (folder / name).unlink()
+        (folder / name).write_bytes(damaged)
+        source = name.split("/")[0]
+        code = convert(source, "out", "--to", "FLOAT16", "--allow-loss")
+        printed = capsys.readouterr()
+        if code:
+            refused += 1
+            assert code == 1
+            assert printed.err.startswith("gpucast convert: ")
+            assert not (folder / "out").exists()
+        else:
+            assert printed.err == ""
+            for path in (folder / "out").rglob("*"):
+                path.unlink()
+            (folder / "out").rmdir()
+        assert (folder / name).read_bytes() == damaged
+        assert leftovers(folder, "in", "models") == []
+        (folder / name).write_bytes(before[name])
+    assert refused > 150
+    assert contents(folder) == before
+
+
+def test_two_processes_do_not_write_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"a": BIG, "b": BIG})
+    argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
+    attributes = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
+    request = checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), attributes)
+    plan = checkpoints.make_plan("in.safetensors", "out.safetensors", request)
+    other: list[str] = []
+
+    def meanwhile(done: int) -> None:
+        if not other:
+            other.append(failure(capsys, *argv))
+
+    checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), meanwhile)
+    assert "another process is converting in.safetensors at this moment" in other[0]
+    assert set(files.load("out.safetensors")) == {"a", "b"}
+
+
+def test_damaged_work_is_done_again(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut may do: the journal is on the disk, not all of the data is; or half of its last line is."""
+    files.save("in.safetensors", {f"t{i}": BIG for i in range(4)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    with full_disk(1_800_000):
+        failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    work = Path("out.safetensors.partial/work")
+    part, journal = work / "0.part" / "out.safetensors", work / "0.jsonl"
+    assert journal.read_bytes().count(b"\n") == 3
+    with part.open("r+b") as file:
+        file.seek(600_000)
+        file.write(b"\xff" * 10)
+    with journal.open("ab") as file:
+        file.write(b'{"name": "t3", "su')
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--verify", "all"]) == 0
+    assert "2,097,152 bytes had been finished before" in capsys.readouterr().out
+    wanted = BIG.astype(np.float16).tobytes()
+    assert all(x.tobytes() == wanted for x in files.load("out.safetensors").values())
+
+
+def test_what_the_disk_did_not_take_is_written_anew(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an fsync that failed the pages may read as they should and never come to the disk."""
+    files.save("in.safetensors", {f"t{i}": BIG for i in range(4)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    sync, synced = os.fsync, list[str]()
+
+    def failed(handle: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
+        if synced[-1] == "out.safetensors":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failed)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert "gpucast convert: out.safetensors: Input/output error\n" in message
+    # The journal, which tells of losses, is there before the file has its name.
+    assert synced[-2:] == ["0.jsonl", "out.safetensors"]
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 0
+    assert "finished before" not in capsys.readouterr().out
+    assert len(files.load("out.safetensors")) == 4
+
+
+def test_a_wrong_result_is_not_given_a_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint(folder / "in")
+    lane = host.lane
+
+    def wrong(rule: Rule, size: int, chunk: int) -> Any:
+        def cast(x: Any, out: Any) -> None:
+            lane(rule, size, chunk)(x, out)
+            out[17] += 1
+
+        return cast
+
+    monkeypatch.setattr(host, "lane", wrong)
+    message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
+    assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
+    assert leftovers(folder, "in") == []
+    # Among many elements some are looked at.
+    files.save("in.npy", {"x": np.ones(5000, np.float32)})
+    monkeypatch.setattr(host, "lane", lambda *rule: lambda x, out: lane(*rule)(x + (1 << 20), out))
+    assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
+    assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

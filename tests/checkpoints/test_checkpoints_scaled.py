@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors with scales: written in every format and style, and read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same
+from gpucast import checkpoints, files
+from gpucast.arrays.packed import PackedArray
+from gpucast.checkpoints.scales import quantize as scaling
+from gpucast.checkpoints.scales.quantize import Scaled
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.checkpoints.scales.styles import STYLES
+from gpucast.checkpoints.streaming import pieces
+from gpucast.cli import main
+from gpucast.core.dtypes import dtype
+from gpucast.gpu import driver as launch
+from host_driver import HostDriver
+from scaled_files import NAMES, convert, failure, header, numbers, quantized, save
+from tensors import leftovers
+
+TYPES = [
+    *("FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT6E2M3", "FLOAT6E3M2", "FLOAT4E2M1"),
+    *("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"),
+]
+PAIRS = [(to, scale) for to in TYPES for scale in scaling.formats(dtype(to))]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    # So that small tensors have several pieces.
+    monkeypatch.setattr(pieces, "_PIECE", 1 << 12)
+    return tmp_path
+
+
+# ---- formats ----
+
+
+def test_every_type_has_the_formats_that_are_promised() -> None:
+    found = {to: list(scaling.formats(dtype(to))) for to in TYPES}
+    integers = ["per-tensor", "per-channel", "block"]
+    assert found == {
+        "FLOAT8E4M3FN": [*integers, "mx"],
+        "FLOAT8E5M2": [*integers, "mx"],
+        "FLOAT6E2M3": ["mx"],
+        "FLOAT6E3M2": ["mx"],
+        "FLOAT4E2M1": ["mx", "nvfp4"],
+        **dict.fromkeys(TYPES[5:], integers),
+    }
+    names = {
+        ("FLOAT8E4M3FN", "block"): "float8e4m3fn_128x128",
+        ("FLOAT8E5M2", "per-channel"): "float8e5m2_axis",
+        ("FLOAT8E4M3FN", "mx"): "mxfp8e4m3",
+        ("FLOAT6E3M2", "mx"): "mxfp6e3m2",
+        ("FLOAT4E2M1", "nvfp4"): "nvfp4",
+        ("INT8", "per-tensor"): "int8_tensor",
+        ("INT2", "block"): "int2_128",
+        ("UINT4", "block"): "uint4_zp_128",
+    }
+    assert {pair: scaling.formats(dtype(pair[0]))[pair[1]].name for pair in names} == names
+
+
+@pytest.mark.parametrize(("to", "scale"), PAIRS)
+def test_written_and_read_back(to: str, scale: str) -> None:
+    row = dtype(to)
+    # Ragged blocks; rows of an odd number of elements; three dimensions; a narrow type; a row longer than a piece.
+    tensors = {
+        "a.weight": numbers(67, 129),
+        "experts": numbers(2, 130, 40, seed=1),
+        "half": numbers(20, 96, seed=2).astype(ml_dtypes.bfloat16),
+        "long": numbers(3, 6144, seed=3).astype(np.float64),
+    }
+    kept = {"bias": np.ones(7, np.float32), "ids": np.arange(6).reshape(2, 3), "none": np.ones((0, 4), np.float16)}
+    files.save("in.safetensors", {**tensors, **kept}, {"format": "pt"})
+    # On pieces of several kinds of blocks the reference is asked, too; it is slow.
+    verify = ["--verify"] if (to, scale) in (("FLOAT8E4M3FN", "block"), ("UINT4", "per-tensor")) else []
+    options = ["--to", to, "--scale", scale, *verify]
+    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    found, stored = files.load("out.safetensors"), header("out.safetensors")
+    for name, x in tensors.items():
+        q = quantized(x, to, scale)
+        assert_same(found[name], q.data.get() if isinstance(q.data, PackedArray) else q.data)
+        assert_same(found[f"{name}.scales"], q.scales)
+        if q.zero_points is not None:
+            assert_same(found[f"{name}.zero_points"], q.zero_points)
+        if q.global_scale is not None:
+            assert_same(found[f"{name}.global_scale"], q.global_scale)
+        nbytes = row.nbytes(x.size)
+        # The package counts elements of F4 by pairs, and has no names for INT4, INT2 and the like.
+        if not row.packed:
+            assert stored[name] == (row.safetensors, list(x.shape))
+        elif row.safetensors is None:
+            assert stored[name] == ("U8", [nbytes])
+        assert stored[f"{name}.scales"] == (q.format.scale.safetensors, list(q.scales.shape))
+    for name, x in kept.items():
+        assert_same(found[name], x)
+    # And back, as exactly as the codes tell.
+    for wide in ("FLOAT", "BFLOAT16"):
+        assert convert("out.safetensors", "back.safetensors", "--to", wide) == 0
+        back = files.load("back.safetensors")
+        assert back.keys() == tensors.keys() | kept.keys()
+        for name, x in tensors.items():
+            assert_same(back[name], gpucast.dequantize(quantized(x, to, scale), wide))
+    with files.TensorFile("back.safetensors") as file:
+        assert file.metadata == {"format": "pt"}
+    assert leftovers(Path(), "in.safetensors", "out.safetensors", "back.safetensors") == []
+
+
+@pytest.mark.parametrize(("to", "scale"), [("INT8", "per-tensor"), ("UINT4", "per-tensor"), ("FLOAT4E2M1", "nvfp4")])
+def test_nan_and_infinity(to: str, scale: str, capsys: pytest.CaptureFixture[str]) -> None:
+    x = numbers(40, 512)
+    x[39, 511], x[0, 3] = np.nan, -np.inf
+    files.save("in.safetensors", {"w": x})
+    if scale == "per-tensor":
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", to, "--scale", scale)
+        assert "would lose" in message
+        assert "20,479 became NaN" in message
+    options = ["--to", to, "--scale", scale, "--verify", "all", "--allow-loss"]
+    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT", "--allow-loss") == 0
+    assert_same(files.load("back.safetensors")["w"], gpucast.dequantize(quantized(x, to, scale)))
+
+
+def test_kept_in_part_of_a_quantized_file_and_scaled_anew() -> None:
+    files.save("in.safetensors", {"a.weight": numbers(8, 64), "b.weight": numbers(8, 32, seed=1)})
+    assert convert("in.safetensors", "q.safetensors", "--to", "INT4", "--scale", "block") == 0
+    assert convert("q.safetensors", "out.safetensors", "--to", "FLOAT16", "--exclude", "a.*") == 0
+    before, after = files.load("q.safetensors"), files.load("out.safetensors")
+    assert after.keys() == {"a.weight", "a.weight.scales", "b.weight"}
+    assert_same(after["a.weight"], before["a.weight"])
+    assert_same(after["a.weight.scales"], before["a.weight.scales"])
+    # What was kept is still known by its metadata.
+    assert convert("out.safetensors", "wide.safetensors", "--to", "DOUBLE") == 0
+    assert files.load("wide.safetensors").keys() == {"a.weight", "b.weight"}
+    # To other codes by way of the numbers, and never without a word about scales.
+    assert convert("q.safetensors", "again.safetensors", "--to", "FLOAT8E4M3FN", "--scale", "mx", "--verify") == 0
+    wide = gpucast.dequantize(quantized(numbers(8, 64), "INT4", "block"), "DOUBLE")
+    assert_same(files.load("again.safetensors")["a.weight"], quantized(wide, "FLOAT8E4M3FN", "mx").data)
+
+
+def test_report_and_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
+    x = numbers(64, 128)
+    files.save("in.safetensors", {"w": x, "bias": np.ones(3, np.float32)})
+    options = ["in.safetensors", "out.safetensors", "--to", "INT4", "--scale", "block"]
+    assert main(["convert", *options, "--dry-run"]) == 0
+    table = capsys.readouterr().out
+    assert "kept: fewer than 2 dimensions" in table
+    assert main(["convert", *options, "--dry-run", "--json"]) == 0
+    planned = {tensor["name"]: tensor for tensor in json.loads(capsys.readouterr().out)["tensors"]}
+    assert planned["w"]["bytes_out"] == x.size // 2 + 64 * 4
+    assert planned["bias"]["to"] is None
+    assert planned["bias"]["why"] == "fewer than 2 dimensions"
+    assert convert(*options, "--report", "report.json") == 0
+    report = json.loads(Path("report.json").read_text())
+    (told,) = report["tensors"]
+    q = quantized(x, "INT4", "block")
+    back = q.dequantize("DOUBLE")
+    signal, noise = float(np.sum(x.astype(np.float64) ** 2)), float(np.sum((back - x) ** 2))
+    assert told["sqnr_db"] == pytest.approx(10 * math.log10(signal / noise))
+    assert told["bytes_out"] == planned["w"]["bytes_out"]
+    assert (told["underflowed"], told["saturated"], told["elements"]) == (np.sum(back == 0), 0, x.size)
+    assert told["max_relative_error"] == pytest.approx(float(np.max(np.abs(back - x) / np.abs(x))))
+    assert report["options"]["scale"] == "block"
+    assert report["options"]["style"] == "gpucast"
+    # The largest of a block of OCP MX clamps where it is above the largest code by more than half a step.
+    files.save("mx.safetensors", {"w": np.tile(np.array([463, 465, -500, 448], np.float32), (2, 8))})
+    assert (
+        convert("mx.safetensors", "o.safetensors", "--to", "FLOAT8E4M3FN", "--scale", "mx", "--report", "r.json") == 0
+    )
+    assert json.loads(Path("r.json").read_text())["tensors"][0]["saturated"] == 32
+
+
+def test_verify_notices_other_codes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    files.save("in.safetensors", {"w": numbers(64, 128)})
+    pack = Stored.pack
+    monkeypatch.setattr(Stored, "pack", lambda self, codes: pack(self, codes).view(np.uint8) ^ 1)
+    options = ["in.safetensors", "out.safetensors", "--to", "INT8", "--scale", "block"]
+    message = failure(capsys, *options, "--verify")
+    assert "tensor 'w' is not what the reference gives" in message
+    assert leftovers(Path(), "in.safetensors") == []
+
+
+def test_a_sample_that_is_verified_ends_with_a_block() -> None:
+    # 1,024 elements of rows of 7 are 146 rows; the second block of 128 rows has its largest number behind them.
+    x = numbers(400, 7)
+    x[200] = 1000
+    files.save("in.safetensors", {"w": x})
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT8E4M3FN", "--scale", "block", "--verify") == 0
+
+
+def test_verify_notices_another_global_scale(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save("in/model.safetensors", {"l.weight": numbers(8, 64)})
+    Path("in/config.json").write_text("{}")
+    write = Scaled.write
+
+    def twice(self: Scaled, give: scaling.Write, *rest: Any) -> None:
+        def wrong(spec: files.Spec, chunks: Any) -> int:
+            return give(spec, [2 * x for x in chunks] if spec.name.endswith("global_scale") else chunks)
+
+        write(self, wrong, *rest)
+
+    monkeypatch.setattr(Scaled, "write", twice)
+    for style in ("gpucast", "compressed-tensors"):
+        options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", style, "--verify"]
+        assert "is not what the reference gives" in failure(capsys, "in", "out", *options)
+
+
+#: Scales of one kind, and of two.
+ON_DEVICE = [("FLOAT8E4M3FN", "block"), ("FLOAT4E2M1", "nvfp4")]
+
+
+def test_a_device_gives_the_same_bytes(exhaustive: bool) -> None:
+    """On the stand-in for a driver, in pieces, ragged ones among them."""
+    tensors = {"a": numbers(70, 130), "half": numbers(9, 96).astype(np.float16), "one": numbers(1, 1)}
+    tensors["a"][0, 5], tensors["half"][8, 95] = np.inf, np.nan
+    for to, scale in PAIRS if exhaustive else ON_DEVICE:
+        # A kernel for each type of source.
+        files.save("in.safetensors", tensors if exhaustive else {"a": tensors["a"], "one": tensors["one"]})
+        argv = ["in.safetensors", "out.safetensors", "--to", to, "--scale", scale, "--allow-loss"]
+        assert convert(*argv) == 0
+        wanted = Path("out.safetensors").read_bytes()
+        driver = HostDriver()
+        before = launch.use(driver)
+        try:
+            assert convert(*argv, "--device", "cuda:1") == 0
+        finally:
+            launch.use(before)
+        assert len(driver.launched) >= 4
+        assert {index for _, index in driver.loaded} == {1}
+        assert Path("out.safetensors").read_bytes() == wanted, (to, scale)
+
+
+# ---- styles ----
+
+
+def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A model of one file, converted: types and shapes, and its config.json. Checked to come back."""
+    weight = NAMES["l.weight"][:rows]
+    save("in/model.safetensors", {**NAMES, "l.weight": weight})
+    Path("in/config.json").write_text(json.dumps({"model_type": "llama", **config}))
+    assert convert("in", "out", "--to", to, "--scale", scale, "--style", style, "--verify") == 0
+    assert convert("out", "back", "--to", "FLOAT", "--verify") == 0
+    back, wanted = files.load("back/model.safetensors"), quantized(weight, to, scale).dequantize()
+    if (style, scale) == ("compressed-tensors", "nvfp4"):
+        # The reciprocal of the global scale is rounded.
+        np.testing.assert_allclose(back["l.weight"], wanted, rtol=2**-23)
+    else:
+        assert_same(back["l.weight"], wanted)
+    assert back.keys() == NAMES.keys()
+    # A model without scales must not say that it has them.
+    assert json.loads(Path("back/config.json").read_text()) == {"model_type": "llama"}
+    written = json.loads(Path("out/config.json").read_text())
+    assert written.pop("model_type") == "llama"
+    found = header("out/model.safetensors")
+    assert found.pop("l.bias") == ("F32", [264])
+    assert found.pop("model.embed_tokens.weight") == ("F32", [10, 256])
+    return found, written
+
+
+def test_deepseek() -> None:
+    # README_WEIGHTS.md of DeepSeek-V3: names, types, shapes and the entry of config.json.
+    found, written = model("deepseek", "FLOAT8E4M3FN", "block", 256, quantization_config={"quant_method": "old"})
+    assert found == {"l.weight": ("F8_E4M3", [256, 256]), "l.weight_scale_inv": ("F32", [2, 2])}
+    assert written == {
+        "quantization_config": {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["model.embed_tokens", "lm_head"],
+        }
+    }
+    # (128x128 weight block) * weight_scale_inv.
+    loaded = files.load("out/model.safetensors")
+    scales = np.repeat(np.repeat(loaded["l.weight_scale_inv"], 128, 0), 128, 1)
+    back = loaded["l.weight"].astype(np.float32) * scales
+    assert np.abs(back - NAMES["l.weight"][:256]).max() < 0.05 * np.abs(NAMES["l.weight"]).max()
+
+
+FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
+TOKEN = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+PACKED = {"l.weight_packed": ("I32", [264, 32]), "l.weight_shape": ("I64", [2])}
+INT4 = {"num_bits": 4, "type": "int", "dynamic": False}
+
+
+# Of vllm-project/compressed-tensors: compressors/*/base.py (names, types), quantization/quant_args.py and
+# quant_scheme.py (the presets FP8_DYNAMIC, FP8_BLOCK, NVFP4A16, MXFP4A16, W4A16). Version 0.20.0 of that package was
+# seen to decompress these files to the values that gpucast gives.
+@pytest.mark.parametrize(
+    ("to", "scale", "tensors", "format", "weights", "activations"),
+    [
+        (
+            *("FLOAT8E4M3FN", "per-tensor"),
+            {"l.weight": ("F8_E4M3", [264, 256]), "l.weight_scale": ("F32", [1])},
+            *("float-quantized", FLOAT8 | {"strategy": "tensor"}, TOKEN),
+        ),
+        (
+            *("FLOAT8E4M3FN", "per-channel"),
+            {"l.weight": ("F8_E4M3", [264, 256]), "l.weight_scale": ("F32", [264, 1])},
+            *("float-quantized", FLOAT8 | {"strategy": "channel"}, TOKEN),
+        ),
+        (
+            *("FLOAT8E4M3FN", "block"),
+            {"l.weight": ("F8_E4M3", [256, 256]), "l.weight_scale": ("F32", [2, 2])},
+            "float-quantized",
+            FLOAT8 | {"strategy": "block", "block_structure": [128, 128]},
+            TOKEN | {"strategy": "group", "group_size": 128},
+        ),
+        (
+            *("FLOAT8E4M3FN", "mx"),
+            {"l.weight": ("F8_E4M3", [264, 256]), "l.weight_scale": ("U8", [264, 8])},
+            "mxfp8-quantized",
+            FLOAT8 | {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+            None,
+        ),
+        (
+            *("FLOAT4E2M1", "mx"),
+            {"l.weight_packed": ("U8", [264, 128]), "l.weight_scale": ("U8", [264, 8])},
+            "mxfp4-pack-quantized",
+            FLOAT8 | {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+            None,
+        ),
+        (
+            *("FLOAT4E2M1", "nvfp4"),
+            {
+                "l.weight_packed": ("U8", [264, 128]),
+                "l.weight_scale": ("F8_E4M3", [264, 16]),
+                "l.weight_global_scale": ("F32", [1]),
+            },
+            "nvfp4-pack-quantized",
+            FLOAT8
+            | {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
+            None,
+        ),
+        (
+            *("INT4", "block"),
+            PACKED | {"l.weight_scale": ("F32", [264, 2])},
+            *("pack-quantized", INT4 | {"symmetric": True, "strategy": "group", "group_size": 128}, None),
+        ),
+        (
+            *("UINT4", "per-channel"),
+            PACKED | {"l.weight_scale": ("F32", [264, 1]), "l.weight_zero_point": ("I32", [33, 1])},
+            *("pack-quantized", INT4 | {"symmetric": False, "strategy": "channel"}, None),
+        ),
+        (
+            *("UINT8", "block"),
+            {
+                "l.weight_packed": ("I32", [264, 64]),
+                "l.weight_shape": ("I64", [2]),
+                "l.weight_scale": ("F32", [264, 2]),
+                "l.weight_zero_point": ("I32", [66, 2]),
+            },
+            "pack-quantized",
+            INT4 | {"num_bits": 8, "symmetric": False, "strategy": "group", "group_size": 128},
+            None,
+        ),
+    ],
+)
+def test_compressed_tensors(
+    to: str, scale: str, tensors: Any, format: str, weights: dict[str, Any], activations: Any
+) -> None:
+    rows = next(shape[0] for _, shape in tensors.values())
+    found, written = model("compressed-tensors", to, scale, rows)
+    assert found == tensors
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+        "format": format,
+    }
+    assert written == {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "format": format,
+            "quantization_status": "compressed",
+            "config_groups": {"group_0": group},
+            "ignore": ["model.embed_tokens", "re:.*lm_head"],
+        }
+    }
+
+
+def test_codes_of_compressed_tensors() -> None:
+    # pack_quantized: element i at bit 4 i of the INT32, as code + 8; nvfp4: the first of two codes in the low half, and
+    # weight_global_scale divides.
+    x = np.zeros((4, 128), np.float32)
+    x[0, :4] = 7, -7, 1, 0
+    save("in/model.safetensors", {"l.weight": x})
+    Path("in/config.json").write_text("{}")
+    options = ["--style", "compressed-tensors"]
+    assert convert("in", "i4", "--to", "INT4", "--scale", "per-channel", *options) == 0
+    found = files.load("i4/model.safetensors")
+    assert hex(found["l.weight_packed"].view(np.uint32)[0, 0]) == "0x8888891f"
+    assert found["l.weight_shape"].tolist() == [4, 128]
+    assert found["l.weight_scale"][0, 0] == 1
+    x[0, :3] = 6, -3, 0.5
+    save("in/model.safetensors", {"l.weight": x})
+    assert convert("in", "f4", "--to", "FLOAT4E2M1", "--scale", "nvfp4", *options) == 0
+    found = files.load("f4/model.safetensors")
+    assert found["l.weight_packed"][0, :2].tolist() == [0x7 | 0xD << 4, 0x1]
+    assert found["l.weight_scale"][0, 0].astype(np.float32) == 448
+    assert found["l.weight_global_scale"].tolist() == [pytest.approx(448, rel=2**-22)]
+
+
+def test_comfyui() -> None:
+    # ComfyUI, comfy/ops.py _load_quantized_module. comfy-kitchen 0.2.40 was seen to give gpucast's numbers.
+    tensors = {"l.weight": numbers(6, 8), "l.bias": np.ones(6, np.float32), "conv.weight": numbers(4, 4, 3, 3)}
+    files.save("in.safetensors", tensors)
+    options = ["--to", "FLOAT8E4M3FN", "--scale", "per-tensor", "--style", "comfyui", "--verify"]
+    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    assert header("out.safetensors") == {
+        "l.weight": ("F8_E4M3", [6, 8]),
+        "l.weight_scale": ("F32", []),
+        "l.comfy_quant": ("U8", [63]),
+        "l.bias": ("F32", [6]),
+        "conv.weight": ("F32", [4, 4, 3, 3]),
+    }
+    said = json.loads(files.load("out.safetensors")["l.comfy_quant"].tobytes())
+    assert said == {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
+    assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT") == 0
+    back = files.load("back.safetensors")
+    assert back.keys() == tensors.keys()
+    assert_same(back["l.weight"], quantized(tensors["l.weight"], "FLOAT8E4M3FN", "per-tensor").dequantize())
+    # Each layer tells for itself.
+    files.save("in.safetensors", {"model.a.weight": numbers(6, 8), "clip.b.weight": numbers(6, 8)})
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT8E5M2", *options[2:]) == 0
+    said = json.loads(files.load("out.safetensors")["clip.b.comfy_quant"].tobytes())
+    assert said["format"] == "float8_e5m2"
+    assert convert("out.safetensors", "x.safetensors", "--to", "FLOAT", "--exclude", "*.b.weight") == 0
+    assert header("x.safetensors").keys() == {"model.a.weight"} | {
+        f"clip.b.{part}" for part in ("weight", "weight_scale", "comfy_quant")
+    }
+
+
+def test_what_a_style_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    save("in/model.safetensors", {**NAMES, "l.weight": NAMES["l.weight"][:256]})
+
+    def said(*options: str) -> str:
+        return failure(capsys, "in", "out", *options)
+
+    message = said("--to", "INT8", "--scale", "block", "--style", "deepseek")
+    assert (
+        "--style deepseek cannot hold INT8 with --scale block: it holds FLOAT8E4M3FN with --scale block alone"
+        in message
+    )
+    message = said("--to", "FLOAT8E4M3FN", "--scale", "per-channel", "--style", "comfyui")
+    assert "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor alone" in message
+    for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E2M3", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
+        assert "cannot hold" in said("--to", to, "--scale", scale, "--style", "compressed-tensors")
+    message = said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")
+    assert "--style deepseek needs the model's config.json" in message
+    assert "give --scale" in said("--to", "FLOAT16", "--style", "deepseek")
+    Path("in/config.json").write_text("[1]")
+    assert "is no JSON object" in said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")
+    Path("in/config.json").write_text("{}")
+    save("in/other.safetensors", {"m.weight": numbers(4, 128)})
+    options = ["--to", "FLOAT8E4M3FN", "--scale", "mx", "--rule", "m.*=FLOAT4E2M1"]
+    assert "holds weights of one type" in said(*options, "--style", "compressed-tensors")
+    assert leftovers(Path(), "in") == []
+    # Asked for by name, an embedding is quantized; a row that is no multiple of the block is not.
+    save("in/other.safetensors", {"m.weight": numbers(4, 40)})
+    options = ["--to", "FLOAT8E4M3FN", "--scale", "mx", "--include", "*.weight", "--style", "compressed-tensors"]
+    assert convert("in", "out", *options) == 0
+    assert "model.embed_tokens.weight_scale" in header("out/model.safetensors")
+    assert header("out/other.safetensors") == {"m.weight": ("F32", [4, 40])}
+    config = json.loads(Path("out/config.json").read_text())["quantization_config"]
+    assert config["ignore"] == ["m", "re:.*lm_head"]
+
+
+# ---- bad use ----
+
+
+def test_bad_use(capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"w": numbers(4, 64)})
+
+    def said(out: str, *options: str) -> str:
+        return failure(capsys, "in.safetensors", out, *options)
+
+    message = said("out.safetensors", "--to", "INT4", "--scale", "nvfp4")
+    assert "tensor 'w': --scale nvfp4 is not for INT4; expected per-tensor, per-channel, block, none" in message
+    assert "expected none" in said("out.safetensors", "--to", "FLOAT8E8M0", "--scale", "mx")
+    assert "--saturate has no meaning" in said("o.safetensors", "--to", "INT4", "--scale", "block", "--no-saturate")
+    assert "--rounding has no" in said(
+        "o.safetensors", "--to", "INT4", "--scale", "block", "--rounding", "nearest_even"
+    )
+    for out in ("out.npz", "out.npy", "out.pb"):
+        assert ".safetensors files alone" in said(out, "--to", "INT8", "--scale", "block")
+    assert leftovers(Path(), "in.safetensors") == []
+    # A scale does not matter to what needs none, which is said.
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--scale", "mx"]) == 0
+    assert "--scale mx scaled nothing: it is for floating values that go to 8 bits" in capsys.readouterr().out
+    # Names that collide.
+    files.save("in.safetensors", {"w": numbers(4, 64), "w.scales": np.ones(3, np.float32)})
+    assert "two tensors would have the name 'w.scales'" in said(
+        "o.safetensors", "--to", "INT8", "--scale", "block", "--include", "w"
+    )
+
+
+def test_a_plan_with_scales_goes_to_another_process() -> None:
+    x = numbers(8, 256)
+    files.save("in.safetensors", {"w": x})
+    assert convert("in.safetensors", "q.safetensors", "--to", "INT4", "--scale", "block") == 0
+    request = checkpoints.Request(checkpoints.Choice(dtype("FLOAT")), {})
+    plan = checkpoints.make_plan("q.safetensors", "out.safetensors", request)
+    there = pickle.loads(pickle.dumps(plan))
+    assert there.fingerprint == plan.fingerprint
+    checkpoints.run(there, checkpoints.Options(), checkpoints.Outcome(there))
+    assert_same(files.load("out.safetensors")["w"], quantized(x, "INT4", "block").dequantize())
+
+
+def test_every_style_is_offered() -> None:
+    assert STYLES == ("gpucast", "deepseek", "compressed-tensors", "comfyui")

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several runs on the same work, at once or one after the other: none takes what another has not finished for done."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from gpucast import checkpoints, files
+from gpucast.checkpoints.running import staging
+from gpucast.checkpoints.running.shard import Share
+from gpucast.checkpoints.running.staging import Staging
+from gpucast.cli import main
+from gpucast.core.dtypes import dtype
+from tensors import leftovers
+
+BIG = np.linspace(-1, 1, 1 << 16, dtype=np.float32)
+ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    return tmp_path
+
+
+def planned(source: str, target: str) -> checkpoints.Plan:
+    return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
+
+
+def run(plan: checkpoints.Plan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
+    outcome = checkpoints.Outcome(plan)
+    checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
+    return outcome
+
+
+def two(name: str = "in") -> None:
+    os.makedirs(name)
+    for shard in "ab":
+        files.save(f"{name}/{shard}.safetensors", {shard: BIG})
+
+
+def external(path: str, x: np.ndarray) -> None:
+    """A model whose only initializer lies beside it."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "test", values[:1], values[1:], [numpy_helper.from_array(x, "w")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    location = os.path.basename(path) + ".bin"
+    onnx.save(proto, path, save_as_external_data=True, location=location, size_threshold=100)
+
+
+def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    external("in/m.onnx", BIG)
+    plan, verified = planned("in", "out"), list[str]()
+    work = Staging(plan)
+
+    def interrupted(path: str, written: str, file: Any, *rest: Any) -> int:
+        verified.append(file.name)
+        assert not work.is_done(file)
+        assert os.path.basename(written) == file.name
+        if file.name == "b.safetensors" and verified.count(file.name) == 1:
+            raise KeyboardInterrupt
+        return verify(path, written, file, *rest)
+
+    running = sys.modules["gpucast.checkpoints.running.run"]
+    verify = running.verify  # type: ignore[attr-defined]
+    monkeypatch.setattr(running, "verify", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(plan, verify="all")
+    assert not work.is_done(plan.files[1])
+    # What has been verified is not looked at again; what has not, is, though nothing of it is written anew.
+    outcome = run(plan, verify="sampled")
+    assert verified == ["a.safetensors", "b.safetensors", "b.safetensors", "m.onnx"]
+    assert outcome.verified == BIG.size + 1024 + 1024
+    assert outcome.resumed == 2 * BIG.nbytes
+    assert leftovers(folder, "in") == ["out"]
+
+
+def test_finished_files_are_verified_by_the_run_that_is_told_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    plan = planned("in", "out")
+    run(plan, share=Share(0, 2))
+    work = Staging(plan)
+    (done,) = (file for file in plan.files if work.is_done(file))
+    finished = Path(work.finished(done.name))
+    finished.write_bytes(finished.read_bytes()[:-2] + b"\0\0")
+    with pytest.raises(files.FileError, match=f"out/{done.name}: verify: tensor .* element 65535 is 0.0"):
+        run(plan, verify="all")
+    assert not work.is_done(done)
+    assert run(plan, verify="all").verified == 2 * BIG.size
+
+
+def test_work_that_goes_on_is_not_discarded(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two()
+    argv = ["convert", "in", "out", "--to", "FLOAT16", "--restart", "--quiet"]
+    errors = []
+
+    def restart(done: int) -> None:
+        if not errors:
+            assert main(argv) == 1
+            errors.append(capsys.readouterr().err)
+
+    run(planned("in", "out"), restart)
+    assert errors == ["gpucast convert: out: another process is converting it at this moment; end it first\n"]
+    assert leftovers(folder, "in") == ["out"]
+
+
+def test_unfinished_work_is_no_source_of_its_own_target(folder: Path) -> None:
+    two()
+    run(planned("in", "out"), share=Share(0, 2))
+    with pytest.raises(
+        files.FileError, match="^out.partial/files: lies in .*out.partial, which is for unfinished work"
+    ):
+        run(planned("out.partial/files", "out"), restart=True)
+    assert len(os.listdir("out.partial/files")) == 1
+
+
+def test_the_work_of_another_process_is_not_taken_for_ones_own(folder: Path) -> None:
+    """As where a file system knows no locks, or somebody removed the folder."""
+    files.save("in.safetensors", {"x": BIG})
+    plan = planned("in.safetensors", "out.safetensors")
+    other = Staging(plan)
+
+    def replace(done: int) -> None:
+        other.discard()
+        other.begin()
+        with other.part(plan.files[0]) as part:
+            part.write(b"half")
+
+    with pytest.raises(files.FileError, match=r"out.safetensors.partial: was removed by another process"):
+        run(plan, replace)
+    assert not os.path.exists("out.safetensors")
+
+    def begin_another(done: int) -> None:
+        other.discard()
+        Staging(planned("b.safetensors", "out.safetensors")).begin()
+
+    files.save("b.safetensors", {"x": BIG[:10]})
+    with pytest.raises(OSError, match="No such file"):
+        run(plan, begin_another)
+    # What failed leaves the new work alone.
+    assert leftovers(folder, "in.safetensors", "b.safetensors") == ["out.safetensors.partial"]
+    with pytest.raises(files.FileError, match="was removed by another process"), other.part(plan.files[0]):
+        pass
+
+
+def test_one_process_concludes(folder: Path) -> None:
+    two()
+    plan = planned("in", "out")
+    work = Staging(plan)
+    work.begin()
+    with work.concluding() as is_ours:
+        assert is_ours
+        work.discard()
+    with work.concluding() as is_ours:
+        assert not is_ours
+
+
+def test_a_kill_may_leave_the_job_alone(folder: Path) -> None:
+    two()
+    plan = planned("in", "out")
+    Staging(plan).begin()
+    os.rmdir("out.partial/work")
+    os.rmdir("out.partial/files")
+    assert len(run(plan).results) == 2
+
+
+def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
+    two()
+    run(planned("in", "out"))
+    os.unlink("out/a.safetensors")
+    with pytest.raises(files.FileError, match="out: exists already"):
+        run(planned("in", "out"))
+    weight_map = {"a": "a.safetensors", "b": "b.safetensors"}
+    Path("in/all.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    run(planned("in", "indexed"))
+    os.unlink("indexed/all.safetensors.index.json")
+    with pytest.raises(files.FileError, match="indexed: exists already"):
+        run(planned("in", "indexed"))
+
+
+def test_what_was_written_before_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two()
+    run(planned("in", "out"))
+    argv = ["convert", "in", "out", "--to", "FLOAT16", "--verify", "all"]
+    assert main(argv) == 0
+    said = "out: was written by another run of the same conversion; verified: 131,072 elements are what the reference"
+    assert capsys.readouterr().out.startswith(said)
+    for known in (None, True):
+        assert main(["convert", "in", "json", "--to", "FLOAT16", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out).get("written_by_another_run") is known
+    written = Path("out/b.safetensors")
+    written.write_bytes(written.read_bytes()[:-2] + b"\0\0")
+    assert main(argv) == 1
+    assert "out/b.safetensors: verify: tensor 'b': element 65535 is 0.0" in capsys.readouterr().err
+    assert leftovers(folder, "in") == ["json", "out"]
+    assert written.exists()
+
+
+def test_an_error_does_not_discard_the_work_of_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    files.save("in/a.safetensors", {"a": np.full(1000, 1e9, np.float32)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 1 << 30)
+    errors = []
+
+    def begin_another(done: int) -> None:
+        # It is not allowed what the first one is.
+        if not errors and os.path.exists("out.partial/files/a.safetensors"):
+            with pytest.raises(ValueError, match="in/a.safetensors: tensor 'a' .* would lose") as error:
+                run(planned("in", "out"))
+            errors.append(error)
+
+    run(planned("in", "out"), begin_another, allow_loss=True)
+    assert errors
+    assert leftovers(folder, "in") == ["out"]
+
+
+def test_external_data_that_changes_is_noticed(folder: Path) -> None:
+    os.makedirs("in")
+    external("in/m.onnx", BIG)
+    before = planned("in", "out")
+    os.utime("in/m.onnx.bin", (1, 1))
+    assert planned("in", "out").fingerprint != before.fingerprint
+    with pytest.raises(files.FileError, match=r"in/m.onnx.bin: was changed since"):
+        run(before)
+    with pytest.raises(files.FileError, match=r"in/m.onnx.bin: was changed while"):
+        run(planned("in", "out"), lambda done: os.utime("in/m.onnx.bin", (2, 2)), restart=True)
+
+
+def test_scales_in_another_file_that_change_are_noticed(folder: Path) -> None:
+    os.makedirs("in")
+    files.save("in/a.safetensors", {"w": np.ones((4, 8), np.float32).astype(dtype("FLOAT8E4M3FN").numpy)})
+    files.save("in/b.safetensors", {"w_scale_inv": np.ones((1, 1), np.float32), "x": BIG})
+
+    def touch(done: int) -> None:
+        os.utime("in/b.safetensors", (2, 2))
+
+    with pytest.raises(files.FileError, match=r"in/b.safetensors: was changed while"):
+        run(planned("in", "out"), touch)
+    before = planned("in", "out")
+    os.utime("in/b.safetensors", (1, 1))
+    with pytest.raises(files.FileError, match=r"in/b.safetensors: was changed since"):
+        run(before, restart=True)
+
+
+def test_a_change_that_keeps_size_and_time_is_noticed(folder: Path) -> None:
+    files.save("in.safetensors", {"x": BIG, "y": BIG})
+    files.save("other.safetensors", {"x": BIG, "z": BIG})
+    times = os.stat("in.safetensors")
+
+    def replace(done: int) -> None:
+        """By a file that has other numbers in the midst alone."""
+        data = bytearray(Path("in.safetensors").read_bytes())
+        data[len(data) // 2] ^= 1
+        Path("new.safetensors").write_bytes(data)
+        os.utime("new.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+        os.replace("new.safetensors", "in.safetensors")
+
+    before = planned("in.safetensors", "out.safetensors")
+    with pytest.raises(files.FileError, match=r"in.safetensors: was changed while it was converted"):
+        run(before, replace)
+    os.replace("other.safetensors", "in.safetensors")
+    os.utime("in.safetensors", ns=(times.st_atime_ns, times.st_mtime_ns))
+    # Work on another file of the same size and time is not gone on with.
+    with pytest.raises(files.FileError, match=r"in.safetensors: was changed since"):
+        run(before)
+    with pytest.raises(files.FileError, match="holds unfinished work of another conversion"):
+        run(planned("in.safetensors", "out.safetensors"))
+    assert leftovers(folder, "in.safetensors", "out.safetensors.partial") == []
+
+
+def test_a_change_while_the_plan_is_made_is_noticed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.save("in.safetensors", {"x": BIG, "y": BIG})
+    check = files.check
+
+    def changed(*args: Any) -> None:
+        check(*args)
+        files.save("in.safetensors", {"z": BIG})
+
+    monkeypatch.setattr(files, "check", changed)
+    plan = planned("in.safetensors", "out.safetensors")
+    with pytest.raises(files.FileError, match="in.safetensors: was changed since it was first looked at"):
+        run(plan)
+
+
+def test_a_share_of_nothing_leaves_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    two()
+    for source, target in (("in.safetensors", "out.safetensors"), ("in", "out")):
+        options = ["convert", source, target, "--to", "FLOAT16", "--shard"]
+        for _ in range(2):
+            assert main([*options, "2/3"]) == 0
+            number = "1 file" if source != "in" else "2 files"
+            assert capsys.readouterr().out == f"{target}: this share has nothing to do; others have {number}\n"
+            assert leftovers(folder, "in.safetensors", "in", "out.safetensors") == []
+        for share in ("0/3", "1/3"):
+            assert main([*options, share]) == 0
+        capsys.readouterr()
+        # Nor one that comes late.
+        assert main([*options, "2/3"]) == 0
+        said = "was written by another run" if source == "in" else "nothing to do"
+        assert said in capsys.readouterr().out
+        assert leftovers(folder, "in.safetensors", "in", "out.safetensors") == ["out"] * (source == "in")
+
+
+def test_a_share_of_nothing_publishes_what_others_have_finished(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    plan = planned("in", "out")
+
+    def killed(work: Staging) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Staging, "publish", killed)
+        run(plan)
+    assert leftovers(folder, "in") == ["out.partial"]
+    assert len(run(plan, share=Share(2, 3)).results) == 2
+    assert leftovers(folder, "in") == ["out"]
+
+
+LOSSY = {"a": BIG, "big": np.full(1 << 14, 1e6, np.float32), "c": BIG}
+
+
+@pytest.mark.parametrize("stage", ["tensor", "file", "all"])
+def test_what_was_lost_is_allowed_for_one_run(stage: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.makedirs("in")
+    files.save("in/1.safetensors", LOSSY)
+    files.save("in/2.safetensors", {"d": BIG})
+    plan, done = planned("in", "out"), []
+
+    def interrupt(nbytes: int) -> None:
+        done.append(nbytes)
+        if len(done) == {"tensor": 3, "file": 4}.get(stage):
+            raise KeyboardInterrupt
+
+    def killed(work: Staging) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Staging, "publish", killed)
+        run(plan, interrupt, allow_loss=True)
+    message = r"tensor 'big' from FLOAT to FLOAT16 would lose 16,384 of its 16,384 non-zero values"
+    with pytest.raises(ValueError, match=message):
+        run(plan)
+    if stage == "all":
+        # Nor does a share that did none of it put it in the target's place.
+        with pytest.raises(ValueError, match=message):
+            run(plan, share=Share(2, 3))
+    assert not os.path.exists("out")
+    # The work is still there for who allows it.
+    outcome = run(plan, allow_loss=True)
+    assert outcome.resumed >= BIG.nbytes + LOSSY["big"].nbytes
+    assert leftovers(folder, "in") == ["out"]
+
+
+def test_a_protected_file_is_not_replaced(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    files.save("out.safetensors", {"x": BIG[:1]})
+    before = Path("out.safetensors").read_bytes()
+    # Root may write whatever it is.
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: "out." not in str(path) and access(path, mode))
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 1
+    assert capsys.readouterr().err == "gpucast convert: out.safetensors: Permission denied\n"
+    with pytest.raises(PermissionError, match="out.safetensors"):
+        files.save("out.safetensors", {"x": BIG})
+    assert Path("out.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["in.safetensors", "./out.safetensors", "link"])
+def test_a_report_replaces_neither_source_nor_target(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    os.symlink("in.safetensors", "link")
+    before = Path("in.safetensors").read_bytes()
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--report", name]) == 1
+    assert f"{name}: is read or written by the conversion itself" in capsys.readouterr().err
+    assert Path("in.safetensors").read_bytes() == before
+    assert leftovers(folder, "in.safetensors", "link") == []
+
+
+@pytest.mark.parametrize("name", ["in/config.json", "in/all.safetensors.index.json", "out/config.json"])
+def test_a_report_replaces_nothing_of_a_folder(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkdir("in")
+    os.mkdir("out")
+    files.save("in/a.safetensors", {"a.weight": BIG[: 1 << 14].reshape(128, 128)})
+    Path("in/all.safetensors.index.json").write_text('{"weight_map": {"a.weight": "a.safetensors"}}')
+    Path("in/config.json").write_text("{}")
+    before = [path.read_bytes() for path in sorted(Path("in").iterdir())]
+    argv = ["convert", "in", "out", "--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek"]
+    assert main([*argv, "--report", name]) == 1
+    assert f"{name}: is read or written by the conversion itself" in capsys.readouterr().err
+    assert [path.read_bytes() for path in sorted(Path("in").iterdir())] == before
+    assert leftovers(folder / "out") == []

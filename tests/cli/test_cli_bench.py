@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast bench` as a user meets it: without a GPU, on the host, and on a fake GPU (see fake_machine)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_machine import FakeMachine, FakeRival, TimedDriver
+from gpucast.benchmark import contenders, gpu, machine, pairs, quick
+from gpucast.benchmark.contenders import Ours
+from gpucast.benchmark.timing import Times
+from gpucast.cli import main
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.gpu import devices as device
+from gpucast.gpu import driver as launch
+from host_driver import both_shapes
+
+PAIRS = [(dtype("FLOAT"), dtype("FLOAT16")), (dtype("INT8"), dtype("UINT8"))]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
+    """A GPU, with a rival at half our speed."""
+    made = FakeMachine()
+    driver = TimedDriver(made)
+    driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
+    rivals = [FakeRival(made, "half", 0.5e9), FakeRival(made, "twin", 0.99e9, wrong=1)]
+    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(gpu, "Gpu", lambda: made)
+    monkeypatch.setattr(contenders, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
+    monkeypatch.setattr(quick, "PAIRS", PAIRS)
+    monkeypatch.setattr(quick, "CALLS", 10)
+    before = launch.use(driver)
+    yield made
+    launch.use(before)
+
+
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--quick"]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.splitlines() == [
+        "gpucast bench: no GPU to measure: there is no NVIDIA driver; run on the host, or measure the host: --allow-cpu"
+    ]
+
+
+def test_the_host_is_marked_as_no_device(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "host.json"
+    monkeypatch.setattr(quick, "CALLS", 20)
+    monkeypatch.setattr(machine.HostMachine, "free_bytes", lambda self: 1 << 24)
+    command = ["bench", "--allow-cpu", "--seconds", "0.5", "--elements", "1000", "--pair", "FLOAT:FLOAT16"]
+    assert main([*command, "--json", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("gpucast bench on the host (device: none): 1,000 elements")
+    assert "NumPy astype" in text and "FLOAT to FLOAT16" in text
+    found = json.loads(path.read_text())
+    assert found["device"] == "none" and found["rows"][0]["wrong"] == 0
+
+
+def test_packed_pairs_are_not_measured_on_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--allow-cpu", "--pair", "INT4:FLOAT16"]) == 1
+    assert "on the host only pairs of types of whole bytes are measured" in capsys.readouterr().err
+
+
+def test_a_gpu_beside_its_rivals(fake: FakeMachine, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "gpu.json"
+    assert main(["bench", "--seconds", "1", "--elements", "4096", "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("gpucast bench on NVIDIA Fake: 4,096 elements")
+    (row,) = [line for line in lines if line.startswith("FLOAT to FLOAT16")]
+    ours, half, twin = row.split()[4:7]
+    assert float(half) < float(ours) and twin.endswith("~*") and row.endswith(" 0")
+    assert any(" x half (geometric mean of 2 pairs: 2 faster, 0 same, 0 slower)" in line for line in lines)
+    assert any(" x twin (geometric mean of 2 pairs: 0 faster, 2 same, 0 slower)" in line for line in lines)
+    assert any(line.split()[0] == "gpucast" and "(" in line for line in lines[-4:])
+    found = json.loads(path.read_text())
+    assert found["device"] == found["facts"]["name"] == "NVIDIA Fake"
+    assert {row["contender"] for row in found["rows"]} == {"gpucast", "gpucast allocating", "half", "twin"}
+
+
+def test_the_time_is_kept(fake: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
+    begin = fake.now()
+    assert main(["bench", "--seconds", "0.0001", "--elements", "4096"]) == 0
+    assert "1 pairs left out for want of time" in capsys.readouterr().out
+    assert fake.now() - begin < 1
+
+
+def test_wrong_results_are_a_failure(
+    fake: FakeMachine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = Ours.codes
+
+    def one_wrong(self: Any, result: Any, dst: Any, count: int) -> Any:
+        codes = good(self, result, dst, count).copy()
+        codes[0] ^= codes.dtype.type(1)
+        return codes
+
+    monkeypatch.setattr(Ours, "codes", one_wrong)
+    assert main(["bench", "--seconds", "1", "--elements", "64"]) == 1
+    assert "DIFFERS from the reference: FLOAT to FLOAT16: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seconds", "0"], "'0' is not a number of seconds"),
+        (["--elements", "0"], "'0' is not a whole number from 1 on"),
+        (["--pair", "FLOAT"], "'FLOAT' is not a pair"),
+        (["--quick", "--seconds", "3"], "not allowed with argument"),
+    ],
+)
+def test_wrong_use(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", *options])
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_an_overlap_is_shown_as_no_difference() -> None:
+    def row(name: str, low: float, high: float) -> pairs.Row:
+        times = Times((low + high) / 2, low, high, 100, 1)
+        return pairs.Row("FLOAT", "FLOAT16", 1, "contiguous", "calls", name, 1e9, times=times)
+
+    ours = row("gpucast", 1.0, 1.2)
+    assert quick._cell(row("other", 1.1, 1.3), ours).strip() == "0.8333~"
+    assert quick._cell(row("other", 1.3, 1.5), ours).strip() == "0.7143"
+    assert quick._cell(None, ours).strip() == "-"

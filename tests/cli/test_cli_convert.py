@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast convert`."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same
+from gpucast import files
+from gpucast.cli import convert, main, progress
+from gpucast.core.dtypes import DType
+from tensors import HELD, ids, leftovers, sample
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def summary(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    """Run a conversion that works, without scales; its JSON."""
+    assert main(["convert", *argv, "--json", "--scale", "none"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    parsed: dict[str, Any] = json.loads(printed.out)
+    return parsed
+
+
+def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run a conversion that fails, without scales; its one line on stderr."""
+    assert main(["convert", *argv, "--scale", "none"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("gpucast convert: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+@pytest.mark.parametrize(("suffix", "row"), HELD, ids=ids)
+def test_the_output_is_what_cast_gives(
+    suffix: str, row: DType, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.array([[0.0, 1.0, -1.0], [2.0, 0.5, 3.75]], np.float32)
+    files.save("in.npz", {"x": x})
+    told = summary(capsys, "in.npz", f"out{suffix}", "--to", row.name, "--allow-loss")
+    (y,) = files.load(f"out{suffix}").values()
+    assert_same(y, gpucast.cast(x, row), row)
+    assert told["total"]["elements"] == 6
+    assert told["total"]["bytes_in"] == 24
+    if row.bits:
+        assert told["total"]["bytes_out"] == row.nbytes(6)
+
+
+@pytest.mark.parametrize("suffix", files.SUFFIXES)
+def test_every_format_converts_to_every_format(suffix: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = gpucast.dtype("BFLOAT16")
+    x = sample(gpucast.dtype("FLOAT16"), (5, 7))
+    for other in files.SUFFIXES:
+        files.save(f"in{other}", {"in": x})
+        assert main(["cast", f"in{other}", f"out{suffix}", "--to", "16", "--quiet"]) == 0
+        assert capsys.readouterr().out == ""
+        (y,) = files.load(f"out{suffix}").values()
+        assert_same(y, gpucast.cast(x, row), row)
+
+
+#: Worked out by hand: elements, options, how many are saturated, wrapped, infinite, NaN, lost NaN, zero; the error.
+#: 17 lies between 16 and 18, even 16 wins; -1e-9 becomes -0; 300 wraps to 300 - 256; 3 lies between 2 and 4.
+COUNTS: list[tuple[str, str, list[int], float]] = [
+    ("0 1 17 1000 -1e-9 nan inf", "FLOAT8E4M3FN", [2, 0, 0, 0, 0, 1], 1),
+    ("0 16 17", "FLOAT8E4M3FN", [0, 0, 0, 0, 0, 0], 1 / 17),
+    ("2 1000 nan", "FLOAT8E4M3FN --no-saturate", [0, 0, 0, 1, 0, 0], 0),
+    ("2 1e6 inf", "FLOAT8E5M2 --no-saturate", [0, 0, 1, 0, 0, 0], 0),
+    ("inf", "FLOAT8E4M3FNUZ", [1, 0, 0, 0, 0, 0], 0),
+    ("inf", "FLOAT8E4M3FNUZ --opset 19", [0, 0, 0, 1, 0, 0], 0),
+    ("300 1 0.5 inf", "INT8", [0, 2, 0, 0, 0, 1], 1),
+    ("300 1", "INT8", [0, 1, 0, 0, 0, 0], 256 / 300),
+    ("300 1", "INT8 --overflow saturate", [1, 0, 0, 0, 0, 0], 173 / 300),
+    ("1.5 nan", "INT8", [0, 0, 0, 0, 1, 0], 0.5 / 1.5),
+    ("2.5", "INT8 --rounding nearest_even", [0, 0, 0, 0, 0, 0], 0.5 / 2.5),
+    ("3 -1", "FLOAT8E8M0", [1, 0, 0, 0, 0, 0], 1),
+    ("3", "FLOAT8E8M0 --round-mode down", [0, 0, 0, 0, 0, 0], 1 / 3),
+    ("1e39 -inf", "FLOAT", [0, 0, 1, 0, 0, 0], 0),
+    ("1e39 -inf", "FLOAT --overflow saturate", [2, 0, 0, 0, 0, 0], 1 - float(np.finfo(np.float32).max) / 1e39),
+]
+
+
+@pytest.mark.parametrize(("values", "options", "counts", "error"), COUNTS)
+def test_the_counts(
+    values: str, options: str, counts: list[int], error: float, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.array(values.split(), dtype=np.float64)
+    np.save("x.npy", x)
+    told = summary(capsys, "x.npy", "y.npy", "--allow-loss", "--to", *options.split())
+    names = ("saturated", "wrapped", "infinite", "nan", "nan_lost", "underflowed")
+    for found in (told["total"], *told["tensors"]):
+        assert (found["elements"], found["nonzero"]) == (x.size, np.count_nonzero(x))
+        assert [found[name] for name in names] == counts
+        assert found["max_relative_error"] == pytest.approx(error)
+
+
+def test_the_summary_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("in.npz", w=np.full(2000, 1.0), big=np.array([1e9] + [1.0] * 999), n=np.arange(3), t=np.array(["a"]))
+    assert main(["convert", "in.npz", "out.npz", "--to", "float16"]) == 0
+    assert capsys.readouterr().out == (
+        "left alone: 'n' (INT64), 't' (STRING)\n"
+        "out.npz: 2 tensors cast to FLOAT16, 3,000 elements, 24,000 -> 6,000 bytes; 0 saturated, 0 wrapped, "
+        "1 became infinite, 0 became NaN, 0 became zero\n"
+    )
+
+
+def test_only_floating_tensors_of_several_are_cast(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = {
+        "w": np.ones(3, np.float32),
+        "layer.b": sample(gpucast.dtype("FLOAT8E8M0"), (4,)),
+        "ids": np.arange(4),
+        "mask": np.array([True, False]),
+        "q": sample(gpucast.dtype("INT4"), (3,)),
+    }
+    for suffix in (".npz", ".safetensors"):
+        path = f"in{suffix}"
+        files.save(path, tensors, {"format": "pt"} if suffix == ".safetensors" else {})
+        for options, cast in [
+            ([], {"w", "layer.b"}),
+            (["--include", "w"], {"w"}),
+            (["--include", "i*", "--include", "layer.?"], {"ids", "layer.b"}),
+            (["--include", "*"], set(tensors)),
+        ]:
+            for out in (f"out{suffix}", "other.npz", "other.safetensors"):
+                told = summary(capsys, path, out, "--to", "DOUBLE", *options)
+                assert {tensor["name"] for tensor in told["tensors"]} == cast
+                assert {tensor["name"] for tensor in told["left_alone"]} == set(tensors) - cast
+                loaded = files.load(out)
+                assert set(loaded) == set(tensors)
+                for name, x in tensors.items():
+                    row = gpucast.dtype("DOUBLE") if name in cast else gpucast.dtype(x.dtype)
+                    assert_same(loaded[name], gpucast.cast(x, row), row)
+    with files.TensorFile("out.safetensors") as file:
+        assert file.metadata == {"format": "pt"}
+
+
+def test_bytes_that_are_left_alone_are_not_touched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd: dict[str, Any] = {
+        "c": np.arange(3) * 1j,
+        "big": np.arange(3, dtype=">i2"),
+        "f": np.asfortranarray(np.eye(2, dtype=np.int8)),
+        "s": np.array([b"\xff"]),
+        "d": np.zeros(2, "M8[s]"),
+        "r": np.zeros(2, "i4,f4"),
+        "v": np.void(b"ab"),
+    }
+    np.savez("in.npz", w=np.ones(3), **odd)
+    told = summary(capsys, "in.npz", "out.npz", "--to", "FLOAT")
+    assert {tensor["name"] for tensor in told["left_alone"]} == set(odd)
+    with np.load("in.npz") as before, np.load("out.npz") as after:
+        assert after["w"].dtype == np.float32
+        for name in odd:
+            assert after[name].dtype == before[name].dtype
+            assert after[name].flags.f_contiguous == before[name].flags.f_contiguous
+            assert after[name].tobytes() == before[name].tobytes()
+    assert "'c' of type <c16 from another format" in failure(capsys, "in.npz", "out.safetensors", "--to", "FLOAT")
+    message = failure(capsys, "in.npz", "out.npz", "--to", "FLOAT", "--include", "*")
+    assert "tensor 'c' has type <c16, which Cast does not take" in message
+
+
+def test_codes_that_only_safetensors_knows_are_copied(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = {
+        "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "c": {"dtype": "C64", "shape": [1], "data_offsets": [8, 16]},
+        "new": {"dtype": "F9", "shape": [3], "data_offsets": [16, 18]},
+    }
+    text = json.dumps(header).encode()
+    Path("in.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(18)))
+    told = summary(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT")
+    assert [(t["name"], t["dtype"]) for t in told["left_alone"]] == [("c", "C64"), ("new", "F9")]
+    raw = Path("out.safetensors").read_bytes()
+    for name, code, shape, data in (("c", "C64", [1], bytes(range(8, 16))), ("new", "F9", [3], b"\x10\x11")):
+        entry = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])[name]
+        begin, end = (8 + int.from_bytes(raw[:8], "little") + offset for offset in entry["data_offsets"])
+        assert (entry["dtype"], entry["shape"], raw[begin:end]) == (code, shape, data)
+
+
+def test_a_file_can_be_converted_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.linspace(-2, 2, 3 << 20, dtype=np.float32)
+    for suffix in files.SUFFIXES:
+        files.save(f"x{suffix}", {"x": x})
+        summary(capsys, f"x{suffix}", f"x{suffix}", "--to", "FLOAT16", "--device", "cpu")
+        assert_same(files.load(f"x{suffix}")["x"], gpucast.cast(x, "FLOAT16"), gpucast.dtype("FLOAT16"))
+    assert leftovers(folder, *(f"x{suffix}" for suffix in files.SUFFIXES)) == []
+
+
+def test_too_much_loss_stops_before_anything_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = np.random.default_rng(0).normal(0, 0.02, 1000).astype(np.float32)
+    files.save("in.safetensors", {"good": np.ones(10, np.float32), "layer.w": weights})
+    Path("out.safetensors").write_bytes(b"old")
+    message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "int4")
+    assert "tensor 'layer.w' from FLOAT to INT4 would lose 1,000 of its 1,000 non-zero values" in message
+    assert "(100.0 %): 1,000 became zero" in message
+    assert "--allow-loss" in message
+    assert Path("out.safetensors").read_bytes() == b"old"
+    assert leftovers(folder, "in.safetensors", "out.safetensors") == []
+    told = summary(capsys, "in.safetensors", "out.safetensors", "--to", "int4", "--allow-loss")
+    assert told["total"]["underflowed"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "word"),
+    [
+        ([1e-9], ["--to", "FLOAT16"], "became zero"),
+        ([1000], ["--to", "FLOAT8E4M3FN"], "saturated"),
+        ([1000], ["--to", "INT8"], "wrapped"),
+        ([1e6], ["--to", "FLOAT16"], "became infinite"),
+        ([1000], ["--to", "FLOAT8E4M3FN", "--no-saturate"], "became NaN"),
+        ([np.nan], ["--to", "INT8"], "were NaN"),
+    ],
+)
+def test_one_percent_is_the_limit(
+    values: list[float], options: list[str], word: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Zeros do not count, and exactly 1 % may be lost."""
+    fine = [1.0] * 99 + [0.0] * 500
+    np.save("x.npy", np.array(values + fine))
+    summary(capsys, "x.npy", "y.npy", *options)
+    np.save("x.npy", np.array(values + fine[1:]))
+    assert f"1 of its 99 non-zero values (1.0 %): 1 {word}" in failure(capsys, "x.npy", "y.npy", *options)
+
+
+def test_text_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("x.npy", np.array([1.5, -0.0, np.inf, 1e-5]))
+    summary(capsys, "x.npy", "y.npy", "--to", "STRING")
+    assert np.load("y.npy").tolist() == ["1.5", "-0.0", "INF", "1e-05"]
+    summary(capsys, "y.npy", "z.pb", "--to", "FLOAT")
+    assert files.load("z.pb")["y"].tolist() == [1.5, 0, np.inf, float(np.float32(1e-5))]
+    assert "cannot hold STRING" in failure(capsys, "x.npy", "y.safetensors", "--to", "STRING")
+    np.savez("t.npz", t=np.array(["1"] * 70_000 + ["x"]))
+    message = failure(capsys, "t.npz", "out.npz", "--to", "FLOAT")
+    assert "t.npz: tensor 't'" in message
+    assert "70000" in message
+    np.save("n.npy", np.array(["300"]))
+    assert "300" in failure(capsys, "n.npy", "out.npy", "--to", "INT8")
+    assert leftovers(folder, "x.npy", "y.npy", "z.pb", "t.npz", "n.npy") == []
+
+
+def test_raw_elements_need_a_type(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """NumPy saves ml_dtypes arrays without their type; other programs save codes."""
+    wanted = np.array([1, -2, 0.5])
+    for name in ("bfloat16", "float8_e4m3fn", "int4"):
+        x = wanted.astype(np.float32).astype(name)
+        np.save("x.npy", x)
+        np.savez("x.npz", a=x, n=np.arange(3, dtype=np.uint8), f=wanted)
+        assert "give --from T" in failure(capsys, "x.npy", "y.npy", "--to", "DOUBLE")
+        for path in ("x.npy", "x.npz"):
+            chosen = ["--include", "[a]"] if path == "x.npz" else []
+            told = summary(capsys, path, "y.npz", "--to", "DOUBLE", "--from", name, *chosen)
+            (tensor,) = told["tensors"]
+            assert tensor["from"] == gpucast.dtype(name).name
+            assert files.load("y.npz")[tensor["name"]].tolist() == x.astype(np.float64).tolist()
+    np.save("x.npy", wanted.astype(ml_dtypes.float8_e5m2).view(np.uint8))
+    summary(capsys, "x.npy", "y.npy", "--to", "DOUBLE", "--from", "FLOAT8E5M2")
+    assert np.load("y.npy").tolist() == wanted.tolist()
+    assert "fits no tensor" in failure(capsys, "x.npy", "y.npy", "--to", "DOUBLE", "--from", "BFLOAT16")
+    np.savez("x.npz", a=np.zeros(3, np.uint8), f=wanted)
+    assert "fits no tensor" in failure(capsys, "x.npz", "y.npz", "--to", "FLOAT", "--from", "FLOAT8E5M2")
+
+
+def test_nothing_to_cast(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("x.npz", a=np.arange(3), b=np.arange(3))
+    assert "none of its 2 tensors is of a floating type; give --include" in failure(
+        capsys, "x.npz", "y.npz", "--to", "FLOAT"
+    )
+    assert "no tensor matches --include 'w*'; it holds 'a', 'b'" in failure(
+        capsys, "x.npz", "y.npz", "--to", "FLOAT", "--include", "a", "--include", "w*"
+    )
+    np.savez("x.npz")
+    assert "holds no tensors" in failure(capsys, "x.npz", "y.npz", "--to", "FLOAT")
+    # A single tensor is cast whatever its type.
+    np.savez("x.npz", a=np.arange(3))
+    assert summary(capsys, "x.npz", "y.npz", "--to", "FLOAT")["total"]["tensors"] == 1
+    np.savez("x.npz", a=np.zeros((0, 3)))
+    assert summary(capsys, "x.npz", "y.npz", "--to", "FLOAT8E4M3FN")["total"]["elements"] == 0
+
+
+def test_work_that_fails_says_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save("x.npy", np.ones(3))
+    for argv, message in [
+        (["missing.npy", "y.npy", "--to", "FLOAT"], "missing.npy: No such file"),
+        (["x.npy", "no/y.npy", "--to", "FLOAT"], "no/y.npy: No such file"),
+        (["x.npy", "y.bin", "--to", "FLOAT"], "y.bin: unknown format '.bin'"),
+        (["x.npy", "y.npy", "--to", "INT4"], r"cannot hold INT4, whose elements take 4 bits; write .npz"),
+        (["x.npy", "y.npy", "--to", "BFLOAT16", "--opset", "9"], "opset=9"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--opset", "29"], "opset=29"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--overflow", "wrap"], "overflow='wrap' does not apply to FLOAT"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--device", "tpu"], "device='tpu'"),
+    ]:
+        assert message in failure(capsys, *argv)
+    Path("bad.npy").write_bytes(Path("x.npy").read_bytes()[:-1])
+    assert "claims 24 bytes of data, the file holds 23" in failure(capsys, "bad.npy", "y.npy", "--to", "FLOAT")
+    assert leftovers(folder, "x.npy", "bad.npy") == []
+
+
+def test_a_gpu_that_cannot_be_used_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("the GPU sleeps", "run wake"))
+    np.save("x.npy", np.ones(3))
+    assert "the GPU sleeps; run wake" in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT", "--device", "cuda")
+    assert leftovers(folder, "x.npy") == []
+
+
+def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, message in [
+        (["x.npy", "y.npy"], "--to"),
+        (["x.npy", "--to", "FLOAT"], "OUT"),
+        (["x.npy", "y.npy", "--to", "float7"], "'float7' is not a dtype; expected one of BFLOAT16"),
+        (["x.npy", "y.npy", "--to", "i4"], "ambiguous"),
+        (["x.npy", "y.npy", "--to", "complex64"], "complex"),
+        (["x.npy", "y.npy", "--to", "99"], "99 is not a dtype"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--from", "STRING"], "no raw elements"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--round-mode", "sideways"], "sideways"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--rule", "a"], "'a' is no rule"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--rule", "=INT8"], "'=INT8' is no rule"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--rule", "a=float7"], "'float7' is not a dtype"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--scale", "no"], "invalid choice"),
+        (["x.npy", "y.npy", "--to", "FLOAT", "--shard", "4/4"], "I from 0 to N - 1"),
+    ]:
+        with pytest.raises(SystemExit) as left:
+            main(["convert", *argv])
+        assert left.value.code == 2
+        assert message in capsys.readouterr().err
+    np.save("x.npy", np.ones(3, np.float32))
+    assert "'' is no name of a file" in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT", "--report", "")
+    assert leftovers(folder, "x.npy") == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_drawn_for_people_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = []
+
+    class Bar(contextlib.AbstractContextManager[Any]):
+        def __init__(self, **options: Any) -> None:
+            bars.append(self)
+            self.total, self.done = options["total"], 0
+
+        def __exit__(self, *error: object) -> None:
+            assert self.done == self.total
+
+        def update(self, done: int) -> None:
+            self.done += done
+
+    monkeypatch.setattr(progress, "_tqdm", lambda: Bar)
+    for stderr, wanted, drawn in [(io.StringIO(), True, 0), (Terminal(), False, 0), (Terminal(), True, 1)]:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        bars.clear()
+        with progress.progress_bar(10, wanted) as advance:
+            advance(10)
+        assert len(bars) == drawn
+    monkeypatch.setattr(progress, "_tqdm", lambda: None)
+    with progress.progress_bar(10, True) as advance:
+        advance(10)
+
+
+def test_the_bar_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+
+    @contextlib.contextmanager
+    def bar(total: int, wanted: bool) -> Iterator[Any]:
+        assert (total, wanted) == (3 * 4 + 5 * 8 + 2, True)
+        yield done.append
+
+    monkeypatch.setattr(convert, "progress_bar", bar)
+    np.savez("x.npz", w=np.ones(3, np.float32), n=np.arange(5), b=np.array([True, False]))
+    for out in ("y.npz", "y.safetensors"):
+        done.clear()
+        assert main(["convert", "x.npz", out, "--to", "FLOAT8E5M2", "--scale", "none"]) == 0
+        assert sum(done) == 3 * 4 + 5 * 8 + 2
+
+
+def test_the_bar_is_tqdm() -> None:
+    stream = Terminal()
+    with progress._tqdm()(total=10, file=stream) as bar:
+        bar.update(10)
+    assert "100%" in stream.getvalue()
+
+
+def test_metadata_that_the_format_cannot_hold_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("x.safetensors", {"a": np.ones(3, np.float32)}, {"license": "x"})
+    assert main(["convert", "x.safetensors", "y.npz", "--to", "FLOAT16"]) == 0
+    assert "metadata not kept, since the format of OUT has none: 'license'" in capsys.readouterr().out
+    assert main(["convert", "x.safetensors", "y.safetensors", "--to", "FLOAT16"]) == 0
+    assert "metadata" not in capsys.readouterr().out
+
+
+def test_zeros_that_become_nan_are_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for values, words in (([0.0, 0.0], "2 of its 2 values"), ([0.0] * 99 + [1.0], "99 of its 100 values (99.0 %)")):
+        np.save("x.npy", np.array(values))
+        assert words in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT8E8M0", "--no-saturate")

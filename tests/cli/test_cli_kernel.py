@@ -1,0 +1,379 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast kernel` and `gpucast warmup`: kernels for any architecture, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from bench import cubin
+from gpucast import dtype
+from gpucast.cli import disassembler, main
+from gpucast.codegen.batch import ManySource
+from gpucast.codegen.cast import KernelSource, kernel_source
+from gpucast.codegen.fused import Options, fused_source
+from gpucast.compile import cubin as compiler
+from gpucast.compile import nvidia as driver
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import resolve
+from gpucast.gpu import driver as launch
+from gpucast.mixed import DynamicLossScale, select_tree
+from gpucast.warmup.api import every_pair, tasks, warmup
+from host_driver import HostDriver, upload
+from nvrtc_wheels import INSTALLED, load
+
+NAME = "gpucast_float32_to_float8e4m3fn"
+TEXT = kernel_source(resolve(dtype("float32"), dtype("float8e4m3fn"))).text
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without a GPU, with an empty cache; the folder of its kernels."""
+    load(INSTALLED[0])
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(driver, "find", lambda: None)
+    compiler._compiler.cache_clear()
+    return tmp_path / "cache" / "kernels"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_fresh_compiler_afterwards() -> Any:
+    yield
+    compiler._compiler.cache_clear()
+
+
+def kernel(capsysbinary: pytest.CaptureFixture[bytes], *options: str) -> bytes:
+    code = main(["kernel", "FLOAT", "float8_e4m3fn", *options])
+    printed = capsysbinary.readouterr()
+    assert printed.err == b""
+    assert code == 0
+    return printed.out
+
+
+def test_the_text(capsysbinary: pytest.CaptureFixture[bytes], machine: Path) -> None:
+    assert kernel(capsysbinary) == kernel(capsysbinary, "--emit", "source") == TEXT.encode()
+    # No compiler was needed.
+    assert not machine.exists()
+    attributes = ["--no-saturate", "--shape", "strided"]
+    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), saturate=False)
+    assert kernel(capsysbinary, *attributes) == kernel_source(rule, "strided").text.encode()
+    assert main(["kernel", "INT4", "INT8", "--unpacked", "--overflow", "saturate"]) == 0
+    assert b"gpucast_int4_to_int8_saturate_unpacked" in capsysbinary.readouterr().out
+    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), rounding="stochastic")
+    assert kernel(capsysbinary, "--rounding", "stochastic") == fused_source(rule, Options()).text.encode()
+
+
+def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
+    ptx = kernel(capsysbinary, "--emit", "ptx", "--arch", "sm_90").decode()
+    assert f".entry {NAME}(" in ptx
+    assert ".target sm_90\n" in ptx
+    assert "\0" not in ptx
+    code = kernel(capsysbinary, "--emit", "cubin", "--arch", "9.0")
+    assert code == compiler.compile(TEXT, NAME, "sm_90").code
+    assert list(cubin.kernels(code)) == [NAME]
+    file = tmp_path / "kernel.cubin"
+    assert kernel(capsysbinary, "--emit", "cubin", "--arch", "sm_90", "-o", str(file)) == b""
+    assert file.read_bytes() == code
+    for arch in ("sm_75", "sm_100a", "sm_120"):
+        sass = kernel(capsysbinary, "--emit", "sass", "--arch", arch).decode()
+        assert f".text.{NAME}" in sass
+        assert " EXIT " in sass or " EXIT;" in sass
+        # No local memory.
+        assert " STL" not in sass
+        assert " LDL" not in sass
+
+
+def test_the_gpu_of_this_machine(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = driver.Driver((13, 0), ("cuda:0 A100", "cuda:1 B200"), capabilities=((8, 0), (10, 0)))
+    monkeypatch.setattr(driver, "find", lambda: found)
+    assert b".target sm_80\n" in kernel(capsysbinary, "--emit", "ptx")
+    assert {task.arch for task in tasks([("FLOAT", "INT8")], None)} == {"sm_80", "sm_100a"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["FLOAT", "STRING"], "FLOAT to STRING has no kernel; STRING is cast on the host"),
+        (["FLOAT", "INT8", "--emit", "sass"], "there is no GPU here to compile for; give --arch, such as --arch sm_90"),
+        (
+            ["FLOAT", "INT8", "--emit", "ptx", "--arch", "sm_91"],
+            "'sm_91' is not an architecture that gpucast compiles for",
+        ),
+        (["FLOAT", "INT8", "--emit", "cubin", "--arch", "compute_90"], "compute_90 gives PTX"),
+        (["FLOAT", "INT8", "--opset", "99"], "opset=99"),
+        (["FLOAT", "INT8", "-o", "/no/such/folder/file"], "/no/such/folder/file: No such file or directory"),
+    ],
+)
+def test_wrong_use_of_kernel(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    assert main(["kernel", *options]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("gpucast kernel: ")
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_a_cubin_does_not_go_to_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["kernel", "FLOAT", "INT8", "--emit", "cubin", "--arch", "sm_90"]) == 1
+    assert capsys.readouterr().err == "gpucast kernel: a cubin is no text; give -o FILE\n"
+
+
+def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Found in the wheel first, then on the path, then in a toolkit; the message says where to get it."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "toolkit"))
+    if not Path("/usr/local/cuda/bin/nvdisasm").exists():
+        with pytest.raises(disassembler.DisassemblerMissing, match="run: pip install nvidia-cuda-nvdisasm"):
+            disassembler.find()
+    for place in ("toolkit/bin", "bin", "packages/nvidia/cu13/bin"):
+        tool = tmp_path / place / "nvdisasm"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\necho no such chip >&2; exit 1\n")
+        tool.chmod(0o755)
+        assert disassembler.find() == str(tool)
+    with pytest.raises(ValueError, match="cannot read this cubin: no such chip; a newer one may: pip install -U"):
+        disassembler.disassemble(b"cubin")
+
+
+def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
+    count = warmup([("FLOAT", "FLOAT8E4M3FN"), (dtype("uint4"), "int8"), ("FLOAT", 17)], ["sm_90", "sm_75"])
+    assert count == 2 * (2 + 4)
+    kept = compiler.compiler().cache.usage()[0]
+    # A plan made later finds its kernel, whatever its shape and packing.
+    for src, dst in (("FLOAT", "FLOAT8E4M3FN"), ("UINT4", "INT8")):
+        rule = resolve(dtype(src), dtype(dst))
+        for unpacked in (False, True):
+            source = kernel_source(rule, "strided", unpacked=unpacked)
+            assert compiler.compile_for(source.text, source.name, (9, 0))
+    assert compiler.compiler().cache.usage()[0] == kept
+    assert warmup([("FLOAT", "INT8")], "sm_90", overflow="saturate") == 2
+    assert compiler.compiler().cache.usage()[0] == kept + 2
+
+
+def test_warmup_of_fused_casts(machine: Path) -> None:
+    def names(**options: Any) -> set[str]:
+        work = tasks([("FLOAT", "FLOAT8E4M3FN"), ("FLOAT8E4M3FN", "FLOAT8E4M3FN")], "sm_90", **options)
+        return {task.asked(task.rule, task.shape).name for task in work}
+
+    def shapes(*casts: str) -> set[str]:
+        return {f"gpucast_{cast}{shape}" for cast in casts for shape in ("", "_strided")}
+
+    there, same = "float32_to_float8e4m3fn", "float8e4m3fn_to_float8e4m3fn"
+    assert names(amax=True) == shapes(f"{there}_amax", f"{same}_amax")
+    assert names(scale=True) == shapes(*(f"{cast}_scaled{wide}" for cast in (there, same) for wide in ("", "_wide")))
+    # Nothing is rounded from a type to itself, but its products are.
+    assert names(rounding="stochastic") == shapes(f"{there}_stochastic", same)
+    scaled = {name for name in names(rounding="stochastic", scale=True, amax=True) if "wide" not in name}
+    assert scaled == shapes(f"{there}_stochastic_scaled_amax", f"{same}_stochastic_scaled_amax")
+    assert warmup([("FLOAT", "BFLOAT16")], "sm_90", rounding="stochastic") == 2
+    kept = compiler.compiler().cache.usage()[0]
+    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic"), Options())
+    assert compiler.compile_for(source.text, source.name, (9, 0))
+    assert compiler.compiler().cache.usage()[0] == kept
+
+
+def test_warmup_of_more_kinds() -> None:
+    def names(pair: tuple[str, str] = ("FLOAT", "FLOAT16"), **options: Any) -> list[str]:
+        work = tasks([pair], "sm_90", **options)
+        assert len(work) == len(set(work))
+        return [task.asked(task.rule, task.shape, unpacked=task.unpacked).name for task in work]
+
+    plain = {"gpucast_float32_to_float16", "gpucast_float32_to_float16_strided"}
+    assert set(names(transposed=True)) == plain | {"gpucast_float32_to_float16_transposed"}
+    # On a device all results of types below one byte are packed, and packed arrays have no transpose.
+    assert len(names(("FLOAT", "INT4"), transposed=True)) == 2
+    assert len(names(("INT4", "FLOAT"), transposed=True)) == 5
+    fused = set(names(fused=True))
+    casts = ("", "_amax", "_scaled", "_scaled_wide", "_scaled_amax", "_scaled_wide_amax")
+    assert fused == {
+        f"gpucast_float32_to_float16{cast}{shape}" for cast in (*casts, "_stochastic") for shape in ("", "_strided")
+    }
+    assert not any("stochastic" in name for name in names(("FLOAT", "INT8"), fused=True))
+    many = set(names(many=True)) - plain
+    assert {name.rpartition("_")[0] for name in many} == {"gpucast_many_float32_to_float16"} and len(many) == 2
+    together = set(names(many=True, fused=True)) - fused
+    assert "gpucast_float32_to_float16_scaled_finite_strided" in together
+    assert any(name.startswith("gpucast_many_float32_to_float16_scaled_finite_") for name in together)
+    assert [task.rule.src.name for task in tasks((), "sm_90", quantize=["mxfp4"]) if "rows" in str(task.asked)] == [
+        "FLOAT",
+        "FLOAT16",
+        "BFLOAT16",
+    ]
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])
+def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
+    """Whatever is launched for matrices of whole blocks and of others is in the list. Nothing is computed."""
+
+    class Quiet(HostDriver):
+        def load(self, source: KernelSource) -> Any:
+            self.loaded.append((source.name, 0))
+            return lambda *_: None
+
+    quiet = Quiet()
+    before = launch.use(quiet)
+    try:
+        for shape in ((256, 384), (7, 5), (3, 128, 256)):
+            for transpose in (False, True, "both"):
+                for kind in (np.float32, np.float16):
+                    q = gpucast.quantize(upload(np.ones(shape, kind)), name, transpose=transpose)
+                    for one in q if transpose == "both" else (q,):
+                        one.dequantize()
+                        one.dequantize(kind)
+    finally:
+        launch.use(before)
+    listed = {task.asked(task.rule).name for task in tasks((), "sm_90", quantize=[name])}
+    casts = {launched for launched, _ in quiet.loaded if not launched.startswith("gpucast_quantize")}
+    assert {launched for launched, _ in quiet.loaded} - casts <= listed
+    assert all("_strided" in cast or "_transposed" in cast for cast in casts), "x is copied first, at most"
+
+
+def test_warmup_knows_the_kernels_of_mixed() -> None:
+    """Whatever a training step launches for gradients of one type is in the list, and nothing else. Nothing runs."""
+
+    class Quiet(HostDriver):
+        def load(self, source: KernelSource) -> Any:
+            self.loaded.append((source.name, 0))
+            return lambda *_: None
+
+        def load_many(self, source: ManySource) -> Any:
+            self.loaded.append((source.name, 0))
+            return lambda *_: None
+
+    quiet = Quiet()
+    before = launch.use(quiet)
+    try:
+        for kind in ("float32", "float16", "bfloat16"):
+            one, wide = (upload(np.ones((6, 5), dtype(kind).numpy)) for _ in range(2))
+            scale = DynamicLossScale()
+            # A tree of more than a short list of arguments holds.
+            for grads in ([one], [one.T[::2]], [one, wide], [one] * 200):
+                scale.scale(grads[0])
+                new, finite = scale.unscale(grads)
+                scale.adjust(finite)
+                select_tree(finite, new, new)
+            assert scale.adjust(True).loss_scale.dtype == np.float32
+    finally:
+        launch.use(before)
+    work = tasks(None, "sm_90", mixed=True)
+    listed = [task.asked(task.rule, task.shape, unpacked=task.unpacked).name for task in work]
+    assert len(listed) == len(set(listed))
+    # An array that is not contiguous is copied before the choice.
+    assert {name for name, _ in quiet.loaded} == {*listed, "gpucast_float32_to_float32_strided"}
+    assert len(tasks([("FLOAT", "INT8")], "sm_90", mixed=True)) == len(listed) + 2
+
+
+def test_every_pair_has_kernels() -> None:
+    assert len(set(every_pair())) == 625
+    work = tasks(None, "sm_90")
+    packed = sum(src.packed for src, _ in every_pair())
+    assert len(work) == len(set(work)) == 2 * (625 + packed)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "arch", "attributes", "error", "words"),
+    [
+        ([("FLOAT", "STRING")], "sm_90", {}, ValueError, "warmup: FLOAT to STRING has no kernel"),
+        ([("FLOAT", "float7")], "sm_90", {}, TypeError, "warmup: .*float7"),
+        ([("FLOAT", "INT8")], "sm_91", {}, ValueError, "'sm_91' is not an architecture"),
+        ([("FLOAT", "INT8")], None, {}, DeviceUnavailable, "warmup: no architecture is given, and there is no NVIDIA"),
+        ([("FLOAT", "INT8")], "sm_90", {"opset": 0}, ValueError, "warmup: opset=0"),
+        ([("FLOAT", "INT8")], "sm_90", {"scale": 0.5}, TypeError, "warmup: scale=0.5 must be True or False"),
+        ([("FLOAT", "INT8")], "sm_90", {"rounding": "stochastic"}, ValueError, "warmup: rounding='stochastic' does"),
+        ([("FLOAT", "INT8")], "sm_90", {"many": 1}, TypeError, "warmup: many=1 must be True or False"),
+        (None, "sm_90", {"mixed": "yes"}, TypeError, "warmup: mixed='yes' must be True or False"),
+        (
+            [("FLOAT", "INT8")],
+            "sm_90",
+            {"seed": 1},
+            TypeError,
+            "warmup: seed= is not known here",
+        ),
+        (("FLOAT", "INT8"), "sm_90", {}, TypeError, r"warmup: pairs has 'FLOAT'; expected \(source, destination\)"),
+        ([("FLOAT", "INT8")], 90, {}, TypeError, "warmup: arch=90 must be a text such as 'sm_90'"),
+        ((), "sm_90", {"quantize": "mxfp5"}, ValueError, "warmup: format='mxfp5' is not known"),
+        ((), "sm_90", {"quantize": ["mxfp5"]}, ValueError, "warmup: format='mxfp5' is not known"),
+        (
+            (),
+            "sm_90",
+            {"quantize": ["nvfp4", "int8_32"], "rounding": "stochastic"},
+            ValueError,
+            "warmup: rounding='stochastic' does not apply to INT8",
+        ),
+        ([("STRING", "INT8")], "sm_90", {"amax": True}, ValueError, "warmup: STRING to INT8 has no kernel"),
+    ],
+)
+def test_wrong_use_of_warmup(pairs: Any, arch: Any, attributes: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        warmup(pairs, arch, **attributes)
+
+
+def command(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "gpucast", "warmup", *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_warmup_command(machine: Path) -> None:
+    done = command(
+        "--pair", "FLOAT:FLOAT8E4M3FN", "--pair", "INT4:16", "--arch", "90", "--arch", "sm_75", "--jobs", "2"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("12 kernels for sm_90, sm_75 in ")
+    assert f"; {machine} holds " in done.stdout
+    assert " of 256 MiB\n" in done.stdout
+    before = set(machine.iterdir())
+    assert len(before) >= 12
+    # In a process of its own: this one may hold another NVRTC, which other tests loaded.
+    silent = command("--pair", "FLOAT:FLOAT8E4M3FN", "--arch", "sm_90", "--jobs", "1", "--quiet")
+    assert (silent.returncode, silent.stdout, silent.stderr) == (0, "", "")
+    assert set(machine.iterdir()) == before
+    # Four pairs, of which the two from INT4 are warmed for PackedArrays and for arrays of one element per byte.
+    among = command("--types", "FLOAT8E4M3FN", "int4", "--arch", "sm_90", "8.0")
+    assert (among.returncode, among.stderr) == (0, "")
+    assert among.stdout.startswith("24 kernels for sm_90, sm_80 in ")
+
+
+def test_a_warmup_that_keeps_nothing_fails(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_DIR=str(tmp_path / "file"))
+    folder = tmp_path / "file" / "kernels"
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"gpucast warmup: the kernels cannot be kept: {folder}: Not a directory\n"
+    done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_SIZE="0")
+    assert done.returncode == 1
+    assert "GPUCAST_CACHE_SIZE=0 keeps nothing on disk" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
+        (["--pair", "FLOAT:int7"], "int7"),
+        (["--pair", "FLOAT:8"], "'8' is cast on the host only; expected a numeric type"),
+        (["--types", "FLOAT", "STRING"], "'STRING' is cast on the host only; expected a numeric type"),
+        (["--types", "FLOAT", "--pair", "INT8:FLOAT"], "not allowed with argument --types"),
+        (["--jobs", "0"], "'0' is not a whole number from 1 on"),
+        (["--jobs", "-1"], "'-1' is not a whole number from 1 on"),
+    ],
+)
+def test_wrong_options_of_warmup(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["warmup", *options])
+    assert left.value.code == 2
+    assert words in capsys.readouterr().err

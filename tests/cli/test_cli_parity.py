@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast parity` as a user meets it: what it prints and writes, exit codes, wrong use."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucast.cli import main
+from gpucast.compile import cxx as host_compiler
+from gpucast.gpu import devices as device
+from gpucast.parity import backends
+from gpucast.parity.backends import Array, CastCodes
+from gpucast.parity.cases import NUMERIC, Case
+from gpucast.parity.work import run
+
+SVG = "{http://www.w3.org/2000/svg}"
+#: With many random codes kernels are optimised, which takes longer than a test.
+FEW = ("--random", "10")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both backends that need no GPU give another code for 0x3e in FLOAT8E5M2 -> INT8."""
+    for backend in (backends.Host, backends.Kernels):
+        monkeypatch.setattr(backend, "prepare", flipping(backend.prepare))
+
+
+def flipping(prepare: Any) -> Any:
+    def prepare_faulty(self: Any, cases: Sequence[Case], optimize: bool) -> CastCodes:
+        cast = prepare(self, cases, optimize)
+
+        def faulty(case: Case, codes: Array) -> Array:
+            result: Array = cast(case, codes)
+            if (case.rule.src.name, case.rule.dst.name) == ("FLOAT8E5M2", "INT8"):
+                result = result ^ (codes == 0x3E).astype(result.dtype)
+            return result
+
+        return faulty
+
+    return prepare_faulty
+
+
+def grid(text: str) -> dict[tuple[str, str], str]:
+    """The marks of the printed grid."""
+    found = {}
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 2 + len(NUMERIC) and fields[1].isdecimal():
+            found |= {(fields[0], row.name): mark for row, mark in zip(NUMERIC, fields[2:], strict=True)}
+    assert len(found) == 625
+    return found
+
+
+@pytest.mark.parametrize("backend", ["kernels", "host"])
+def test_equal_pairs(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["parity", "--backend", backend, "--pair", "INT4:FLOAT4E2M1", "--pair", "22:17", "--pair", "bool:int8",
+                 "--pair", "INT4:FLOAT4E2M1", *FEW, "--json", "x.json"])  # fmt: skip
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    tried = {("INT4", "FLOAT4E2M1"), ("INT4", "FLOAT8E4M3FN"), ("BOOL", "INT8")}
+    assert {pair: mark for pair, mark in grid(out).items() if mark != "."} == dict.fromkeys(tried, "=")
+    assert re.match(rf"gpucast parity: {backend} \(.+\) against the reference\n", out)
+    assert re.search(r"\n10 of 10 rules tried, in 3 pairs: 40,990 casts in \d+ s, 0 differ\n$", out)
+    found = json.loads(Path("x.json").read_text())
+    assert (found["backend"], found["mode"], found["wrong"], found["first"]) == (backend, "all", 0, None)
+    assert (found["rules"], found["rules_planned"], found["elements"]) == (10, 10, 40990)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
+    states = {(pair["src"], pair["dst"]): pair["state"] for pair in found["pairs"]}
+    assert len(states) == 625
+    assert {pair for pair, state in states.items() if state == "equal"} == tried
+    assert {pair for pair, state in states.items() if state == "not tried"} == states.keys() - tried
+
+
+@pytest.mark.usefixtures("one_flipped_bit")
+@pytest.mark.parametrize("backend", ["kernels", "host"])
+def test_a_mismatch(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = ["--pair", "FLOAT8E5M2:UINT8", "--pair", "FLOAT8E5M2:INT8"]
+    code = main(["parity", "--backend", backend, *pairs, *FEW, "--json", "x.json", "--picture", "x.svg"])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert err == "gpucast parity: FLOAT8E5M2 to INT8: index 62, input 0x3e (1.5): wanted 0x01 (1), got 0x00 (0)\n"
+    assert grid(out)["FLOAT8E5M2", "INT8"] == "X"
+    assert grid(out)["FLOAT8E5M2", "UINT8"] == "="
+    # 4,099 elements hold the code 16 times; the pair has four rules.
+    assert " 64 differ\n" in out
+    found = json.loads(Path("x.json").read_text())
+    assert found["wrong"] == 64
+    assert found["first"] == {
+        "src": "FLOAT8E5M2", "dst": "INT8", "attributes": {}, "index": 62,
+        "input": "0x3e (1.5)", "wanted": "0x01 (1)", "got": "0x00 (0)",
+    }  # fmt: skip
+    (pair,) = [pair for pair in found["pairs"] if pair["wrong"]]
+    assert (pair["src"], pair["dst"], pair["state"], pair["rules"]) == ("FLOAT8E5M2", "INT8", "differing", 4)
+    clamp, nearest = {"overflow": "saturate"}, {"rounding": "nearest_even"}
+    assert [first["attributes"] for first in pair["mismatches"]] == [{}, clamp, nearest, nearest | clamp]
+    assert [first["wanted"] for first in pair["mismatches"]] == ["0x01 (1)"] * 2 + ["0x02 (2)"] * 2
+    check_picture(ElementTree.parse("x.svg").getroot(), backend)
+
+
+def check_picture(root: ElementTree.Element, backend: str) -> None:
+    assert root.tag == f"{SVG}svg"
+    texts = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert f"gpucast parity: {backend} against the reference, bit for bit" in texts
+    assert any(re.search(r", \d{4}-\d\d-\d\d$", text) for text in texts)
+    assert any(text.startswith("8 of 8 rules tried, in 2 pairs: 32,792 casts in") for text in texts)
+    assert {"equal: 1", "equal in part: 0", "differing: 1", "not tried: 623"} <= set(texts)
+    for row in NUMERIC:
+        assert texts.count(row.name) == 2
+    cells = {group.findtext(f"{SVG}title"): group for group in root.iter(f"{SVG}g")}
+    assert len(cells) == 625
+    wrong = cells["FLOAT8E5M2 to INT8: differing, 4 of 4 rules, 16,396 casts, 64 differ"]
+    equal = cells["FLOAT8E5M2 to UINT8: equal, 4 of 4 rules, 16,396 casts, 0 differ"]
+    other = cells["INT8 to FLOAT8E5M2: not tried"]
+    fills = [cell.find(f"{SVG}rect").get("fill") for cell in (wrong, equal, other)]  # type: ignore[union-attr]
+    assert len(set(fills)) == 3
+    # Not by colour alone.
+    assert [cell.find(f"{SVG}path") is not None for cell in (wrong, equal, other)] == [True, False, False]
+    # A row below another, a column right of another: the cell lies where its names do.
+    place = wrong.find(f"{SVG}rect")
+    names = {"".join(text.itertext()): text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "end"}
+    tops = {"".join(text.itertext()): text for text in root.iter(f"{SVG}text") if text.get("transform")}
+    assert place is not None
+    assert 0 < float(names["FLOAT8E5M2"].get("y", 0)) - float(place.get("y", 0)) < 22
+    assert 0 < float(tops["INT8"].get("x", 0)) - float(place.get("x", 0)) < 22
+
+
+@pytest.mark.usefixtures("one_flipped_bit")
+def test_exhaustive(capsys: pytest.CaptureFixture[str]) -> None:
+    pairs = ["--pair", "FLOAT16:INT8", "--pair", "FLOAT8E5M2:INT8"]
+    code = main(["parity", "--exhaustive", "--defaults-only", "--backend", "host", *pairs, "--json", "x.json"])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert err == "gpucast parity: FLOAT8E5M2 to INT8: index 62, input 0x3e (1.5): wanted 0x01 (1), got 0x00 (0)\n"
+    assert "2 of 2 rules tried, in 2 pairs: 65,792 casts in" in out
+    assert grid(out)["FLOAT16", "INT8"] == "-"  # One of four rules.
+    assert json.loads(Path("x.json").read_text())["mode"] == "exhaustive"
+
+
+def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def first_ones(backend: Any, cases: Sequence[Case], **keywords: Any) -> Any:
+        asked.update(keywords, cases=cases)
+        return run(backend, cases[:30], **(keywords | {"random": 10}))
+
+    monkeypatch.setattr("gpucast.parity.work.run", first_ones)
+    tried = []
+    for seed in ("3", "3", "4"):
+        assert main(["parity", "--backend", "host", "--seed", seed, "--json", "x.json"]) == 0
+        assert (len(asked["cases"]), asked["seconds"], asked["seed"]) == (2237, 10.0, int(seed))
+        found = json.loads(Path("x.json").read_text())
+        assert (found["mode"], found["rules"], found["rules_planned"]) == ("sample", 30, 2237)
+        tried.append(found["pairs"])
+        assert "a seeded sample; --full tries all\n" in capsys.readouterr().out
+    assert tried[0] == tried[1] != tried[2]
+    assert main(["parity", "--backend", "host", "--full", "--random", "7", "--threads", "1"]) == 0
+    assert (asked["seconds"], asked["random"], asked["threads"], asked["share"]) == (None, 7, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
+        (["--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; expected one of"),
+        (["--pair", "STRING:INT8"], "'STRING' is cast on the host only; expected a numeric type"),
+        (["--pair", "FLOAT:INT8", "--full"], "leave out --pair"),
+        (["--pair", "FLOAT:INT8", "--seconds", "3"], "leave out one of them"),
+        (["--exhaustive"], "--exhaustive needs --pair"),
+        (["--exhaustive", "--pair", "DOUBLE:FLOAT"], "DOUBLE:FLOAT has 2^64 codes; expected a source of 32 bits"),
+        (["--exhaustive", "--full"], "not allowed with"),
+        (["--seconds", "0"], "'0' is not a number of seconds"),
+        (["--seconds", "soon"], "'soon' is not a number of seconds"),
+        (["--seed", "-1"], "'-1' is not a whole number from 0 on"),
+        (["--threads", "0"], "'0' is not a whole number from 1 on"),
+        (["--random", "many"], "'many' is not a whole number from 0 on"),
+        (["--backend", "cuda"], "invalid choice: 'cuda'"),
+        (["--json", "x", "--picture", "x"], "are the same file"),
+    ],
+)
+def test_wrong_usage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["parity", *options])
+    out, err = capsys.readouterr()
+    assert (left.value.code, out) == (2, "")
+    assert message in err
+    assert not list(Path().iterdir())
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
+    monkeypatch.setattr(host_compiler.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("CXX", raising=False)
+    assert main(["parity", "--backend", "kernels", "--json", "x.json"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(
+        r"gpucast parity: hostbuild: no C\+\+ compiler; install .* -m pip install ziglang; "
+        r"or compare casts on the host: gpucast parity --backend host\n",
+        err,
+    )
+    assert not list(Path().iterdir())
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
+    assert main(["parity", "--backend", "gpu"]) == 1
+    assert capsys.readouterr() == ("", "gpucast parity: no GPU to compare: there is no NVIDIA driver; install one\n")
+
+
+def test_a_file_that_cannot_be_written_is_known_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr("gpucast.parity.work.run")
+    assert main(["parity", "--backend", "host", "--picture", "missing/x.svg"]) == 1
+    assert capsys.readouterr().err == "gpucast parity: missing/x.svg: No such file or directory\n"

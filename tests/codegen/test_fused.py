@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts with a number to multiply with, the largest magnitude kept beside, and rounding at random: host and kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+import exact
+import gpucast
+from bench import cubin
+from codes import assert_codes, assert_same, every_code
+from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_device
+from gpucast import PackedArray
+from gpucast.casting import fused as fused_cast
+from gpucast.casting.fused import fused_rule
+from gpucast.casting.fused_options import Fusion
+from gpucast.codegen.fused import FusedArguments, Options, fused_source
+from gpucast.compile import cubin as compiler
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
+from gpucast.parity import hard_values
+from gpucast.parity import host_build as hostbuild
+from gpucast.parity.cases import NUMERIC
+from gpucast.reference import casting as reference
+from host_driver import HostDriver, download, upload
+
+FLOAT, DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+TO_FLOAT, TO_DOUBLE = (Rule(row, row, overflow="infinity") for row in (FLOAT, DOUBLE))
+#: Of FLOAT: the smallest, one with all bits, the largest, and usual ones.
+NARROW = tuple(float(np.float32(number)) for number in (0.1, 1.5, 0.0, 2**-149, 3.4028235e38, -3.3))
+#: 1 - 2^-53 makes products that are rounded twice; the smallest and the largest ones leave the range.
+WIDE = (0.1, 1 - 2**-53, 5e-324, -1.7e308)
+
+
+# ---- the exact model ----
+
+
+def scaled_exactly(code: int, rule: Rule, scale: float | None, word: int | None) -> int:
+    """A product by rational arithmetic, from the words of gpucast.casting.fused."""
+    if scale is None:
+        if rule.src is rule.dst:
+            return exact.cast_codes([code], rule)[0]
+        x = exact.decode(rule.src, code)
+    else:
+        x = exact.decode(DOUBLE, exact.to_float(exact.decode(rule.src, code), TO_DOUBLE))
+        negative = x.negative != (math.copysign(1, scale) < 0)
+        if x.kind == "infinite":
+            x = exact.Number("nan", False) if scale == 0 else exact.Number("infinite", negative)
+        elif x.kind == "finite":
+            product = exact.Number("finite", negative, x.magnitude * abs(Fraction(scale)))
+            x = exact.decode(DOUBLE, exact.to_float(product, TO_DOUBLE))
+    if word is not None:
+        return exact.to_float(x, rule, word)
+    return exact.cast(x, TO_DOUBLE if rule.dst is DOUBLE and scale is not None else rule)
+
+
+def largest_exactly(codes: np.ndarray, src: DType) -> int:
+    """The code of the FLOAT that `amax` becomes."""
+    numbers = [exact.decode(src, int(code)) for code in codes]
+    if any(x.kind == "nan" for x in numbers):
+        return FLOAT.nan_code
+    if any(x.kind == "infinite" for x in numbers):
+        return FLOAT.inf_code
+    return exact.to_float(exact.Number("finite", False, max(x.magnitude for x in numbers)), TO_FLOAT)
+
+
+def hard_codes(src: DType, dst: DType, most: int) -> np.ndarray:
+    """Codes of src, its extremes among them."""
+    if src.bits <= 16:
+        codes = every_code(src)
+    else:
+        codes = hard_values.codes(src, dst, seed=1, share=1 / 64, random=50)
+    if codes.size <= most:
+        return codes
+    chosen = np.random.default_rng(1).choice(codes, most, replace=False)
+    special = [0, 1, src.max_code, src.sign_code]
+    special += [src.inf_code, src.inf_code | src.sign_code] if src.has_inf else []
+    special += [src.nan_code, src.nan_code | src.sign_code] if src.has_nan else []
+    chosen[: len(special)] = special
+    return chosen
+
+
+def finite_codes(codes: np.ndarray, src: DType) -> np.ndarray:
+    return codes[[exact.decode(src, int(code)).kind == "finite" for code in codes]]
+
+
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+def test_the_host_is_the_exact_model(src: DType) -> None:
+    for i, dst in enumerate(NUMERIC):
+        codes = hard_codes(src, dst, 24)
+        for j, scale in enumerate((None, WIDE[i % 4], NARROW[i % 6])):
+            random = RANDOM if has_stochastic(dst) and (i + j) % 2 else None
+            rule = fused_rule(src, dst, scaled=scale is not None, rounding=random and STOCHASTIC)
+            random = random if rule.rounding == STOCHASTIC else None
+            for case in (codes, finite_codes(codes, src)):
+                amax, finite = np.zeros((), np.float32), np.ones(1, bool)
+                fusion = Fusion(scale, amax, finite, random)
+                got = fused_cast.apply(case.view(src.numpy), rule, fusion).view(dst.code_numpy)
+                words = [None] * case.size if random is None else reference.random_words(random, case.size)
+                wanted = [
+                    scaled_exactly(int(code), rule, scale, None if word is None else int(word))
+                    for code, word in zip(case, words, strict=True)
+                ]
+                assert_codes(got, np.array(wanted, dst.code_numpy), f"{rule} times {scale}", case)
+                assert amax.view(np.uint32) == largest_exactly(case, src)
+                assert finite == (finite_codes(case, src).size == case.size)
+
+
+# ---- the kernels ----
+
+#: Those whose kernels multiply without DOUBLE.
+SHORT_PRODUCTS = [
+    case for case in CASES if case[2].scaling == "narrow" and not case[3] and case[0].bits >= 8 and case[1].is_float
+]
+ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
+
+
+@pytest.fixture
+def driver() -> Iterator[HostDriver]:
+    with in_use() as ready:
+        yield ready
+
+
+def near_ties(dst: DType, scale: float, most: int) -> np.ndarray:
+    """FLOATs whose product with a number lies at the values of a type, between them, or beside."""
+    if not (dst.is_float and scale):
+        return np.empty(0, np.float32)
+    points = hard_values.codes(DOUBLE, dst, seed=2, share=1 / 8, random=0).view(np.float64)
+    with np.errstate(all="ignore"):
+        codes = (points / scale).astype(np.float32).view(np.uint32)
+    near = np.unique(np.concatenate([codes - np.uint32(1), codes, codes + np.uint32(1)]))
+    return np.random.default_rng(2).permutation(near)[:most].view(np.float32)
+
+
+def values(src: DType, dst: DType, scale: float | None, most: int) -> np.ndarray:
+    codes = hard_codes(src, dst, most)
+    if src is not FLOAT or scale is None:
+        return codes.view(src.numpy)
+    return np.concatenate([near_ties(dst, scale, 4 * most), codes.view(src.numpy)])
+
+
+def check(source: Any, rule: Rule, fusion: Fusion) -> None:
+    """The kernel gives the result, the largest magnitude and the finiteness that the host gives."""
+
+    def copies(make: Any) -> Fusion:
+        return fusion._replace(**{name: make(array) for name, array in fusion._asdict().items() if name in flags})
+
+    flags = [name for name in ("amax", "finite") if getattr(fusion, name) is not None]
+    ours, theirs = copies(np.copy), copies(to_device)
+    wanted = fused_cast.apply(on_host(source), rule, ours)
+    got = fused_cast.apply(source, rule, theirs)
+    assert isinstance(got, PackedArray) == rule.dst.packed
+    assert_same(on_host(got), wanted)
+    for name in flags:
+        assert_same(on_host(getattr(theirs, name)), getattr(ours, name))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
+def test_the_kernel_is_the_host(case: tuple[DType, DType, Options, bool], driver: HostDriver) -> None:
+    src, dst, asked, random = case
+    rule = rule_of(*case)
+    scales: tuple[float | None, ...] = {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]
+    for scale in scales:
+        x = values(src, dst, scale, 1501)
+        finite = finite_codes(hard_codes(src, dst, 300), src).view(src.numpy)
+        for y in (x, finite):
+            sources = [
+                upload(y),
+                upload(y[:0]),
+                upload(y[: 2 * y.size // 3], offset=y.itemsize),
+                upload(np.resize(y, (6, 7, 5)))[::2, :, ::-1],
+                upload(np.resize(y, (7, 9))).T,
+            ]
+            if src.packed:
+                # Behind the last element there are bits that are none of an element.
+                odd = y[: y.size // 4 * 4 - 1]
+                for offset in (0, 1):
+                    data = PackedArray.pack(odd).data
+                    data[-1] |= 0xFF << (odd.size * src.bits % 8) & 0xFF
+                    sources.append(PackedArray(upload(data, offset=offset), src, odd.shape))
+            for source in sources:
+                fusion = Fusion(
+                    scale,
+                    np.zeros((), np.float32) if asked.amax else None,
+                    np.ones((1, 1), bool) if asked.finite else None,
+                    RANDOM if random else None,
+                )
+                driver.launched.clear()
+                check(source, rule, fusion)
+                assert len(driver.launched) == (source.size > 0), "one launch"
+
+
+@pytest.mark.parametrize("case", SHORT_PRODUCTS, ids=lambda case: " ".join(map(str, case)))
+def test_the_short_product_is_the_long_one(
+    case: tuple[DType, DType, Options, bool], driver: HostDriver, exhaustive: bool
+) -> None:
+    """Kernels that multiply FLOATs, against the host's products of DOUBLEs: every code of 16 bits, FLOATs near ties; or
+    all FLOATs."""
+    src, dst, asked, _ = case
+    rng = np.random.default_rng(0)
+    scales = rng.integers(0, FLOAT.inf_code, 200 if exhaustive else 4, np.uint32).view(np.float32)
+    amax, finite = np.zeros(1, np.float32) if asked.amax else None, np.ones(1, bool) if asked.finite else None
+    for scale in map(float, scales):
+        x = near_ties(dst, scale, 1 << 16) if src is FLOAT else every_code(src).view(src.numpy)
+        check(upload(x), rule_of(*case), Fusion(scale, amax, finite))
+    if src is FLOAT and exhaustive:
+        every_float(dst, 0.1)
+
+
+def every_float(dst: DType, scale: float, begin: int = 0, end: int = 1 << 32) -> None:
+    """For all codes: against the kernel that multiplies DOUBLEs."""
+    rule, count = fused_rule(FLOAT, dst, scaled=True), 1 << 20
+    short, long = (fused_source(rule, Options(scaling)) for scaling in ("narrow", "wide"))
+    kernels, arguments = hostbuild.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
+    got, wanted = (np.empty(count, dst.code_numpy) for _ in range(2))
+    for first in range(begin, end, count):
+        codes = np.arange(first, first + count, dtype=np.uint32)
+        for source, out in ((short, got), (long, wanted)):
+            kernels.launch_named(source.name, codes.ctypes.data, 0, out.ctypes.data, count, 0, arguments)
+        assert_codes(got, wanted, f"{rule} times {scale}", codes)
+
+
+def test_where_the_random_bits_come_from(driver: HostDriver) -> None:
+    """Element i of the row-major order takes word i, whatever the layout, on the host and in both kernels."""
+    x = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    keywords: dict[str, Any] = {"rounding": "stochastic", "seed": 3}
+    wanted = gpucast.cast(x, "BFLOAT16", **keywords)
+    assert_same(wanted, reference.cast(x, "BFLOAT16", **keywords))
+    for there in (upload(x), upload(x.T.copy()).T, upload(np.repeat(x, 2, axis=1))[:, ::2]):
+        assert_same(download(gpucast.cast(there, "BFLOAT16", **keywords)), wanted)
+    for layout in (np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2], x.astype(">f4"), x[::-1][::-1]):
+        assert_same(gpucast.cast(layout, "BFLOAT16", **keywords), wanted)
+    parts = [gpucast.cast(part, "BFLOAT16", **keywords, offset=8 * i) for i, part in enumerate(x)]
+    assert_same(np.stack(parts), wanted)
+    parts = [download(gpucast.cast(upload(x[i]), "BFLOAT16", **keywords, offset=8 * i)) for i in range(6)]
+    assert_same(np.stack(parts), wanted)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_kernels_compile(arch: str, exhaustive: bool) -> None:
+    for source in SOURCES if exhaustive else SOURCES[ARCHITECTURES.index(arch) :: 4 * len(ARCHITECTURES)]:
+        compiled = compiler.compile(source.text, source.name, arch)
+        assert compiled.log == ""
+        assert cubin.kernels(compiled.code)[source.name].local == 0
+
+
+def test_sources_that_are_none() -> None:
+    rule = fused_rule(FLOAT, dtype("FLOAT16"), scaled=False)
+    with pytest.raises(ValueError, match="^fused_source: a fused cast has no transposed kernel; expected 'contiguous'"):
+        fused_source(rule, Options(amax=True), "transposed")
+    with pytest.raises(ValueError, match="^fused_source: FLOAT to FLOAT16 with nothing beside is a plain cast"):
+        fused_source(rule, Options())
+
+
+def test_names_and_arguments() -> None:
+    names = {source.name for source in SOURCES}
+    assert len(names) == len(SOURCES)
+    assert "gpucast_float32_to_float6e2m3fn_stochastic_scaled_amax" in names
+    assert "gpucast_float64_to_float8e8m0fnu_scaled_wide_amax_finite_strided" in names
+    assert len(FusedArguments().to_bytes()) == 56
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    gpucast.gpu.devices.unavailable() is not None, reason="siblings above run the kernels without a GPU"
+)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
+def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, Options, bool]) -> None:
+    src, dst, asked, random = case
+    rule = rule_of(*case)
+    for scale in {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]:
+        x = np.resize(values(src, dst, scale, 100_003), 200_006)
+        for source in (x, x[::-1]):
+            fusion = Fusion(
+                scale,
+                np.zeros((), np.float32) if asked.amax else None,
+                np.ones((1, 1), bool) if asked.finite else None,
+                RANDOM if random else None,
+            )
+            check(gpucast.cast(source, src, device="cuda"), rule, fusion)

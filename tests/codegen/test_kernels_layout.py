@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the kernels read and write: sizes, alignments, bit offsets, strides, bytes around; on the host build."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from codes import random_codes
+from gpucast.codegen.cast import kernel_source, square_side
+from gpucast.codegen.strides import Dims, collapse, squares
+from gpucast.compile import cxx as host_compiler
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import resolve
+from gpucast.parity import host_build as hostbuild
+from gpucast.parity.cases import NUMERIC, rules
+from gpucast.parity.host_build import HostKernels
+from kernels_on_host import BY_WIDTH, check_contiguous, check_strided, to_bytes, wanted_codes
+
+PAIRS = tuple(itertools.product(BY_WIDTH, BY_WIDTH))
+PACKED = tuple(row for row in BY_WIDTH if row.packed)
+
+
+@pytest.fixture(scope="module")
+def kernels() -> HostKernels:
+    whole = [kernel_source(resolve(*pair), shape) for pair in PAIRS for shape in ("contiguous", "strided")]
+    single = [
+        kernel_source(resolve(src, dst), shape, unpacked=True)
+        for src, dst in itertools.product(PACKED, BY_WIDTH)
+        for shape in ("contiguous", "strided")
+    ]
+    return hostbuild.build([*whole, *single], optimize=False)
+
+
+# ---- contiguous ----
+
+
+@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
+def test_sizes_and_alignments(src: DType, dst: DType, kernels: HostKernels) -> None:
+    rule = resolve(src, dst)
+    source = kernel_source(rule)
+    block = source.elements * source.threads
+    rng = np.random.default_rng([src.bits, dst.bits])
+    codes = random_codes(src, 2 * block + 300, rng)
+    wanted = wanted_codes(codes, rule)
+    around = (k * source.elements + d for k in range(1, 9) for d in (-1, 0, 1))
+    sizes = {*range(201), *around, block - 1, block, 2 * block + 3}
+    for n in sorted(sizes):
+        skip, src_offset, dst_offset = (int(v) for v in rng.integers(0, (9, 17, 17)))
+        check_contiguous(kernels, rule, codes, wanted, n, skip, src_offset, dst_offset)
+        check_contiguous(kernels, rule, codes, wanted, n)
+    for src_offset, dst_offset in itertools.product(range(17), range(17)):
+        check_contiguous(kernels, rule, codes, wanted, 5 * source.elements + 3, 0, src_offset, dst_offset)
+    for skip in range(1, 17):
+        check_contiguous(kernels, rule, codes, wanted, 4 * source.elements + 1, skip, skip % 5, skip % 3)
+
+
+@pytest.mark.parametrize(("src", "dst"), list(itertools.product(PACKED, BY_WIDTH)), ids=str)
+def test_one_element_per_byte(src: DType, dst: DType, kernels: HostKernels) -> None:
+    rule = resolve(src, dst)
+    rng = np.random.default_rng([src.bits, dst.bits])
+    own = random_codes(src, 400, rng)
+    wanted = wanted_codes(own, rule)
+    codes = own | rng.integers(0, 256, own.size).astype(np.uint8) << np.uint8(src.bits)
+    for n in range(0, 300, 7):
+        src_offset, dst_offset = (int(v) for v in rng.integers(0, 17, 2))
+        check_contiguous(kernels, rule, codes, wanted, n, 3, src_offset, dst_offset, unpacked=True)
+
+
+def test_in_place() -> None:
+    """Types of one width may share memory: each thread reads its elements before it writes them."""
+    group = [resolve(src, dst) for src in BY_WIDTH for dst in NUMERIC if src.bits == dst.bits and dst not in BY_WIDTH]
+    assert {rule.src for rule in group} == set(BY_WIDTH)
+    kernels = hostbuild.build(group, optimize=False)
+    for rule in group:
+        codes = random_codes(rule.src, 5000, np.random.default_rng(3))
+        wanted = to_bytes(wanted_codes(codes, rule), rule.dst)
+        for offset in range(9):
+            data = np.zeros(offset + wanted.size, np.uint8)
+            data[offset:] = to_bytes(codes, rule.src)
+            address = data.ctypes.data + offset
+            kernels.run(rule, address, 0, address, codes.size)
+            assert np.array_equal(data[offset:], wanted), (rule, offset)
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    """The last block of 2^33 elements and some; the pages in between are never touched."""
+    rule = resolve(dtype("INT2"), dtype("UINT2"))
+    contiguous, strided = sources = (kernel_source(rule), kernel_source(rule, "strided", unpacked=True))
+    kernels = hostbuild.build(sources, optimize=False)
+    n, half = (1 << 33) + 1002, 1 << 31
+    src, dst = np.zeros(rule.src.nbytes(n), np.uint8), np.zeros(rule.dst.nbytes(n), np.uint8)
+    src[half:] = np.arange(1, 252)
+    kernels.run(rule, src.ctypes.data, 0, dst.ctypes.data, n, first_block=contiguous.blocks(n) - 1)
+    # The last byte holds two elements; its other bits are padding.
+    src[-1] &= 0b1111
+    assert not dst[half - 1000 : half].any()
+    assert np.array_equal(dst[half:], src[half:])
+
+    # A source of n / 2 equal bytes, then n / 2 others, with stride 0 along the row.
+    pair = np.array([1, 2], np.uint8)
+    dims = collapse((2, n // 2), (1, 0), (0, 0))
+    last = strided.blocks(n) - 1
+    kernels.run_strided(rule, pair.ctypes.data, 0, dst.ctypes.data, n, dims, unpacked=True, first_block=last)
+    written = last * strided.elements * strided.threads // 4
+    assert written > half - 1000
+    assert (dst[written:-1] == 0b10101010).all() and dst[-1] == 0b1010
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "n"),
+    [
+        ("FLOAT", "INT32", 1 << 27),
+        ("FLOAT", "FLOAT16", 1 << 28),
+        ("INT8", "UINT8", 1 << 29),
+        ("DOUBLE", "INT8", 1 << 26),
+    ],
+)
+def test_the_first_block_of_more_bits_than_32_bits_count(src: str, dst: str, n: int) -> None:
+    """Where the first tile begins before the array; only as much memory as the block touches."""
+    rule = resolve(dtype(src), dtype(dst))
+    source = kernel_source(rule)
+    kernels = hostbuild.build([source], optimize=False)
+    some = source.elements * source.threads
+    x = (np.arange(some + 64) % 50 + 1).astype(rule.src.numpy)
+    out = np.zeros(some + 64, rule.dst.numpy)
+    begin = -out.ctypes.data % 16 // out.itemsize + 1
+    for more in (0, -1, 5):
+        out[...] = 0
+        kernels.run(rule, x.ctypes.data, 0, out[begin:].ctypes.data, n + more, blocks=1)
+        assert not out[:begin].any()
+        assert np.array_equal(out[begin : begin + some - 64], x[: some - 64].astype(rule.dst.numpy))
+
+
+# ---- strided ----
+
+# Views of a one-dimensional array of 720 elements.
+VIEWS = {
+    "transposed": lambda x: x[:143].reshape(13, 11).T,
+    "reversed": lambda x: x[::-1],
+    "every third": lambda x: x[1::3],
+    "both reversed": lambda x: x[:143].reshape(11, 13)[::-1, ::-2],
+    "broadcast": lambda x: np.broadcast_to(x[:5, None], (3, 5, 7)),
+    "sliding": lambda x: np.lib.stride_tricks.sliding_window_view(x[:40], 7),
+    "five dimensions": lambda x: x[:720].reshape(3, 4, 5, 6, 2).transpose(3, 0, 4, 2, 1)[:, ::-1, :, 1:4],
+    "no dimension": lambda x: x[7:8].reshape(()),
+    "one element": lambda x: x[7:8].reshape(1, 1, 1),
+    "empty": lambda x: x.reshape(720, 1)[:, :0],
+    "contiguous": lambda x: x.reshape(6, 120),
+}
+#: Those whose elements are all different memory, as a destination's must be.
+TARGETS = [name for name in VIEWS if name not in ("broadcast", "sliding")]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
+def test_strides(src: DType, dst: DType, view: str, kernels: HostKernels) -> None:
+    rule, rng = resolve(src, dst), np.random.default_rng([src.bits, dst.bits, len(view)])
+    x = VIEWS[view](random_codes(src, 720, rng))
+    # A packed source has no strides, and so no view.
+    for unpacked in (True, False) if src.packed else (False,):
+        skip = 0 if unpacked or not src.packed else 3
+        if dst.packed:
+            check_strided(kernels, rule, x, None, skip, unpacked=unpacked)
+            continue
+        fitting = [VIEWS[name] for name in TARGETS if VIEWS[name](np.empty(720)).shape == x.shape]
+        for target in (lambda space, like=x: space[: like.size].reshape(like.shape), *fitting):
+            check_strided(kernels, rule, x, target, skip, unpacked=unpacked)
+
+
+WHOLE = [row for row in BY_WIDTH if not row.packed]
+#: Shapes, and the order of the axes in the memory of the source.
+TRANSPOSES = [((130, 70), (1, 0)), ((65, 17), (1, 0)), ((3, 70, 2, 33), (2, 0, 3, 1)), ((16, 5, 16), (2, 1, 0))]
+
+
+@pytest.mark.parametrize(("src", "dst"), list(itertools.product(WHOLE, WHOLE)), ids=str)
+def test_transposes(src: DType, dst: DType) -> None:
+    """Squares, cut at the edges; sides of the destination with gaps and negative steps; any address."""
+    rule = rules(src, dst)[0]
+    source = kernel_source(rule, "transposed")
+    kernels = hostbuild.build([source], optimize=False)
+    side = square_side(src.bits, dst.bits)
+    rng = np.random.default_rng(31)
+    for shape, order in TRANSPOSES:
+        memory = random_codes(src, math.prod(shape), rng).reshape([shape[axis] for axis in order])
+        x = memory.transpose([order.index(axis) for axis in range(len(order))])
+        space = np.zeros((2 * shape[0], *shape[1:]), dst.code_numpy)
+        for out in (space[: shape[0]], space[::-2]):
+            space[...] = 0
+            found = squares(collapse(shape, x.strides, out.strides), x.itemsize, out.itemsize, side)
+            assert found is not None
+            dims, n = found
+            assert n >= x.size and n % side**2 == 0
+            kernels.launch(rule, "transposed", False, x.ctypes.data, 0, out.ctypes.data, n, 0, dims.to_bytes())
+            assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
+            rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
+            assert not rest.any(), "written beside the elements"
+
+
+def test_what_is_not_a_transpose() -> None:
+    def of(shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...]) -> object:
+        return squares(collapse(shape, src, dst), 4, 4, 32)
+
+    assert of((64, 64), (4, 256), (256, 4)) == (Dims((64, 64), (4, 256), (256, 4)), 4096)
+    assert of((64, 64), (512, 4), (256, 4)) is None, "dense along the same dimension"
+    assert of((64, 64), (4, 256), (512, 8)) is None, "the destination is dense nowhere"
+    assert of((64, 64), (8, 512), (256, 4)) is None, "the source is dense nowhere"
+    assert of((64, 4), (4, 256), (16, 4)) is None, "too narrow for squares"
+
+
+def test_strided_elements_at_odd_addresses(kernels: HostKernels) -> None:
+    for src, dst in PAIRS:
+        if src.packed or dst.packed:
+            continue
+        codes = random_codes(src, 101, np.random.default_rng(5))
+        record = np.zeros(101, np.dtype([("pad", "u1"), ("x", src.code_numpy), ("y", dst.code_numpy)]))
+        record["x"] = codes
+        rule = resolve(src, dst)
+        x, y = record["x"], record["y"]
+        kernels.run_strided(rule, x.ctypes.data, 0, y.ctypes.data, 101, collapse(x.shape, x.strides, y.strides))
+        assert np.array_equal(y, wanted_codes(codes, rule))
+        assert np.array_equal(x, codes) and not record["pad"].any()
+
+
+def test_collapse_joins_what_lies_together() -> None:
+    assert collapse((2, 3, 4), (48, 16, 4), (24, 8, 2)).lengths == (24,)
+    assert collapse((2, 3, 4), (48, 16, 4), (2, 4, 12)).lengths == (2, 3, 4)
+    assert collapse((2, 1, 4), (0, 99, 0), (16, 99, 4)) == collapse((8,), (0,), (4,))
+    assert collapse((3, 4), (-16, -4), (-8, -2)).src == (-4,)
+    assert collapse((), (), ()).lengths == ()
+
+
+def test_too_many_dimensions() -> None:
+    shape = (2,) * 41
+    dims = collapse(shape, range(41), range(41))
+    with pytest.raises(ValueError, match="41 dimensions longer than one; at most 40"):
+        dims.to_bytes()
+
+
+# ---- the tools ----
+
+
+def test_a_misaligned_access_is_noticed() -> None:
+    """With the alignment test of the kernel broken, the host build must object where a GPU would stop."""
+    rule = resolve(dtype("INT8"), dtype("INT16"))
+    source = kernel_source(rule)
+    broken = re.sub(r"const bool straight = .*;", "const bool straight = true;", source.prelude)
+    assert broken != source.prelude
+    kernels = hostbuild.build([replace(source, prelude=broken)], optimize=False)
+    codes = np.arange(64, dtype=np.uint8)
+    out = np.empty(64, np.uint16)
+    kernels.run(rule, codes.ctypes.data, 0, out.ctypes.data, 63)
+    with pytest.raises(RuntimeError, match="gpucast_int8_to_int16: [0-9]+ misaligned accesses"):
+        kernels.run(rule, codes.ctypes.data + 1, 0, out.ctypes.data, 63)
+
+
+def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -x")
+    with pytest.raises(host_compiler.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
+        hostbuild.compiler()
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(host_compiler.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
+        hostbuild.compiler()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ziglang")
+    assert hostbuild.compiler()[1:] == ["-m", "ziglang", "c++"]
+
+
+def test_a_refused_text_is_shown() -> None:
+    source = kernel_source(resolve(dtype("INT8"), dtype("BOOL")))
+    with pytest.raises(RuntimeError, match=r"hostbuild: .* failed:\n(.|\n)*error"):
+        hostbuild.build([replace(source, prelude="nonsense;")])

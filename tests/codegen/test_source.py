@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of the kernels."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucast.codegen.cast import kernel_source, prelude, tile_elements
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.parity import host_build as hostbuild
+from gpucast.parity.cases import NUMERIC, rules
+
+
+def test_names_are_the_works_and_tell_every_kernel() -> None:
+    assert kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))).name == "gpucast_float32_to_float8e4m3fn"
+    rounded = resolve(dtype("FLOAT"), dtype("INT4"), rounding="nearest_even", overflow="saturate")
+    assert kernel_source(rounded, "strided").name == "gpucast_float32_to_int4_saturate_nearest_even_strided"
+    sources = [
+        kernel_source(rule, shape, unpacked=unpacked)
+        for src in NUMERIC
+        for dst in NUMERIC
+        for rule in rules(src, dst)
+        for shape in ("contiguous", "strided")
+        for unpacked in ((False, True) if src.packed else (False,))
+    ]
+    assert len({source.name for source in sources}) == len(sources) > 3000
+    for source in sources:
+        assert re.fullmatch("gpucast_[a-z0-9_]+", source.name)
+        assert f"({source.name}," in source.kernel
+
+
+def test_the_text_stands_alone() -> None:
+    text = kernel_source(resolve(dtype("DOUBLE"), dtype("FLOAT16"))).text
+    assert "#include" not in text
+    assert text.startswith("// SPDX-License-Identifier: Apache-2.0")
+    # Some thirty lines for the pair, all else is the prelude.
+    assert text.startswith(prelude()) and text[len(prelude()) :].count("\n") < 35
+
+
+INSTRUCTIONS = (Path(__file__).parents[2] / "kernels" / "instructions.cuh").read_text()
+
+
+def test_no_compiler_flag_can_bend_a_result() -> None:
+    """Floats are touched by instructions alone that are written out, in one file; the C++ around them has no
+    arithmetic of floats and no conversion."""
+    code = re.sub(r"//.*", "", prelude())
+    inline = re.sub(r"//.*", "", INSTRUCTIONS)
+    assert inline in code
+    elsewhere = code.replace(inline, "")
+    assert "asm" not in elsewhere
+    assert re.findall(r"\b(?:float|double)\(|\bf?(?:abs|min|max|fma)f?\(", re.sub(r"ptx::\w+", "", elsewhere)) == []
+    mnemonics = re.findall(r'"([a-z]\w*\.[\w.]+)', inline)
+    assert len(mnemonics) > 30
+    # What is said of its result is exact whichever neighbour it gives: tests/quantization/test_quantization_device.py.
+    assert [name for name in mnemonics if "ftz" in name or "approx" in name] == ["rcp.approx.ftz.f32"]
+    assert "rcp" not in elsewhere
+
+
+def test_every_instruction_has_a_model() -> None:
+    """For each function of kernels/instructions.cuh the host build has one of the same name and number of forms."""
+    inline = re.sub(r"//.*", "", INSTRUCTIONS)
+    named = re.findall(r"^GPUCAST_(?:UNARY|BINARY|TERNARY)\((\w+),", inline, re.MULTILINE)
+    named += re.findall(r"^GPUCAST_INLINE \w+ (\w+)\(", inline, re.MULTILINE)
+    source = kernel_source(resolve(dtype("FLOAT"), dtype("INT8")))
+    models = hostbuild.unit_text([source]).partition(source.prelude)[0]
+    found = Counter(re.findall(r"^inline (?:unsigned |long )*\w+ (\w+)\(", models, re.MULTILINE))
+    for name, forms in Counter(named).items():
+        assert found[name] == forms, name
+
+
+def test_the_text_is_the_same_in_every_process() -> None:
+    code = (
+        "import hashlib; from gpucast.dtypes import DTYPES; from gpucast.core.rule import resolve\n"
+        "from gpucast.codegen.cast import kernel_source as k\n"
+        "rows = [row for row in DTYPES if row.family != 'string']\n"
+        "text = ''.join(k(resolve(s, d)).text[-1500:] for s in rows for d in rows)\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())"
+    )
+    found = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        found.add(run.stdout.strip())
+    assert len(found) == 1 and len(found.pop()) == hashlib.sha256().digest_size * 2
+
+
+@pytest.mark.parametrize("src", [2, 4, 6, 8, 16, 32, 64])
+@pytest.mark.parametrize("dst", [2, 4, 6, 8, 16, 32, 64])
+def test_a_tile_is_whole_bytes_and_one_vector_where_it_can(src: int, dst: int) -> None:
+    elements = tile_elements(src, dst)
+    assert elements * src % 8 == 0 and elements * dst % 8 == 0
+    if 6 in (src, dst):
+        # Three whole 32-bit words.
+        assert elements == 16
+    elif elements > 4:
+        assert elements * max(src, dst) == 128
+
+
+def test_what_has_no_kernel_is_refused() -> None:
+    wrong: Any = "diagonal"
+    with pytest.raises(ValueError, match="FLOAT to STRING has no kernel"):
+        kernel_source(resolve(dtype("FLOAT"), dtype("STRING")))
+    with pytest.raises(ValueError, match="shape='diagonal' is not a kernel shape"):
+        kernel_source(resolve(dtype("FLOAT"), dtype("INT8")), wrong)
+
+
+def test_blocks_cover_every_element() -> None:
+    source = kernel_source(resolve(dtype("INT8"), dtype("UINT8")))
+    block = source.elements * source.threads
+    sizes = (0, 1, block - source.tile + 1, block + 1, 2**40)
+    assert [source.blocks(n) for n in sizes] == [0, 1, 1, 2, 2**40 // block + 1]

@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stochastic rounding: the random words, and what reference, host path and kernels make of them."""
+
+from __future__ import annotations
+
+import ctypes
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import exact
+import functions_on_host
+import gpucast
+from codes import assert_codes, assert_same, every_code, random_codes
+from gpucast import PackedArray
+from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, rows
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.random import Random, resolve_random
+from gpucast.core.rule import Rule, has_stochastic, resolve
+from gpucast.cpu import cast as host_cast
+from gpucast.cpu import philox as host_random
+from gpucast.cpu import stochastic as host_stochastic
+from gpucast.parity import hard_values
+from gpucast.parity.cases import NUMERIC, stochastic_cases
+from gpucast.reference import casting as reference
+
+DESTINATIONS = tuple(row for row in NUMERIC if has_stochastic(row))
+SOURCES = (
+    "FLOAT DOUBLE FLOAT16 BFLOAT16 FLOAT8E5M2FNUZ FLOAT8E4M3FN FLOAT8E8M0 FLOAT4E2M1 INT4 INT16 INT32 INT64 UINT64 BOOL"
+).split()
+
+#: The known answers of the authors' own distribution, Random123 (kat_vectors): counter, key, result.
+KNOWN = (
+    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+)
+
+
+def test_which_types_are_rounded_at_random() -> None:
+    names = "FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2"
+    assert {row.name for row in DESTINATIONS} == set(names.split())
+    for src in DTYPES:
+        for dst in DTYPES:
+            if src.family != "string" and has_stochastic(dst):
+                rule = resolve(src, dst, rounding="stochastic")
+                assert (rule.rounding == "stochastic") == (src is not dst)
+            else:
+                with pytest.raises(ValueError, match=r"^cast: rounding='stochastic' does not apply to (text|\w+); exp"):
+                    resolve(src, dst, rounding="stochastic")
+
+
+@pytest.mark.parametrize(
+    ("rounding", "seed", "offset", "error", "match"),
+    [
+        ("stochastic", None, 0, ValueError, r"rounding='stochastic' needs seed=, an integer from 0 to 2\^64 - 1"),
+        ("stochastic", -1, 0, ValueError, "seed=-1 is out of range; expected 0 to"),
+        ("stochastic", 2**64, 0, ValueError, "seed=18446744073709551616 is out of range"),
+        ("stochastic", 1, 2**64, ValueError, "offset=18446744073709551616 is out of range"),
+        ("stochastic", 1.0, 0, TypeError, "seed=1.0 must be an integer"),
+        ("stochastic", True, 0, TypeError, "seed=True must be an integer"),
+        ("stochastic", 1, "2", TypeError, "offset='2' must be an integer"),
+        (None, 1, 0, ValueError, "seed=1 does not apply to rounding=None; expected 'stochastic'"),
+        ("truncate", None, 4, ValueError, "offset=4 does not apply to rounding='truncate'"),
+    ],
+)
+def test_bad_seeds_and_offsets(rounding: Any, seed: Any, offset: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=f"^cast: {match}"):
+        resolve_random(rounding, seed, offset)
+
+
+def test_seeds_and_offsets() -> None:
+    assert resolve_random("stochastic", np.uint64(2**64 - 1), np.int8(3)) == (2**64 - 1, 3)
+    assert resolve_random("stochastic", 0, 0) == Random(0)
+    assert resolve_random(None, None, 0) is None
+
+
+# ---- random words ----
+
+
+def _words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+def test_known_answers_of_the_reference() -> None:
+    for counter, key, result in KNOWN:
+        blocks = tuple(np.array([word], np.uint64) for word in _words(counter))
+        found = reference.philox(blocks, tuple(_words(key)))  # type: ignore[arg-type]
+        assert [int(word[0]) for word in found] == _words(result)
+        space = np.zeros((6, 3), np.uint64)
+        space[:4, 1] = _words(counter)
+        low, high = _words(key)
+        assert [int(word[1]) for word in host_random.philox(space, high << 32 | low)] == _words(result)
+
+
+STREAMS = [Random(0), Random(0x299F31D0A4093822, 5), Random(2**64 - 1, 2**64 - 2), Random(7, 2**34 - 3)]
+
+
+@pytest.mark.parametrize("random", STREAMS, ids=str)
+def test_words_of_elements(random: Random) -> None:
+    """Word (offset + i) % 4 of block (offset + i) // 4, the sum in more than 64 bits: an offset continues a stream."""
+    words = reference.random_words(random, 23)
+    for i, word in enumerate(words.tolist()):
+        block, place = divmod(random.offset + i, 4)
+        counter = tuple(np.array([block >> shift & 2**32 - 1], np.uint64) for shift in (0, 32, 64, 96))
+        assert word == int(reference.philox(counter, (random.seed & 2**32 - 1, random.seed >> 32))[place][0])
+    if random.offset + 9 < 2**64:
+        assert np.array_equal(reference.random_words(random._replace(offset=random.offset + 9), 14), words[9:])
+    assert reference.random_words(random, 0).shape == (0,)
+    # Few blocks and many take different ways.
+    for n in (1, 4, 4 * host_random.FEW - 11, 4 * host_random.FEW):
+        assert np.array_equal(host_random.Words(random, n)(0, n), reference.random_words(random, n))
+    of_host = host_random.Words(random, 23)
+    for start in range(9):
+        assert np.array_equal(of_host(start, 23 - start), words[start:])
+
+
+# ---- the rule ----
+
+
+def words_for(codes: np.ndarray, rule: Rule, rng: np.random.Generator) -> np.ndarray:
+    """A word for each code: 0, all ones, any, and those where the decision lies, one below and one above."""
+    row = rule.dst
+    kind = rng.integers(0, 6, codes.size)
+    words = rng.integers(0, 2**32, codes.size, dtype=np.uint32)
+    words[kind == 0], words[kind == 1] = 0, 2**32 - 1
+    for i in np.flatnonzero(kind >= 3).tolist():
+        x = exact.decode(rule.src, int(codes[i]))
+        if x.kind == "finite" and x.magnitude:
+            step = Fraction(2) ** (max(exact.floor_log2(x.magnitude), 1 - row.bias) - row.mantissa_bits)
+            words[i] = (-int(x.magnitude % step / step * 2**32) + int(kind[i]) - 4) % 2**32
+    return words
+
+
+def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
+    if src.bits <= 8:
+        return np.repeat(every_code(src), 4 if exhaustive else 1)
+    if src.bits == 16:
+        return np.ascontiguousarray(every_code(src)[11 :: 7 if exhaustive else 331])
+    found = hard_values.codes(src, dst, seed=3, share=1 / 64, random=200)
+    return found if exhaustive else np.ascontiguousarray(found[:: found.size // 300])
+
+
+def wanted_codes(codes: np.ndarray, rule: Rule, words: np.ndarray) -> np.ndarray:
+    return np.array(exact.cast_codes(codes, rule, words), dtype=rule.dst.code_numpy)
+
+
+def groups(exhaustive: bool) -> list[Rule]:
+    sources = NUMERIC if exhaustive else tuple(map(dtype, SOURCES))
+    return [case.rule for src in sources for dst in DESTINATIONS for case in stochastic_cases(src, dst)]
+
+
+def functions(group: list[Rule], folder: Path) -> ctypes.CDLL:
+    """`convert_stochastic` of each rule, and the words of a stream, as host code."""
+    text = """
+extern "C" void random_words(gpucast::u64 seed, gpucast::u64 offset, gpucast::i64 i, gpucast::u32* words, int n) {
+    const gpucast::Random random = {seed, offset};
+    gpucast::u32 eight[8];
+    for (int j = 0; j + 8 <= n; j += 8) {
+        random.words(i + j, eight);
+        for (int k = 0; k < 8; ++k) words[j + k] = eight[k];
+    }
+    for (int j = n & ~7; j < n; ++j) words[j] = random.one(i + j);
+}
+extern "C" void philox(gpucast::u64 seed, gpucast::u64 low, gpucast::u64 high, gpucast::u32* words) {
+    const gpucast::RandomBlock block = gpucast::philox(seed, low, high);
+    for (int i = 0; i < 4; ++i) words[i] = block.word[i];
+}
+template <typename Src, typename Dst, typename Word, typename In, typename Out, typename R>
+void convert(const In* codes, const gpucast::u32* words, Out* out, int n, R rule) {
+    for (int i = 0; i < n; ++i) out[i] = Out(gpucast::convert_stochastic<Src, Dst>(Word(codes[i]), words[i], rule));
+}
+"""
+    for number, rule in enumerate(group):
+        word = "gpucast::u64" if rule.src.bits > 32 else "gpucast::u32"
+        code, out = (f"gpucast::u{max(row.bits, 8)}" for row in (rule.src, rule.dst))
+        text += f"""
+extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words, {out}* out, int n) {{
+    const gpucast::Rule<{options(rule)}> rule = {{}};
+    convert<gpucast::{rule.src.name}, gpucast::{rule.dst.name}, {word}>(codes, words, out, n, rule);
+}}
+"""
+    files = [prelude(), kernel_file("philox.cuh"), kernel_file("stochastic.cuh")]
+    return functions_on_host.build(join("\n".join(files), dict(rows(*NUMERIC)), [text]), folder)
+
+
+def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: bool) -> None:
+    group = groups(exhaustive)
+    library = functions(group, tmp_path)
+    rng = np.random.default_rng(4)
+    for number, rule in enumerate(group):
+        codes = sample(rule.src, rule.dst, exhaustive)
+        words = words_for(codes, rule, rng)
+        wanted = wanted_codes(codes, rule, words)
+        assert_codes(reference.apply(codes.view(rule.src.numpy), rule, words).view(wanted.dtype), wanted, rule, codes)
+        got = np.empty_like(wanted)
+        library[f"convert_{number}"](*map(_pointer, (codes, words, got)), codes.size)
+        assert_codes(got, wanted, f"kernels: {rule}", codes)
+        for size in (1, 1 << 20):  # By arithmetic, and by tables where there are some.
+            got[...] = 0
+            with np.errstate(all="ignore"):
+                host_stochastic.lane_of(rule, size)(codes, words, got)
+            assert_codes(got, wanted, f"host: {rule}", codes)
+
+
+def test_words_of_the_kernels(tmp_path: Path) -> None:
+    library = functions([], tmp_path)
+    got = np.empty(29, np.uint32)
+    for counter, key, result in KNOWN:
+        a, b, c, d, low, high = _words(f"{counter} {key}")
+        library.philox(*(ctypes.c_uint64(y << 32 | x) for x, y in ((low, high), (a, b), (c, d))), _pointer(got))
+        assert got[:4].tolist() == _words(result)
+    for random in STREAMS:
+        wanted = reference.random_words(random, 45)
+        for begin in range(16):
+            library.random_words(
+                *map(ctypes.c_uint64, random), ctypes.c_int64(begin), _pointer(got), ctypes.c_int(got.size)
+            )
+            assert np.array_equal(got, wanted[begin : begin + got.size])
+
+
+def _pointer(array: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+# ---- what the rule is for ----
+
+
+@pytest.mark.parametrize("dst", DESTINATIONS, ids=str)
+def test_exact_values_never_change(dst: DType) -> None:
+    """Whatever the words: values of the destination come back from every type that holds them."""
+    codes = every_code(dst)
+    for src in map(dtype, ("FLOAT", "DOUBLE")):
+        x = gpucast.cast(codes.view(dst.numpy), src)
+        wanted = gpucast.cast(x, dst).view(dst.code_numpy)
+        rule = resolve(src, dst, rounding="stochastic")
+        for word in (0, 1, 2**31, 2**32 - 1):
+            words = np.full(x.size, word, np.uint32)
+            got = reference.apply(x, rule, words).view(dst.code_numpy)
+            assert_codes(got, wanted, f"word {word:#x}", codes)
+        assert_codes(host_cast.apply(x, rule, random=Random(1)).view(dst.code_numpy), wanted, "host", codes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("FLOAT16", "FLOAT8E5M2"), ("BFLOAT16", "FLOAT16"), ("FLOAT16", "FLOAT4E2M1")]
+)
+def test_the_mean_over_all_words_is_the_number(one: str, other: str) -> None:
+    """Of the 2^32 words so many go up that the mean of the results is the number: exactly, if its fraction has at most
+    32 bits, else within 2^-32 of a step.
+    """
+    src, dst = dtype(one), dtype(other)
+    rule = resolve(src, dst, rounding="stochastic")
+    codes = every_code(src)[5::17]
+    values = [exact.decode(src, code) for code in codes.tolist()]
+    inside = [x.kind == "finite" and x.magnitude <= Fraction(dst.max) for x in values]
+    codes, values = codes[inside], [x for x, kept in zip(values, inside, strict=True) if kept]
+    x = codes.view(src.numpy)
+
+    def magnitudes(words: Any) -> np.ndarray:
+        words = np.broadcast_to(np.asarray(words, np.uint32), codes.shape)
+        return reference.apply(x, rule, words).view(dst.code_numpy) & ~np.uint64(dst.sign_code)
+
+    # How many words go up is where the result changes: it is found by bisection.
+    lowest, highest = magnitudes(0), magnitudes(2**32 - 1)
+    low, high = np.full(codes.shape, -1), np.where(highest > lowest, 2**32 - 1, 2**32)
+    for _ in range(33):
+        middle = (low + high) // 2
+        up = (magnitudes(np.maximum(middle, 0)) > lowest) & (middle >= 0)
+        open_ = high - low > 1
+        low, high = np.where(open_ & ~up, middle, low), np.where(open_ & up, middle, high)
+    counted = 0
+    for value, below, above, first in zip(values, lowest.tolist(), highest.tolist(), high.tolist(), strict=True):
+        up = Fraction(2**32 - first, 2**32) if above > below else Fraction(0)
+        mean = (1 - up) * Fraction(dst.value(below)) + up * Fraction(dst.value(above))
+        step = Fraction(dst.value(below + 1)) - Fraction(dst.value(below)) if below < dst.max_code else Fraction(1)
+        if (value.magnitude / step * 2**32).denominator == 1:
+            assert mean == value.magnitude
+            counted += above > below
+        else:
+            assert 0 < value.magnitude - mean < step / 2**32
+    assert counted > 400
+
+
+@pytest.mark.parametrize("dst", DESTINATIONS, ids=str)
+def test_the_mean_of_many_roundings(dst: DType) -> None:
+    n = 1 << 16
+    for value in (1.2, -0.3, 2.0**-9 + 2.0**-21, 0.37 * gpucast.finfo(dst).smallest_subnormal):
+        x = np.full(n, value, np.float32)
+        got = host_cast.apply(x, resolve(dtype("FLOAT"), dst, rounding="stochastic"), random=Random(17)).astype(float)
+        (low, high), wanted = np.unique(got), float(x[0])
+        p = (wanted - low) / (high - low)
+        assert abs(got.mean() - wanted) <= 5 * (high - low) * (p * (1 - p) / n) ** 0.5
+
+
+# ---- whole arrays on the host ----
+
+
+RULE = resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic")
+
+
+def test_words_go_by_the_row_major_index() -> None:
+    x = np.random.default_rng(0).standard_normal((7, 5, 11)).astype(np.float32)
+    random = Random(5, 3)
+    wanted = host_cast.apply(x, RULE, random=random)
+    words = reference.random_words(random, x.size)
+    assert_same(wanted, reference.apply(x, RULE, words))
+    for order in ((0, 2, 1), (2, 0, 1), (2, 1, 0)):
+        back = np.argsort(order)
+        other = np.ascontiguousarray(x.transpose(order)).transpose(back)
+        assert_same(host_cast.apply(other, RULE, random=random), wanted)
+    flipped = np.ascontiguousarray(x[::-1])
+    assert_same(host_cast.apply(x[::-1], RULE, random=random), reference.apply(flipped, RULE, words))
+    assert_same(host_cast.apply(x.astype(">f4"), RULE, random=random), wanted)
+    out = np.zeros((14, 5, 22), RULE.dst.numpy)
+    assert host_cast.apply(x, RULE, out[::2, :, ::-2], random) is not None
+    assert_same(np.ascontiguousarray(out[::2, :, ::-2]), wanted)
+    assert host_cast.apply(x[:0], RULE, random=random).shape == (0, 5, 11)
+    assert_same(host_cast.apply(x[0, 0, 0].reshape(()), RULE, random=random), wanted[0, 0, 0].reshape(()))
+
+
+def test_an_offset_continues_a_stream() -> None:
+    x = np.random.default_rng(1).standard_normal(100_000).astype(np.float32)
+    wanted = host_cast.apply(x, RULE, random=Random(9, 2))
+    for cut in (1, 2, 3, 4, 40_003):
+        parts = (
+            host_cast.apply(x[:cut], RULE, random=Random(9, 2)),
+            host_cast.apply(x[cut:], RULE, random=Random(9, 2 + cut)),
+        )
+        assert_same(np.concatenate(parts), wanted)
+    assert not np.array_equal(host_cast.apply(x, RULE, random=Random(10, 2)), wanted)
+    for cast in (reference.cast, gpucast.cast):
+        assert_same(wanted, cast(x, "BFLOAT16", rounding="stochastic", seed=9, offset=2))
+        with pytest.raises(ValueError, match=r"^cast: rounding='stochastic' needs seed="):
+            cast(x, "BFLOAT16", rounding="stochastic")
+        assert_same(cast(wanted, "BFLOAT16", rounding="stochastic", seed=1), wanted)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("FLOAT6E2M3", "FLOAT4E2M1"), ("FLOAT", "FLOAT6E3M2"), ("FLOAT6E3M2", "FLOAT8E5M2")]
+)
+def test_packed_arrays(one: str, other: str) -> None:
+    src, dst = dtype(one), dtype(other)
+    rule, random = resolve(src, dst, rounding="stochastic"), Random(3, 2**64 - 5)
+    x = random_codes(src, 70_001, 6).view(src.numpy)
+    wanted = reference.apply(x, rule, reference.random_words(random, x.size))
+    got = host_cast.apply(PackedArray.pack(x) if src.packed else x, rule, random=random)
+    assert_same(got.get() if isinstance(got, PackedArray) else got, wanted)
+    assert isinstance(got, PackedArray) == (src.packed and dst.packed)
+
+
+def test_kernels_of_plain_casts_refuse_the_rule() -> None:
+    with pytest.raises(ValueError, match="kernel_source: FLOAT to BFLOAT16 at random has only fused"):
+        kernel_source(RULE)

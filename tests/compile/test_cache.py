@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of compiled kernels: whole files only, bounded, repaired in silence, never a failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpucast.compile import cache
+from gpucast.compile.cache import Cache, digest
+
+KEY = digest("a key")
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir())
+
+
+def put_at(where: Cache, key: str, value: bytes, age: float) -> None:
+    """An entry that was last used `age` seconds ago."""
+    where.put(key, value)
+    path = Path(where.folder, f"{key}.kernel")
+    now = path.stat().st_mtime
+    os.utime(path, (now - age, now - age))
+
+
+@pytest.mark.parametrize("value", [b"", b"\0", b"cubin\0", bytes(range(256)) * 999])
+def test_entries_come_back_in_this_process_and_in_the_next(tmp_path: Path, value: bytes) -> None:
+    folder = tmp_path / "made" / "when" / "needed"
+    kept = Cache(str(folder))
+    assert kept.get(KEY) is None
+    assert not (tmp_path / "made").exists()
+    kept.put(KEY, value)
+    assert kept.get(KEY) == value
+    assert Cache(str(folder)).get(KEY) == value
+    assert Cache(str(folder)).get(digest("another")) is None
+    assert kept.usage() == (1, files(folder)[0].stat().st_size)
+    assert kept.problem == ""
+
+
+def test_a_key_hears_of_every_part() -> None:
+    keys = [digest(), digest(""), digest("", ""), digest("ab"), digest("a", "b"), digest("b", "a"), digest("ab", "")]
+    assert len(set(keys)) == len(keys)
+    assert digest("é") == digest("é".encode())
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut by one byte": lambda data: data[:-1],
+    "cut in half": lambda data: data[: len(data) // 2],
+    "shorter than a checksum": lambda data: data[:7],
+    "first bit": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "last bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "one byte more": lambda data: data + b"\0",
+    "zeros": lambda data: bytes(len(data)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_files_count_as_absent_and_are_replaced(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    Cache(str(tmp_path)).put(KEY, b"the value")
+    (path,) = files(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    again = Cache(str(tmp_path))
+    assert again.get(KEY) is None
+    again.put(KEY, b"the value")
+    assert Cache(str(tmp_path)).get(KEY) == b"the value"
+    assert files(tmp_path) == [path]
+
+
+def test_a_file_under_the_name_of_another_key_is_no_entry(tmp_path: Path) -> None:
+    Cache(str(tmp_path)).put(KEY, b"the value")
+    (path,) = files(tmp_path)
+    other = digest("another")
+    path.rename(tmp_path / f"{other}.kernel")
+    assert Cache(str(tmp_path)).get(other) is None
+
+
+def test_a_file_in_place_of_the_folder_means_memory_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"not ours")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        kept = Cache(str(folder))
+        assert kept.get(KEY) is None
+        kept.put(KEY, b"value")
+        assert kept.get(KEY) == b"value"
+        assert kept.problem.startswith(f"{folder}: ")
+        assert kept.usage() == (0, 0)
+    assert (tmp_path / "file").read_bytes() == b"not ours"
+
+
+@pytest.mark.parametrize("function", ["open", "replace"])
+def test_a_folder_that_refuses_means_memory_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    def refuse(*args: object, **keywords: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    kept = Cache(str(tmp_path))
+    with monkeypatch.context() as patched:
+        if function == "open":
+            patched.setattr(cache, "open", refuse, raising=False)
+        else:
+            patched.setattr(os, "replace", refuse)
+        kept.put(KEY, b"value")
+        assert kept.problem == f"{tmp_path}: Permission denied"
+    assert kept.get(KEY) == b"value"
+    assert files(tmp_path) == []
+    # A folder that takes files again is used again.
+    kept.put(KEY, b"value")
+    assert kept.problem == ""
+    assert Cache(str(tmp_path)).get(KEY) == b"value"
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A file size limit stands in for the disk: the system takes part of what is written, then refuses."""
+    code = f"""
+import resource, signal
+from gpucast.compile.cache import Cache
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+kept = Cache({str(tmp_path)!r})
+kept.put({KEY!r}, bytes(10000))
+assert kept.problem == {f"{tmp_path}: the disk is full"!r}, kept.problem
+assert kept.get({KEY!r}) == bytes(10000)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert files(tmp_path) == []
+
+
+def test_a_read_only_folder_still_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container image whose kernels were compiled when it was built, by another user."""
+
+    def refuse(*args: object, **keywords: object) -> None:
+        raise PermissionError(errno.EROFS, "Read-only file system")
+
+    Cache(str(tmp_path)).put(KEY, b"value")
+    assert files(tmp_path)[0].stat().st_mode & 0o777 == 0o666 & ~umask()
+    monkeypatch.setattr(os, "utime", refuse)
+    assert Cache(str(tmp_path)).get(KEY) == b"value"
+
+
+def umask() -> int:
+    old = os.umask(0)
+    os.umask(old)
+    return old
+
+
+def test_the_entries_used_longest_ago_make_room(tmp_path: Path) -> None:
+    keys = [digest(str(i)) for i in range(6)]
+    kept = Cache(str(tmp_path), limit=5000)
+    for i, key in enumerate(keys[:4]):
+        put_at(kept, key, bytes(1000), age=100 - i)
+    # A reader in another process makes the oldest one young.
+    assert Cache(str(tmp_path)).get(keys[0]) is not None
+    for key in keys[4:]:
+        kept.put(key, bytes(1000))
+    assert kept.usage()[1] <= 5000
+    fresh = Cache(str(tmp_path))
+    assert [fresh.get(key) is not None for key in keys] == [True, False, False, True, True, True]
+
+
+def test_the_newest_entry_stays_whatever_its_size(tmp_path: Path) -> None:
+    kept = Cache(str(tmp_path), limit=5000)
+    for i in range(3):
+        kept.put(digest(str(i)), bytes(1000))
+    big = digest("big")
+    kept.put(big, bytes(9000))
+    assert Cache(str(tmp_path)).get(big) == bytes(9000)
+    assert kept.usage()[0] == 1
+    kept.put(KEY, bytes(100))
+    assert Cache(str(tmp_path)).get(big) is None
+    assert Cache(str(tmp_path)).get(KEY) == bytes(100)
+
+
+def test_the_bound_holds_without_a_scan_for_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scans = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: scans.append(folder) or scandir(folder))
+    limit = 64 * 1000
+    kept = Cache(str(tmp_path), limit)
+    most = 0
+    for i in range(400):
+        kept.put(digest(str(i)), bytes(200))
+        most = max(most, sum((tmp_path / name).stat().st_size for name in os.listdir(tmp_path)))
+    assert most <= limit * 65 / 64
+    assert most > limit / 2
+    assert 10 < len(scans) < 150
+
+
+def test_nothing_goes_to_disk_with_a_limit_of_zero(tmp_path: Path) -> None:
+    kept = Cache(str(tmp_path / "folder"), limit=0)
+    kept.put(KEY, b"value")
+    assert kept.get(KEY) == b"value"
+    assert files(tmp_path) == []
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    theirs = [tmp_path / name for name in ("notes.txt", "x.tmp", "kernel", "x.kernel.link.tmp")]
+    for path in theirs[:3]:
+        path.write_bytes(bytes(5000))
+        os.utime(path, (0, 0))
+    theirs[3].symlink_to(theirs[0])
+    kept = Cache(str(tmp_path), limit=1000)
+    for i in range(5):
+        kept.put(digest(str(i)), bytes(500))
+    assert all(path.is_symlink() or path.stat().st_size == 5000 for path in theirs)
+    assert kept.usage()[0] == 1
+
+
+def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    old, young = tmp_path / "a.kernel.1-0-00.tmp", tmp_path / "a.kernel.2-0-00.tmp"
+    for path in (old, young):
+        path.write_bytes(b"half a cub")
+    os.utime(old, (1e9, 1e9))
+    Cache(str(tmp_path)).put(KEY, b"value")
+    assert not old.exists()
+    assert young.exists()
+
+
+def test_many_threads(tmp_path: Path) -> None:
+    kept = Cache(str(tmp_path), limit=20_000)
+    errors: list[str] = []
+
+    def work(seed: int) -> None:
+        for i in range(60):
+            number = (seed + i) % 10
+            key, value = digest(str(number)), bytes([number]) * 3000
+            if seed % 2:
+                kept.put(key, value)
+            both = (kept.get(key), Cache(str(tmp_path)).get(key))
+            errors.extend(f"{number}: {found!r}" for found in both if found not in (None, value))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert kept.problem == ""
+
+
+def test_many_processes(tmp_path: Path) -> None:
+    """Writers, readers and evictions at once: a reader sees a whole entry or none."""
+    code = f"""
+import sys
+from gpucast.compile.cache import Cache, digest
+for i in range(150):
+    kept = Cache({str(tmp_path)!r}, limit=20_000)
+    number = (int(sys.argv[1]) * 3 + i) % 10
+    value = bytes([number]) * 3000
+    found = kept.get(digest(str(number)))
+    assert found in (None, value), found[:50]
+    kept.put(digest(str(number)), value)
+    assert kept.problem == "", kept.problem
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code, str(i)]) for i in range(4)]
+    assert [process.wait(timeout=120) for process in running] == [0] * 4
+    last = Cache(str(tmp_path), limit=20_000)
+    assert last.usage()[1] <= 20_000 + 3_032 * 4
+    assert [path for path in files(tmp_path) if path.suffix == ".tmp"] == []

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Text and architecture in, cubin out: which architecture, from which cache, and all of it without a GPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bench import cubin
+from gpucast import dtype
+from gpucast.codegen.cast import KernelSource, kernel_source
+from gpucast.compile import cubin as compiler
+from gpucast.compile import nvrtc
+from gpucast.compile.cache import Cache
+from gpucast.compile.cubin import CompileError, Compiler
+from gpucast.compile.nvrtc import Compiled
+from gpucast.compile.nvrtc_search import Found
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import resolve
+from nvrtc_wheels import INSTALLED, load, wheels
+
+each_nvrtc = pytest.mark.parametrize("major", INSTALLED)
+
+
+def kernel(src: str, dst: str) -> KernelSource:
+    return kernel_source(resolve(dtype(src), dtype(dst)))
+
+
+def opened(major: int, folder: Path) -> Compiler:
+    """A compiler as a new process would have it."""
+    load(major)
+    return Compiler(Found(wheels()[major]), Cache(str(folder)))
+
+
+class FakeNvrtc:
+    """NVRTC of any version, whose cubins say what they were made from. `variants` are the suffixes that it knows."""
+
+    def __init__(self, version: tuple[int, int], architectures: tuple[int, ...], variants: str = "") -> None:
+        self.version, self.architectures, self.variants = version, architectures, variants
+        self.compiled: list[tuple[str, str, str, tuple[str, ...]]] = []
+        self.tried: list[str] = []
+
+    def compile(self, text: str, name: str, arch: str, options: tuple[str, ...]) -> Compiled:
+        self.compiled.append((text, name, arch, options))
+        if text == "wrong":
+            raise CompileError("no", 6, "no")
+        return Compiled(f"{text} {name} {arch}".encode(), "a warning, é")
+
+    def accepts(self, arch: str) -> bool:
+        self.tried.append(arch)
+        return arch[-1] in self.variants
+
+    def opened(self, folder: Path) -> Compiler:
+        return Compiler(Found(None, self), Cache(str(folder)))  # type: ignore[arg-type]
+
+
+NVRTC_12_0 = ((12, 0), (50, 52, 60, 70, 75, 80, 86, 87, 89, 90), "a")
+NVRTC_12_8 = ((12, 8), (50, 52, 60, 70, 75, 80, 86, 87, 89, 90, 100, 101, 120), "a")
+NVRTC_13_5 = ((13, 5), (75, 80, 86, 87, 88, 89, 90, 100, 103, 107, 110, 120, 121), "af")
+NVRTC_PLAIN = ((14, 0), (80, 90, 100, 120), "")
+
+
+@pytest.mark.parametrize(
+    ("known", "capability", "arch"),
+    [
+        (NVRTC_12_0, (7, 5), "sm_75"),
+        (NVRTC_12_0, (9, 0), "sm_90"),
+        (NVRTC_12_0, (10, 0), "compute_90"),
+        (NVRTC_12_0, (12, 1), "compute_90"),
+        (NVRTC_12_8, (8, 9), "sm_89"),
+        (NVRTC_12_8, (8, 8), "compute_87"),
+        (NVRTC_12_8, (10, 0), "sm_100a"),
+        (NVRTC_12_8, (10, 3), "compute_101"),
+        (NVRTC_12_8, (12, 1), "compute_120"),
+        (NVRTC_13_5, (9, 0), "sm_90"),
+        (NVRTC_13_5, (10, 3), "sm_103a"),
+        (NVRTC_13_5, (12, 1), "sm_121a"),
+        (NVRTC_13_5, (15, 0), "compute_121"),
+        (NVRTC_PLAIN, (10, 0), "sm_100"),
+    ],
+)
+def test_the_architecture_of_a_device(
+    tmp_path: Path, known: tuple[tuple[int, int], tuple[int, ...], str], capability: tuple[int, int], arch: str
+) -> None:
+    fake = FakeNvrtc(*known)
+    assert fake.opened(tmp_path).architecture(capability) == arch
+    assert fake.opened(tmp_path).architecture(capability, specific=False) == arch.rstrip("a")
+    # What was tried once is known to every later process.
+    tried = list(fake.tried)
+    assert fake.opened(tmp_path).architecture(capability) == arch
+    assert fake.tried == tried
+    assert len(tried) == (capability >= (10, 0) and arch.startswith("sm"))
+
+
+@pytest.mark.parametrize(
+    ("known", "capability", "needs"),
+    [
+        (NVRTC_12_0, (7, 0), "7.5"),
+        (NVRTC_12_0, (3, 5), "7.5"),
+        (NVRTC_13_5, (7, 2), "7.5"),
+        (NVRTC_PLAIN, (7, 5), "8.0"),
+    ],
+)
+def test_a_device_that_is_too_old(
+    tmp_path: Path, known: tuple[tuple[int, int], tuple[int, ...], str], capability: tuple[int, int], needs: str
+) -> None:
+    words = f"compute capability {capability[0]}.{capability[1]}; gpucast with NVRTC .* needs {needs} or newer"
+    with pytest.raises(DeviceUnavailable, match=words):
+        FakeNvrtc(*known).opened(tmp_path).architecture(capability)
+
+
+@each_nvrtc
+def test_every_architecture_of_this_nvrtc_compiles(major: int, tmp_path: Path) -> None:
+    made = opened(major, tmp_path)
+    text = 'extern "C" __global__ void k(int* p) { *p = 1; }'
+    for number in made.architectures:
+        if number >= 75:
+            arch = made.architecture((number // 10, number % 10))
+            assert arch == (f"sm_{number}a" if number >= 100 else f"sm_{number}")
+            assert list(cubin.kernels(made.compile(text, "k", arch).code)) == ["k"]
+    assert made.architecture((99, 0)) == f"compute_{max(made.architectures)}"
+
+
+def test_an_architecture_as_a_person_writes_it(tmp_path: Path) -> None:
+    made = FakeNvrtc(*NVRTC_12_8).opened(tmp_path)
+    written = {
+        "sm_90": "sm_90", "90": "sm_90", "9.0": "sm_90", "compute_90": "compute_90", "sm_100a": "sm_100a",
+        "10.0a": "sm_100a", "compute_120a": "compute_120a", "12.0": "sm_120",
+    }  # fmt: skip
+    assert {text: made.parse(text) for text in written} == written
+    for text in (
+        "sm_91",
+        "sm_70",
+        "sm_100f",
+        "sm90",
+        "9,0",
+        "",
+        "sm_",
+        "sm_90 ",
+        "SM_90",
+        "ampere",
+        "99999999999999999999",
+    ):
+        with pytest.raises(ValueError, match=r"is not an architecture that gpucast .* NVRTC 12\.8; expected sm_75, "):
+            made.parse(text)
+
+
+PAIRS = [
+    ("float32", "float8e4m3fn"),
+    ("int64", "float16"),
+    ("float64", "uint2"),
+    ("float6e2m3", "bfloat16"),
+    ("bool", "int32"),
+]
+
+
+@each_nvrtc
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a", "compute_80"])
+def test_kernels_compile_without_a_word_and_without_local_memory(major: int, arch: str, tmp_path: Path) -> None:
+    made = opened(major, tmp_path)
+    for source in (kernel(*pair) for pair in PAIRS):
+        made_of = made.compile(source.text, source.name, arch)
+        assert (made_of.name, made_of.arch, made_of.log) == (source.name, arch, "")
+        if arch == "compute_80":
+            assert f".entry {source.name}(" in made_of.code.decode()
+        else:
+            assert cubin.kernels(made_of.code)[source.name].local == 0
+
+
+@each_nvrtc
+def test_options_that_save_time_change_no_instruction(major: int, tmp_path: Path) -> None:
+    made = opened(major, tmp_path)
+    assert "--minimal" in made.options
+    source = kernel("float32", "float8e4m3fn")
+    plain = load(major).compile(source.text, source.name, "sm_90", ["--std=c++17"]).code
+    ours = made.compile(source.text, source.name, "sm_90").code
+    code = f".text.{source.name}"
+    assert cubin.sections(plain)[code] == cubin.sections(ours)[code]
+    # An NVRTC older than the option is not given it.
+    assert FakeNvrtc(*NVRTC_12_0).opened(tmp_path).options == ("--std=c++17",)
+
+
+def test_the_second_time_comes_from_the_cache(tmp_path: Path) -> None:
+    fake = FakeNvrtc(*NVRTC_12_8)
+    first = fake.opened(tmp_path).compile("text", "name", "sm_90")
+    assert first.code == b"text name sm_90"
+    # Warnings are told every time.
+    assert first.log == "a warning, é"
+    later = fake.opened(tmp_path)
+    assert later.compile("text", "name", "sm_90") == later.compile("text", "name", "sm_90") == first
+    assert len(fake.compiled) == 1
+    assert fake.compiled[0][3] == later.options
+
+
+def test_whatever_changes_a_cubin_changes_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvrtc(*NVRTC_12_8)
+    first = fake.opened(tmp_path).compile("text", "name", "sm_90")
+    for asked in [("text ", "name", "sm_90"), ("text", "nam", "sm_90"), ("text", "name", "sm_90a")]:
+        count = len(fake.compiled)
+        assert fake.opened(tmp_path).compile(*asked).code == " ".join(asked).encode()
+        assert len(fake.compiled) == count + 1
+    count = len(fake.compiled)
+    newer = FakeNvrtc((12, 9), *NVRTC_12_8[1:])
+    newer.opened(tmp_path).compile("text", "name", "sm_90")
+    assert len(newer.compiled) == 1
+    with monkeypatch.context() as patched:
+        patched.setattr(Compiler, "options", ("--std=c++20",))
+        fake.opened(tmp_path).compile("text", "name", "sm_90")
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_FORMAT", "another")
+        fake.opened(tmp_path).compile("text", "name", "sm_90")
+    assert len(fake.compiled) == count + 2
+    assert fake.opened(tmp_path).compile("text", "name", "sm_90") == first
+    assert len(fake.compiled) == count + 2
+
+
+def test_an_error_is_not_kept(tmp_path: Path) -> None:
+    fake = FakeNvrtc(*NVRTC_12_8)
+    made = fake.opened(tmp_path)
+    for _ in range(2):
+        with pytest.raises(CompileError):
+            made.compile("wrong", "name", "sm_90")
+    assert len(fake.compiled) == 2
+    assert not list(tmp_path.iterdir())
+    assert not made._gates
+
+
+def test_threads_that_want_the_same_kernel_compile_it_once(tmp_path: Path) -> None:
+    fake = FakeNvrtc(*NVRTC_12_8)
+    quick = fake.compile
+
+    def slow(*arguments: object) -> Compiled:
+        time.sleep(0.02)
+        return quick(*arguments)  # type: ignore[arg-type]
+
+    fake.compile = slow  # type: ignore[method-assign, assignment]
+    made = fake.opened(tmp_path)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(made.compile("t", "n", "sm_90"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 8
+    assert len(set(results)) == 1
+    assert len(fake.compiled) == 1
+    assert not made._gates
+
+
+@each_nvrtc
+def test_a_warm_start_loads_no_nvrtc(major: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = kernel("float32", "float8e4m3fn")
+    start = time.perf_counter()
+    cold = opened(major, tmp_path)
+    arch = cold.architecture((10, 0))
+    first = cold.compile(source.text, source.name, arch)
+    cold_time = time.perf_counter() - start
+
+    def refuse(path: str) -> None:
+        raise AssertionError(f"{path} was loaded")
+
+    monkeypatch.setattr(nvrtc, "load", refuse)
+    times = []
+    for _ in range(9):
+        start = time.perf_counter()
+        warm = Compiler(Found(wheels()[major]), Cache(str(tmp_path)))
+        assert warm.compile(source.text, source.name, warm.architecture((10, 0))) == first
+        times.append(time.perf_counter() - start)
+    warm_time = statistics.median(times)
+    print(f"NVRTC {major}: cold {cold_time * 1e3:.0f} ms, warm {warm_time * 1e3:.2f} ms (goal: 5 ms)", file=sys.stderr)
+    assert warm_time < cold_time / 10
+
+
+@each_nvrtc
+def test_damaged_entries_are_made_again(major: int, tmp_path: Path) -> None:
+    source = kernel("float16", "int8")
+    first = opened(major, tmp_path).compile(source.text, source.name, "sm_80")
+    sizes = {path: path.stat().st_size for path in tmp_path.iterdir()}
+    assert len(sizes) == 2  # the facts about NVRTC, and the cubin
+    for path, size in sizes.items():
+        os.truncate(path, size // 2)
+    again = opened(major, tmp_path).compile(source.text, source.name, "sm_80")
+    assert again == first
+    assert {path: path.stat().st_size for path in tmp_path.iterdir()} == sizes
+
+
+def test_a_replaced_library_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "libnvrtc"
+    versions = iter([NVRTC_12_0, NVRTC_12_8, NVRTC_13_5])
+    monkeypatch.setattr(nvrtc, "load", lambda path: FakeNvrtc(*next(versions)))
+    seen = []
+    for content in ("first", "second, longer", "third, longer"):
+        library.write_text(content)
+        for _ in range(2):
+            made = Compiler(Found(str(library)), Cache(str(tmp_path / "cache")))
+            assert made.compile("text", "name", "sm_90").code == b"text name sm_90"
+            seen.append((made.version, made.architectures))
+    assert seen == [known[:2] for known in (NVRTC_12_0, NVRTC_12_0, NVRTC_12_8, NVRTC_12_8, NVRTC_13_5, NVRTC_13_5)]
+
+
+def test_an_unwritable_cache_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    made = opened(INSTALLED[0], tmp_path / "file")
+    source = kernel("bool", "int32")
+    first = made.compile(source.text, source.name, made.architecture((9, 0)))
+    assert cubin.kernels(first.code)[source.name].local == 0
+    assert made.compile(source.text, source.name, "sm_90") is not first
+    assert made.compile(source.text, source.name, "sm_90") == first
+    assert made.cache.problem
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
+    broken = tmp_path / "libnvrtc.so.12"
+    broken.write_text("cut short")
+    with pytest.raises(DeviceUnavailable, match=r"NVRTC cannot be loaded \(.*libnvrtc.so.12.*again"):
+        Compiler(Found(str(broken)), Cache(str(tmp_path / "cache")))
+
+
+USE = """
+import hashlib, sys
+from gpucast import compiler, dtype
+from gpucast.core.rule import resolve
+from gpucast.codegen.cast import kernel_source
+source = kernel_source(resolve(dtype("float32"), dtype("int4")))
+for _ in range(2):
+    code = compiler.compile_for(source.text, source.name, (9, 0))
+print(hashlib.sha256(code).hexdigest(), compiler.architecture((9, 0)), compiler.compiler().cache.problem or "-")
+assert {"cupy", "torch", "cuda"}.isdisjoint(sys.modules)
+"""
+
+
+def program(folder: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "GPUCAST_CACHE_DIR": str(folder)}
+    command = [sys.executable, "-W", "error", "-c", USE]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    load(INSTALLED[0])
+    outputs = [process.communicate(timeout=120) for process in [program(tmp_path), program(tmp_path)]]
+    assert outputs[0] == outputs[1]
+    printed, errors = outputs[0]
+    assert errors == ""
+    digest, *rest = printed.split()
+    assert rest == ["sm_90", "-"]
+    kept = list((tmp_path / "kernels").iterdir())
+    assert all(path.suffix == ".kernel" for path in kept)
+    assert any(digest == hashlib.sha256(path.read_bytes()[4:-32]).hexdigest() for path in kept)
+
+
+@pytest.mark.parametrize(("chosen", "limit"), [("0", 0), ("1", 1 << 20), ("", 256 << 20), (None, 256 << 20)])
+def test_the_size_of_the_cache_can_be_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, limit: int
+) -> None:
+    set_cache(monkeypatch, tmp_path / "folder", chosen)
+    assert compiler.compiler().cache.limit == limit
+    text = 'extern "C" __global__ void k() {}'
+    assert compiler.compile(text, "k", "sm_80") == compiler.compile(text, "k", "sm_80")
+    assert (tmp_path / "folder").exists() == (limit > 0)
+
+
+@pytest.mark.parametrize("chosen", ["64M", "-1", "1.5", "lots"])
+def test_a_size_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
+    set_cache(monkeypatch, tmp_path, chosen)
+    with pytest.raises(ValueError, match=f"GPUCAST_CACHE_SIZE='{chosen}' is not a number of MiB; expected one such as"):
+        compiler.compiler()
+
+
+def set_cache(monkeypatch: pytest.MonkeyPatch, folder: Path, size: str | None) -> None:
+    """Environment and state of a process that has not compiled yet."""
+    load(INSTALLED[0])
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(folder))
+    monkeypatch.delenv("GPUCAST_CACHE_SIZE", raising=False)
+    if size is not None:
+        monkeypatch.setenv("GPUCAST_CACHE_SIZE", size)
+    monkeypatch.setattr(compiler, "_compiler", functools.lru_cache(compiler._compiler.__wrapped__))
+
+
+def test_one_compiler_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_cache(monkeypatch, tmp_path, None)
+    assert compiler.compiler() is compiler.compiler()
+    assert compiler.compiler().cache.folder == str(tmp_path / "kernels")
+    code = compiler.compile('extern "C" __global__ void k() {}', "k", "sm_80").code
+    assert list(cubin.kernels(code)) == ["k"]
+    assert compiler.compile_for('extern "C" __global__ void k() {}', "k", (8, 0)) == code

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+import pickle
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import exact
+import gpucast
+from codes import EXTRA, every_code
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.parity.cases import NUMERIC, SMALL
+
+FLOATS = [row for row in NUMERIC if row.is_float]
+
+
+def test_the_table_has_the_26_types_with_onnx_numbers() -> None:
+    numbers = {row.name: row.number for row in DTYPES}
+    assert len(numbers) == 26
+    assert numbers == {
+        "BOOL": 9, "INT8": 3, "INT16": 5, "INT32": 6, "INT64": 7, "UINT8": 2, "UINT16": 4, "UINT32": 12, "UINT64": 13,
+        "FLOAT16": 10, "FLOAT": 1, "DOUBLE": 11, "STRING": 8, "BFLOAT16": 16, "FLOAT8E4M3FN": 17, "FLOAT8E4M3FNUZ": 18,
+        "FLOAT8E5M2": 19, "FLOAT8E5M2FNUZ": 20, "UINT4": 21, "INT4": 22, "FLOAT4E2M1": 23, "FLOAT8E8M0": 24,
+        "UINT2": 25, "INT2": 26, "FLOAT6E2M3": 27, "FLOAT6E3M2": 28,
+    }  # fmt: skip
+    opsets = {opset: sum(row.opset <= opset for row in DTYPES) for opset in (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)}
+    assert opsets == {1: 12, 6: 12, 9: 13, 13: 14, 19: 18, 21: 20, 23: 21, 24: 22, 25: 24, 28: 26}
+
+
+def test_numbers_and_names_agree_with_onnx() -> None:
+    onnx = pytest.importorskip("onnx", reason="the table's own test above pins the same numbers")
+    for row in DTYPES:
+        assert onnx.TensorProto.DataType.Value(row.name) == row.number
+        if row.family != "string":
+            assert np.dtype(onnx.helper.tensor_dtype_to_np_dtype(row.number)) == row.numpy
+
+
+@pytest.mark.parametrize("row", SMALL, ids=str)
+def test_value_is_what_ml_dtypes_and_the_model_decode(row: DType) -> None:
+    codes = every_code(row)
+    with np.errstate(invalid="ignore"):
+        theirs = codes.view(row.numpy).astype(np.float64)
+    for code, value in zip(codes.tolist(), theirs.tolist(), strict=True):
+        mine, number = row.value(code), exact.decode(row, code)
+        assert mine == value or (math.isnan(mine) and math.isnan(value))
+        assert math.isnan(mine) == (number.kind == "nan")
+        if number.kind == "finite":
+            assert Fraction(mine) == (-number.magnitude if number.negative else number.magnitude)
+            assert (math.copysign(1, mine) < 0) == (number.negative and (row.is_float or mine != 0))
+
+
+@pytest.mark.parametrize("row", FLOATS, ids=str)
+def test_finfo(row: DType) -> None:
+    mine, theirs = gpucast.finfo(row), ml_dtypes.finfo(row.numpy)
+    for name in ("bits", "max", "min", "eps", "smallest_normal", "smallest_subnormal", "nexp", "nmant"):
+        assert getattr(mine, name) == float(getattr(theirs, name)), name
+    everything = np.arange(1 << min(row.bits, 16), dtype=np.uint64) << np.uint64(max(row.bits - 16, 0))
+    with np.errstate(invalid="ignore"):
+        values = everything.astype(row.code_numpy).view(row.numpy).astype(np.float64)
+    assert mine.has_nan == np.isnan(values).any()
+    assert mine.has_inf == np.isinf(values).any()
+
+
+@pytest.mark.parametrize("row", [row for row in NUMERIC if row.family == "int"], ids=str)
+def test_iinfo(row: DType) -> None:
+    mine, theirs = gpucast.iinfo(row.name), ml_dtypes.iinfo(row.numpy)
+    assert (mine.min, mine.max, mine.bits) == (int(theirs.min), int(theirs.max), row.bits)
+
+
+def test_finfo_and_iinfo_refuse_other_families() -> None:
+    for kind in ("BOOL", "INT4", "STRING"):
+        with pytest.raises(TypeError, match="is not a floating type"):
+            gpucast.finfo(kind)
+    for kind in ("BOOL", "FLOAT", "FLOAT8E8M0"):
+        with pytest.raises(TypeError, match="is not an integer type"):
+            gpucast.iinfo(kind)
+
+
+@pytest.mark.parametrize("row", DTYPES, ids=str)
+def test_every_name_of_a_row_is_taken(row: DType) -> None:
+    names = [row, row.name, row.name.lower(), row.name.title(), row.number, np.int64(row.number), row.numpy]
+    if row.family != "string":
+        names += [row.numpy_name, row.numpy.type, np.empty(0, row.numpy).dtype, row.numpy.newbyteorder(">")]
+    for name in names:
+        assert gpucast.dtype(name) is row, name
+    assert pickle.loads(pickle.dumps(row)) is row
+    if row.safetensors:
+        assert gpucast.dtype.from_safetensors(row.safetensors) is row
+
+
+@pytest.mark.parametrize("kind", [str, np.str_, np.bytes_, np.dtype("U3"), np.dtype("S3"), np.dtypes.StringDType()])
+def test_text_dtypes_are_string(kind: object) -> None:
+    assert gpucast.dtype(kind).name == "STRING"
+
+
+def test_torch_dtypes_are_taken_by_their_name() -> None:
+    # What a torch dtype shows of itself; the real ones are tested where torch is installed.
+    torch_dtype = type("dtype", (), {"__module__": "torch", "__repr__": lambda self: self.text})
+    for text, name in [("float32", "FLOAT"), ("float8_e4m3fn", "FLOAT8E4M3FN"), ("float4_e2m1fn_x2", "FLOAT4E2M1")]:
+        kind = torch_dtype()
+        kind.text = f"torch.{text}"  # type: ignore[attr-defined]
+        assert gpucast.dtype(kind).name == name
+
+
+@pytest.mark.parametrize("kind", ["i4", "f4", "u2", "f8", "<f4", "e", "?", "int", float, int, bool, True, np.True_])
+def test_ambiguous_names_are_refused_with_both_readings(kind: object) -> None:
+    with pytest.raises(TypeError, match=r"^dtype: .* is ambiguous: it reads as .* or as .*; write a full name"):
+        gpucast.dtype(kind)
+
+
+@pytest.mark.parametrize("kind", ["complex64", "COMPLEX128", np.complex64, np.dtype(complex), complex])
+def test_complex_is_refused_by_name(kind: object) -> None:
+    with pytest.raises(TypeError, match="is complex; Cast takes no complex type"):
+        gpucast.dtype(kind)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "float7",
+        "",
+        "float32 ",
+        "F32",
+        0,
+        14,
+        99,
+        -1,
+        1.0,
+        None,
+        [],
+        object,
+        np.floating,
+        ml_dtypes.finfo,
+        np.longdouble,
+        np.dtype("M8[s]"),
+        "V1",
+    ],
+)
+def test_other_things_are_no_dtype(kind: object) -> None:
+    with pytest.raises(TypeError, match="^dtype: .* is (not a dtype; expected one of BFLOAT16, BOOL, |ambiguous)"):
+        gpucast.dtype(kind)
+
+
+def test_safetensors_codes_are_read_apart() -> None:
+    assert gpucast.dtype.from_safetensors("F4").name == "FLOAT4E2M1"
+    for code in ("C64", "F5", "f32", "", "FLOAT"):
+        with pytest.raises(TypeError, match=f"^dtype: {code!r} is not a safetensors dtype that Cast takes; expected"):
+            gpucast.dtype.from_safetensors(code)
+
+
+def test_value_refuses_what_is_no_code() -> None:
+    for code in (-1, 16):
+        with pytest.raises(ValueError, match=r"FLOAT4E2M1: code .* is not in 0\.\.0xf"):
+            gpucast.dtype("FLOAT4E2M1").value(code)
+    for what in ("nan_code", "inf_code"):
+        with pytest.raises(ValueError, match="FLOAT4E2M1 has no"):
+            getattr(gpucast.dtype("FLOAT4E2M1"), what)
+
+
+@pytest.mark.parametrize("row", EXTRA, ids=str)
+def test_a_format_is_one_row(row: DType) -> None:
+    with pytest.raises(TypeError):
+        gpucast.dtype(row.numpy_name)
+    with gpucast.dtype.registered(*EXTRA):
+        assert gpucast.dtype(row.numpy) is row
+        assert gpucast.finfo(row.name).max == float(ml_dtypes.finfo(row.numpy).max)
+        # Into the row: ml_dtypes does what saturate=False does, from float32 in one rounding.
+        x = np.concatenate([np.linspace(-40, 40, 4001), 2.0 ** np.arange(-20, 20), [np.nan, np.inf, -np.inf, -0.0]])
+        x = x.astype(np.float32)
+        got = gpucast.cast(x, row, saturate=False)
+        wanted = x.astype(row.numpy)
+        finite = ~np.isnan(wanted.astype(np.float32))
+        assert np.array_equal(got.view(np.uint8)[finite], wanted.view(np.uint8)[finite])
+        assert np.isnan(got.astype(np.float32))[~finite].all()
+        # Saturating, out of it into every type, and the reference, by the model.
+        codes = np.arange(256, dtype=np.uint8)
+        for other in (*NUMERIC, *EXTRA):
+            for src, dst in ((row, other), (other, row)):
+                source = codes.astype(src.code_numpy) & src.code_numpy.type(src.code_mask)
+                if src.family == "bool":
+                    source %= 2
+                if src.bits > 8:
+                    source = (source << (src.bits - 8)) + source
+                array = source.view(src.numpy)
+                rule = gpucast.core.rule.resolve(src, dst)
+                wanted_codes = np.array(exact.cast_codes(source, rule), dtype=np.uint64)
+                for cast in (gpucast.cast, gpucast.reference.cast):
+                    assert np.array_equal(cast(array, dst).view(dst.code_numpy), wanted_codes), (cast, rule)
+        text = gpucast.cast(codes.view(row.numpy), "STRING")
+        back, values = (
+            array.astype(np.float32) for array in (gpucast.cast(text, row, saturate=False), codes.view(row.numpy))
+        )
+        assert np.array_equal(back, values, equal_nan=True)
+    with pytest.raises(TypeError):
+        gpucast.dtype(row.name)
+
+
+def test_a_second_row_of_one_name_is_refused_and_leaves_no_trace() -> None:
+    double = DType("FLOAT16", 99, "float", 8, 1, 3, 4, 3, "ieee", None, "float8_e3m4", None)
+    with pytest.raises(ValueError, match="is already taken by FLOAT16"), gpucast.dtype.registered(double):
+        pass
+    assert gpucast.dtype(10).name == gpucast.dtype("FLOAT16").name == "FLOAT16"
+    with pytest.raises(TypeError):
+        gpucast.dtype(99)

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's versions and attributes: what each takes, and what it resolves to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpucast.core.dtypes import DTYPES, dtype
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, Rule, newest_version, resolve
+from gpucast.parity.cases import NUMERIC
+
+FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E5M2", "FLOAT8E8M0"))
+
+
+def test_an_opset_selects_the_newest_version_up_to_it() -> None:
+    wanted = {
+        1: 1,
+        5: 1,
+        6: 6,
+        8: 6,
+        9: 9,
+        12: 9,
+        13: 13,
+        18: 13,
+        19: 19,
+        20: 19,
+        21: 21,
+        22: 21,
+        23: 23,
+        24: 24,
+        27: 25,
+    }
+    assert {opset: newest_version(opset) for opset in wanted} == wanted
+    assert newest_version(28) == 28 and newest_version(28, CASTLIKE_VERSIONS) == 25
+    for opset in (0, -1, 29, 10**9):
+        with pytest.raises(ValueError, match=rf"^cast: opset={opset} is not supported; expected 1 to 28"):
+            newest_version(opset)
+    with pytest.raises(ValueError, match="expected 15 to 28"):
+        newest_version(14, CASTLIKE_VERSIONS)
+    for wrong in (None, "28", 28.0, True, np.True_):
+        with pytest.raises(TypeError, match="^cast: opset=.* must be an integer"):
+            newest_version(wrong)
+
+
+@pytest.mark.parametrize("opset", CAST_VERSIONS)
+def test_each_version_takes_its_types(opset: int) -> None:
+    for row in DTYPES:
+        assert row.opset is not None
+        for src, dst in ((row, FLOAT), (FLOAT, row)):
+            if row.opset <= opset:
+                assert resolve(src, dst, opset=opset).dst is dst
+            else:
+                with pytest.raises(TypeError, match=rf"{row.name} entered at opset {row.opset}; opset={opset}"):
+                    resolve(src, dst, opset=opset)
+
+
+def test_versions_have_equal_rules_but_for_fnuz_infinities() -> None:
+    """So tests at opsets 28 and 23 cover all ten versions."""
+    for src in DTYPES:
+        for dst in DTYPES:
+            found = {}
+            for opset in range(max(src.opset or 0, dst.opset or 0), 29):
+                found.setdefault(resolve(src, dst, opset=opset), []).append(opset)
+            old = [opsets for rule, opsets in found.items() if rule.infinity_is_nan]
+            assert len(found) == 1 + len(old)
+            assert old in ([], [[opset for opset in range(19, 24) if opset >= max(src.opset or 0, dst.opset or 0)]])
+            assert bool(old) == (dst.specials == "fnuz" and src is not dst and (src.opset or 0) < 24)
+
+
+@pytest.mark.parametrize("row", NUMERIC, ids=str)
+def test_attributes_reach_only_the_types_that_they_act_on(row: Any) -> None:
+    src = dtype("DOUBLE") if row is not dtype("DOUBLE") else FLOAT
+    float8 = row.name in ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
+    assert (resolve(src, row, saturate=False) != resolve(src, row)) == (float8 or row is E8M0)
+    assert (resolve(src, row, round_mode="down") != resolve(src, row)) == (row is E8M0)
+
+
+def test_the_rules_themselves() -> None:
+    assert resolve(FLOAT, E4M3) == Rule(FLOAT, E4M3, overflow="saturate")
+    assert resolve(FLOAT, E4M3, saturate=False) == Rule(FLOAT, E4M3, overflow="nan")
+    assert resolve(FLOAT, E5M2, saturate=False) == Rule(FLOAT, E5M2, overflow="infinity")
+    assert resolve(FLOAT, FNUZ, opset=23) == Rule(FLOAT, FNUZ, overflow="saturate", infinity_is_nan=True)
+    assert resolve(FLOAT, E8M0, saturate=False, round_mode="nearest") == Rule(
+        FLOAT, E8M0, overflow="nan", round_mode="nearest"
+    )
+    int8 = dtype("INT8")
+    assert resolve(FLOAT, int8) == Rule(FLOAT, int8, overflow="wrap", rounding="truncate")
+    assert resolve(FLOAT, int8, overflow="saturate", rounding="nearest_even").rounding == "nearest_even"
+    assert resolve(FLOAT, dtype("FLOAT16")).overflow == "infinity"
+    assert resolve(FLOAT, dtype("FLOAT16"), overflow="saturate").overflow == "saturate"
+    # The same type is a copy, whatever else was asked.
+    assert resolve(E4M3, E4M3, saturate=False) == resolve(FLOAT, FLOAT, overflow="saturate").__class__(E4M3, E4M3)
+
+
+@pytest.mark.parametrize(
+    ("dst", "attributes", "error", "match"),
+    [
+        ("FLOAT", {"round_mode": "sideways"}, ValueError, "round_mode='sideways' is not legal; expected one of up"),
+        ("FLOAT", {"round_mode": "UP"}, ValueError, "is not legal"),
+        ("FLOAT8E8M0", {"round_mode": None}, ValueError, "is not legal"),
+        ("FLOAT", {"round_mode": ["up"]}, ValueError, "is not legal"),
+        ("FLOAT", {"saturate": "no"}, TypeError, "saturate='no' must be True or False"),
+        ("FLOAT", {"saturate": 2}, TypeError, "saturate=2 must be"),
+        ("FLOAT", {"saturate": None}, TypeError, "must be True or False"),
+        (
+            "FLOAT",
+            {"saturate": False, "opset": 18},
+            ValueError,
+            "saturate=False needs opset 19; opset=18 has version 13",
+        ),
+        ("FLOAT", {"round_mode": "down", "opset": 23}, ValueError, "round_mode='down' needs opset 24"),
+        ("FLOAT", {"rounding": "truncate"}, ValueError, "rounding='truncate' does not apply to FLOAT; expected None"),
+        ("BOOL", {"rounding": "nearest_even"}, ValueError, "does not apply to BOOL"),
+        ("INT8", {"rounding": "stochastic"}, ValueError, "expected None or 'truncate' or 'nearest_even'"),
+        ("INT8", {"overflow": "infinity"}, ValueError, "expected None or 'wrap' or 'saturate'"),
+        ("FLOAT", {"overflow": "wrap"}, ValueError, "does not apply to FLOAT; expected None or 'saturate'"),
+        ("FLOAT8E5M2", {"overflow": "saturate"}, ValueError, "does not apply to FLOAT8E5M2; expected None"),
+        ("FLOAT4E2M1", {"overflow": "saturate"}, ValueError, "does not apply"),
+        ("FLOAT8E8M0", {"overflow": "saturate"}, ValueError, "does not apply"),
+        ("STRING", {"overflow": "saturate"}, ValueError, "does not apply"),
+        ("INT8", {"overflow": 1}, ValueError, "overflow=1 does not apply"),
+    ],
+)
+def test_illegal_attributes(dst: str, attributes: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        resolve(FLOAT, dtype(dst), **attributes)
+
+
+def test_rounding_and_overflow_do_not_apply_to_integer_text() -> None:
+    text = dtype("STRING")
+    for attributes in ({"rounding": "truncate"}, {"overflow": "saturate"}):
+        with pytest.raises(ValueError, match="does not apply to text"):
+            resolve(text, dtype("INT8"), **attributes)  # type: ignore[arg-type]
+    assert resolve(text, dtype("FLOAT16"), overflow="saturate").overflow == "saturate"
+
+
+def test_boolean_forms_of_saturate() -> None:
+    for true in (True, np.True_, 1):
+        assert resolve(FLOAT, E4M3, saturate=true) == resolve(FLOAT, E4M3)
+    for false in (False, np.False_, 0):
+        assert resolve(FLOAT, E4M3, saturate=false).overflow == "nan"

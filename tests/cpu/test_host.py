@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host path beside the reference: layouts, chunks, threads, memory, and its own lanes. (Every code of the narrow
+types, and the hard values of the wide ones, are in test_exhaustive.py and test_wide.py.)"""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from codes import assert_codes, codes_of
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.rule import Rule, resolve
+from gpucast.cpu import integers as host_integers
+from gpucast.cpu import lanes as host
+from gpucast.cpu import tables as host_tables
+from gpucast.parity import hard_values
+from gpucast.parity.cases import NUMERIC, WIDE, rules
+from gpucast.reference import casting as reference
+
+ROWS = {row.name: row for row in DTYPES}
+#: One pair at least for every lane.
+PAIRS = [
+    ("FLOAT", "FLOAT"), ("INT4", "INT4"), ("BOOL", "BOOL"), ("UINT8", "INT8"), ("INT64", "INT16"), ("INT8", "INT4"),
+    ("FLOAT", "BOOL"), ("FLOAT16", "BOOL"), ("FLOAT8E8M0", "BOOL"), ("FLOAT8E4M3FNUZ", "BOOL"), ("INT2", "BOOL"),
+    ("FLOAT8E4M3FN", "INT8"), ("FLOAT8E5M2", "BFLOAT16"), ("FLOAT6E2M3", "FLOAT"), ("FLOAT4E2M1", "DOUBLE"),
+    ("FLOAT16", "FLOAT"), ("FLOAT16", "UINT64"), ("INT16", "FLOAT8E5M2"), ("BFLOAT16", "FLOAT16"), ("BOOL", "FLOAT16"),
+    ("INT4", "INT8"), ("INT2", "INT4"), ("BOOL", "INT32"), ("BOOL", "UINT2"), ("UINT4", "BFLOAT16"), ("INT16", "UINT4"),
+    ("UINT16", "BFLOAT16"), ("BFLOAT16", "INT8"), ("BFLOAT16", "FLOAT"), ("FLOAT", "DOUBLE"), ("DOUBLE", "FLOAT"),
+    ("FLOAT", "INT8"), ("FLOAT", "INT16"), ("FLOAT", "INT32"), ("FLOAT", "UINT32"), ("FLOAT", "UINT64"),
+    ("DOUBLE", "INT2"), ("DOUBLE", "INT16"), ("DOUBLE", "UINT64"), ("FLOAT", "FLOAT16"), ("FLOAT", "BFLOAT16"),
+    ("FLOAT", "FLOAT8E4M3FN"), ("FLOAT", "FLOAT8E8M0"), ("DOUBLE", "FLOAT16"), ("DOUBLE", "BFLOAT16"),
+    ("DOUBLE", "FLOAT4E2M1"), ("INT32", "FLOAT16"), ("INT32", "BFLOAT16"), ("INT64", "FLOAT8E5M2FNUZ"),
+    ("UINT64", "BFLOAT16"), ("INT64", "FLOAT8E8M0"),
+]  # fmt: skip
+
+
+def sample(src: DType, size: int, seed: int = 0) -> np.ndarray:
+    """Random codes, a third of them near 1 and a third special; upper bits of short types are random, too."""
+    rng = np.random.default_rng([seed, src.number or 0, size])
+    x = rng.integers(0, int(np.iinfo(src.code_numpy).max), size, dtype=src.code_numpy, endpoint=True)
+    values = rng.standard_normal(size) * 2.0 ** rng.integers(-8, 8, size)
+    common = reference.cast(values, src.name).view(src.code_numpy)
+    special = [0, 1, src.sign_code, src.max_code, src.max_code | src.sign_code]
+    if src.has_nan:
+        special += [src.nan_code, src.nan_code | src.sign_code, src.code_mask]
+    if src.has_inf:
+        special += [src.inf_code, src.inf_code | src.sign_code, src.inf_code + 1]
+    kind = rng.integers(0, 3, size)
+    x = np.where(kind == 0, x, np.where(kind == 1, common, rng.choice(np.array(special, dtype=src.code_numpy), size)))
+    # A bool array with other bytes than 0 and 1 cannot be compared or printed safely, but it can be cast.
+    return x.view(src.numpy)
+
+
+def check(x: np.ndarray, rule: Rule, out: np.ndarray | None = None) -> None:
+    if out is None:
+        out = np.empty(x.shape, rule.dst.numpy)
+    before = x.tobytes()
+    host.apply(x, rule, out)
+    assert x.tobytes() == before
+    # `out` may be of swapped bytes.
+    got = np.array(out).astype(rule.dst.numpy, copy=False)
+    assert_codes(codes_of(got, rule.dst), codes_of(reference.apply(x, rule), rule.dst), rule)
+
+
+@pytest.fixture(params=PAIRS, ids="-".join)
+def rule(request: pytest.FixtureRequest) -> Rule:
+    src, dst = request.param
+    return resolve(ROWS[src], ROWS[dst])
+
+
+def in_two_dimensions(x: np.ndarray) -> np.ndarray:
+    return x[: x.size // 6 * 6].reshape(-1, 6)
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "every third": lambda x: x[::3],
+    "reversed": lambda x: x[::-1],
+    "columns": lambda x: in_two_dimensions(x)[:, 1:3],
+    "transposed": lambda x: in_two_dimensions(x).T,
+    "fortran": lambda x: np.asfortranarray(in_two_dimensions(x)),
+    "permuted": lambda x: x[: x.size // 30 * 30].reshape(-1, 5, 6).transpose(1, 2, 0),
+    "both reversed": lambda x: in_two_dimensions(x)[::-2, ::-1],
+    "broadcast": lambda x: np.broadcast_to(x[:7], (5, 7)),
+    "broadcast column": lambda x: np.broadcast_to(x[:7, None], (7, 5)),
+    "0-d": lambda x: x[3],
+    "one": lambda x: x[:1],
+    "empty": lambda x: x[:0],
+    "empty 3-d": lambda x: x[:0].reshape(4, 0, 3),
+    "big-endian": lambda x: x.astype(x.dtype.newbyteorder(">")),
+    "big-endian columns": lambda x: in_two_dimensions(x.astype(x.dtype.newbyteorder(">")))[:, ::2],
+    "read-only": lambda x: np.frombuffer(x.tobytes(), x.dtype),
+    "unaligned": lambda x: np.frombuffer(b"1" + x.tobytes(), np.uint8)[1:].view(x.dtype),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_source_layouts(rule: Rule, layout: str) -> None:
+    make = LAYOUTS[layout]
+    x = np.asarray(make(sample(rule.src, 1001)))
+    check(x, rule)
+    check(x, rule, np.empty_like(x, dtype=rule.dst.numpy))
+
+
+@pytest.mark.parametrize("layout", ["every third", "columns", "transposed", "both reversed", "reversed"])
+def test_out_layouts(rule: Rule, layout: str) -> None:
+    whole = np.zeros(1001, rule.dst.numpy)
+    out = LAYOUTS[layout](whole)
+    assert out.flags.writeable
+    check(sample(rule.src, out.size).reshape(out.shape), rule, out)
+    if out.base is whole:
+        written = np.zeros(1001, np.uint8)
+        LAYOUTS[layout](written)[...] = 1
+        assert not whole.view(rule.dst.code_numpy)[written == 0].any()
+
+
+def test_unaligned_out(rule: Rule) -> None:
+    out = np.zeros(1 + 500 * rule.dst.numpy.itemsize, np.uint8)[1:].view(rule.dst.numpy)
+    check(sample(rule.src, 500), rule, out)
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_chunk_boundaries(rule: Rule, extra: int) -> None:
+    # The same codes at every place of a chunk; those of the whole array come from one chunk's.
+    part = sample(rule.src, host.CHUNK // 4)
+    wanted = reference.apply(part, rule).view(rule.dst.code_numpy)
+    for size in (host.CHUNK + extra, 4 * host.CHUNK + extra):
+        x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
+        for source in (x, np.repeat(x, 2)[::2]):
+            out = np.empty(size, rule.dst.numpy)
+            host.apply(source, rule, out)
+            assert np.array_equal(out.view(rule.dst.code_numpy), np.resize(wanted, size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 255, 1023, 1024, 4095, 4096, 4097, 8193])
+def test_sizes_around_the_tables(rule: Rule, size: int) -> None:
+    check(sample(rule.src, size), rule)
+
+
+@pytest.mark.parametrize("dst", NUMERIC, ids=str)
+@pytest.mark.parametrize("src", WIDE, ids=str)
+def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) -> None:
+    """Long enough for tables, and mixed: chunks of hard values, of ordinary ones, and of few hard among ordinary."""
+    codes = hard_values.codes(src, dst, seed=2, share=1.0 if exhaustive else 1 / 16, random=2000)
+    ordinary = reference.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
+    few = np.resize(ordinary, 20 * min(codes.size, 2000))
+    few[::20] = codes[: few.size // 20]
+    x = np.concatenate([codes, np.resize(ordinary, host.CHUNK), few]).view(src.numpy)
+    for rule in rules(src, dst, [28]):
+        check(x, rule)
+
+
+@pytest.mark.parametrize("src", ["BFLOAT16", "FLOAT", "DOUBLE"])
+def test_without_the_processors_minimum(src: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processors give other integers for NaN and floats out of range; the lane must not trust any."""
+    monkeypatch.setattr(host_integers, "invalid_gives_minimum", lambda carrier: False)
+    for dst in NUMERIC:
+        if dst.family == "int":
+            wide = ROWS[src].bits > 16
+            codes = hard_values.codes(ROWS[src], dst, seed=4, share=1 / 16, random=500) if wide else np.arange(1 << 16)
+            codes = codes.astype(ROWS[src].code_numpy)
+            check(np.resize(codes, 2 * codes.size).view(ROWS[src].numpy), resolve(ROWS[src], dst))
+
+
+def test_bool_where_subnormals_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not host._subnormals_are_zero()
+    monkeypatch.setattr(host, "_subnormals_are_zero", lambda: True)
+    for src in ("FLOAT", "DOUBLE"):
+        check(sample(ROWS[src], 3000), resolve(ROWS[src], ROWS["BOOL"]))
+
+
+def test_many_nans(rule: Rule) -> None:
+    if rule.src.has_nan:
+        codes = np.full(5000, rule.src.nan_code, rule.src.code_numpy)
+        codes[::3] = rule.src.code_mask
+        check(codes.view(rule.src.numpy), rule)
+
+
+def test_callers_errstate_is_left_alone(rule: Rule) -> None:
+    with np.errstate(all="raise"):
+        state = np.geterr()
+        for size in (7, 5000):
+            x = sample(rule.src, size)
+            out = np.empty(size, rule.dst.numpy)
+            host.apply(x, rule, out)
+            host.apply(x[::2], rule, out[::2])
+        assert np.geterr() == state
+
+
+def test_threads() -> None:
+    """Many threads with other rules and cold tables: the same bits as alone."""
+    for table in (host_tables.by_code, host_tables.by_pair, host_tables.by_leading_bits):
+        table.cache_clear()
+    work = []
+    for number, (src, dst) in enumerate(PAIRS):
+        rule = resolve(ROWS[src], ROWS[dst])
+        x = sample(rule.src, 20_000, seed=number)
+        work.append((x, rule, np.empty(x.shape, rule.dst.numpy)))
+    barrier = threading.Barrier(8)
+
+    def run(first: int) -> None:
+        barrier.wait()
+        for x, rule, out in work[first::8]:
+            host.apply(x, rule, out)
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, rule, out in work:
+        assert np.array_equal(out.view(rule.dst.code_numpy), reference.apply(x, rule).view(rule.dst.code_numpy)), rule
+
+
+def test_extra_memory_is_bounded(rule: Rule) -> None:
+    x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
+    out = np.empty(x.shape, rule.dst.numpy)
+    for source, result in ((x, out), (x[::-1], out)):
+        host.apply(source, rule, result)  # Its tables are kept, and not counted here.
+        tracemalloc.start()
+        try:
+            host.apply(source, rule, result)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        # A dozen arrays of one chunk, where every element of it has to be mended; x alone may have 256.
+        assert peak < 12 * 8 * host.CHUNK, peak
+
+
+def test_kept_tables_are_bounded() -> None:
+    for src in NUMERIC:
+        for dst in NUMERIC:
+            rule = resolve(src, dst)
+            if host.table_driven(rule):
+                assert host_tables.by_code(rule).nbytes <= 1 << 19
+    info = host_tables.by_code.cache_info()
+    assert info.currsize == info.maxsize == host_tables.KEPT == host_tables.by_pair.cache_info().maxsize
+
+
+def test_tables_cannot_be_written() -> None:
+    table = host_tables.by_code(resolve(ROWS["FLOAT8E5M2"], ROWS["FLOAT16"]))
+    with pytest.raises(ValueError, match="read-only"):
+        table[0] = 1

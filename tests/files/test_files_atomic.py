@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A file appears whole or not at all: after any failure the old one is intact and no temporary file is left."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpucast import files
+from gpucast.core.dtypes import dtype
+from tensors import leftovers
+
+BIG = np.arange(1 << 20, dtype=np.float32)
+
+
+@contextlib.contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file can grow beyond `after` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture(params=files.SUFFIXES)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    path = tmp_path / f"x{request.param}"
+    files.save(str(path), {"old": np.arange(3.0)})
+    return path
+
+
+def assert_untouched(old: Path) -> None:
+    assert leftovers(old.parent, old.name) == []
+    (x,) = files.load(str(old)).values()
+    assert x.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("after", [0, 100, 1 << 20])
+def test_a_full_disk(old: Path, after: int) -> None:
+    with full_disk(after), pytest.raises(OSError) as caught:
+        files.save(str(old), {"new": BIG})
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(old)
+    assert_untouched(old)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, ValueError])
+def test_an_error_in_the_middle(old: Path, error: type[BaseException]) -> None:
+    plan = [files.Spec("new", dtype("FLOAT"), BIG.shape)]
+
+    def chunks() -> Iterator[np.ndarray]:
+        yield BIG[:1000]
+        raise error
+
+    with pytest.raises(error), files.create(str(old), plan) as writer:
+        writer.write(plan[0], chunks())
+    assert_untouched(old)
+
+
+def test_an_unwritable_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**keywords: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "temporary")
+
+    # Not by chmod: the tests may run as root, whom that does not stop.
+    monkeypatch.setattr(tempfile, "mkstemp", refused)
+    with pytest.raises(PermissionError) as caught:
+        files.save(str(old), {"new": BIG})
+    assert caught.value.filename == str(old)
+    assert_untouched(old)
+
+
+def test_a_name_that_cannot_be_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(one: str, other: str) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", one, None, other)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refused)
+        with pytest.raises(PermissionError) as caught:
+            files.save(str(old), {"new": BIG})
+    assert caught.value.filename == str(old)
+    assert_untouched(old)
+
+
+def test_folders_that_do_not_exist_and_names_that_are_no_files(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        files.save(str(tmp_path / "no" / "x.npy"), {"x": BIG})
+    assert caught.value.filename == str(tmp_path / "no" / "x.npy")
+    (tmp_path / "folder.npy").mkdir()
+    with pytest.raises(files.FileError, match="no regular file"):
+        files.save(str(tmp_path / "folder.npy"), {"x": BIG})
+    os.mkfifo(tmp_path / "pipe.npy")
+    with pytest.raises(files.FileError, match="no regular file"):
+        files.save(str(tmp_path / "pipe.npy"), {"x": BIG})
+    assert leftovers(tmp_path, "folder.npy", "pipe.npy") == []
+
+
+def test_permissions_and_links_stay(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.npy", tmp_path / "link.npy"
+    files.save(str(real), {"x": np.zeros(1)})
+    assert stat.S_IMODE(real.stat().st_mode) == 0o666 & ~_umask()
+    real.chmod(0o640)
+    link.symlink_to("real.npy")
+    files.save(str(link), {"x": np.ones(2)})
+    assert link.is_symlink()
+    assert stat.S_IMODE(real.stat().st_mode) == 0o640
+    assert files.load(str(real))["real"].tolist() == [1, 1]
+    assert leftovers(tmp_path, "real.npy", "link.npy") == []
+
+
+def _umask() -> int:
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

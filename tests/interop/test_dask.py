@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts of Dask arrays: in threads, and on a cluster of processes of which one is killed."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same
+from gpucast import DeviceUnavailable
+from gpucast.codegen.cast import kernel_source
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.rule import resolve
+from gpucast.gpu import devices as device
+from gpucast.gpu import driver as launch
+from host_driver import HostDriver, download, upload
+from tensors import sample
+
+dask = pytest.importorskip("dask", reason="Dask is not installed")
+import dask.array as da  # noqa: E402
+
+from gpucast.interop import dask as door  # noqa: E402
+
+#: Chunks of several sizes along both axes, an empty one among them.
+SHAPE, CHUNKS = (7, 9), ((3, 0, 4), (4, 4, 1))
+
+
+def values(shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    x = np.random.default_rng(8).normal(size=shape).astype(np.float32) * 100
+    x.reshape(-1)[:3] = np.inf, np.nan, -0.0
+    return x
+
+
+def computed(array: Any) -> Any:
+    return array.compute(scheduler="threads")
+
+
+@pytest.mark.parametrize("row", DTYPES, ids=str)
+def test_a_cast_is_that_of_the_whole_array(row: DType) -> None:
+    x = values()
+    y = door.cast(da.from_array(x, CHUNKS), row)
+    assert (y.dtype, y.shape, y.chunks) == (row.numpy, SHAPE, CHUNKS)
+    assert type(y._meta) is np.ndarray and y._meta.dtype == row.numpy and y._meta.shape == (0, 0)
+    assert_same(computed(y), gpucast.cast(x, row), row)
+
+
+@pytest.mark.parametrize("row", DTYPES, ids=str)
+def test_every_type_is_cast_from(row: DType) -> None:
+    x = sample(row, (6,)) if row.family != "string" else np.array(["1", "-2.5", "inf", "1e9", "0", "nan"], object)
+    y = door.cast(da.from_array(x, 4), "FLOAT")
+    assert_same(computed(y), gpucast.cast(x, "FLOAT"), dtype("FLOAT"))
+
+
+def test_keywords_reach_the_chunks() -> None:
+    x = values()
+    for to, keywords in [
+        ("INT4", {"rounding": "nearest_even", "overflow": "saturate"}),
+        ("FLOAT8E4M3FNUZ", {"saturate": False, "opset": 20}),
+        (dtype("FLOAT8E8M0"), {"round_mode": "down"}),
+        (np.float16, {"scale": 0.125, "device": "cpu"}),
+    ]:
+        wanted = gpucast.cast(x, to, **keywords)
+        assert_same(computed(door.cast(da.from_array(x, CHUNKS), to, **keywords)), wanted)
+
+
+def test_arrays_of_no_dimension_and_of_unknown_sizes() -> None:
+    assert computed(door.cast(da.from_array(np.float32(2.5)), "INT8")) == 2
+    assert computed(door.cast(da.from_array(np.array("2.5", object)), "FLOAT")) == 2.5
+    assert door.cast(da.from_array(np.float32(2.5)), "INT8")._meta.shape == ()
+    x = values()
+    array = da.from_array(x, CHUNKS)
+    y = door.cast(array[array > 1], "INT16")
+    assert math.isnan(y.shape[0])
+    assert sorted(computed(y)) == sorted(gpucast.cast(x[x > 1], "INT16"))
+
+
+def test_a_scale_may_be_the_outcome_of_a_computation() -> None:
+    x = np.abs(values()[1:])
+    array = da.from_array(x, (2, 4))
+    scale = 448 / array.max()
+    y = door.cast(array, "FLOAT8E4M3FN", scale=scale)
+    assert_same(computed(y), gpucast.cast(x, "FLOAT8E4M3FN", scale=np.float32(448) / x.max()))
+    with pytest.raises(ValueError, match=r"scale has shape \(6, 9\); expected one element"):
+        door.cast(array, "FLOAT8E4M3FN", scale=array)
+    with pytest.raises((TypeError, ValueError), match="scale"):
+        door.cast(array, "FLOAT8E4M3FN", scale=array.max() > 0)
+
+
+def test_random_rounding_goes_through_the_chunks_in_order() -> None:
+    x = values()
+    keywords: dict[str, Any] = {"rounding": "stochastic", "seed": 5}
+    wanted = gpucast.cast(x, "FLOAT8E5M2", offset=1000, **keywords)
+    rows = da.from_array(x, ((3, 0, 4), (9,)))
+    assert_same(computed(door.cast(rows, "FLOAT8E5M2", offset=1000, **keywords)), wanted)
+    # Chunk by chunk in their order, where they lie side by side.
+    stream, parts = 0, []
+    for r in (slice(0, 3), slice(3, 3), slice(3, 7)):
+        parts.append([])
+        for c in (slice(0, 4), slice(4, 8), slice(8, 9)):
+            parts[-1].append(gpucast.cast(x[r, c], "FLOAT8E5M2", offset=stream, **keywords))
+            stream += x[r, c].size
+    both = door.cast(da.from_array(x, CHUNKS), "FLOAT8E5M2", **keywords)
+    assert_same(computed(both), np.block(parts))
+    with pytest.raises(ValueError, match="leaves no 64-bit number for each of 63 elements"):
+        door.cast(rows, "FLOAT8E5M2", offset=2**64 - 62, **keywords)
+    with pytest.raises(ValueError, match="sizes of some chunks are unknown"):
+        door.cast(rows[rows > 0], "FLOAT8E5M2", **keywords)
+
+
+def test_all_but_the_elements_is_checked_at_once() -> None:
+    array = da.from_array(values(), CHUNKS)
+    with pytest.raises(TypeError, match=r"cast: array is of type ndarray; expected a dask\.array\.Array"):
+        door.cast(values(), "FLOAT16")
+    with pytest.raises(TypeError, match="cast: to='float7' is not a dtype"):
+        door.cast(array, "float7")
+    with pytest.raises(ValueError, match="rounding='stochastic' does not apply to INT8"):
+        door.cast(array, "INT8", rounding="stochastic", seed=1)
+    with pytest.raises(ValueError, match="opset=99 is not supported"):
+        door.cast(array, "INT8", opset=99)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'saturated'"):
+        door.cast(array, "INT8", saturated=True)
+    with pytest.raises(ValueError, match="out would be written by every chunk"):
+        door.cast(array, "FLOAT", out=values())
+    with pytest.raises(ValueError, match="amax would be written by every chunk"):
+        door.cast(array, "FLOAT16", amax=np.zeros(1, np.float32))
+    with pytest.raises(TypeError, match="masked array, whose mask would be lost"):
+        door.cast(da.ma.masked_array(array), "FLOAT16")
+    with pytest.raises(TypeError, match="complex"):
+        door.cast(array.astype(np.complex64), "FLOAT16")
+
+
+def test_a_missing_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "unavailable", lambda: ("there is no GPU", "get one"))
+    with pytest.raises(DeviceUnavailable, match="there is no GPU; get one"):
+        door.cast(da.from_array(values(), CHUNKS), "FLOAT16", device="cuda")
+
+
+def test_text_that_is_no_number_is_found_in_its_chunk() -> None:
+    array = da.from_array(np.array(["1", "2", "x", "4"], object), 2)
+    with pytest.raises(ValueError, match=r"element 0 is 'x'.* \(in chunk \(1,\) of the Dask array\)"):
+        computed(door.cast(array, "INT8"))
+    with pytest.raises(OverflowError, match=r"in chunk \(0,\)"):
+        computed(door.cast(da.from_array(np.array(["300"])), "INT8"))
+
+
+def test_equal_casts_have_equal_names() -> None:
+    array = da.from_array(values(), CHUNKS)
+    names = [
+        door.cast(array, to, **keywords).name
+        for to, keywords in [("FLOAT16", {}), (np.float16, {}), ("BFLOAT16", {}), ("FLOAT16", {"overflow": "saturate"})]
+    ]
+    assert names[0] == names[1] and len(set(names)) == 3
+    assert all(name.startswith("cast-") for name in names)
+
+
+# ---- chunks on a device ----
+
+
+@pytest.fixture
+def driver() -> Iterator[None]:
+    host = HostDriver(optimize=False)
+    # Compiled together, which is quicker.
+    host.prepare(kernel_source(resolve(dtype("FLOAT"), dtype(to)), "contiguous") for to in ("BFLOAT16", "FLOAT4E2M1"))
+    before = launch.use(host)
+    yield
+    launch.use(before)
+
+
+def test_chunks_on_a_device_stay_there_or_come_home(driver: None) -> None:
+    x = values()[:3, :4]
+    array = da.Array({("x", 0, 0): upload(x)}, "x", ((3,), (4,)), meta=upload(x[:0, :0]))
+    y = door.cast(array, "BFLOAT16")
+    assert type(y._meta) is type(upload(x)) and y.dtype == dtype("BFLOAT16").numpy
+    (chunk,) = dask.get(y.__dask_graph__(), [(y.name, 0, 0)])
+    assert_same(download(chunk), gpucast.cast(x, "BFLOAT16"))
+    home = door.cast(array, "FLOAT4E2M1", device="cpu")
+    assert type(home._meta) is np.ndarray
+    assert_same(computed(home), gpucast.cast(x, "FLOAT4E2M1"))
+    with pytest.raises(TypeError, match="FLOAT4E2M1 on a device is a PackedArray, which no Dask array can hold"):
+        door.cast(array, "FLOAT4E2M1")
+    # A meta that says nothing of the device hides it until the chunk is there.
+    hidden = da.Array({("h", 0, 0): upload(x)}, "h", ((3,), (4,)), meta=x[:0, :0])
+    with pytest.raises(TypeError, match=r"PackedArray.* \(in chunk \(0, 0\)"):
+        computed(door.cast(hidden, "FLOAT4E2M1"))
+
+
+# ---- a cluster ----
+
+
+def elements(size: int, block_id: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(block_id).normal(size=size).astype(np.float32)
+
+
+def slow_chunk(size: int, folder: str, block_id: tuple[int, ...] = (0,)) -> np.ndarray:
+    """Elements of a chunk, after a while; leaves a file that says who made which."""
+    Path(folder, f"{block_id[0]}-{os.getpid()}").touch()
+    time.sleep(0.1)
+    return elements(size, block_id)
+
+
+def test_a_killed_worker_costs_time_and_nothing_else(cluster: Any, tmp_path: Path) -> None:
+    blocks, size = 15, 1000
+    array = da.map_blocks(
+        slow_chunk, size, str(tmp_path), chunks=((size,) * blocks,), dtype=np.float32, meta=np.empty(0, np.float32)
+    )
+    pids = set(cluster.run(os.getpid).values())
+    assert len(pids) >= 2
+    y = cluster.persist(door.cast(array, "FLOAT8E5M2"))
+    made: list[tuple[int, int]] = []
+    deadline = time.monotonic() + 60
+    while len(made) < blocks // 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+        made = [tuple(map(int, path.name.split("-"))) for path in tmp_path.iterdir()]
+    victim = made[0][1]
+    assert victim in pids
+    os.kill(victim, signal.SIGKILL)
+    # The transpose makes workers send their chunks to each other.
+    both = cluster.compute(da.stack([y, y[::-1]]).T).result(timeout=60)
+    x = np.concatenate([elements(size, (block,)) for block in range(blocks)])
+    wanted = gpucast.cast(x, "FLOAT8E5M2")
+    assert_same(both, np.stack([wanted, wanted[::-1]]).T)
+    assert len(list(tmp_path.iterdir())) > blocks, "no chunk was made again"

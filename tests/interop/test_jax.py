@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays through `gpucast.cast`, on JAX's CPU backend; what a GPU adds is DLPack (see test_dlpack)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, random_codes
+from gpucast import PackedArray
+from gpucast.arrays import adapters as intake
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.gpu import driver as launch
+from host_driver import HostDriver, download
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+import jax.numpy as jnp  # noqa: E402
+
+from gpucast.interop import dlpack  # noqa: E402
+from gpucast.interop import jax as door  # noqa: E402
+
+NUMERIC = [row for row in DTYPES if row.family != "string"]
+#: JAX has no types of 6 bits.
+HELD = [row for row in NUMERIC if row.bits != 6]
+WHOLE = [row for row in HELD if not row.packed]
+
+
+@pytest.fixture(autouse=True)
+def wide() -> Iterator[None]:
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def values(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return random_codes(row, shape, seed).view(row.numpy)
+
+
+def array(y: Any, row: DType) -> np.ndarray:
+    if row.bits == 6:
+        assert isinstance(y, PackedArray)
+        return y.get()
+    assert isinstance(y, jax.Array) and y.dtype == row.numpy
+    if not row.packed:
+        return np.asarray(y)
+    # JAX fills the upper bits with the sign.
+    return (np.asarray(y).view(np.uint8) & row.code_mask).view(row.numpy)
+
+
+@pytest.mark.parametrize("src", HELD, ids=str)
+def test_every_pair_both_ways(src: DType) -> None:
+    x = values(src, (4, 6))
+    given = jnp.asarray(x)
+    for dst in NUMERIC:
+        assert_same(array(gpucast.cast(given, dst), dst), gpucast.reference.cast(x, dst))
+    assert gpucast.cast(given, "STRING").tolist() == gpucast.reference.cast(x, "STRING").tolist()
+
+
+@pytest.mark.parametrize("row", WHOLE, ids=str)
+def test_nothing_is_copied_where_nothing_has_to_be(row: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jnp.asarray(values(row, (64,)))
+    assert intake.take(x, "test").ctypes.data == x.unsafe_buffer_pointer()
+    rooms = []
+    allocate = door._aligned
+    monkeypatch.setattr(door, "_aligned", lambda *arguments: rooms.append(allocate(*arguments)) or rooms[-1])
+    y = gpucast.cast(x, row)
+    assert y.unsafe_buffer_pointer() == rooms[0].ctypes.data
+    assert row.family == "bool" or gpucast.cast(x, row, copy=False) is x
+
+
+def test_shapes() -> None:
+    for shape in ((), (0,), (3, 0), (2, 3, 4)):
+        x = values(dtype("FLOAT"), shape)
+        assert_same(array(gpucast.cast(jnp.asarray(x), "INT8"), dtype("INT8")), gpucast.reference.cast(x, "INT8"))
+    x = jnp.asarray(values(dtype("FLOAT"), (2, 3, 4))).T
+    assert_same(np.asarray(gpucast.cast(x, "FLOAT16")), gpucast.reference.cast(np.asarray(x), "FLOAT16"))
+
+
+def test_jax_types_name_types() -> None:
+    for row in HELD:
+        name = "bool_" if row.family == "bool" else row.numpy_name
+        kind = getattr(jnp, name)
+        assert gpucast.dtype(kind) is row and gpucast.dtype(jnp.dtype(kind)) is row
+        assert gpucast.cast_like(jnp.ones(3), jnp.zeros(0, kind)).dtype == row.numpy
+    with pytest.raises(TypeError, match="is complex"):
+        gpucast.dtype(jnp.complex64)
+
+
+def test_lent_memory_outlives_the_array() -> None:
+    taken = intake.take(jnp.arange(1000, dtype=jnp.float32) * 2, "test")
+    gc.collect()
+    for _ in range(20):
+        jnp.zeros(1000, jnp.float32).block_until_ready()
+    assert taken[-1] == 1998
+
+
+def test_sixty_four_bits_need_jaxs_consent() -> None:
+    x = jnp.ones(3, jnp.float32)
+    jax.config.update("jax_enable_x64", False)
+    for to in ("DOUBLE", "INT64", "UINT64"):
+        with pytest.raises(TypeError, match=rf"cast: to={to} needs jax\.config\.update\('jax_enable_x64', True\)"):
+            gpucast.cast(x, to)
+    assert gpucast.cast(x, "INT32").dtype == jnp.int32
+    out = np.zeros(3)
+    assert gpucast.cast(x, "DOUBLE", out=out) is out and out.tolist() == [1, 1, 1]
+
+
+def test_within_jit() -> None:
+    x = jnp.asarray([0.5, 1e9, -3], jnp.float32)
+    with pytest.raises(TypeError, match=r"x is being traced by JAX and has no values; .*jax\.pure_callback"):
+        jax.jit(lambda x: gpucast.cast(x, "FLOAT16"))(x)
+
+    def through_callback(x: Any) -> Any:
+        kind = jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn)
+        return jax.pure_callback(lambda x: gpucast.cast(np.asarray(x), "FLOAT8E4M3FN"), kind, x)
+
+    wanted = gpucast.reference.cast(np.asarray(x), "FLOAT8E4M3FN")
+    assert_same(np.asarray(jax.jit(through_callback)(x)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda x: x.astype(complex), TypeError, r"x\.dtype='complex128' is complex"),
+        (lambda x: jax.random.key(0), TypeError, r"x\.dtype=key<fry> is not a type that Cast takes"),
+    ],
+)
+def test_arrays_that_cast_does_not_take(make: Any, error: type[Exception], match: str) -> None:
+    for call in (gpucast.cast, gpucast.cast_report):
+        with pytest.raises(error, match=match):
+            call(make(jnp.ones(3)), "FLOAT16")
+
+
+def test_bad_calls() -> None:
+    x = jnp.ones(3)
+    for source in (x, np.ones(3)):
+        with pytest.raises(ValueError, match="cast: out is a JAX array, which cannot be written"):
+            gpucast.cast(source, "FLOAT16", out=jnp.zeros(3, jnp.float16))
+    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
+        gpucast.cast(x, "FLOAT16", device="cuda")
+    with pytest.raises(TypeError, match="to='FLOAT7' is not a dtype"):
+        gpucast.cast(x, "FLOAT7")
+    gone = jnp.ones(3)
+    gone.delete()
+    with pytest.raises(Exception, match="deleted"):
+        gpucast.cast(gone, "FLOAT16")
+
+
+def test_scale_amax_and_random_rounding() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    amax, theirs = np.zeros((), np.float32), np.zeros((), np.float32)
+    keywords: dict[str, Any] = {"rounding": "stochastic", "seed": 1, "offset": 2}
+    wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=0.5, amax=amax, **keywords)
+    for scale in (0.5, jnp.float32(0.5), jnp.array([0.5])):
+        y = gpucast.cast(jnp.asarray(x), "FLOAT8E4M3FN", scale=scale, amax=theirs, **keywords)
+        assert_same(array(y, dtype("FLOAT8E4M3FN")), wanted)
+        assert_same(theirs, amax)
+    with pytest.raises(ValueError, match="^cast: amax: out is a JAX array, which cannot be written"):
+        gpucast.cast(jnp.asarray(x), "FLOAT16", amax=jnp.zeros(1, jnp.float32))
+    with pytest.raises(ValueError, match="^cast: scale has shape"):
+        gpucast.cast(jnp.asarray(x), "FLOAT16", scale=jnp.zeros(2, jnp.float32))
+
+
+def test_spread_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spread:
+        dtype = np.dtype(np.float32)
+
+        def devices(self) -> set[str]:
+            return {"one", "two"}
+
+    with pytest.raises(ValueError, match="x is spread over 2 devices; expected an array on one"):
+        door.take(Spread(), "cast")
+
+
+def test_reports_and_packing() -> None:
+    x = jnp.asarray([0.5, 1e9])
+    assert gpucast.cast_report(x, "FLOAT16") == gpucast.cast_report(np.asarray(x), "FLOAT16")
+    codes = values(dtype("INT4"), (3, 5))
+    assert PackedArray.pack(jnp.asarray(codes)).tobytes() == PackedArray.pack(codes).tobytes()
+    # JAX lends its float4 packed, one element at a time.
+    taken = dlpack.take(jnp.asarray(values(dtype("FLOAT4E2M1"), (3, 4))), "test")
+    assert_same(taken.get(), values(dtype("FLOAT4E2M1"), (3, 4)))
+
+
+def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX memory on the host in the place of a GPU's; the way back is stood in for, as it needs JAX's GPU backend."""
+    driver = HostDriver()
+    before = launch.use(driver)
+    try:
+        monkeypatch.setattr(door, "_on_cpu", lambda x: False)
+        monkeypatch.setattr(dlpack, "_ON_HOST", ())
+        monkeypatch.setattr(dlpack, "_ON_DEVICE", (1,))
+        given: list[Any] = []
+        monkeypatch.setattr(jax.dlpack, "from_dlpack", lambda exported: given.append(exported) or "an array of JAX")
+        # JAX's CPU backend takes no stream.
+        lend = dlpack._taken
+        monkeypatch.setattr(dlpack, "_taken", lambda x, device, who, writing, _: lend(x, device, who, writing, {}))
+        x = values(dtype("FLOAT"), (4, 6))
+        assert gpucast.cast(jnp.asarray(x), "FLOAT8E5M2") == "an array of JAX"
+        assert_same(download(given[0]._codes.view(dtype("FLOAT8E5M2").numpy)), gpucast.reference.cast(x, "FLOAT8E5M2"))
+        assert driver.waits == [(None, 0)]
+        packed = gpucast.cast(jnp.asarray(x), "INT4")
+        assert isinstance(packed, PackedArray) and packed.device.id == 0
+        with pytest.raises(TypeError, match="JAX does not lend the memory of int4 on a GPU; cast x.astype"):
+            gpucast.cast(jnp.zeros(3, jnp.int4), "FLOAT")
+    finally:
+        launch.use(before)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MDF graphs from their JSON files, on the stock package and on gpucast."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.core.dtypes import DTYPES, DType
+
+onnx_ops = pytest.importorskip("modeci_mdf.functions.onnx", reason="modeci-mdf is not installed")
+
+import onnx  # noqa: E402
+from modeci_mdf.execution_engine import EvaluableGraph  # noqa: E402
+from modeci_mdf.interfaces.onnx.importer import onnx_to_mdf  # noqa: E402
+from modeci_mdf.mdf import Edge, Function, Graph, InputPort, Model, Node, OutputPort  # noqa: E402
+from modeci_mdf.utils import load_mdf  # noqa: E402
+from onnx import helper  # noqa: E402
+
+from gpucast.interop import mdf  # noqa: E402
+
+CAST = gpucast.cast
+STOCK = onnx_ops.cast, onnx_ops.get_onnx_schema
+#: What the stock package casts to.
+STOCK_TYPES = ("FLOAT", "DOUBLE", "UINT8", "INT8", "INT32", "INT64", "BOOL", "STRING")
+VALUES = np.array([0.0, 1.5, -2.75, 100.0, -0.0, 3e-5], np.float32)
+
+
+def is_stock() -> bool:
+    return STOCK == (onnx_ops.cast, onnx_ops.get_onnx_schema)
+
+
+@pytest.fixture(autouse=True)
+def stock_afterwards() -> Iterator[None]:
+    assert is_stock()
+    yield
+    mdf.uninstall()
+    assert is_stock()
+
+
+def node(name: str, function: str, **args: Any) -> Node:
+    """One MDF node: an input port, the function, an output port."""
+    made = Node(id=name)
+    made.input_ports.append(InputPort(id=f"{name}_in", shape="(1,)"))
+    made.functions.append(Function(id=f"{name}_f", function=function, args=args))
+    made.output_ports.append(OutputPort(id=f"{name}_out", value=f"{name}_f"))
+    return made
+
+
+def graph_file(folder: Path, *nodes: Node) -> Path:
+    """A chain of nodes as a JSON file, written by the package itself."""
+    model, graph = Model(id="model"), Graph(id="graph")
+    model.graphs.append(graph)
+    graph.nodes.extend(nodes)
+    for one, other in itertools.pairwise(nodes):
+        edge = dict(sender=one.id, sender_port=f"{one.id}_out", receiver=other.id, receiver_port=f"{other.id}_in")
+        graph.edges.append(Edge(id=f"{one.id}_{other.id}", **edge))
+    path = folder / "model.json"
+    model.to_json_file(str(path))
+    return path
+
+
+def run(path: Path, x: Any) -> Any:
+    """Load the file, evaluate its graph, and give the value of the last node's output."""
+    graph = EvaluableGraph(load_mdf(str(path)).graphs[0], verbose=False)
+    names = list(graph.enodes)
+    first = graph.enodes[names[0]].evaluable_inputs
+    graph.evaluate(initializer={next(iter(first)): x})
+    (output,) = graph.enodes[names[-1]].evaluable_outputs.values()
+    return output.curr_value
+
+
+def cast_file(folder: Path, to: Any, **args: Any) -> Path:
+    return graph_file(folder, node("c", "onnx::Cast", input="c_in", to=to, **args))
+
+
+def codes(x: np.ndarray) -> list[int]:
+    row = gpucast.dtype(x.dtype)
+    return x.view(row.code_numpy).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("to", STOCK_TYPES)
+def test_the_results_of_the_stock_package_where_it_is_right(to: str, tmp_path: Path) -> None:
+    path = cast_file(tmp_path, gpucast.dtype(to).number)
+    # Texts of which both agree about the digits; the rest ("0" and "0.0") is a known difference.
+    x = np.array([1.5, -2.75], np.float32) if to == "STRING" else VALUES
+    stock = run(path, x)
+    with mdf.installed():
+        ours = run(path, x)
+    np.testing.assert_array_equal(ours, stock, strict=True)
+
+
+@pytest.mark.parametrize("x", [2.5, 3, [1.5, 2.0], np.array([True, False]), np.array([7, -8], np.int64)])
+def test_the_shapes_of_the_stock_package(x: Any, tmp_path: Path) -> None:
+    path = cast_file(tmp_path, 1)
+    stock = run(path, x)
+    with mdf.installed():
+        np.testing.assert_array_equal(run(path, x), stock, strict=True)
+
+
+@pytest.mark.parametrize("dst", DTYPES, ids=str)
+def test_every_type_runs(dst: DType, tmp_path: Path) -> None:
+    path = cast_file(tmp_path, dst.number)
+    if dst.name not in STOCK_TYPES:
+        with pytest.raises(NotImplementedError, match="Unsupported type"):
+            run(path, VALUES)
+    mdf.install()
+    result, wanted = run(path, VALUES), gpucast.reference.cast(VALUES, dst)
+    # The engine widens float32.
+    np.testing.assert_array_equal(result, wanted.astype(np.float64) if dst.name == "FLOAT" else wanted, strict=True)
+
+
+def test_no_detour_through_float32(tmp_path: Path) -> None:
+    path, x = cast_file(tmp_path, 11), np.array([1.0000000001, 2.0**24 + 1])
+    assert run(path, x).tolist() != x.tolist()
+    mdf.install()
+    assert run(path, x).tolist() == x.tolist()
+    assert run(cast_file(tmp_path, 12), np.array([2.0**32 - 1])).tolist() == [2**32 - 1]
+
+
+@pytest.mark.parametrize(("saturate", "code"), [({}, 0x7E), ({"saturate": 1}, 0x7E), ({"saturate": 0}, 0x7F)])
+def test_saturate_is_honoured(saturate: dict[str, int], code: int, tmp_path: Path) -> None:
+    path = cast_file(tmp_path, 17, **saturate)
+    with pytest.raises(NotImplementedError):
+        run(path, np.array([1e6]))
+    with mdf.installed():
+        assert codes(run(path, np.array([1e6]))) == [code]
+
+
+def test_round_mode_is_honoured(tmp_path: Path) -> None:
+    mdf.install()
+    for mode, code in (("up", 0x80), ("down", 0x7F)):
+        path = cast_file(tmp_path, 24, round_mode=f"numpy.array('{mode}')")
+        assert codes(run(path, np.array([1.25]))) == [code]
+
+
+def test_a_chain_of_casts_among_other_operators(tmp_path: Path) -> None:
+    path = graph_file(
+        tmp_path,
+        node("double", "linear", variable0="double_in", slope=2, intercept=0),
+        node("narrow", "onnx::Cast", input="narrow_in", to=22),
+        node("wide", "onnx::Cast", input="wide_in", to=1),
+        node("relu", "onnx::Relu", X="relu_in"),
+    )
+    with pytest.raises(NotImplementedError):
+        run(path, VALUES)
+    with mdf.installed():
+        # 200 keeps its low four bits, as INT4 that is -8.
+        assert run(path, VALUES).tolist() == [0, 3, 0, 0, 0, 0]
+
+
+def test_a_graph_imported_from_onnx(tmp_path: Path) -> None:
+    cast = helper.make_node("Cast", ["x"], ["y"], name="c", to=17, saturate=0)
+    values = [helper.make_tensor_value_info(name, kind, [2]) for name, kind in (("x", 1), ("y", 17))]
+    graph = helper.make_graph([cast], "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)])
+    path = tmp_path / "imported.json"
+    onnx_to_mdf(model).to_json_file(str(path))
+    assert '"saturate"' in path.read_text()
+    with mdf.installed():
+        assert codes(run(path, np.array([1.0, 1e6], np.float32))) == [0x38, 0x7F]
+
+
+def test_nothing_changes_for_graphs_without_cast(tmp_path: Path) -> None:
+    path = graph_file(
+        tmp_path, node("relu", "onnx::Relu", X="relu_in"), node("clip", "onnx::Clip", input="clip_in", max="1.25")
+    )
+    stock = run(path, VALUES)
+    schemas = {name: onnx_ops.get_onnx_schema(name) for name in ("relu", "clip", "castlike", "pad")}
+    before = vars(onnx_ops).copy()
+    with mdf.installed():
+        np.testing.assert_array_equal(run(path, VALUES), stock, strict=True)
+        assert all(onnx_ops.get_onnx_schema(name) is schema for name, schema in schemas.items())
+        changed = {name for name, value in vars(onnx_ops).items() if value is not before[name]}
+        assert changed == {"cast", "get_onnx_schema"}
+        assert onnx_ops.get_onnx_schema.cache_info().hits > 0
+        with pytest.raises(ValueError, match="No corresponding onnx schema for missing"):
+            onnx_ops.get_onnx_schema("missing")
+
+
+def test_install_uninstall_and_nesting(tmp_path: Path) -> None:
+    mdf.uninstall()
+    assert is_stock()
+    mdf.install()
+    mdf.install()
+    ours = onnx_ops.cast
+    with mdf.installed():
+        assert onnx_ops.cast not in (ours, STOCK[0])
+    assert onnx_ops.cast is ours
+    mdf.uninstall()
+    assert is_stock()
+    with pytest.raises(NotImplementedError), mdf.installed():
+        raise NotImplementedError
+    assert is_stock()
+    with mdf.installed():
+        mdf.uninstall()
+        assert is_stock()
+    with pytest.raises(NotImplementedError, match="Unsupported type"):
+        run(cast_file(tmp_path, 10), VALUES)
+
+
+def test_direct_calls() -> None:
+    with mdf.installed():
+        x = np.array([[1e6, 1.5]], np.float32)
+        assert onnx_ops.cast(x, 10).dtype == np.float16
+        assert onnx_ops.cast(input=x, to=10, saturate=1).tolist() == [[np.inf, 1.5]]
+        assert codes(onnx_ops.cast(x, 17, saturate=0)) == [[0x7F, 0x3C]]
+        assert codes(onnx_ops.cast(x, 17, saturate=np.int64(2))) == [[0x7E, 0x3C]]
+        assert onnx_ops.cast(["1.5", "inf"], 1).tolist() == [1.5, np.inf]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"to": 99}, TypeError, "onnx::Cast: to=99 is not a dtype"),
+        ({"to": 17, "saturate": "no"}, TypeError, "cast: saturate='no' must be True or False"),
+        ({"to": 24, "round_mode": "sideways"}, ValueError, "cast: round_mode='sideways' is not legal"),
+    ],
+)
+def test_bad_calls(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with mdf.installed(), pytest.raises(error, match=message):
+        onnx_ops.cast(VALUES, **arguments)
+
+
+def test_bad_devices_install_nothing() -> None:
+    with pytest.raises(ValueError, match="device='tpu' is not a device"):
+        mdf.install("tpu")
+    if gpucast.gpu.devices.unavailable():
+        with pytest.raises(gpucast.DeviceUnavailable):
+            mdf.install("cuda")
+    assert is_stock()
+
+
+def test_an_onnx_without_round_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = onnx.defs.get_schema("Cast", 13)
+    monkeypatch.setattr(onnx.defs, "get_schema", lambda name: old)
+    with pytest.raises(ImportError, match="does not know round_mode; expected 1.19 or newer"):
+        mdf.install()
+    assert is_stock()
+
+
+class OnDevice:
+    """What a cast to a device returns: an array elsewhere, with CuPy's `get`."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def get(self) -> Any:
+        return self.x
+
+
+def test_casts_go_to_the_device_and_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    places = []
+
+    def placed(x: Any, to: Any, *, device: str | None = None, **keywords: Any) -> Any:
+        places.append(device)
+        result = CAST(x, to, **keywords)
+        return result if device is None else OnDevice(result)
+
+    monkeypatch.setattr(mdf.gpucast, "cast", placed)
+    monkeypatch.setattr(mdf, "home", lambda x: 0 if isinstance(x, OnDevice) else None)
+    with mdf.installed("cuda:1"):
+        assert run(cast_file(tmp_path, 22), VALUES).tolist() == CAST(VALUES, "INT4").tolist()
+        assert run(cast_file(tmp_path, 8), VALUES[:1]).tolist() == ["0.0"]
+    # The first one is the trial.
+    assert places == ["cuda:1", "cuda:1", None]
+
+
+def test_arrays_on_a_device_stay_there() -> None:
+    pytest.importorskip("cupy")
+    from gpucast.gpu import driver as launch
+    from host_driver import HostDriver, download, upload
+
+    before = launch.use(HostDriver())
+    try:
+        with mdf.installed():
+            y = onnx_ops.cast(upload(np.array([1.5, 1e6], np.float32)), 10)
+        assert download(y).tolist() == [1.5, np.inf]
+    finally:
+        launch.use(before)

@@ -1,0 +1,817 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch tensors through `gpucast.cast`. For CUDA tensors stand tensors of the host, with the stand-in driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, random_codes
+from gpucast import PackedArray, files
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.rule import resolve
+from gpucast.gpu import driver as launch
+from host_driver import HostDriver, both_shapes, download
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from gpucast.interop import torch as door  # noqa: E402
+
+pytestmark = pytest.mark.peers
+
+PAIRED = dtype("FLOAT4E2M1")
+#: Types of which torch has whole elements; the integers below one byte as input only.
+HELD = [row for row in DTYPES if hasattr(torch, row.numpy_name)]
+WHOLE = [row for row in HELD if not row.packed]
+FLOATS = [row for row in WHOLE if row.is_float]
+NUMERIC = [row for row in DTYPES if row.family != "string"]
+
+
+def values(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return random_codes(row, shape, seed).view(row.numpy)
+
+
+def tensor(x: np.ndarray) -> Any:
+    """The tensor that holds the same codes, one element each; float4 in pairs."""
+    row = dtype(x.dtype)
+    if row is PAIRED:
+        return torch.from_numpy(PackedArray.pack(x).data.reshape(*x.shape[:-1], -1)).view(torch.float4_e2m1fn_x2)
+    return torch.from_numpy(x.view(row.code_numpy)).view(getattr(torch, row.numpy_name))
+
+
+def array(y: Any, row: DType) -> np.ndarray:
+    """What a result holds, unpacked, without help of the code under test."""
+    if isinstance(y, PackedArray):
+        assert y.dtype is row
+        return y.get()
+    if row is PAIRED:
+        assert y.dtype is torch.float4_e2m1fn_x2
+        shape = (*y.shape[:-1], 2 * y.shape[-1])
+        return PackedArray(y.view(torch.uint8).contiguous().numpy().reshape(-1), row, shape).get()
+    assert y.dtype is getattr(torch, row.numpy_name)
+    return np.asarray(y.detach().view(getattr(torch, row.code_numpy.name)).numpy().view(row.numpy))
+
+
+@pytest.mark.parametrize("src", [*HELD, PAIRED], ids=str)
+def test_every_pair_both_ways(src: DType) -> None:
+    x = values(src, (4, 6))
+    given = tensor(x)
+    for dst in NUMERIC:
+        y = gpucast.cast(given, dst)
+        assert isinstance(y, PackedArray) == (dst.packed and dst is not PAIRED)
+        assert_same(array(y, dst), gpucast.reference.cast(x, dst))
+    assert gpucast.cast(given, "STRING").tolist() == gpucast.reference.cast(x, "STRING").tolist()
+
+
+def test_torch_dtypes_name_types() -> None:
+    x = torch.ones(4)
+    for row in HELD:
+        assert gpucast.dtype(getattr(torch, row.numpy_name)) is row
+        assert_same(array(gpucast.cast(x, getattr(torch, row.numpy_name)), row), gpucast.reference.cast(x.numpy(), row))
+        assert_same(array(gpucast.cast_like(x, tensor(values(row, (0,)))), row), gpucast.reference.cast(x.numpy(), row))
+    assert gpucast.dtype(torch.float4_e2m1fn_x2) is PAIRED
+    assert gpucast.cast_like(x, tensor(values(PAIRED, (2,)))).dtype is torch.float4_e2m1fn_x2
+    with pytest.raises(TypeError, match="to=torch.complex64 is complex|'complex64' is complex"):
+        gpucast.cast(x, torch.complex64)
+
+
+@pytest.mark.parametrize("dst", [dtype("FLOAT16"), dtype("DOUBLE"), dtype("FLOAT8E5M2")], ids=str)
+def test_layouts(dst: DType) -> None:
+    """Order "K", as torch's own `empty_like` lays it out: the fake kernel promises that to torch.compile."""
+    x = torch.from_numpy(values(dtype("FLOAT"), (2, 3, 4, 6)))
+    for view in (
+        x,
+        x.T if x.ndim == 2 else x.permute(3, 1, 0, 2),
+        x[:, :, ::2],
+        x[0, 1:, 2:, 3],
+        x.to(memory_format=torch.channels_last),
+        x[:, :1].expand(2, 5, 4, 6),
+        x[0, 0, 0, 0],
+        x[:0],
+        x.as_strided((3, 3), (1, 2)),
+    ):
+        y = gpucast.cast(view, dst)
+        assert y.stride() == torch.empty_like(view, dtype=y.dtype).stride()
+        assert_same(array(y, dst), gpucast.reference.cast(view.numpy(), dst))
+
+
+def test_nothing_is_copied_where_nothing_has_to_be() -> None:
+    for row in WHOLE:
+        x = tensor(values(row, (4, 6)))
+        for view in (x, x.T, x[1:, ::2]):
+            assert door.take(view, "test").ctypes.data == view.data_ptr()
+        if row.family != "bool":
+            assert gpucast.cast(x, row, copy=False) is x
+        y = gpucast.cast(x, row)
+        assert y is not x and y.data_ptr() != x.data_ptr()
+    pairs = tensor(values(PAIRED, (4, 6)))
+    assert door.take(pairs, "test").data.ctypes.data == pairs.data_ptr()
+    packed = gpucast.cast(torch.ones(4, 6), "INT4")
+    assert packed.to_torch().data_ptr() == packed.data.ctypes.data
+    x = torch.nn.Parameter(torch.ones(3))
+    assert gpucast.cast(x, torch.float32, copy=False) is x
+
+
+def test_out() -> None:
+    x = values(dtype("FLOAT"), (4, 6))
+    for dst in [*WHOLE, PAIRED]:
+        room = tensor(values(dst, (4, 6)))
+        for out in (room, room.T.contiguous().T) if dst is not PAIRED else (room,):
+            version = out._version
+            assert gpucast.cast(torch.from_numpy(x), dst, out=out) is out
+            assert_same(array(out, dst), gpucast.reference.cast(x, dst))
+            assert out._version > version, "autograd must know"
+            # A tensor may take in what came from elsewhere, too.
+            if dst is not PAIRED:
+                other = torch.empty_like(out)
+                assert gpucast.cast(x, dst, out=other) is other
+                assert_same(array(other, dst), gpucast.reference.cast(x, dst))
+    packed = PackedArray(np.zeros(12, np.uint8), "INT4", (4, 6))
+    assert gpucast.cast(torch.from_numpy(x), "INT4", out=packed) is packed
+    assert_same(packed.get(), gpucast.reference.cast(x, "INT4"))
+
+
+def test_packed_arrays_as_tensors() -> None:
+    for row in NUMERIC:
+        if row.packed:
+            x = values(row, (3, 8))
+            packed = PackedArray.pack(x)
+            y = packed.to_torch()
+            assert y.data_ptr() == packed.data.ctypes.data
+            assert y.dtype is (torch.float4_e2m1fn_x2 if row is PAIRED else torch.uint8)
+            assert y.shape == ((3, 4) if row is PAIRED else (3, 8 * row.bits // 8))
+            assert y.view(torch.uint8).numpy().tobytes() == packed.tobytes()
+            with pytest.raises(ValueError, match=r"needs a last axis of whole bytes; .* of shape \(8, 3\) has not"):
+                PackedArray.pack(x.reshape(8, 3)).to_torch()
+            if hasattr(torch, row.numpy_name):
+                assert PackedArray.pack(tensor(x)).tobytes() == packed.tobytes()
+    # The first element lies in the low bits: torch's own exporter to ONNX reads pairs so.
+    first = PackedArray.pack(np.array([1, -6], ml_dtypes.float4_e2m1fn)).to_torch()
+    assert first.view(torch.uint8).tolist() == [0xF2]
+    readonly = gpucast.from_bytes(bytes(4), "INT4", (8,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert readonly.to_torch().tolist() == [0, 0, 0, 0]
+
+
+def test_dlpack_with_torch() -> None:
+    """torch's own import and export, as an independent judge of the capsules."""
+    from gpucast.interop import dlpack
+
+    for row in WHOLE:
+        x = values(row, (4, 6))
+        for view in (x, x.T, x[1:, ::2]):
+            y = torch.from_dlpack(dlpack.Export(view))
+            assert_same(array(y, row), view)
+            assert y.data_ptr() == view.ctypes.data
+            back = dlpack.take(y, "test")
+            assert_same(back, view)
+            assert back.ctypes.data == view.ctypes.data
+    x = values(PAIRED, (4, 6))
+    packed = PackedArray.pack(x)
+    y = torch.from_dlpack(packed)
+    assert_same(array(y, PAIRED), x)
+    assert y.data_ptr() == packed.data.ctypes.data
+    back = dlpack.take(y, "test")
+    assert_same(back.get(), x)
+    with pytest.raises(BufferError, match="no library takes INT4 through DLPack"):
+        torch.from_dlpack(PackedArray.pack(values(dtype("INT4"), (4, 6))))
+
+
+# ---- gradients ----
+
+
+@pytest.mark.parametrize("src", FLOATS, ids=str)
+def test_gradients_are_cast_back(src: DType) -> None:
+    for dst in FLOATS:
+        x = tensor(values(src, (40,))).requires_grad_()
+        dy = values(dst, (40,), seed=1)
+        y = gpucast.cast(x, dst, saturate=False)
+        assert y.requires_grad
+        (dx,) = torch.autograd.grad(y, x, tensor(dy))
+        assert_same(array(dx, src), gpucast.reference.cast(dy, src))
+
+
+def test_gradcheck() -> None:
+    x = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: gpucast.cast(x, "DOUBLE"), x)
+    assert torch.autograd.gradgradcheck(lambda x: gpucast.cast(x, "DOUBLE"), x)
+
+
+def test_what_has_no_gradient() -> None:
+    x = torch.ones(4, requires_grad=True)
+    for dst in NUMERIC:
+        y = gpucast.cast(x, dst)
+        assert isinstance(y, PackedArray) or y.requires_grad == (dst in FLOATS)
+    with torch.no_grad():
+        assert not gpucast.cast(x, "FLOAT16").requires_grad
+    with torch.inference_mode():
+        assert gpucast.cast(torch.ones(4), "FLOAT16").tolist() == [1] * 4
+
+
+# ---- the op ----
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.ones(3, 4), "FLOAT16"),
+        (torch.ones(3, 4)[:, ::2].requires_grad_(), "BFLOAT16", False),
+        (torch.ones(2, 3, 4).permute(2, 0, 1)[::2], "INT8", True, "up", 28, "nearest_even", "saturate"),
+        (torch.ones(3, 4), "INT4"),
+    ],
+    ids=lambda arguments: arguments[1],
+)
+def test_opcheck(arguments: Any) -> None:
+    """torch's own checks of a custom op: the schema, the gradient's registration, and that fake and real agree."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.library.opcheck(torch.ops.gpucast.cast.default, arguments)
+
+
+def test_opcheck_of_out() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = torch.empty(3, 4, dtype=torch.int8)
+        torch.library.opcheck(torch.ops.gpucast.cast_out.default, (torch.ones(3, 4), out, "INT8"))
+
+
+def test_the_op_by_itself() -> None:
+    x = torch.tensor([[0.5, 1e9], [-3, float("nan")]])
+    assert torch.equal(torch.ops.gpucast.cast(x, "INT8", overflow="saturate"), torch.tensor([[0, 127], [-3, 0]]).char())
+    assert torch.ops.gpucast.cast(x, "INT4").tolist() == list(gpucast.cast(x, "INT4").tobytes())
+    for arguments, error, match in (
+        ((x, "FLOAT7"), TypeError, "cast: to='FLOAT7' is not a dtype"),
+        ((x, "STRING"), TypeError, "torch has no STRING"),
+        ((x, "FLOAT8E8M0", True, "sideways"), ValueError, "round_mode='sideways' is not legal"),
+    ):
+        with pytest.raises(error, match=match):
+            torch.ops.gpucast.cast(*arguments)
+
+
+def compiled(function: Any, **options: Any) -> tuple[Any, list[Any]]:
+    """`torch.compile` of a function into whole graphs, and the list of those made."""
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    return torch.compile(function, fullgraph=True, backend=backend, **options), graphs
+
+
+@pytest.mark.parametrize(
+    "to", ["FLOAT8E4M3FN", "FLOAT4E2M1", "INT32", torch.bfloat16, np.float16, 16, dtype("INT8")], ids=str
+)
+def test_compile_keeps_the_graph_whole(to: Any) -> None:
+    def function(x: Any) -> Any:
+        return gpucast.cast(x * 2, to, saturate=True) if to != 16 else gpucast.cast(x * 2, to, copy=False) + 1
+
+    x = torch.from_numpy(values(dtype("FLOAT"), (4, 6)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run, graphs = compiled(function)
+        assert torch.equal(run(x).view(torch.uint8), function(x).view(torch.uint8))
+        assert [node.target for node in graphs[0].graph.nodes if "gpucast" in str(node.target)] == [
+            torch.ops.gpucast.cast.default
+        ]
+        # Casts of arrays in between leave the compiled function as it is.
+        for dst in WHOLE:
+            gpucast.cast(values(dtype("FLOAT"), (3,)), dst, opset=27)
+            run(x)
+    assert len(graphs) == 1
+
+
+def test_compile_with_gradients_out_and_any_shape() -> None:
+    def function(x: Any, out: Any) -> Any:
+        gpucast.cast(x, "INT8", overflow="saturate", out=out)
+        return gpucast.cast(x * 2, "FLOAT16").float() + out
+
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+        for shape in ((3, 4), (5, 2), (1, 7)):
+            x = torch.from_numpy(values(dtype("FLOAT"), shape))
+            outs = torch.zeros(shape, dtype=torch.int8), torch.zeros(shape, dtype=torch.int8)
+            got, wanted = run(x, outs[0]), function(x, outs[1])
+            assert torch.equal(got.view(torch.int32), wanted.view(torch.int32))
+            assert torch.equal(*outs)
+        torch._dynamo.reset()
+        x = torch.ones(3, 4, requires_grad=True)
+        run = torch.compile(lambda x: gpucast.cast(x * 2, "FLOAT16"), fullgraph=True, backend="aot_eager")
+        (dx,) = torch.autograd.grad(run(x).sum(), x)
+        assert torch.equal(dx, torch.full((3, 4), 2.0))
+
+
+def test_compile_before_any_other_use_and_with_inductor(exhaustive: bool) -> None:
+    code = (
+        "import torch, gpucast, sys\n"
+        "assert 'gpucast.interop.torch' not in sys.modules\n"
+        "f = lambda x: gpucast.cast(x * 2, 'FLOAT8E4M3FN').float() + 1\n"
+        "x = torch.randn(5, 7)\n"
+        f"compiled = torch.compile(f, fullgraph=True, backend={'inductor' if exhaustive else 'eager'!r})\n"
+        "assert torch.equal(compiled(x), f(x))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_meta_tensors_have_shapes_and_types_alone() -> None:
+    x = torch.empty(3, 4, device="meta")
+    y = gpucast.cast(x, "FLOAT8E5M2")
+    assert y.is_meta and y.shape == (3, 4) and y.dtype is torch.float8_e5m2
+    for call in (
+        lambda: gpucast.cast(x, "INT4"),
+        lambda: gpucast.cast(x, "STRING"),
+        lambda: gpucast.cast_report(x, "INT4"),
+    ):
+        with pytest.raises(TypeError, match="x is a meta tensor, which has no elements"):
+            call()
+
+
+def test_vmap() -> None:
+    x = torch.from_numpy(values(dtype("FLOAT"), (3, 4)))
+    y = torch.vmap(lambda row: gpucast.cast(row, "FLOAT16"))(x)
+    assert_same(array(y, dtype("FLOAT16")), gpucast.reference.cast(x.numpy(), "FLOAT16"))
+    with pytest.raises(TypeError, match="torch.vmap cannot batch a cast to INT4"):
+        torch.vmap(lambda row: torch.ops.gpucast.cast(row, "INT4"))(x)
+
+
+# ---- what is refused ----
+
+
+def unusual(make: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda x: x.to_sparse(), "x has the layout sparse_coo; expected a strided tensor"),
+        (lambda x: x.to_sparse_csr(), "x has the layout sparse_csr"),
+        (lambda x: torch.nested.nested_tensor([x, x]), "x has the layout nested"),
+        (lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged), "x has the layout nested"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), r"x is quantized; cast x\.int_repr\(\)"),
+        (lambda x: x.to(torch.complex64), r"x\.dtype='complex64' is complex"),
+        (lambda x: x.to(torch.complex64).conj(), r"x\.dtype='complex64' is complex"),
+        (lambda x: x.view(torch.uint8).view(torch.bits8), r"x\.dtype='bits8' is not a dtype"),
+        (lambda x: x.view(torch.uint8).view(torch.uint3), r"x\.dtype='uint3' is not a dtype"),
+    ],
+)
+def test_tensors_that_cast_does_not_take(make: Any, match: str) -> None:
+    x = unusual(lambda: make(torch.ones(3, 4)))
+    for call in (gpucast.cast, gpucast.cast_report):
+        with pytest.raises(TypeError, match=match):
+            call(x, "FLOAT16")
+
+
+def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(4, 32)
+    with FakeTensorMode():
+        fake = torch.ones(4, 32)
+
+    class WrapperTensor(torch.Tensor):
+        """Its elements are those of others, as a DTensor's are."""
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, *_: Any) -> Any:
+            raise NotImplementedError(function)
+
+    wrapper = torch.Tensor._make_wrapper_subclass(WrapperTensor, (4, 32))
+
+    def total(x: Any) -> Any:
+        gpucast.quantize(x, "mxfp8e4m3")
+        return x.sum()
+
+    refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func or while"
+    for device in (None, 1):
+        monkeypatch.setattr(door, "_device", lambda x, who, device=device: device)
+        for call in (
+            lambda: torch.func.grad(total)(x),
+            lambda: torch.vmap(total)(x),
+            lambda: total(fake),
+            lambda: total(wrapper),
+        ):
+            with pytest.raises(TypeError, match=f"^quantize: {refused}"):
+                call()
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match=f"^cast: {refused}"):
+        torch.vmap(lambda x: gpucast.cast(x, "STRING"))(x)
+    # Between two graphs it is called as ever.
+    torch._dynamo.reset()
+    x = torch.linspace(-3, 3, 128).reshape(4, 32)
+    found, wanted = torch.compile(lambda x: gpucast.quantize(2 * x, "mxfp8e4m3"), backend="eager")(x), 2 * x
+    assert_same(found.data, gpucast.quantize(wanted, "mxfp8e4m3").data)
+
+
+def test_negated_views() -> None:
+    x = torch.tensor([1 + 2j, -3 - 4j]).conj().imag
+    assert x.is_neg()
+    assert gpucast.cast(x, "FLOAT16").tolist() == gpucast.cast(x, "STRING").astype(float).tolist() == [-2, 4]
+    with pytest.raises(ValueError, match="out is a negated view"):
+        gpucast.cast(torch.ones(2), "FLOAT", out=x)
+
+
+def test_bad_calls() -> None:
+    x, grown = torch.ones(4, 6), torch.ones(4, 6, requires_grad=True)
+    half = torch.empty(4, 6, dtype=torch.float16)
+    for call, error, match in (
+        (lambda: gpucast.cast(x, "FLOAT16", out=half.clone().requires_grad_()), ValueError, "cast: out requires grad"),
+        (
+            lambda: gpucast.cast(x.numpy(), "FLOAT16", out=half.clone().requires_grad_()),
+            ValueError,
+            "out requires grad",
+        ),
+        (
+            lambda: gpucast.cast(grown, "FLOAT16", out=half),
+            ValueError,
+            "x requires grad, and out= is not differentiable",
+        ),
+        (lambda: gpucast.cast(x, "BFLOAT16", out=half), TypeError, "out has dtype float16; expected bfloat16"),
+        (lambda: gpucast.cast(x, "FLOAT16", out=half[1:]), ValueError, r"out has shape \(3, 6\); expected \(4, 6\)"),
+        (lambda: gpucast.cast(x, "FLOAT16", out=half[:1].expand(4, 6)), ValueError, "elements of out share memory"),
+        (
+            lambda: gpucast.cast(x, "FLOAT16", out=half.to("meta")),
+            ValueError,
+            "out is on meta; the result belongs on cpu",
+        ),
+        (
+            lambda: gpucast.cast(x, "FLOAT16", out=half.numpy()),
+            TypeError,
+            r"expected a tensor of FLOAT16 and shape \(4, 6\)",
+        ),
+        (lambda: gpucast.cast(x, "INT4", out=x.numpy()), TypeError, "out is ndarray; expected a PackedArray of INT4"),
+        (lambda: gpucast.cast(x, "FLOAT16", out=half.to_sparse()), TypeError, "layout sparse_coo"),
+        (
+            lambda: gpucast.cast(x, "INT4", out=PackedArray(np.zeros(12, np.uint8), "UINT4", (4, 6))),
+            TypeError,
+            "out has dtype UINT4; expected INT4",
+        ),
+        (
+            lambda: gpucast.cast(x, "INT4", out=PackedArray(np.zeros(12, np.uint8), "INT4", (6, 4))),
+            ValueError,
+            r"out has shape \(6, 4\); expected \(4, 6\)",
+        ),
+        (
+            lambda: gpucast.cast(x[:, :5], "FLOAT4E2M1"),
+            ValueError,
+            r"x has shape \(4, 5\); torch has FLOAT4E2M1 in pairs",
+        ),
+        (lambda: gpucast.cast(x[0, 0], "FLOAT4E2M1"), ValueError, r"x has shape \(\); torch has FLOAT4E2M1 in pairs"),
+        (
+            lambda: gpucast.cast(x, "FLOAT4E2M1", out=torch.zeros(3, 4).byte().T.view(torch.float4_e2m1fn_x2)),
+            ValueError,
+            "pairs that are not contiguous",
+        ),
+        (lambda: gpucast.cast(x, "FLOAT16", copy=1), TypeError, "copy=1 must be True or False"),
+        (lambda: gpucast.cast(x, "FLOAT16", opset=99), ValueError, "opset=99 is not supported"),
+        (lambda: gpucast.cast(x, "FLOAT16", saturate="no"), TypeError, "saturate='no' must be True or False"),
+        (lambda: gpucast.cast_like(x, half.to(torch.float8_e8m0fnu), opset=23), TypeError, "cast_like: to=FLOAT8E8M0"),
+        (lambda: gpucast.cast(x, "FLOAT16", device="tpu"), ValueError, "device='tpu' is not a device"),
+    ):
+        with pytest.raises(error, match=match):
+            call()
+
+
+def test_attributes_as_numpy_has_them() -> None:
+    x = torch.tensor([1e9])
+    y = gpucast.cast(x, "FLOAT8E5M2", saturate=np.bool_(False), opset=np.int64(28))
+    assert y.float().tolist() == [float("inf")]
+
+
+def test_other_places_take_tensors_too(tmp_path: Path) -> None:
+    x = torch.tensor([0.5, 1e9])
+    assert gpucast.cast_report(x, "FLOAT16") == gpucast.cast_report(x.numpy(), "FLOAT16")
+    path = str(tmp_path / "x.npz")
+    files.save(path, {"x": gpucast.cast(x, "FLOAT8E5M2"), "y": gpucast.cast(x, "FLOAT4E2M1")})
+    loaded = files.load(path)
+    assert_same(loaded["x"], gpucast.reference.cast(x.numpy(), "FLOAT8E5M2"))
+    assert_same(loaded["y"], gpucast.reference.cast(x.numpy(), "FLOAT4E2M1"))
+
+
+def test_kernels_compile_beside_torchs_own_compiler(tmp_path: Path) -> None:
+    """torch brings an NVRTC of its own; whichever is loaded first serves both."""
+    code = (
+        "import ctypes, glob, os, sys, torch\n"
+        "packages = os.path.dirname(os.path.dirname(torch.__file__))\n"
+        "found = glob.glob(os.path.join(packages, 'nvidia', '*', 'lib', 'libnvrtc.so.*'))\n"
+        "loaded = [ctypes.CDLL(path) for path in found[:1]]\n"
+        "import gpucast\n"
+        "print(gpucast.warmup([('FLOAT', 'FLOAT8E4M3FN')], arch='sm_90'))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "GPUCAST_CACHE_DIR": str(tmp_path)},
+    )
+    assert int(result.stdout) > 0
+
+
+# ---- scale, amax and random rounding ----
+
+
+def test_scale_amax_and_random_rounding() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
+    for to, keywords in (
+        ("FLOAT8E4M3FN", {"scale": 3.5}),
+        ("FLOAT8E5M2", {"rounding": "stochastic", "seed": 2**64 - 1, "offset": 5}),
+        ("FLOAT4E2M1", {"scale": 0.1, "rounding": "stochastic", "seed": 0}),
+        ("INT4", {"scale": 2.0, "overflow": "saturate"}),
+        ("INT32", {"scale": 1e3, "rounding": "nearest_even"}),
+    ):
+        amax, theirs = np.zeros((), np.float32), torch.zeros(())
+        wanted = gpucast.cast(x, to, **keywords, amax=amax)
+        assert_same(array(gpucast.cast(torch.from_numpy(x), to, **keywords, amax=theirs), dtype(to)), wanted)
+        assert_same(theirs.numpy(), amax)
+        assert theirs._version > 0, "autograd must know"
+    out, scale = torch.empty(4, 6, dtype=torch.float16), torch.tensor([3.5], dtype=torch.float64)
+    assert gpucast.cast(torch.from_numpy(x), "FLOAT16", scale=scale, out=out) is out
+    assert_same(out.numpy(), gpucast.cast(x, "FLOAT16", scale=3.5))
+    pairs = torch.empty(4, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert gpucast.cast(torch.from_numpy(x), "FLOAT4E2M1", scale=scale, out=pairs) is pairs
+    assert_same(array(pairs, PAIRED), gpucast.cast(x, "FLOAT4E2M1", scale=3.5))
+    packed = PackedArray.pack(np.zeros((4, 6), ml_dtypes.int4))
+    assert gpucast.cast(torch.from_numpy(x), "INT4", scale=scale, out=packed) is packed
+    assert_same(packed.get(), gpucast.cast(x, "INT4", scale=3.5))
+
+
+@pytest.mark.parametrize("scale", [3.5, torch.tensor(3.5)], ids=["number", "tensor"])
+def test_the_gradient_of_a_scaled_cast_is_scaled(scale: Any) -> None:
+    dy = values(dtype("BFLOAT16"), (4, 6), seed=1)
+    leaf = torch.ones(4, 6, requires_grad=True)
+    y = gpucast.cast(leaf, "BFLOAT16", scale=scale, amax=torch.zeros(1))
+    (dx,) = torch.autograd.grad(y, leaf, tensor(dy))
+    assert_same(dx.numpy(), gpucast.cast(dy, "FLOAT", scale=3.5))
+    y = gpucast.cast(leaf, "BFLOAT16", rounding="stochastic", seed=1)
+    (dx,) = torch.autograd.grad(y, leaf, tensor(dy))
+    assert_same(dx.numpy(), gpucast.cast(dy, "FLOAT"))
+    # Of a gradient there is one as well.
+    wide = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: gpucast.cast(x, "DOUBLE", scale=scale), (wide,))
+    assert not gpucast.cast(leaf, "INT8", scale=scale).requires_grad
+
+
+def test_a_scale_that_changed_before_the_backward_pass_is_noticed() -> None:
+    leaf, scale = torch.ones(3, requires_grad=True), torch.tensor(2.0)
+    y = gpucast.cast(leaf, "FLOAT16", scale=scale)
+    scale.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def fused_step(x: Any, scale: Any, amax: Any, seed: int) -> Any:
+    y = gpucast.cast(2 * x, "FLOAT16", scale=scale, amax=amax)
+    return y + gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=seed, offset=seed)
+
+
+def test_compile_keeps_the_graph_whole_at_fused_casts() -> None:
+    """Numbers that change make no further graph, and `amax` is what it would be."""
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run, graphs = compiled(fused_step)
+        for seed in (1, 2, 7, 2**40):
+            got, wanted = torch.zeros(()), torch.zeros(())
+            assert torch.equal(run(x, 0.5, got, seed), fused_step(x, 0.5, wanted, seed))
+            assert got == wanted == 4
+    nodes = [node.target for node in graphs[-1].graph.nodes if "fused_cast" in str(node.target)]
+    assert nodes == [torch.ops.gpucast.fused_cast.default] * 2
+    assert len(graphs) == 2
+
+
+def test_compile_of_fused_casts_with_gradients_and_out() -> None:
+    scale = torch.tensor(3.0)
+
+    def function(x: Any, amax: Any) -> Any:
+        return gpucast.cast(x * 2, "BFLOAT16", scale=scale, amax=amax)
+
+    def into(x: Any, out: Any, amax: Any) -> Any:
+        gpucast.cast(x, "INT8", scale=3.0, rounding="nearest_even", out=out, amax=amax)
+        return out + 1
+
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
+        leaf, amax = x.clone().requires_grad_(), torch.zeros(1)
+        (dx,) = torch.autograd.grad(
+            torch.compile(function, fullgraph=True, backend="aot_eager")(leaf, amax).sum(), leaf
+        )
+        assert torch.equal(dx, torch.full_like(x, 6)) and amax == 4
+        for maximum in (None, torch.zeros(())):
+            out, wanted = torch.zeros(2, 4, 6, dtype=torch.int8)
+            run = torch.compile(into, fullgraph=True, backend="aot_eager")
+            assert torch.equal(run(x, out, maximum), into(x, wanted, None))
+            assert torch.equal(out, wanted) and (maximum is None or maximum == 2)
+
+
+def test_functions_of_functions() -> None:
+    """The transforms of torch.func, of plain casts and of fused ones."""
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    for keywords, slope in (
+        ({}, 1),
+        ({"scale": 3.5}, 3.5),
+        ({"scale": torch.tensor(3.5)}, 3.5),
+        ({"rounding": "stochastic", "seed": 2**64 - 1, "offset": 2**63}, 1),
+    ):
+
+        def total(x: Any, keywords: Any = keywords) -> Any:
+            return gpucast.cast(x, "BFLOAT16", **keywords).float().sum()
+
+        assert torch.equal(torch.func.grad(total)(x), torch.full_like(x, slope))
+        assert torch.equal(torch.vmap(torch.func.grad(total))(x), torch.full_like(x, slope))
+        assert torch.equal(
+            torch.vmap(lambda x, keywords=keywords: gpucast.cast(x, "BFLOAT16", **keywords))(x),
+            torch.stack([gpucast.cast(row, "BFLOAT16", **keywords) for row in x]),
+        )
+    scales, amax, largest = torch.arange(4.0), torch.zeros(()), torch.zeros(4)
+    y = torch.vmap(lambda x, scale: gpucast.cast(x, "FLOAT8E5M2", scale=scale))(x, scales)
+    assert_same(array(y, dtype("FLOAT8E5M2")), gpucast.cast((x * scales[:, None]).numpy(), "FLOAT8E5M2"))
+    torch.vmap(lambda x: gpucast.cast(x, "FLOAT16", amax=amax))(x)
+    torch.vmap(lambda x, amax: gpucast.cast(x, "FLOAT16", amax=amax))(x, largest)
+    assert amax == 2 and torch.equal(largest, x.abs().amax(1))
+    # What else a scale may be is as in a plain call.
+    for scale in (np.float32(0.5), np.full(1, 0.5), 2):
+        y = torch.vmap(lambda x, scale=scale: gpucast.cast(x, "FLOAT16", scale=scale))(x)
+        assert torch.equal(y, gpucast.cast(x, "FLOAT16", scale=scale))
+    for scale, error in ((True, TypeError), ("0.5", TypeError), (-1.0, ValueError), (np.ones(2), ValueError)):
+        with pytest.raises(error, match="^cast: scale"):
+            torch.vmap(lambda x, scale=scale: gpucast.cast(x, "FLOAT16", scale=scale))(x)
+    with pytest.raises(TypeError, match="torch.vmap cannot batch a cast to INT4"):
+        torch.vmap(lambda x: gpucast.cast(x, "INT4", scale=2.0))(x)
+
+
+# torch's own use of what it has deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+@pytest.mark.parametrize("keywords", [{}, {"scale": 2.0}], ids=str)
+def test_forward_mode_is_refused(keywords: dict[str, Any]) -> None:
+    """torch itself would give a plain op's result without its tangent, as if it were a constant."""
+    forward = torch.autograd.forward_ad
+    with forward.dual_level():
+        x = forward.make_dual(torch.ones(3), torch.ones(3))
+        for call in (gpucast.cast, lambda x, to, **keywords: gpucast.cast_many([x], to, **keywords)):
+            with pytest.raises(NotImplementedError, match="jvp function .* forward mode"):
+                call(x, "FLOAT16", **keywords)
+        assert torch.equal(
+            gpucast.cast(torch.ones(3), "FLOAT16", **keywords).float(), torch.full((3,), 2.0 if keywords else 1.0)
+        )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.ones(3, 4), None, None, "FLOAT16", True, "up", 28, None, None, None, 0, 2.0),
+        (
+            torch.ones(4, 3).T,
+            torch.tensor(0.5),
+            torch.zeros(()),
+            "BFLOAT16",
+            True,
+            "up",
+            28,
+            "stochastic",
+            None,
+            -5,
+            7,
+            None,
+        ),
+        (torch.ones(3, 4), None, torch.zeros(1), "INT4", True, "up", 28, "nearest_even", "saturate", None, 0, None),
+    ],
+    ids=lambda arguments: arguments[3],
+)
+def test_opcheck_of_fused_casts(arguments: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.library.opcheck(torch.ops.gpucast.fused_cast.default, arguments)
+        if arguments[3] != "INT4":
+            kind = getattr(torch, dtype(arguments[3]).numpy_name)
+            x, *others = arguments
+            torch.library.opcheck(torch.ops.gpucast.fused_cast_out.default, (x, torch.empty(3, 4, dtype=kind), *others))
+
+
+def test_bad_fused_calls() -> None:
+    x = torch.ones(4)
+    for keywords, error, match in (
+        ({"seed": 1}, ValueError, "cast: seed=1 does not apply to rounding=None"),
+        ({"rounding": "stochastic"}, ValueError, "cast: rounding='stochastic' needs seed="),
+        ({"scale": -1.0}, ValueError, "cast: scale=-1.0 must be finite, as a DOUBLE, and not negative"),
+        ({"scale": torch.ones(2)}, ValueError, r"cast: scale has shape \(2,\); expected one element"),
+        ({"scale": torch.ones(1, requires_grad=True)}, ValueError, "cast: scale requires grad, and is not diff"),
+        ({"amax": torch.ones(1, dtype=torch.float64)}, TypeError, "cast: amax has dtype float64; expected FLOAT"),
+        ({"amax": torch.ones(1, requires_grad=True)}, ValueError, "cast: amax: out requires grad"),
+        ({"amax": x[1:2]}, ValueError, "cast: amax shares memory with x"),
+    ):
+        with pytest.raises(error, match=f"^{match}"):
+            gpucast.cast(x, "FLOAT16", **keywords)
+    leaf = torch.ones(4, requires_grad=True)
+    with pytest.raises(ValueError, match="^cast: x requires grad, and out= is not differentiable"):
+        gpucast.cast(leaf, "FLOAT16", scale=2.0, out=torch.empty(4, dtype=torch.float16))
+    with pytest.raises(ValueError, match="^cast: scale= does not apply to text"):
+        gpucast.cast(x, "STRING", scale=2.0)
+
+
+# ---- CUDA, as far as it goes without one ----
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
+    """Tensors of the host count as tensors of device 1, whose current stream in torch is 777."""
+    driver = HostDriver()
+    before = launch.use(driver)
+    monkeypatch.setattr(door, "_device", lambda x, who: 1)
+    monkeypatch.setattr(door, "stream", lambda device: 700 + 77 * device)
+    yield driver
+    assert driver.index == 0 and driver.streams == {0: 0, 1: 100}
+    launch.use(before)
+
+
+CUDA_ROWS = [dtype(name) for name in ("FLOAT", "FLOAT8E4M3FN", "INT16", "BOOL")]
+
+
+@pytest.mark.parametrize("src", [*CUDA_ROWS, PAIRED, dtype("INT4")], ids=str)
+def test_on_a_device(src: DType, cuda: HostDriver) -> None:
+    x = values(src, (4, 6))
+    given = tensor(x)
+    targets = [dtype(name) for name in ("BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1", "UINT2", "FLOAT6E3M2", "BOOL")]
+    cuda.prepare(both_shapes(resolve(src, dst) for dst in targets))
+    for dst in targets:
+        for view, host in ((given, x), (given[1:], x[1:])):
+            cuda.launched.clear()
+            y = gpucast.cast(view, dst)
+            # On torch's stream of the tensor's device, into torch's memory.
+            assert [stream for _, stream in cuda.launched] == [777]
+            if isinstance(y, PackedArray):
+                assert y.device.id == 1
+                y = PackedArray(download(y.data), dst, y.shape)
+            assert_same(array(y, dst), gpucast.reference.cast(host, dst))
+
+
+def test_layouts_out_and_gradients_on_a_device(cuda: HostDriver) -> None:
+    x = torch.from_numpy(values(dtype("FLOAT"), (4, 6)))
+    for view in (x, x.T, x[:, ::2], x[:2].expand(2, 6), x[:0], torch.empty(0)):
+        y = gpucast.cast(view, "FLOAT16")
+        assert y.stride() == torch.empty_like(view, dtype=torch.float16).stride()
+        assert_same(array(y, dtype("FLOAT16")), gpucast.reference.cast(view.numpy(), "FLOAT16"))
+    out = torch.empty(4, 6, dtype=torch.float16)
+    assert gpucast.cast(x, "FLOAT16", out=out) is out
+    assert_same(array(out, dtype("FLOAT16")), gpucast.reference.cast(x.numpy(), "FLOAT16"))
+    pairs = torch.empty(4, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    assert gpucast.cast(x, "FLOAT4E2M1", out=pairs) is pairs
+    assert_same(array(pairs, PAIRED), gpucast.reference.cast(x.numpy(), "FLOAT4E2M1"))
+    leaf = x.clone().requires_grad_()
+    dy = values(dtype("FLOAT16"), (4, 6), seed=1)
+    cuda.launched.clear()
+    (dx,) = torch.autograd.grad(gpucast.cast(leaf, "FLOAT16"), leaf, tensor(dy))
+    assert_same(dx.numpy(), gpucast.reference.cast(dy, "FLOAT"))
+    assert [stream for _, stream in cuda.launched] == [777, 777]
+    assert gpucast.cast(x, "FLOAT", copy=False) is x
+
+
+def test_a_captured_graph_takes_casts_into_torchs_memory(cuda: HostDriver) -> None:
+    """torch allocates from the graph's own pool, so that nothing is left for us to allocate."""
+    x = torch.from_numpy(values(dtype("FLOAT"), (4, 6)))
+    gpucast.cast(x, "FLOAT16")
+    cuda.capture = True
+    try:
+        y = gpucast.cast(x, "FLOAT16")
+    finally:
+        cuda.capture = False
+    assert_same(array(y, dtype("FLOAT16")), gpucast.reference.cast(x.numpy(), "FLOAT16"))
+
+
+def test_fused_casts_on_a_device(cuda: HostDriver) -> None:
+    x = values(dtype("FLOAT"), (4, 6))
+    scale, amax, theirs = torch.tensor(0.25), torch.zeros(()), np.zeros((), np.float32)
+    wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=0.25, amax=theirs)
+    for view, host in ((torch.from_numpy(x), wanted), (torch.from_numpy(x).T, wanted.T)):
+        y = gpucast.cast(view, "FLOAT8E4M3FN", scale=scale, amax=amax)
+        assert_same(array(y, dtype("FLOAT8E4M3FN")), host)
+        assert_same(amax.numpy(), theirs)
+    # Both lie in one order, so that nothing is to be told apart.
+    assert cuda.launched == [("gpucast_float32_to_float8e4m3fn_scaled_amax", 777)] * 2
+    cuda.launched.clear()
+    y = gpucast.cast(torch.from_numpy(x).T, "FLOAT8E4M3FN", rounding="stochastic", seed=1)
+    assert_same(array(y, dtype("FLOAT8E4M3FN")), gpucast.cast(x.T, "FLOAT8E4M3FN", rounding="stochastic", seed=1))
+    assert cuda.launched == [("gpucast_float32_to_float8e4m3fn_stochastic_strided", 777)]
+
+
+def test_another_device_needs_cuda() -> None:
+    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
+        gpucast.cast(torch.ones(3), "FLOAT16", device="cuda")
+    assert gpucast.cast(torch.ones(3), "FLOAT16", device="cpu").dtype is torch.float16

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpucast.mixed: policies, their string forms and their casts."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.core.dtypes import DTYPES, dtype
+from gpucast.mixed import Policy, get_policy
+
+FLOATS = [row for row in DTYPES if row.family == "float"]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("params=float32,compute=bfloat16,output=float32", ("FLOAT", "BFLOAT16", "FLOAT")),
+        ("p=f32,c=bf16,o=f32", ("FLOAT", "BFLOAT16", "FLOAT")),
+        ("p=full, c=half", ("FLOAT", "FLOAT16", "FLOAT16")),
+        ("c=f16", ("FLOAT", "FLOAT16", "FLOAT16")),
+        ("p=f64", ("DOUBLE", "DOUBLE", "DOUBLE")),
+        ("o=bf16,p=f16", ("FLOAT16", "FLOAT16", "BFLOAT16")),
+        ("half", ("FLOAT16", "FLOAT16", "FLOAT16")),
+        ("bfloat16", ("BFLOAT16", "BFLOAT16", "BFLOAT16")),
+        ("c=FLOAT8E4M3FN,o=FLOAT", ("FLOAT", "FLOAT8E4M3FN", "FLOAT")),
+    ],
+)
+def test_policies_as_jmp_writes_them(text: str, rows: tuple[str, str, str]) -> None:
+    policy = get_policy(text)
+    assert policy == Policy(*rows)
+    assert (policy.param_dtype, policy.compute_dtype, policy.output_dtype) == tuple(map(dtype, rows))
+    assert get_policy(str(policy)) == policy
+    assert pickle.loads(pickle.dumps(policy)) == policy
+
+
+def test_the_short_form_is_that_of_jmp() -> None:
+    assert str(Policy(np.float32, ml_dtypes.bfloat16, np.float64)) == "p=f32,c=bf16,o=f64"
+    assert str(Policy(np.float16, 10, "FLOAT8E5M2")) == "p=f16,c=f16,o=float8_e5m2"
+    assert get_policy("bf16").with_output_dtype("FLOAT") == get_policy("p=bf16,o=f32")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("q=f32", ValueError, "'q=f32' in 'q=f32' has no known key; expected p=, c= or o="),
+        ("p=f32,p=f16", ValueError, "gives param twice"),
+        ("p=f32,", ValueError, "has no known key"),
+        ("p=f4", TypeError, "get_policy: 'f4' is ambiguous"),
+        ("p=float7", TypeError, "get_policy: 'float7' is not a dtype"),
+        ("", TypeError, "get_policy: '' is not a dtype"),
+        ("INT8", TypeError, "get_policy: 'INT8' is no floating type"),
+        (np.float32, TypeError, "is no text"),
+    ],
+)
+def test_bad_policy_strings(text: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error) as caught:
+        get_policy(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [row for row in DTYPES if row not in FLOATS], ids=str)
+def test_a_policy_takes_signed_floats_only(row: gpucast.DType) -> None:
+    for place, name in enumerate(("param_dtype", "compute_dtype", "output_dtype")):
+        rows = [dtype("FLOAT")] * 3
+        rows[place] = row
+        with pytest.raises(TypeError, match=f"^Policy: {name}='{row.name}' "):
+            Policy(*rows)
+
+
+class Layer(NamedTuple):
+    weight: Any
+    bias: Any
+
+
+def test_a_policy_casts_floating_leaves_and_leaves_all_others_alone() -> None:
+    values = np.array([0.1, -3.0, 5.0], np.float32)
+    others = [values.astype(np.int32), values > 0, np.array(["a"], object), values.astype(np.complex64), "text", 1.5, 3]
+    others.append(values.astype(ml_dtypes.int4))
+    tree = {
+        "layer": Layer(values, values.astype(np.float64)),
+        "same": values.astype(ml_dtypes.bfloat16),
+        "e8m0": np.abs(values).astype(ml_dtypes.float8_e8m0fnu),
+        "others": others,
+        "none": None,
+    }
+    result = get_policy("p=f32,c=bf16,o=f16").cast_to_compute(tree)
+    assert list(result) == list(tree)
+    assert isinstance(result["layer"], Layer)
+    for leaf, source in zip((*result["layer"], result["e8m0"]), (*tree["layer"], tree["e8m0"]), strict=True):
+        expected = gpucast.cast(source, "BFLOAT16")
+        assert (leaf.dtype, leaf.tobytes()) == (expected.dtype, expected.tobytes())
+    assert result["same"] is tree["same"]
+    assert all(x is y for x, y in zip(result["others"], others, strict=True))
+    assert result["none"] is None
+
+
+def test_errors_of_casts_name_what_was_given() -> None:
+    weights = {"step": 1, "w": [np.ma.masked_array(np.ones(2, np.float32), [True, False])]}
+    for name in ("param", "compute", "output"):
+        with pytest.raises(TypeError, match=rf"^cast_to_{name}: tree\['w'\]\[0\].* masked"):
+            getattr(get_policy("half"), f"cast_to_{name}")(weights)
+
+
+@pytest.mark.parametrize("row", FLOATS, ids=str)
+def test_the_three_casts(row: gpucast.DType) -> None:
+    x = np.array([0.5, -3.0, 1.0])
+    for cast, policy in (
+        ("cast_to_param", Policy(row, "FLOAT", "FLOAT")),
+        ("cast_to_compute", Policy("FLOAT", row, "FLOAT")),
+        ("cast_to_output", Policy("FLOAT", "FLOAT", row)),
+    ):
+        result = getattr(policy, cast)([x])
+        assert (result[0].dtype, result[0].tobytes()) == (row.numpy, gpucast.cast(x, row).tobytes())

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parity harness: it finds planted faults, says where they are, and tries what it says that it tries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from codes import every_code
+from gpucast.codegen import cast as source
+from gpucast.codegen import fused as fused_source
+from gpucast.gpu import devices as device
+from gpucast.parity import backends, compare, plan, sweep, work
+from gpucast.parity.backends import Array, CastCodes
+from gpucast.parity.cases import NUMERIC, SMALL, Case, cases, stochastic_cases
+
+ROWS = {row.name: row for row in NUMERIC}
+
+
+def case(src: str, dst: str, number: int = 0) -> Case:
+    return cases(ROWS[src], ROWS[dst])[number]
+
+
+class Faulty:
+    """The host path with one bit flipped where a source code of one pair comes up."""
+
+    name, device, batch = "faulty", "a test", 3
+
+    def __init__(self, pair: tuple[str, str], bits: int) -> None:
+        self.pair, self.bits = pair, bits
+        self.prepared: list[Case] = []
+
+    def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
+        self.prepared += chosen
+        cast = backends.Host().prepare(chosen, optimize)
+
+        def faulty(case: Case, codes: Array) -> Array:
+            result = cast(case, codes)
+            if (case.rule.src.name, case.rule.dst.name) == self.pair:
+                result = result ^ (codes == self.bits).astype(result.dtype)
+            return result
+
+        return faulty
+
+
+def run(backend: backends.Backend, chosen: Sequence[Case], threads: int = 2, seconds: float | None = None) -> list:
+    return work.run(backend, chosen, seed=1, share=0.0, random=100, threads=threads, seconds=seconds)
+
+
+# ---- what is tried ----
+
+
+@pytest.mark.parametrize("row", SMALL, ids=str)
+def test_all_codes_of_small_sources(row: object) -> None:
+    chosen = compare.codes_of(case(str(row), "FLOAT").rule, seed=0, share=0, random=0)
+    assert chosen.size >= 4099  # Many threads' tiles, and a tail.
+    assert np.array_equal(np.unique(chosen), np.arange(2 if row is ROWS["BOOL"] else 1 << ROWS[str(row)].bits))
+
+
+def test_hard_and_random_codes_of_wide_sources() -> None:
+    rule = case("DOUBLE", "FLOAT16").rule
+    few, many = (compare.codes_of(rule, seed=0, share=0.1, random=n) for n in (0, 1000))
+    assert many.size - few.size > 980
+    assert np.isin(few, many).all()
+    for value in (65520.0, math.nextafter(65520.0, 0), -0.0, 2.0**-25, math.inf):
+        assert np.float64(value).view(np.uint64) in few, value
+    assert np.array_equal(many, compare.codes_of(rule, seed=0, share=0.1, random=1000))
+    assert not np.array_equal(many, compare.codes_of(rule, seed=1, share=0.1, random=1000))
+
+
+def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
+    everything = plan.all_cases(plan.all_pairs())
+    order = plan.shuffled(everything, 7)
+    assert order == plan.shuffled(everything, 7) != plan.shuffled(everything, 8)
+    assert len(set(order)) == len(order) == len(everything) and set(order) == set(everything)
+    assert len({(one.rule.src, one.rule.dst) for one in order[:625]}) == 625
+    # Not the default attributes first.
+    assert any(one.attributes for one in order[:625]) and not all(one.attributes for one in order[625:])
+
+
+def test_attributes_of_a_case_ask_for_its_rule() -> None:
+    from gpucast.core.rule import resolve
+
+    for one in plan.all_cases(plan.all_pairs()):
+        attributes = dict(one.attributes)
+        random = attributes.pop("seed", None), attributes.pop("offset", None)
+        assert resolve(one.rule.src, one.rule.dst, **attributes) == one.rule
+        assert random == ((None, None) if one.random is None else one.random)
+        assert (one.random is not None) == (one.rule.rounding == "stochastic")
+    assert plan.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
+    assert str(case("FLOAT", "INT8", 3)) == "FLOAT to INT8 (rounding='nearest_even', overflow='saturate')"
+
+
+# ---- what is found ----
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("src", "bits"), [("FLOAT8E5M2", 0x3F), ("UINT2", 3), ("FLOAT", 0x3F800000)])
+def test_one_flipped_bit_is_found(src: str, bits: int, threads: int) -> None:
+    chosen = plan.all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
+    outcomes = run(Faulty((src, "INT8"), bits), chosen, threads)
+    assert [outcome.case for outcome in outcomes] == chosen
+    for outcome in outcomes:
+        assert (outcome.wrong > 0) == ((outcome.case.rule.src.name, outcome.case.rule.dst.name) == (src, "INT8"))
+        if outcome.first is not None:
+            codes = compare.codes_of(outcome.case.rule, seed=1, share=0.0, random=100)
+            assert outcome.wrong == np.count_nonzero(codes == bits)
+            assert outcome.elements == codes.size
+            assert outcome.first.index == np.flatnonzero(codes == bits)[0]
+            assert outcome.first.bits == bits
+            assert outcome.first.got == outcome.first.wanted ^ 1
+
+
+def test_a_fault_in_a_later_block_is_found() -> None:
+    rule = case("INT32", "INT64")
+    codes = np.arange(3 * compare.BLOCK, dtype=np.uint32)
+    cast = Faulty(("INT32", "INT64"), 2 * compare.BLOCK + 5).prepare([rule], False)
+    outcome = compare.compare(cast, rule, codes)
+    assert outcome.wrong == 1
+    assert outcome.first == compare.Mismatch(rule, 2 * compare.BLOCK + 5, 131077, 131077, 131076)
+
+
+def test_what_a_mismatch_says() -> None:
+    first = compare.Mismatch(case("FLOAT", "FLOAT8E4M3FN", 1), 17, 0x3FC00000, 0x3C, 0x3D)
+    assert str(first) == (
+        "FLOAT to FLOAT8E4M3FN (saturate=False): index 17, input 0x3fc00000 (1.5): wanted 0x3c (1.5), got 0x3d (1.625)"
+    )
+    assert compare.describe(ROWS["INT4"], 0xF) == "0xf (-1)"
+    assert compare.describe(ROWS["FLOAT6E2M3"], 0x20) == "0x20 (-0.0)"
+    assert compare.describe(ROWS["INT2"], 0x83) == "0x83 (no code of INT2)"
+
+
+# ---- backends ----
+
+
+@pytest.mark.parametrize("name", ["kernels", "host"])
+def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # One compiler for all.
+    monkeypatch.setattr(backends.Kernels, "batch", 200)
+    rows = [ROWS[row] for row in ("INT4", "FLOAT6E3M2", "BOOL", "FLOAT8E8M0", "INT32")]
+    chosen = plan.all_cases((src, dst) for src in rows for dst in rows)
+    for outcome in run(backends.backend(name), chosen):
+        assert outcome.first is None, str(outcome.first)
+        assert outcome.elements >= 500
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "pair"),
+    [
+        # The generic rule, of which a table is made; a shortcut; the layout.
+        ("(rest | (kept & 1))", "(rest | 1)", ("INT8", "FLOAT8E4M3FN")),
+        ("u32(127 + shift) << 23", "u32(128 + shift) << 23", ("FLOAT", "FLOAT16")),
+        ("out.word[i] = in.word[i]", "out.word[i] = in.word[0]", ("INT8", "INT8")),
+    ],
+)
+def test_a_fault_in_the_kernels_text_is_found(
+    text: str, other: str, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = source.prelude()
+    assert text in kernels
+    monkeypatch.setattr(source, "prelude", lambda: kernels.replace(text, other))
+    (outcome,) = run(backends.Kernels(), [case(*pair)])
+    assert outcome.first is not None
+    assert outcome.first.wanted != outcome.first.got
+
+
+def test_a_fault_in_stochastic_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = fused_source.fused_prelude()
+    faulty = text.replace("key += 0x9e3779b9;", "key += 0x9e3779b8;")
+    assert faulty != text
+    monkeypatch.setattr(fused_source, "fused_prelude", lambda: faulty)
+    (one,) = stochastic_cases(ROWS["FLOAT6E3M2"], ROWS["FLOAT4E2M1"])
+    (outcome,) = run(backends.Kernels(), [one])
+    assert outcome.first is not None and 0 < outcome.wrong < outcome.elements
+
+
+def test_the_gpu_backend_goes_the_whole_device_path() -> None:
+    """On real CuPy arrays over host memory, and the host build of the kernels."""
+    host_driver = pytest.importorskip("host_driver", reason="needs CuPy; the other backends are tried without it")
+    from gpucast.gpu import driver as launch
+
+    driver = host_driver.HostDriver(optimize=False)
+    chosen = [one for src in ("INT4", "FLOAT8E5M2", "FLOAT") for dst in ("FLOAT6E2M3", "BOOL", "FLOAT8E4M3FNUZ")
+              for one in cases(ROWS[src], ROWS[dst])]  # fmt: skip
+    driver.prepare(source.kernel_source(one.rule) for one in chosen)
+    chosen += [stochastic_cases(ROWS["FLOAT"], ROWS[dst])[0] for dst in ("FLOAT6E2M3", "FLOAT8E4M3FNUZ")]
+    before = launch.use(driver)
+    try:
+        gpu = backends.backend(None)
+        assert gpu.name == "gpu" and gpu.device
+        outcomes = run(gpu, chosen, threads=1)
+    finally:
+        launch.use(before)
+    assert [outcome.first for outcome in outcomes] == [None] * len(chosen)
+    assert len(driver.launched) == len(chosen)
+
+
+def test_the_gpu_is_compared_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "cast on the host"))
+    assert backends.backend(None).name == "kernels"
+    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setitem(backends.BACKENDS, "gpu", lambda: Faulty(("", ""), 0))
+    assert backends.backend(None).name == "faulty"
+
+
+# ---- threads and time ----
+
+
+def test_no_time_means_the_first_batch() -> None:
+    chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    backend = Faulty(("", ""), 0)
+    outcomes = run(backend, chosen, threads=1, seconds=1e-9)
+    assert [outcome.case for outcome in outcomes] == chosen[:3] == backend.prepared
+
+
+def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of three take three seconds each: the second one fits whole, of the third only two cases."""
+    now = [100.0]
+    monkeypatch.setattr(work.time, "monotonic", lambda: now[0])
+
+    class Slow(Faulty):
+        def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
+            now[0] += len(chosen)
+            return super().prepare(chosen, optimize)
+
+    chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=8.5)) == 8
+    assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=6.5)) == 6
+    assert len(run(Slow(("", ""), 0), chosen, threads=1)) == len(chosen)
+
+
+def test_every_case_advances_the_bar() -> None:
+    chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    done: list[int] = []
+    work.run(Faulty(("", ""), 0), chosen, seed=1, share=0, random=0, threads=2, advance=done.append)
+    assert sum(done) == len(chosen)
+
+
+def test_an_error_in_a_thread_ends_the_run() -> None:
+    class Broken(Faulty):
+        def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
+            if case("INT4", "INT8") in chosen:
+                raise RuntimeError("no such kernel")
+            return super().prepare(chosen, optimize)
+
+    chosen = plan.all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
+    backend = Broken(("", ""), 0)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run(backend, chosen)
+    assert len(backend.prepared) < len(chosen) / 2
+
+
+# ---- all codes ----
+
+
+@pytest.mark.parametrize("src", ["FLOAT16", "BFLOAT16", "INT16", "UINT16", "FLOAT8E5M2FNUZ", "FLOAT8E8M0", "INT4"])
+def test_intervals_say_what_the_reference_says(src: str) -> None:
+    row = ROWS[src]
+    codes = every_code(row)
+    found = 0
+    for one in plan.all_cases((row, dst) for dst in NUMERIC):
+        if sweep.piecewise_constant(one.rule):
+            intervals, wanted = sweep.intervals(one.rule), compare.wanted_codes(one.rule, codes)
+            half, odd = codes.size // 2, codes.size // 2 - 3
+            assert np.array_equal(intervals.codes(0, codes.size), wanted), one
+            assert np.array_equal(intervals.codes(half, half), wanted[half:]), one
+            assert np.array_equal(intervals.codes(3, odd), wanted[3 : 3 + odd]), one
+            found += 1
+    assert found > 30
+    assert not sweep.piecewise_constant(case(src, src).rule)
+    assert not sweep.piecewise_constant(case(src, "INT8").rule)
+    assert not sweep.piecewise_constant(case(src, "DOUBLE").rule)
+
+
+def test_intervals_that_the_reference_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should a rule not be piecewise constant after all, the sweep says so instead of trying next to nothing."""
+    monkeypatch.setattr(sweep, "_binades", lambda rule: np.array([0]))
+    with pytest.raises(RuntimeError, match="not constant between the ends of an interval"):
+        sweep.intervals(case("BFLOAT16", "FLOAT8E8M0", 3).rule)
+
+
+@pytest.mark.parametrize("dst", ["FLOAT8E4M3FN", "FLOAT4E2M1", "INT8", "DOUBLE"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_sweep_finds_one_flipped_bit(dst: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_CHUNK", 1000)
+    done: list[int] = []
+    outcome = sweep.sweep(Faulty(("FLOAT16", dst), 0xC123), case("FLOAT16", dst), threads=threads, advance=done.append)
+    assert (outcome.elements, outcome.wrong, sum(done)) == (1 << 16, 1, 1 << 16)
+    assert outcome.first is not None
+    assert (outcome.first.index, outcome.first.bits) == (0xC123, 0xC123)
+    assert outcome.first.got == outcome.first.wanted ^ 1
+
+
+@pytest.mark.parametrize("dst", ["FLOAT8E5M2", "INT4"])
+def test_a_sweep_of_the_kernels(dst: str, exhaustive: bool) -> None:
+    src = "FLOAT" if exhaustive and dst == "FLOAT8E5M2" else "BFLOAT16"
+    outcome = sweep.sweep(backends.Kernels(), case(src, dst), threads=2 if exhaustive else 1)
+    assert outcome == compare.Outcome(case(src, dst), 1 << ROWS[src].bits)

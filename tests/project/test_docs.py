@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation tells the truth: every snippet runs, every table holds, the site builds without a warning."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib
+import importlib.util
+import math
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.core.dtypes import DTYPES, DType
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+#: Its snippets are results of its script, and tested as such below.
+SCRIPTED = DOCS / "switching.md"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FENCE = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SNIPPETS = {page: found for page in PAGES if page != SCRIPTED and (found := FENCE.findall(page.read_text("utf-8")))}
+#: What a snippet may need beyond the tests' own requirements.
+OPTIONAL = ("dask", "jax", "modeci_mdf", "onnx", "onnxruntime", "torch")
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+class Checker(doctest.OutputChecker):
+    """NumPy writes the names of ml_dtypes in quotes from 2.4 on."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        want, got = (re.sub(r"dtype='(\w+)'", r"dtype=\1", text) for text in (want, got))
+        return super().check_output(want, got, optionflags)
+
+
+def run(page: Path) -> dict[str, Any]:
+    """Run the snippets of a page in their order; the names that they leave."""
+    names: dict[str, Any] = {}
+    text = page.read_text(encoding="utf-8")
+    for match in FENCE.finditer(text):
+        language, source = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
+        if language == "python":
+            exec(compile("\n" * line + source, str(page), "exec"), names)
+            continue
+        test = doctest.DocTestParser().get_doctest(source, names, page.name, str(page), line)
+        report: list[str] = []
+        runner = doctest.DocTestRunner(Checker(), optionflags=doctest.NORMALIZE_WHITESPACE)
+        runner.run(test, out=report.append, clear_globs=False)
+        assert not report, "".join(report)
+        names = test.globs
+    return names
+
+
+@contextlib.contextmanager
+def host_driver() -> Iterator[None]:
+    """CuPy over host memory, with the kernels built as host code."""
+    from gpucast.gpu import driver as launch
+    from host_driver import HostDriver
+
+    before = launch.use(HostDriver())
+    try:
+        yield
+    finally:
+        launch.use(before)
+
+
+def libraries(page: Path) -> list[str]:
+    """What the snippets of a page import beyond what every machine has."""
+    text = "".join(source for _, source in SNIPPETS[page])
+    imports = "".join(re.findall(r"^(?:>>> )?(?:import|from) .*\n", text, re.MULTILINE))
+    return [library for library in OPTIONAL if re.search(rf"\b(?<!\.){library}\b", imports)]
+
+
+def param(page: Path) -> Any:
+    return pytest.param(page, marks=[pytest.mark.peers] if "torch" in libraries(page) else [], id=name_of(page))
+
+
+@pytest.mark.parametrize("page", [*map(param, SNIPPETS)])
+def test_snippets(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for library in libraries(page):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    names = run(page)
+    if page.name == "README.md":
+        check_claims(names, page.read_text(encoding="utf-8"))
+        assert "CastReport(elements=5" in capsys.readouterr().out
+
+
+def check_claims(names: dict[str, Any], text: str) -> None:
+    """The README's comments say what its lines give."""
+    claims = re.findall(r"^(\w) = .*#.*?(\[[^\]]*\])$", text, re.MULTILINE)
+    assert {"y", "z", "i"} <= {name for name, _ in claims}
+    for name, claim in claims:
+        wanted = [float(number) for number in claim.strip("[]").split(",")]
+        assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_the_snippet_for_a_gpu() -> None:
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    from host_driver import download
+
+    with host_driver():
+        names = run(DOCS / "quickstart.md")
+    y, wanted = names["y"], gpucast.cast(names["x"], "FLOAT8E4M3FN")
+    assert type(y).__module__.startswith("cupy") and y.dtype == wanted.dtype
+    assert np.array_equal(download(y).view(np.uint8), wanted.view(np.uint8))
+
+
+def test_a_snippet_that_lies_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```pycon\n>>> x = 1\n>>> x + 1\n3\n\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="line 3, in page.md"):
+        run(page)
+    page.write_text("text\n\n```python\nx = 1\nassert x == 2\n```\n", encoding="utf-8")
+    with pytest.raises(AssertionError) as info:
+        run(page)
+    assert (info.traceback[-1].path, info.traceback[-1].lineno) == (page, 4)
+
+
+# ---- what the code writes into the pages ----
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import a script of docs/."""
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.syspath_prepend(DOCS)
+    return importlib.import_module
+
+
+def value_of(cell: str) -> float:
+    """The number that a cell of a table shows."""
+    cell = re.sub(r"2\{sup\}`(-?\d+)`", lambda power: repr(2.0 ** int(power[1])), cell)
+    return math.prod(float(factor) for factor in cell.split("·"))
+
+
+@pytest.mark.parametrize("row", [row for row in DTYPES if 0 < row.bits <= 8 and row.family != "bool"], ids=str)
+def test_value_tables(row: DType, scripts: Any) -> None:
+    grid, _, rest = scripts("tables").values(row.name).partition("\n\n")
+    _, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines()]
+    values = [value_of(cell) for first, *cells in lines for cell in cells]
+    if rest:
+        sign = 1 << (row.bits - 1)
+        assert rest.startswith(f"The same codes plus `{sign:#x}` are the same values with a minus sign")
+        values += [-value for value in values]
+        for code, value in re.findall(r"but `(\w+)` is (\w+)", rest):
+            values[int(code, 16)] = value_of(value)
+    assert [int(first.strip("`"), 16) for first, *_ in lines] == [
+        len(lines[0][1:]) * number for number in range(len(lines))
+    ]
+    codes = np.arange(1 << row.bits, dtype=np.uint8)
+    wanted = codes.view(row.numpy).astype(np.float64)
+    assert np.array_equal(values, wanted, equal_nan=True)
+    assert np.array_equal(np.signbit(values)[wanted == 0], np.signbit(wanted)[wanted == 0])
+
+
+def test_the_table_of_overflow(scripts: Any) -> None:
+    lines = re.findall(r"^\| (\w+) \| (\S+) \| (from|above) (\S+) \|$", scripts("tables").overflow(), re.MULTILINE)
+    assert len(lines) == sum(row.family == "float" and row.bits <= 16 for row in DTYPES)
+    for name, largest, word, number in lines:
+        row = gpucast.dtype(name)
+        assert math.isclose(float(largest), row.max, rel_tol=1e-6)
+        if not row.has_nan or row.name == "BFLOAT16":
+            continue  # Clamped in either case; not shown in full.
+        edge = np.array([float(number)])
+        beside = np.nextafter(edge, 0 if word == "from" else np.inf)
+        over, within = (edge, beside) if word == "from" else (beside, edge)
+        finite = [np.isfinite(gpucast.cast(x, row, saturate=False).astype(np.float64)).item() for x in (over, within)]
+        assert finite == [False, True], row
+
+
+def test_tables_of_casts_name_every_type_and_case(scripts: Any) -> None:
+    tables = scripts("tables")
+    for saturate in ("on", "off"):
+        assert tables.float8(saturate).count("\n") == 11
+    assert tables.e8m0().count("\n") == 2 + len(tables.E8M0_INPUTS) - 1
+    assert all(f"[{row.name}]" in tables.names() for row in DTYPES)
+    pages = {page.stem: page.read_text("utf-8") for page in (DOCS / "dtypes").glob("*.md")}
+    for row in DTYPES:
+        page = pages[tables.page(row)]
+        assert re.search(rf"generated}} limits .*\b{row.name}\b", page), row
+        # UINT8's value is its code; BOOL has two.
+        assert 0 == row.bits or row.bits > 8 or row.name in ("UINT8", "BOOL") or f"values {row.name}\n" in page, row
+
+
+def test_links_of_the_readme_lead_on_from_the_pages(scripts: Any) -> None:
+    pytest.importorskip("sphinx", reason="Sphinx is not installed")
+    text = scripts("results").from_readme("[all](bench/results/x.md), ![it](bench/results/x.png), [a](https://a.b)")
+    assert text == "{download}`all <../bench/results/x.md>`, ![it](../bench/results/x.png), [a](https://a.b)"
+
+
+@pytest.mark.peers
+def test_names_in_pytorch(scripts: Any) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tables = scripts("tables")
+    for row in DTYPES:
+        name = tables.torch_name(row)
+        assert bool(name) == (hasattr(torch, row.numpy_name) or hasattr(torch, f"{row.numpy_name}_x2")), row
+        assert not name or gpucast.dtype(getattr(torch, name)) is row
+
+
+@pytest.fixture
+def switching(scripts: Any) -> Iterator[ModuleType]:
+    yield scripts("switching")
+
+
+@pytest.mark.parametrize("system", ["numpy", "cupy", pytest.param("torch", marks=pytest.mark.peers), "onnxruntime"])
+def test_switching_is_up_to_date(switching: ModuleType, capsys: pytest.CaptureFixture[str], system: str) -> None:
+    for library in {"torch": ["torch"], "onnxruntime": ["onnx", "onnxruntime"]}.get(system, []):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    page = SCRIPTED.read_text(encoding="utf-8")
+    assert page.startswith(switching.INTRO)
+    if system != "cupy" and f"{switching.MEASURED}{switching.version(system)}." not in page:
+        pytest.skip(f"the page was measured with other versions than {switching.version(system)}")
+    assert switching.main(["--check", "--systems", system]) == 0, capsys.readouterr().out
+
+
+def test_a_line_that_does_not_give_what_it_should_is_found(switching: ModuleType) -> None:
+    line = switching.switches.NUMPY[0]
+    names = {"np": np, "gpucast": gpucast, "ml_dtypes": switching.ml_dtypes}
+    assert "# 0.1015625, NaN 0x7f, NaN 0xff" in switching.lines.rendered(line, names)
+    wrong = type(line)(line.title, line.text, line.setup, line.there, line.here, instead=line.here)
+    with pytest.raises(ValueError, match="gives 0.1015625, 448.0, -448.0; "):
+        switching.lines.rendered(wrong, names)
+
+
+# ---- the site ----
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="Sphinx is not installed")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(DOCS), str(tmp_path / "site")]
+    command += ["-d", str(tmp_path / "doctrees")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    for page in DOCS.rglob("*.md"):
+        assert (tmp_path / "site" / page.relative_to(DOCS)).with_suffix(".html").exists()
+    api = (tmp_path / "site" / "api.html").read_text(encoding="utf-8")
+    missing = [name for name in gpucast.__all__ if not re.search(rf'id="(module-)?gpucast\.{name}"', api)]
+    assert not missing, f"docs/api.md lacks {missing}"

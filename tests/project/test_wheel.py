@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed: the wheel holds the package, its type marker and the kernels."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import gpucast
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_wheel_holds_package_and_kernels(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("gpucast-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    kernels = {f"gpucast/kernels/{path.name}" for path in (ROOT / "kernels").iterdir()}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpucast").rglob("*.py")}
+    assert kernels and modules
+    assert kernels | modules | {"gpucast/py.typed"} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert gpucast.__version__ in wheel.name
+
+
+def test_the_base_package_needs_numpy_and_ml_dtypes_only() -> None:
+    needed = importlib.metadata.requires("gpucast") or []
+    base = {text.split(">")[0].replace("-", "_") for text in needed if "extra ==" not in text}
+    assert base == {"numpy", "ml_dtypes"}
+    extras = set(importlib.metadata.metadata("gpucast").get_all("Provides-Extra") or [])
+    assert {"cuda12", "cuda13", "test", "bench", "fast", "onnx"} <= extras
+    for major, other in (("cuda12", "cuda13"), ("cuda13", "cuda12")):
+        wanted = [text for text in needed if f"extra == '{major}'" in text or f'extra == "{major}"' in text]
+        assert any(f"cupy-{major}x" in text for text in wanted) and not any(f"cupy-{other}x" in text for text in wanted)
+        assert sum("nvidia-cuda-" in text for text in wanted) == 2

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What quantizing means, held against exact arithmetic and against what others have published."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import FORMATS, Format
+from gpucast.quantization.cpu import quantize as host
+from gpucast.reference import quantize as reference
+from quantization_cases import matrix, same
+
+FLOAT = dtype("FLOAT")
+
+
+def nearest(value: Fraction, codes: list[tuple[Fraction, int]]) -> int:
+    """The code whose number is nearest, of two the even one; numbers beyond the last give the last."""
+    return min(codes, key=lambda found: (abs(found[0] - value), found[1] & 1))[1]
+
+
+def of_type(name: str, negative: bool = True) -> list[tuple[Fraction, int]]:
+    row = dtype(name)
+    values = [(code, row.value(code)) for code in range(row.code_mask + 1)]
+    finite = [(Fraction(value), code) for code, value in values if np.isfinite(value)]
+    # One zero is enough: the sign is not looked at.
+    return [found for found in finite if (found[0] or found[1] == 0) and (negative or found[0] >= 0)]
+
+
+@pytest.mark.parametrize(
+    "name", ["float8e4m3fn_1x128", "float8e5m2_1x128", "nvfp4", "mxfp6e2m3", "int8_128", "int2_32"]
+)
+def test_rounds_the_exact_quotient_once(name: str) -> None:
+    """Elements and narrow scales are the nearest to the true quotients, as rational numbers."""
+    format = FORMATS[name]
+    x = matrix(format, "FLOAT")
+    x = x[np.isfinite(x).all(axis=1)]
+    parts = host.quantize(x, format)
+    codes = of_type(format.element.name)
+    length = format.block[-1]
+    assert isinstance(length, int)
+    g = Fraction(1) if parts.global_scale is None else Fraction(float(parts.global_scale))
+    data = parts.data.view(format.element.code_numpy)
+    rng = np.random.default_rng(5)
+    for i, j in zip(rng.integers(0, x.shape[0], 200), rng.integers(0, x.shape[1], 200), strict=True):
+        s = Fraction(float(parts.scales[i, j // length]))
+        code = nearest(Fraction(float(x[i, j])) / (s * g), codes)
+        value, expected = (float(format.element.value(int(found))) for found in (data[i, j] & 0xFF, code))
+        assert value == expected, (i, j, x[i, j], float(s))
+
+
+def test_nvfp4_scales_are_rounded_once() -> None:
+    x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
+    format = FORMATS["nvfp4"]
+    parts = host.quantize(x, format)
+    g = Fraction(float(parts.global_scale))
+    top = Fraction(float(np.abs(x).max())) / 2688
+    assert abs(g - top) <= top / 2**24
+    amax = np.abs(x).reshape(40, 4, 16).max(axis=2)
+    codes = of_type("FLOAT8E4M3FN", negative=False)
+    for found, largest in zip(parts.scales.view(np.uint8).ravel(), amax.ravel(), strict=True):
+        assert found == nearest(Fraction(float(largest)) / 6 / g, codes)
+
+
+def test_float_scales_are_the_nearest_float() -> None:
+    """fl(amax / M): no float lies nearer to the quotient."""
+    x = np.random.default_rng(0).standard_normal((300, 32))
+    for name in ("float8e4m3fn_1x128", "int8_32", "int4_32"):
+        scales = host.quantize(x, FORMATS[name]).scales.ravel()
+        for s, amax in zip(scales, np.abs(x).max(axis=1), strict=True):
+            exact = Fraction(float(amax)) / Fraction(FORMATS[name].divisor)
+            beside = [np.nextafter(s, np.float32(side)) for side in (0, np.inf)]
+            assert all(abs(Fraction(float(s)) - exact) <= abs(Fraction(float(b)) - exact) for b in beside)
+
+
+# ---- published numbers ----
+
+
+#: OCP MX v1.0, table 1 and section 5: block, exponent of the largest power of two, largest number of each element type.
+OCP = {
+    "mxfp8e5m2": (15, 57344.0),
+    "mxfp8e4m3": (8, 448.0),
+    "mxfp6e3m2": (4, 28.0),
+    "mxfp6e2m3": (2, 7.5),
+    "mxfp4": (2, 6.0),
+}
+
+
+@pytest.mark.parametrize("name", OCP)
+def test_ocp_mx(name: str) -> None:
+    emax, largest = OCP[name]
+    format = FORMATS[name]
+    assert format.block == (32,) and format.scale.name == "FLOAT8E8M0"
+    assert (format.divisor, format.element.max) == (2.0**emax, largest)
+    # Section 6.3: the largest power of two not above the largest magnitude, over that of the element; numbers that are
+    # then beyond the largest element are clamped to it, with their sign.
+    for amax, exponent in ((1.0, 0), (1.999, 0), (2.0, 1), (0.75, -1), (largest, emax)):
+        x = np.array([-amax] + [0.0] * 31, np.float32)
+        parts = host.quantize(x, format)
+        assert float(parts.scales[0]) == 2.0 ** (exponent - emax)
+        if amax != 1.999:
+            assert float(parts.data[0]) * float(parts.scales[0]) == -amax
+        assert abs(float(parts.data[0])) <= largest
+    # Section 5.4.1: E8M0 has bias 127, exponents -127 to 127, no zero, NaN 0xff.
+    assert host.quantize(np.zeros(32, np.float32), format).scales.view(np.uint8)[0] == 0
+    assert host.quantize(np.full(32, np.nan, np.float32), format).scales.view(np.uint8)[0] == 0xFF
+    # Section 5.1: a block whose scale is NaN is NaN.
+    parts = host.quantize(np.array([np.nan] + [1.0] * 31, np.float32), format)
+    assert np.isnan(host.dequantize(parts, format, FLOAT)).all()
+
+
+#: torchao's test_to_mx_rceil (test/prototype/mx_formats/test_mx_tensor.py; BSD-3-Clause, Meta Platforms; also in
+#: PyTorch's own tests): the bits of 32 numbers, the scale's code, the codes of E4M3. The cases of subnormals are those
+#: of its later versions, which do not flush them.
+TORCHAO_RCEIL: dict[str, tuple[str, list[int], int, list[int]]] = {
+    "FLOAT subnormals": (
+        "FLOAT",
+        [6142315, 5096174, 3345704, 6178415, 5728750, 419002, 1716691, 4335089, 5785800, 6234845, 1697524, 33075,
+         3975816, 3714822, 5411407, 3040844, 7400945, 4474166, 7257182, 1273750, 5872176, 4694081, 2096530, 6273621,
+         67028, 7585260, 4532315, 4599275, 6133942, 4542483, 5992199, 6862780],
+        0,
+        [60, 58, 53, 60, 59, 29, 45, 56, 59, 60, 45, 4, 55, 54, 58, 52, 62, 57, 62, 42, 59, 57, 48, 60, 8, 62, 57, 57,
+         60, 57, 59, 61],
+    ),
+    "BFLOAT16 subnormals": (
+        "BFLOAT16",
+        [101, 3, 47, 54, 36, 19, 70, 79, 35, 95, 28, 120, 84, 94, 20, 92, 18, 42, 98, 58, 3, 26, 64, 86, 60, 86, 52,
+         23, 61, 70, 59, 74],
+        0,
+        [61, 20, 52, 54, 49, 42, 57, 58, 49, 60, 46, 63, 58, 60, 42, 60, 41, 50, 60, 54, 20, 45, 56, 59, 55, 59, 53,
+         44, 55, 57, 55, 57],
+    ),
+    "FLOAT, the smallest normal": (
+        "FLOAT",
+        [8388608, 1063716449, 1064039365, 1063568877, 1051091338, 1062185569, 1034449408, 1060813641, 1054893736,
+         1034907680, 1036660744, 1023639888, 1058536559, 1050896496, 1049237634, 1064950601, 1051852994, 1059794063,
+         1054011102, 1062023602, 1059467900, 1062276774, 1059155029, 1053287574, 1064378711, 1055768540, 1045266076,
+         1059575077, 1054928758, 1040468200, 1058061961, 1053066436],
+        119,
+        [0, 118, 119, 118, 106, 117, 91, 116, 110, 91, 93, 80, 113, 106, 105, 120, 107, 115, 109, 117, 114, 117, 114,
+         108, 119, 111, 101, 114, 110, 96, 113, 108],
+    ),
+    "FLOAT": (
+        "FLOAT",
+        [1037408064, 1058534842, 1053630662, 1063310394, 994704128, 1057245441, 1060663708, 1058053571, 1052395648,
+         1064831570, 1038427336, 1064777688, 1059248393, 1060959028, 1062878286, 1057799482, 1057854101, 1053562724,
+         1027482352, 1060498324, 1063238522, 1060472055, 1054346794, 1029092912, 1056687298, 1059146141, 1037992128,
+         1064097772, 1056522806, 1059255744, 1064364912, 1060606252],
+        119,
+        [93, 113, 109, 118, 53, 112, 116, 113, 108, 120, 94, 119, 114, 116, 118, 113, 113, 109, 84, 115, 118, 115, 110,
+         85, 112, 114, 94, 119, 112, 114, 119, 115],
+    ),
+    "BFLOAT16": (
+        "BFLOAT16",
+        [15752, 16143, 16182, 15896, 16195, 16186, 16048, 16223, 15988, 16231, 16140, 16088, 16032, 16240, 16228,
+         16133, 16210, 16024, 16248, 16187, 16050, 15696, 16060, 15956, 16131, 16251, 15896, 16014, 15808, 16024,
+         16159, 16186],
+        119,
+        [88, 113, 115, 98, 116, 116, 107, 118, 103, 118, 113, 110, 106, 119, 118, 112, 117, 106, 120, 116, 107, 85,
+         108, 101, 112, 120, 98, 105, 92, 106, 114, 116],
+    ),
+    "zeros": ("FLOAT", [0] * 32, 0, [0] * 32),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TORCHAO_RCEIL)
+def test_torchao_rceil(case: str) -> None:
+    source, bits, scale, codes = TORCHAO_RCEIL[case]
+    row = dtype(source)
+    x = np.array(bits, row.code_numpy).view(row.numpy)
+    parts = host.quantize(x, FORMATS["mxfp8e4m3_up"])
+    assert parts.scales.view(np.uint8).tolist() == [scale]
+    assert parts.data.view(np.uint8).tolist() == codes
+
+
+@pytest.mark.parametrize("name", ["mxfp8e4m3", "mxfp4"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_microxcaling_keeps_nan_and_infinity(name: str, value: float) -> None:
+    """mx/tests/test_corners_mx.py, test_mx_nans (MIT, Microsoft): all of [v, 0, 2^127, 0] becomes NaN."""
+    x = np.array([value, 0, 2.0**127, 0], np.float32)
+    parts = host.quantize(x, FORMATS[name])
+    assert np.isnan(host.dequantize(parts, FORMATS[name], FLOAT)).all()
+
+
+def test_floor_clips_what_up_rounds() -> None:
+    """quack's tests/test_mx_quantize (Tri Dao): a block with the largest number 500."""
+    x = np.array([500.0] + [1.0] * 31, np.float32)
+    floor, up = (host.quantize(x, FORMATS[name]) for name in ("mxfp8e4m3", "mxfp8e4m3_up"))
+    assert (float(floor.scales[0]), float(floor.data[0])) == (1, 448)
+    assert (float(up.scales[0]), float(up.data[0])) == (2, 256)
+
+
+@pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if row.rule == "up"])
+def test_up_is_what_reciprocals_give(name: str) -> None:
+    """torchao and TransformerEngine multiply amax with 1 / M as a float, which is a little too large: for no float does
+    that reach another power of two. (Floats beside the powers of two times M are those where it could.)"""
+    format = FORMATS[name]
+    largest = np.float32(format.divisor)
+    middle = (np.ldexp(largest, np.arange(-100, 100)).astype(np.float32)).view(np.int32)
+    amax = (middle[:, np.newaxis] + np.arange(-5, 6, dtype=np.int32)).view(np.float32).reshape(-1, 1)
+    theirs = amax * (np.float32(1) / largest)
+    mantissa, exponent = np.frexp(theirs)
+    powers = np.clip(exponent - (mantissa == 0.5), -127, 127)
+    scales = host.quantize(amax, format).scales
+    assert (scales.view(np.uint8) == powers + 127).all()
+
+
+# ---- ONNX ----
+
+
+def onnx_model(operator: str, types: list[int], out: int, opset: int, **attributes: Any) -> Any:
+    from onnx import helper
+
+    names = ["x", "scale", "zero"][: len(types)]
+    values = [helper.make_tensor_value_info(name, kind, None) for name, kind in zip(names, types, strict=True)]
+    node = helper.make_node(operator, names, ["y"], **attributes)
+    graph = helper.make_graph([node], "g", values, [helper.make_tensor_value_info("y", out, None)])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+
+
+def block_attributes(format: Format) -> dict[str, int]:
+    attributes = {"axis": 1}
+    if not isinstance(format.block, str):
+        attributes["block_size"] = format.block[-1]
+    return attributes
+
+
+ONNX = [
+    name
+    for name, format in FORMATS.items()
+    if format.scale is FLOAT and format.min_ndim < 2 and format.element.bits > 2
+]
+
+
+@pytest.mark.parametrize("name", ONNX)
+def test_onnx_reference_evaluator(name: str) -> None:
+    """QuantizeLinear with our scales and zero points gives our codes; DequantizeLinear gives the numbers back."""
+    from onnx.reference import ReferenceEvaluator
+
+    format = FORMATS[name]
+    x = np.random.default_rng(11).standard_normal((6, 256)).astype(np.float32)
+    x[0, :3] = 0, -0.0, 1e-30
+    parts = host.quantize(x, format, axis=1)
+    zero = np.zeros(parts.scales.shape) if parts.zero_points is None else parts.zero_points
+    zero = zero.astype(format.element.numpy)
+    number = format.element.number
+    assert number is not None
+    attributes = block_attributes(format)
+    model = onnx_model("QuantizeLinear", [1, 1, number], number, 21, **attributes)
+    (codes,) = ReferenceEvaluator(model).run(None, {"x": x, "scale": parts.scales, "zero": zero})
+    assert same(np.asarray(codes).view(np.uint8), parts.data.view(np.uint8))
+    model = onnx_model("DequantizeLinear", [number, 1, number], 1, 21, **attributes)
+    (back,) = ReferenceEvaluator(model).run(None, {"x": parts.data, "scale": parts.scales, "zero": zero})
+    assert same(np.asarray(back), host.dequantize(parts, format, FLOAT, axis=1))
+
+
+ORT = ["int8_tensor", "int8_axis", "uint8_zp_axis", "int8_32", "uint4_zp_32", "int4_zp_tensor", "float8e4m3fn_tensor"]
+
+
+@pytest.mark.parametrize("name", ORT)
+def test_onnxruntime(name: str) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    from gpucast.interop import ort as through_ort
+
+    format = FORMATS[name]
+    x = np.random.default_rng(12).standard_normal((6, 256)).astype(np.float32)
+    parts = host.quantize(x, format, axis=1)
+    zero = np.zeros(parts.scales.shape) if parts.zero_points is None else parts.zero_points
+    number = format.element.number
+    assert number is not None
+    model = onnx_model("QuantizeLinear", [1, 1, number], number, 21, **block_attributes(format))
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": x, "scale": parts.scales, "zero": zero.astype(format.element.numpy)}
+    values = {key: through_ort.ortvalue(value) for key, value in feeds.items()}
+    (codes,) = session.run_with_ort_values(["y"], values)
+    found = through_ort.from_ortvalue(codes)
+    assert same(np.asarray(found).view(np.uint8), parts.data.view(np.uint8))
+
+
+def test_onnx_node_examples() -> None:
+    """The examples of QuantizeLinear in the operator's documentation that have one scale."""
+    x = np.array([0.0, 1.0, 2.0, 100000.0, 200.0], np.float32)
+    scale = np.asarray(2, np.float32)
+    e4m3 = host.quantize(x, FORMATS["float8e4m3fn_tensor"], scale=scale).data
+    e5m2 = host.quantize(x, FORMATS["float8e5m2_tensor"], scale=scale).data
+    assert e4m3.astype(np.float32).tolist() == [0, 0.5, 1, 448, 96]
+    assert e5m2.astype(np.float32).tolist() == [0, 0.5, 1, 49152, 96]
+
+
+#: The node examples of DynamicQuantizeLinear in ONNX: numbers, scale, zero point, codes.
+DYNAMIC = [
+    ([0, 2, -3, -2.5, 1.34, 0.5], 0.0196078438, 153, [153, 255, 0, 26, 221, 179]),
+    ([-1.0, -2.1, -1.3, -2.5, -3.34, -4.0], 0.0156862754, 255, [191, 121, 172, 96, 42, 0]),
+    ([1, 2.1, 1.3, 2.5, 3.34, 4, 1.5, 2.6, 3.9, 4, 3, 2.345], 0.0156862754, 0,
+     [64, 134, 83, 159, 213, 255, 96, 166, 249, 255, 191, 149]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(DYNAMIC)))
+def test_dynamic_quantize_linear(case: int) -> None:
+    """uint8_zp_tensor is DynamicQuantizeLinear, except that it rounds the true quotient: ONNX divides as FLOAT, which
+    makes 25.5 of 0.5 / 0.0196078438 = 25.49999992, and then 26."""
+    numbers, scale, zero, codes = DYNAMIC[case]
+    parts = host.quantize(np.array(numbers, np.float32), FORMATS["uint8_zp_tensor"])
+    assert parts.scales == np.float32(scale) and parts.zero_points == zero
+    differ = [
+        (x, ours, onnx) for x, ours, onnx in zip(numbers, parts.data.tolist(), codes, strict=True) if ours != onnx
+    ]
+    assert differ == ([(0.5, 178, 179)] if case == 0 else [])
+
+
+# ---- properties ----
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_errors_are_bounded(name: str) -> None:
+    """Half a step of the element at the number; where it clamps, the distance to the largest element."""
+    format = FORMATS[name]
+    element = format.element
+    x = np.random.default_rng(21).standard_normal((37, 130)).astype(np.float32)
+    parts = host.quantize(x, format)
+    error = np.abs(host.dequantize(parts, format, dtype("DOUBLE")) - x)
+    rows, cols = (
+        index // length for index, length in zip(np.indices(x.shape), format.lengths(x.shape, 1), strict=True)
+    )
+    s = parts.scales.astype(np.float64).reshape(format.grid(x.shape, 1))[rows, cols]
+    if parts.global_scale is not None:
+        s = s * float(parts.global_scale)
+    if element.family == "int":
+        # The end of the range may lie half a step off: that of the rounded zero point, and that of the rounded scale.
+        bound = s * (1 if format.zero_points else 0.5)
+    else:
+        exponent = np.maximum(np.frexp(np.abs(x) / s)[1] - 1, 1 - element.bias)
+        bound = np.maximum(s * 2.0 ** (exponent - element.mantissa_bits) / 2, np.abs(x) - float(element.max) * s)
+    assert (error <= bound * (1 + 1e-6)).all()
+    if format.rule == "up":
+        assert (np.abs(x) <= float(element.max) * s).all()
+
+
+@pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if row.scale.name == "FLOAT8E8M0"])
+def test_idempotent(name: str) -> None:
+    """Powers of two as scales: what was quantized once is quantized to itself."""
+    format = FORMATS[name]
+    x = np.random.default_rng(22).standard_normal((9, 70)).astype(np.float32)
+    once = host.dequantize(host.quantize(x, format), format, FLOAT)
+    twice = host.dequantize(host.quantize(once, format), format, FLOAT)
+    assert same(once, twice)
+
+
+@pytest.mark.parametrize("name", ["float8e4m3fn_axis", "int8_32", "nvfp4", "mxfp4", "uint4_zp_64"])
+def test_powers_of_two_factor_out(name: str) -> None:
+    """Quantizing 2^k x scales the scales and leaves the codes."""
+    format = FORMATS[name]
+    x = np.random.default_rng(23).standard_normal((5, 64)).astype(np.float32)
+    one, other = host.quantize(x, format), host.quantize(x * np.float32(1024), format)
+    assert same(one.data, other.data)
+    assert same(host.dequantize(one, format, FLOAT) * np.float32(1024), host.dequantize(other, format, FLOAT))
+
+
+#: Formats that the table does not have, of columns that go together all the same.
+OTHERS = [
+    Format("integers with powers", dtype("INT8"), dtype("FLOAT8E8M0"), (32,), "floor"),
+    Format("integers with powers up", dtype("INT4"), dtype("FLOAT8E8M0"), (16,), "up"),
+    Format("integers with narrow scales", dtype("INT8"), dtype("FLOAT8E4M3FN"), (16,), "amax"),
+    Format("integers of two levels", dtype("INT8"), dtype("FLOAT8E4M3FN"), (16,), "amax", False, True),
+    Format("floats of one level", dtype("FLOAT4E2M1"), dtype("FLOAT8E4M3FN"), (16,), "amax"),
+    Format("floats of two levels", dtype("FLOAT6E3M2"), dtype("FLOAT8E4M3FN"), "axis", "amax", False, True),
+    Format("no NaN", dtype("FLOAT6E2M3"), dtype("FLOAT"), (2, 3), "amax"),
+]
+
+
+@pytest.mark.parametrize("format", OTHERS, ids=str)
+def test_other_formats(format: Format) -> None:
+    for source in ("FLOAT", "DOUBLE"):
+        x = matrix(format, source)
+        for axis in (0, 1):
+            expected, found = reference.quantize(x, format, axis=axis), host.quantize(x, format, axis=axis)
+            assert same(expected.scales, found.scales) and same(expected.data, found.data)
+            back = reference.dequantize(expected, format, "FLOAT16", axis=axis)
+            assert same(back, host.dequantize(found, format, dtype("FLOAT16"), axis=axis))
+
+
+def test_the_reference_takes_every_format() -> None:
+    """A format of one's own is a row, and nothing else is to be done."""
+    mine = Format("mine", dtype("FLOAT8E4M3FNUZ"), dtype("FLOAT"), (5,), "amax")
+    x = np.random.default_rng(0).standard_normal((3, 12)).astype(ml_dtypes.bfloat16)
+    expected, found = reference.quantize(x, mine), host.quantize(x, mine)
+    assert same(expected.data, found.data) and same(expected.scales, found.scales)
+    assert found.scales.shape == (3, 3)

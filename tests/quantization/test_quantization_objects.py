@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast.quantize` and `Quantized`: calls, layouts, files, DLPack, and what is said of bad use."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast import PackedArray
+from gpucast.core.dtypes import dtype
+from gpucast.files import FileError
+from gpucast.files import save as save_tensors
+from gpucast.gpu import driver as launch
+from gpucast.interop.dlpack import take as taken
+from gpucast.quantization import FORMATS, Format, Quantized, dequantize, quantize, swizzle
+from gpucast.reference import quantize as reference
+from quantization_cases import same
+
+X = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+
+
+def equal(one: Quantized, other: Quantized) -> bool:
+    parts, others = one.parts(), other.parts()
+    return (
+        (one.format, one.dtype, one.axis, one.scale_layout, one.shape)
+        == (other.format, other.dtype, other.axis, other.scale_layout, other.shape)
+        and parts.keys() == others.keys()
+        and all(same(bare(part), bare(others[name])) for name, part in parts.items())
+    )
+
+
+def bare(part: Any) -> Any:
+    return part.data if isinstance(part, PackedArray) else part
+
+
+# ---- calls ----
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantize_is_the_reference(name: str) -> None:
+    format = FORMATS[name]
+    for x in (X, X.astype(ml_dtypes.bfloat16)):
+        q = quantize(x, name.upper())
+        expected = reference.quantize(x, format)
+        data = q.data.get() if isinstance(q.data, PackedArray) else q.data
+        assert same(data, expected.data) and same(q.scales, expected.scales)
+        assert isinstance(q.data, PackedArray) == format.element.packed
+        assert q.shape == x.shape and q.dtype is dtype(x.dtype) and q.axis == 1 and q.device == "cpu"
+        for to in ("FLOAT", "BFLOAT16"):
+            assert same(q.dequantize(to), reference.dequantize(expected, format, to))
+            assert same(dequantize(q, to), q.dequantize(to))
+
+
+def test_the_package_exports_them() -> None:
+    assert gpucast.quantize is quantize and gpucast.dequantize is dequantize and gpucast.Quantized is Quantized
+
+
+def test_what_becomes_an_array_is_taken() -> None:
+    q = quantize([[1.0, 2.0], [3.0, 4.0]], "int8_tensor")
+    assert q.dtype.name == "DOUBLE" and q.dequantize().tolist()[1][1] == 4
+    assert quantize(np.float32(3), "int8_tensor").shape == ()
+    assert quantize(X[:0], "mxfp4").dequantize().shape == (0, 64)
+    assert equal(quantize(X, "mxfp4", device="cpu"), quantize(X, "mxfp4"))
+
+
+def test_transpose() -> None:
+    for name in ("mxfp4", "nvfp4", "int4_32", "float8e4m3fn_128x128", "float8e4m3fn_axis", "uint4_zp_tensor"):
+        plain, swapped = quantize(X, name), quantize(np.ascontiguousarray(X.T), name)
+        assert equal(quantize(X, name, transpose=True), swapped)
+        both = quantize(X, name, transpose="both")
+        assert equal(both[0], plain) and equal(both[1], swapped)
+    deep = np.stack([X, X + 1])
+    q = quantize(deep, "mxfp6e2m3", transpose=True, rounding="stochastic", seed=1)
+    assert equal(q, quantize(deep.swapaxes(1, 2).copy(), "mxfp6e2m3", rounding="stochastic", seed=1))
+
+
+def test_stochastic() -> None:
+    x = np.full((64, 64), 0.3, np.float32)
+    x[:, 0] = 6
+    q = quantize(x, "mxfp4", rounding="stochastic", seed=7)
+    expected = reference.quantize(x, FORMATS["mxfp4"], rounding="stochastic", seed=7)
+    assert same(q.data.get(), expected.data)
+    assert abs(float(q.dequantize()[:, 1:].mean()) - 0.3) < 0.02
+    again = quantize(x, "mxfp4", rounding="stochastic", seed=7, offset=5)
+    assert not equal(q, again)
+
+
+def test_given_scale() -> None:
+    assert quantize(X, "float8e4m3fn_tensor", scale=0.5).scales == 0.5
+    assert same(quantize(X, "int8_axis", scale=[0.5]).scales, np.full(64, 0.5, np.float32))
+    assert quantize(X, "nvfp4", scale=np.float64(0.25)).global_scale == 0.25
+    assert quantize(X, "float8e4m3fn_1x128", scale=np.full((5, 1), 2)).scales.shape == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "message"),
+    [
+        ({"format": "mxfp5"}, ValueError, "quantize: format='mxfp5' is not known; expected one of float8e4m3fn_tensor"),
+        ({"format": 8}, TypeError, "quantize: format=8 must be a name"),
+        ({"x": X.astype(np.int8)}, TypeError, "quantize: x.dtype=INT8 is no type to quantize; expected one of FLOAT"),
+        ({"x": X.astype(complex)}, TypeError, "quantize: x.dtype=.*complex"),
+        ({"x": quantize(X, "mxfp4").data}, TypeError, "quantize: x is a PackedArray of FLOAT4E2M1"),
+        ({"axis": 2}, ValueError, r"quantize: axis=2 is out of bounds for shape \(5, 64\)"),
+        ({"axis": 1.0}, TypeError, "quantize: axis=1.0 must be an integer"),
+        ({"x": np.float32(1)}, ValueError, r"quantize: shape \(\) has 0 dimensions; mxfp4 needs at least 1"),
+        (
+            {"x": X[0], "format": "float8e5m2_128x128"},
+            ValueError,
+            "has 1 dimensions; float8e5m2_128x128 needs at least 2",
+        ),
+        (
+            {"x": X.reshape(5, 8, 8), "format": "float8e5m2_128x128", "axis": 0},
+            ValueError,
+            "axis=0; blocks of float8e5m2_128x128 lie on the last two dimensions",
+        ),
+        ({"transpose": "yes"}, ValueError, "quantize: transpose='yes' must be False, True or 'both'"),
+        ({"x": X[0], "transpose": True}, ValueError, "quantize: transpose=True needs two dimensions"),
+        ({"scale_layout": "4x128"}, ValueError, "quantize: scale_layout='4x128' must be one of 'linear', '128x4'"),
+        (
+            {"x": X[:, :40], "scale_layout": "128x4"},
+            ValueError,
+            "scale_layout='128x4' needs whole blocks: 40 elements are no multiple of 32",
+        ),
+        ({"axis": 0, "scale_layout": "128x4"}, ValueError, "needs blocks along the last axis; axis=0"),
+        ({"format": "int8_32", "scale_layout": "128x4"}, ValueError, "with scales of one byte, not for int8_32"),
+        ({"rounding": "stochastic"}, ValueError, "quantize: rounding='stochastic' needs seed="),
+        ({"rounding": "truncate"}, ValueError, "quantize: rounding='truncate' must be None or 'stochastic'"),
+        ({"seed": 1}, ValueError, "quantize: seed=1 does not apply"),
+        (
+            {"format": "int4_32", "rounding": "stochastic", "seed": 1},
+            ValueError,
+            "quantize: rounding='stochastic' is for elements that are floats; int4_32 has INT4",
+        ),
+        (
+            {"scale": 1.0},
+            ValueError,
+            "quantize: scale= is for formats with FLOAT scales and without zero points, not for",
+        ),
+        ({"format": "uint4_zp_32", "scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales"),
+        (
+            {"format": "int8_tensor", "scale": np.nan},
+            ValueError,
+            "quantize: scale= must be finite and above 0 as FLOAT",
+        ),
+        ({"format": "int8_tensor", "scale": np.inf}, ValueError, "quantize: scale= must be finite"),
+        ({"format": "int8_tensor", "scale": 0.0}, ValueError, "quantize: scale= must be finite"),
+        ({"format": "int8_tensor", "scale": 1e-60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
+        ({"format": "int8_tensor", "scale": 1e60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
+        ({"format": "nvfp4", "scale": -1}, ValueError, "quantize: scale= must be finite"),
+        ({"format": "int8_tensor", "scale": "1"}, TypeError, "quantize: scale= has dtype"),
+        (
+            {"format": "int8_axis", "scale": np.ones(3)},
+            ValueError,
+            r"quantize: scale= has shape \(3,\); the scales have \(64,\)",
+        ),
+        ({"device": "tpu"}, ValueError, "quantize: device='tpu' is not a device"),
+    ],
+)
+def test_bad_calls(keywords: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        quantize(**{"x": X, "format": "mxfp4", **keywords})
+
+
+def test_without_a_gpu_the_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "unavailable", lambda: ("there is none", "buy one"))
+    with pytest.raises(gpucast.DeviceUnavailable, match="^quantize: no cast on a GPU: there is none"):
+        quantize(X, "mxfp4", device="cuda")
+
+
+def test_bad_dequantize() -> None:
+    q = quantize(X, "mxfp4")
+    with pytest.raises(TypeError, match="dequantize: q=ndarray must be a Quantized"):
+        dequantize(X)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="dequantize: to=INT8 is no type to quantize; expected one of FLOAT, FLOAT16"):
+        dequantize(q, "INT8")
+    with pytest.raises(TypeError, match="dequantize: to='float7' is not a dtype"):
+        q.dequantize("float7")
+
+
+# ---- formats ----
+
+
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        (("a", "FLOAT16", "FLOAT", "tensor", "amax"), TypeError, "element=FLOAT16 must be a float or integer type"),
+        (("a", "BOOL", "FLOAT", "tensor", "amax"), TypeError, "element=BOOL must be"),
+        (("a", "float7", "FLOAT", "tensor", "amax"), TypeError, "Format 'a': element='float7' is not a dtype"),
+        (("a", "INT8", "FLOAT16", "tensor", "amax"), TypeError, "scale=FLOAT16 must be one of FLOAT, "),
+        (("a", "INT8", "FLOAT", "tensor", "floor"), ValueError, "rule='floor' does not go with scales of FLOAT"),
+        (("a", "FLOAT4E2M1", "FLOAT8E8M0", (32,), "amax"), ValueError, "expected 'floor' or 'up'"),
+        (("a", "INT8", "FLOAT", "rows", "amax"), ValueError, "block='rows' must be 'tensor', 'axis' or"),
+        (("a", "INT8", "FLOAT", (0,), "amax"), ValueError, r"block=\(0,\) must be"),
+        (("a", "INT8", "FLOAT", (1, 2, 3), "amax"), ValueError, "one or two positive lengths"),
+        (("a", "UINT8", "FLOAT", (32,), "amax"), ValueError, "UINT8 needs zero points"),
+        (("a", "FLOAT4E2M1", "FLOAT", (32,), "amax", True), ValueError, "zero points need integers"),
+        (("a", "INT8", "FLOAT", (32,), "amax", False, True), ValueError, "a global scale goes with scales of"),
+    ],
+)
+def test_bad_formats(row: tuple[Any, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Format(*row)
+
+
+def test_a_format_of_ones_own() -> None:
+    mine = Format("mine", dtype("INT4"), dtype("FLOAT"), (3, 7), "amax")
+    assert Format("mine", "int4", 1, (3, 7), "amax") == mine  # type: ignore[arg-type]
+    q = quantize(X, mine)
+    assert q.scales.shape == (2, 10) and q.format is mine
+    assert same(q.data.get(), reference.quantize(X, mine).data)
+
+
+# ---- the object ----
+
+
+def test_attributes() -> None:
+    q = quantize(X, "nvfp4")
+    assert (q.shape, q.ndim, q.size) == ((5, 64), 2, 320)
+    assert q.nbytes == 160 + 20 + 4
+    assert list(q.parts()) == ["data", "scales", "global_scale"]
+    assert repr(q) == "Quantized(format='nvfp4', shape=(5, 64), dtype=FLOAT, axis=1, nbytes=184)"
+    assert q.get() is q
+    assert list(quantize(X, "int2_zp_32").parts()) == ["data", "scales", "zero_points"]
+
+
+def test_bits_are_what_is_stored() -> None:
+    x = np.zeros((8, 256), np.float32)
+    for name, format in FORMATS.items():
+        if format.min_ndim == 1 and not isinstance(format.block, str):
+            q = quantize(x, name)
+            assert (q.nbytes - 4 * format.global_scale) * 8 == x.size * format.bits, name
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"format": "mxfp4"}, TypeError, "Quantized: data must be a PackedArray of FLOAT4E2M1, not ndarray"),
+        ({"format": "mxfp8e5m2"}, TypeError, "Quantized: data has dtype FLOAT8E4M3FN; the format has FLOAT8E5M2"),
+        ({"format": "float8e4m3fn_tensor"}, TypeError, "Quantized: scales has dtype FLOAT8E8M0; the format has FLOAT"),
+        ({"data": None}, TypeError, "Quantized: data must be a NumPy or CuPy array of FLOAT8E4M3FN, not NoneType"),
+        ({"data": X.astype(ml_dtypes.float8_e4m3fn)[:4]}, ValueError, r"scales has shape \(5, 2\); expected \(4, 2\)"),
+        ({"scales": [1.0]}, TypeError, "Quantized: scales must be a NumPy or CuPy array of FLOAT8E8M0, not list"),
+        ({"zero_points": np.zeros((5, 2), np.int8)}, ValueError, "Quantized: zero_points must be None in this format"),
+        ({"global_scale": np.ones((), np.float32)}, ValueError, "Quantized: global_scale must be None in this format"),
+        ({"dtype": "INT8"}, TypeError, "Quantized: dtype=INT8 is no type to quantize"),
+        ({"axis": 0}, ValueError, r"scales has shape \(5, 2\); expected \(1, 64\)"),
+        ({"scale_layout": "128x4"}, ValueError, r"scales has shape \(5, 2\); expected \(512,\)"),
+        ({"scale_layout": "blocked"}, ValueError, "Quantized: scale_layout='blocked' must be one of"),
+    ],
+)
+def test_parts_that_do_not_fit(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    q = quantize(X, "mxfp8e4m3")
+    with pytest.raises(error, match=message):
+        replace(q, **change)
+
+
+def test_dlpack() -> None:
+    q = quantize(X, "mxfp8e4m3")
+    for part, row in (("data", "FLOAT8E4M3FN"), ("scales", "FLOAT8E8M0")):
+        export = q.dlpack(part)
+        assert export.__dlpack_device__() == (1, 0)
+        found = taken(export, "test")
+        assert dtype(found.dtype).name == row and same(found, getattr(q, part))
+    pairs = quantize(X, "mxfp4").dlpack("data")
+    assert isinstance(pairs.__dlpack__(), object) and pairs.__dlpack_device__() == (1, 0)
+    with pytest.raises(ValueError, match="dlpack: part='zero_points' is none of data, scales"):
+        q.dlpack("zero_points")
+    with pytest.raises(BufferError, match="INT4"):
+        quantize(X, "int4_32").dlpack("data")
+
+
+# ---- the order 128x4 ----
+
+
+def test_offsets_of_the_tile() -> None:
+    """The figures of cuBLAS' documentation: the first scales of rows 0, 32, 64, 96 lie in 16 bytes, then row 1."""
+    assert [swizzle.offset(row, 0, 4) for row in (0, 32, 64, 96, 1, 127, 128)] == [0, 4, 8, 12, 16, 508, 512]
+    assert [swizzle.offset(0, col, 8) for col in (0, 1, 3, 4, 7)] == [0, 1, 3, 512, 515]
+    assert swizzle.offset(128, 0, 8) == 1024
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (128, 4), (129, 5), (300, 9), (2, 70, 3), (7,), (0, 3), (3, 0)])
+def test_swizzle(shape: tuple[int, ...]) -> None:
+    scales = np.random.default_rng(0).integers(1, 255, shape).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    flat = swizzle.swizzle(scales)
+    assert flat.shape == (swizzle.size(shape),) and flat.dtype == scales.dtype
+    matrix = scales.view(np.uint8).reshape(-1, shape[-1]) if scales.size else np.zeros((0, 0), np.uint8)
+    codes = flat.view(np.uint8)
+    for row, col in np.ndindex(*matrix.shape):
+        assert codes[swizzle.offset(row, col, shape[-1])] == matrix[row, col]
+    assert np.count_nonzero(codes) == matrix.size
+    assert same(swizzle.unswizzle(flat, shape), scales)
+
+
+def test_swizzled_results() -> None:
+    for name in ("mxfp8e4m3", "nvfp4"):
+        linear, swizzled = quantize(X, name), quantize(X, name, scale_layout="128x4")
+        assert swizzled.scales.shape == (512,)
+        assert same(swizzled.linear_scales(), linear.scales)
+        assert same(swizzled.dequantize(), linear.dequantize())
+        assert equal(linear.with_layout("128x4"), swizzled) and equal(swizzled.with_layout("linear"), linear)
+        assert "scale_layout='128x4'" in repr(swizzled)
+    with pytest.raises(ValueError, match=r"unswizzle: scales has shape \(511,\); .* have shape \(512,\)"):
+        swizzle.unswizzle(swizzled.scales[1:], linear.scales.shape)
+    with pytest.raises(ValueError, match="with_layout: scale_layout='128x4' needs blocks along the last axis"):
+        quantize(X, "mxfp4", axis=0).with_layout("128x4")
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize("name", ["mxfp6e3m2", "nvfp4", "uint2_zp_64", "float8e5m2_tensor", "int4_axis"])
+def test_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "q.safetensors")
+    for x in (X, X[:3, :33].astype(np.float16), np.zeros((2, 0, 64))):
+        q = quantize(x, name)
+        q.save(path)
+        assert equal(Quantized.load(path), q)
+
+
+def test_saved_and_loaded_otherwise(tmp_path: Path) -> None:
+    path = str(tmp_path / "q.SAFETENSORS")
+    mine = Format("mine", dtype("INT4"), dtype("FLOAT"), (3, 7), "amax")
+    assert Format("mine", "int4", 1, (3, 7), "amax") == mine  # type: ignore[arg-type]
+    for q in (quantize(X, mine, axis=0), quantize(X, "mxfp4", scale_layout="128x4")):
+        q.save(path)
+        assert equal(Quantized.load(path), q)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    q = quantize(X, "mxfp8e4m3")
+    with pytest.raises(FileError, match="q.npz: a quantized array is kept in a .safetensors file"):
+        q.save(str(tmp_path / "q.npz"))
+    path = str(tmp_path / "q.safetensors")
+    save_tensors(path, {"data": X})
+    with pytest.raises(FileError, match="holds no quantized array"):
+        Quantized.load(path)
+    q.save(path)
+    whole = Path(path).read_bytes()
+    for size in range(0, len(whole), 37):
+        Path(path).write_bytes(whole[:size])
+        with pytest.raises(FileError):
+            Quantized.load(path)
+    rng = np.random.default_rng(0)
+    refused = 0
+    for place in rng.integers(0, 8 + int.from_bytes(whole[:8], "little"), 150):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.integers(8)
+        Path(path).write_bytes(damaged)
+        try:
+            # Damage that makes other sense, such as a name in capitals.
+            assert Quantized.load(path).shape == q.shape
+        except FileError:
+            refused += 1
+    assert refused > 100
+    with pytest.raises(FileNotFoundError):
+        Quantized.load(str(tmp_path / "none.safetensors"))
+
+
+GOOD = {
+    "version": 1,
+    "format": "mxfp8e4m3",
+    "element": "FLOAT8E4M3FN",
+    "scale": "FLOAT8E8M0",
+    "block": [32],
+    "rule": "floor",
+    "zero_points": False,
+    "global_scale": False,
+    "axis": 1,
+    "scale_layout": "linear",
+    "dtype": "FLOAT",
+}
+
+
+def test_metadata_is_checked(tmp_path: Path) -> None:
+    q = quantize(X, "mxfp8e4m3")
+    path = str(tmp_path / "q.safetensors")
+
+    def load(entry: Any, parts: dict[str, Any] | None = None) -> Quantized:
+        text = entry if isinstance(entry, str) else json.dumps(entry)
+        save_tensors(path, parts or q.parts(), {"gpucast.quantized": text})
+        return Quantized.load(path)
+
+    assert equal(load(GOOD), q)
+    bad: list[Any] = ["", "[]", "{", "[" * 100_000, "null", {**GOOD, "version": 2}]
+    bad += [{key: value for key, value in GOOD.items() if key != missing} for missing in GOOD]
+    for key in GOOD:
+        bad += [{**GOOD, key: value} for value in (None, 3, "x", [1], {"a": 1}, -1, 1e300, [[1]], True, [True])]
+    for entry in bad:
+        try:
+            loaded = load(entry)
+        except FileError:
+            continue
+        # What is not refused is a harmless other reading: a name, or a value that Python calls equal.
+        assert equal(replace(loaded, format=replace(loaded.format, name="mxfp8e4m3")), q), entry
+    with pytest.raises(FileError, match="'extra' is no part of a quantized array"):
+        load(GOOD, {**q.parts(), "extra": X})
+    with pytest.raises(FileError, match="'scales' is missing"):
+        load(GOOD, {"data": q.data})
+    with pytest.raises(FileError, match="scales has shape"):
+        load(GOOD, {"data": q.data, "scales": q.scales[:4]})

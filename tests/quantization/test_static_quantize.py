@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static check of the kernels that quantize: budgets, spills and warnings. In CI for sm_90, else --exhaustive."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from test_quantization_device import kernels
+
+from bench import cubin, static_tiles
+from bench.static_quantize import CHOSEN, SOURCES, measure, problems, report, verdict
+from gpucast.codegen.cast import join
+from gpucast.compile import cubin as compiler
+from gpucast.core.formats import SOURCES as EVERY_SOURCE
+from gpucast.quantization import FORMATS
+
+
+def test_every_chosen_kernel_keeps_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    found = measure("sm_90")
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values()))
+    assert verdict(found) == []
+    report(found)
+    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    # What is over, spills or is known in vain is told.
+    keeps = next(one for one in found if not problems(one))
+    key = (keeps.kernel.arch, keeps.kind, keeps.source, keeps.format)
+    miss = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, instructions=10**6))
+    assert verdict([miss], {}) == [f"{miss}: {problem}" for problem in problems(miss)] != []
+    assert verdict([miss], {key: "because"}) == []
+    assert verdict([keeps], {key: "because"}) == [f"{keeps}: keeps its budget; take it out of the known misses"]
+    spilt = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, local=8, log="hm", loads={4: 16}))
+    assert [text.split(":")[0] for text in problems(spilt)] == [
+        "8 bytes of local memory", "the compiler says", "loads of 4 bytes at a time, not of 16",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
+def test_budgets_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
+    if not exhaustive:
+        pytest.skip("long: run with --exhaustive")
+    arch = compiler.architecture(capability)
+    assert verdict(measure(arch)) == []
+    assert verdict(static_tiles.measure(arch), static_tiles.KNOWN) == []
+
+
+def test_tiles_keep_their_budgets() -> None:
+    """Both ways for one read of what a thread holds, and 16 codes in each store."""
+    found = static_tiles.measure("sm_90")
+    assert verdict(found, static_tiles.KNOWN) == []
+    for one in found:
+        assert one.kernel.loads == {16: 8 if one.source == "BFLOAT16" else 16}
+        assert one.kernel.stores == {16: 4 * one.results}
+        assert one.kernel.shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool) -> None:
+    if not exhaustive:
+        pytest.skip("long: run with --exhaustive")
+    chosen = random.Random(arch).sample([(name, row.name) for name in FORMATS for row in EVERY_SOURCE], 24)
+    sources = {}
+    for name, row in chosen:
+        for stochastic in {False, FORMATS[name].element.family == "float"}:
+            sources |= {source.name: source for source in kernels(FORMATS[name], row, random=stochastic)}
+    rows = dict(row for source in sources.values() for row in source.rows)
+    # That of tiles has all others in it.
+    prelude = max((source.prelude for source in sources.values()), key=len)
+    text = join(prelude, rows, [source.kernel for source in sources.values()])
+    compiled = compiler.compile(text, "quantize", arch)
+    assert compiled.log == ""
+    assert {name: found.local for name, found in cubin.kernels(compiled.code).items() if found.local} == {}

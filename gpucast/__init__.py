@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpucast import device as device
+from gpucast import dtypes as dtypes
 from gpucast import layers, reference
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.batch import cast_many

@@ -8,6 +8,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,64 +17,225 @@ import gpucast
 
 PACKAGE = Path(gpucast.__file__).parent
 
-#: The modules of ours that a module may import. Numeric rooms share the rows and the rule, never each other.
-ALLOWED = {
-    "checks": set(),
-    "dtypes": set(),
-    "rule": {"checks", "dtypes"},
-    # Other libraries' arrays come and go through the last two, which are imported when there is one.
-    "packed_codes": set(),
-    "packed": {"dtypes", "intake", "interop", "packed_codes"},
-    "call": set(),
-    "intake": {"call", "dtypes", "packed", "interop"},
-    "strings": {"dtypes"},
-    "random_bits": {"checks", "rule"},
-    "reference": {"dtypes", "random_bits", "reference_floats", "rule", "strings"},
-    "reference_floats": {"dtypes"},
-    "errors": set(),
-    "device": {"errors", "launch"},
-    "source": {"dtypes", "rule"},
-    "strides": {"source"},
+#: The folders of the package: each imports from those above it alone, and within its own row where no circle arises.
+LAYERS = (
+    ("core",),
+    ("reference", "arrays", "codegen", "compile"),
+    ("cpu", "gpu"),
+    ("casting", "files"),
+    ("quantization", "mixed", "layers"),
+    ("interop", "parity"),
+    ("checkpoints", "warmup", "benchmark"),
+    ("cli",),
+)
+#: Those of `checkpoints`, in the same way.
+CHECKPOINTS = ("streaming", "losses", "scales", "planning", "running", "reporting")
+#: For users alone: names that stay where modules have moved. Nothing inside imports them, nor the package itself.
+PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gpucast.quantization.reference"}
+
+#: Modules that know less than their folder may.
+NARROW = {
+    "core.checks": set(),
+    "core.dtypes": set(),
+    "core.errors": set(),
+    "core.lazy": set(),
+    "core.options": set(),
+    "core.version": set(),
+    "core.rule": {"core.checks", "core.dtypes"},
+    "core.text": {"core.dtypes"},
+    "core.random": {"core.checks", "core.rule"},
+    "reference.rounding": {"core.dtypes"},
+    "reference.casting": {"core.dtypes", "core.random", "core.rule", "core.text", "reference.rounding"},
+    "reference.quantize": {"core.dtypes", "core.formats", "reference.casting"},
+    "arrays.bitpacking": set(),
+    "codegen.cast": {"core.dtypes", "core.rule"},
+    "codegen.strides": {"codegen.cast"},
+    "gpu.devices": {"core.errors", "gpu", "gpu.driver"},
 }
-#: Modules that must not see each other even through a third.
+#: Folders that must not see each other even through a third: what they say of a cast is evidence for one another.
 STRANGERS = [
-    (one, other)
-    for host in ("host", "host_stochastic", "host_strings")
-    for one, other in (("reference", host), (host, "reference"))
-]
+    ("reference", "cpu"), ("reference", "gpu"), ("reference", "codegen"),
+    ("cpu", "reference"), ("cpu", "codegen"), ("codegen", "reference"), ("codegen", "cpu"),
+    ("quantization.cpu", "reference"), ("quantization.cpu", "codegen"),
+]  # fmt: skip
+
+#: Packages that load their modules when they are first used (`gpucast.core.lazy`): the seam to GPUs.
+SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
+
+#: Imports against the order that wait for the registry of array adapters, which turns them around.
+TEMPORARY = {
+    ("arrays.adapters", "interop.cuda_array"),
+    ("arrays.adapters", "interop.dlpack"),
+    ("arrays.adapters", "interop.jax"),
+    ("arrays.adapters", "interop.torch"),
+    ("arrays.packed", "arrays.adapters"),
+    ("arrays.packed", "interop.dlpack"),
+    ("arrays.packed", "interop.torch"),
+    ("casting.batch", "interop.torch_many"),
+    ("interop.torch", "interop.torch_fused"),
+    ("interop.torch", "interop.torch_many"),
+    ("quantization.quantized", "interop.dlpack"),
+}
+
+#: Packages that may be imported inside functions: they are optional, or not for every system.
+OPTIONAL = {"cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm"}
+#: The other imports inside functions, and why.
+INSIDE = {
+    ("compile.nvrtc_search", "importlib.metadata"): "slow, and needed for one message",
+    ("warmup.api", "concurrent.futures"): "`import gpucast` loads warmup.api, and stays quick without it",
+    ("warmup.api", "compile.cubin"): "the same; no cast on the host needs a compiler",
+    ("warmup.api", "compile.nvidia"): "the same",
+    ("warmup.api", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
+    # These are loaded when a tensor of that library has come, and wait for the registry of array adapters:
+    ("interop.cuda_array", "gpu.devices"): "temporary",
+    ("interop.cuda_array", "gpu.driver"): "temporary",
+    ("interop.dlpack", "gpu.devices"): "temporary",
+    ("interop.dlpack", "gpu.driver"): "temporary",
+    ("interop.torch", "gpu.driver"): "temporary",
+} | dict.fromkeys(TEMPORARY, "temporary")
 
 
-def imports(module: str) -> set[str]:
-    """The gpucast modules that a module imports, anywhere in its text."""
+def _modules() -> dict[str, Path]:
+    named = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = ("gpucast", *path.relative_to(PACKAGE).with_suffix("").parts)
+        named[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return named
+
+
+MODULES = _modules()
+
+
+def _targets(node: ast.AST) -> list[str]:
+    """The full names of what a statement imports: modules where they are ours, or else what is named."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0 and node.module is not None, "imports are absolute"
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+        return [name if name in MODULES else node.module for name in names]
+    return []
+
+
+def _imports(module: str) -> set[str]:
+    """The modules of ours that a module imports or, at a seam, uses: anywhere in its text, for types alone, too."""
+    if module in SEAMS:
+        return {"gpucast.core.lazy"}
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     found: set[str] = set()
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text(encoding="utf-8"))):
-        names: list[str] = []
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("gpucast.")}
-    return found
+    seams: dict[str, str] = {}
+    for node in ast.walk(tree):
+        found.update(name for name in _targets(node) if name in MODULES)
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            seams |= {local: name for local, name in names.items() if name in SEAMS}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in seams:
+            used = f"{seams[node.value.id]}.{node.attr}"
+            found.update({used} & MODULES.keys())
+    return found - {module}
 
 
-def reached(module: str) -> set[str]:
+IMPORTS = {module: _imports(module) for module in MODULES}
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("gpucast.")
+
+
+def _edges() -> Iterator[tuple[str, str]]:
+    """Each import inside the package, as names without "gpucast."."""
+    for module, found in IMPORTS.items():
+        if module not in PUBLIC:
+            yield from ((_short(module), _short(name)) for name in found)
+
+
+def _rank(module: str) -> int:
+    folder = module.split(".", maxsplit=1)[0]
+    return next(rank for rank, row in enumerate(LAYERS) if folder in row)
+
+
+def _reached(module: str) -> set[str]:
     seen, todo = set(), [module]
     while todo:
-        for name in imports(todo.pop()):
-            if name not in seen and (PACKAGE / f"{name}.py").exists():
+        one = todo.pop()
+        for name in IMPORTS[one] - seen:
+            if (_short(one), _short(name)) not in TEMPORARY:
                 seen.add(name)
                 todo.append(name)
     return seen
 
 
-@pytest.mark.parametrize("module", ALLOWED)
-def test_imports_point_down(module: str) -> None:
-    assert imports(module) <= ALLOWED[module]
+def test_the_top_holds_folders_and_public_names_alone() -> None:
+    folders = {folder for row in LAYERS for folder in row}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == folders
+    top = {f"gpucast.{path.stem}" for path in PACKAGE.glob("*.py")} - {"gpucast.__init__"}
+    assert top == {name for name in PUBLIC if name.count(".") == 1}
+    for name in PUBLIC - {"gpucast"}:
+        assert len(MODULES[name].read_text(encoding="utf-8").splitlines()) < 20, f"{name} only hands names on"
+
+
+def test_no_folder_holds_more_than_15_files() -> None:
+    for folder in (PACKAGE, *(path.parent for path in PACKAGE.rglob("__init__.py"))):
+        files = [path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".pyc"]
+        assert len(files) <= 15, (folder, sorted(files))
+
+
+def test_nothing_inside_imports_what_is_for_users() -> None:
+    assert [edge for edge in _edges() if edge[1] in {_short(name) for name in PUBLIC}] == []
+
+
+def test_imports_point_up_the_list() -> None:
+    against = {(one, other) for one, other in _edges() if _rank(other) > _rank(one)}
+    assert against <= TEMPORARY
+
+
+def test_imports_inside_checkpoints_point_up_their_list() -> None:
+    ranks = {name: rank for rank, name in enumerate(CHECKPOINTS)}
+    for one, other in _edges():
+        if one.startswith("checkpoints.") and other.startswith("checkpoints."):
+            assert ranks[other.split(".")[1]] <= ranks[one.split(".")[1]], (one, other)
+
+
+def test_there_is_no_circle() -> None:
+    """Takes away, again and again, modules that import none of those that are left."""
+    left = {_short(module): set() for module in MODULES if module not in PUBLIC}
+    for one, other in _edges():
+        if (one, other) not in TEMPORARY:
+            left[one].add(other)
+    while free := {module for module, found in left.items() if not found & left.keys()}:
+        left = {module: found for module, found in left.items() if module not in free}
+    assert left == {}
+
+
+def test_what_is_temporary_is_still_there() -> None:
+    assert set(_edges()) >= TEMPORARY
+
+
+@pytest.mark.parametrize("module", NARROW)
+def test_modules_that_know_little(module: str) -> None:
+    assert {_short(name) for name in IMPORTS[f"gpucast.{module}"]} <= NARROW[module]
 
 
 @pytest.mark.parametrize(("one", "other"), STRANGERS)
 def test_unlike_implementations_do_not_meet(one: str, other: str) -> None:
-    assert other not in reached(one)
+    for module in MODULES:
+        if f"{module}.".startswith(f"gpucast.{one}.") and module not in PUBLIC:
+            seen = {name for name in _reached(module) if f"{name}.".startswith(f"gpucast.{other}.")}
+            assert not seen, (module, seen)
+
+
+def test_imports_stand_at_the_top() -> None:
+    """Inside functions stands only what the lists above give a reason for, and every reason is needed."""
+    found = set()
+    for module, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        for node in {id(node): node for function in functions for node in ast.walk(function)}.values():
+            for name in _targets(node):
+                if name.split(".")[0] not in OPTIONAL:
+                    found.add((_short(module), _short(name)))
+    assert found == INSIDE.keys()
 
 
 def python(code: str) -> str:
@@ -85,6 +247,7 @@ def test_import_brings_no_optional_package() -> None:
     loaded = python("import gpucast, sys; print(' '.join(sys.modules))").split()
     heavy = {
         "gpucast.gpu.driver",
+        "gpucast.gpu.cast",
         "gpucast.compile.cubin",
         "cupy",
         "gpucast.interop",

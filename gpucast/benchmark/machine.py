@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -89,9 +91,6 @@ class HostMachine:
         self.cache_bytes = cache_bytes
 
     def facts(self) -> dict[str, Any]:
-        import os
-        import platform
-
         return {
             "name": "none",
             "processor": processor(),
@@ -153,8 +152,6 @@ class HostMachine:
 
 def processor() -> str:
     """The model of the host's processor."""
-    import platform
-
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

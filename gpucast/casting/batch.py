@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays import tree
 from gpucast.arrays.adapters import door
+from gpucast.arrays.item import Leaf, Library, Names
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items as many_leaves
 from gpucast.casting import batch_plans as many_plans
 from gpucast.casting import dispatch as placement
 from gpucast.casting import fused as fused_cast
-from gpucast.casting.batch_items import Leaf, Library, Names
 from gpucast.casting.cast import inner as cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Call
@@ -202,11 +203,8 @@ def _make_room(leaf: Leaf) -> None:
     if leaf.library is not None:
         leaf.result, leaf.target = leaf.library.room(leaf.given, leaf.rule.dst, leaf.who)
     elif leaf.home is not None:
-        from gpucast.gpu import cast as device_cast
-        from gpucast.gpu import driver as launch
-
-        with launch.driver().on(leaf.home):
-            leaf.result = leaf.target = device_cast.room(leaf.array, leaf.rule.dst)
+        with gpu.driver.driver().on(leaf.home):
+            leaf.result = leaf.target = gpu.cast.room(leaf.array, leaf.rule.dst)
 
 
 def _cast_alone(leaf: Leaf) -> None:
@@ -252,10 +250,7 @@ def _cast_on_host(leaf: Leaf) -> None:
 def _cast_on_devices(leaves: Sequence[Leaf]) -> None:
     if not leaves:
         return
-    from gpucast.gpu import batch as device_many
-    from gpucast.gpu import driver as launch
-
-    driver = launch.driver()
+    driver = gpu.driver.driver()
     groups: dict[tuple[int, int], list[Leaf]] = {}
     streams: dict[tuple[int, Any], int] = {}
     for leaf in leaves:
@@ -268,7 +263,7 @@ def _cast_on_devices(leaves: Sequence[Leaf]) -> None:
     ready = []
     for (device, stream), group in groups.items():
         with driver.using(stream, device):
-            ready.append((device, stream, device_many.launches(group, device)))
+            ready.append((device, stream, gpu.batch.launches(group, device)))
     # A kernel that cannot be loaded for one device leaves the others as they were.
     for device, stream, launches in ready:
         with driver.using(stream, device):

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import gpu
 from gpucast.arrays.adapters import door
 from gpucast.arrays.batch_overlap import apart, is_clear
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.item import Leaf
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plan_cache as plans
-from gpucast.casting.batch_items import Leaf
-from gpucast.casting.fused_options import Fusion, resolve_finite, resolve_scale
+from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.options import Call
 from gpucast.core.random import resolve_random
 
@@ -66,16 +68,12 @@ class Cupy:
         return list(map(self.address, arrays))
 
     def new(self, arrays: Sequence[Any], row: DType) -> list[Any]:
-        from gpucast.gpu import cast as device_cast
-
         if not arrays:
             return []
-        return [device_cast.room(arrays[0], row), *(device_cast.new(x.shape, row) for x in arrays[1:])]
+        return [gpu.cast.room(arrays[0], row), *(gpu.cast.new(x.shape, row) for x in arrays[1:])]
 
     def stream(self, device: int) -> int:
-        from gpucast.gpu import driver as launch
-
-        driver = launch.driver()
+        driver = gpu.driver.driver()
         with driver.on(device):
             return driver.stream()
 
@@ -125,10 +123,8 @@ def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call
             _READERS[type(outs[0])].written(outs)
     except Exception:  # The whole path takes it, or tells what is wrong.
         return None
-    from gpucast.gpu import driver as launch
-
     device = plan.device
-    with launch.driver().using(reader.stream(device), device):
+    with gpu.driver.driver().using(reader.stream(device), device):
         if outs is None or to is None:
             outs = reader.new(given, dst)
             to = _addresses(outs, plan)
@@ -177,27 +173,22 @@ def _addresses(arrays: Sequence[Any], plan: Plan) -> npt.NDArray[np.uint64]:
 
 def _is_apart(src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64] | None, plan: Plan, fusion: Fusion) -> bool:
     """Whether bounds alone tell that what is written is apart from all else; `to`: None where it is yet to be made."""
-    from gpucast.gpu.cast import address
-
     src_end, finite = src + plan.src_bytes, fusion.finite
     scale = None if isinstance(fusion.scale, float) else fusion.scale
     if finite is not None and (
-        not is_clear(address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
+        not is_clear(gpu.cast.address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
     ):
         return False
     if to is None:
         return True
     end = to + plan.dst_bytes
     return apart(to, end, src, src_end) and all(
-        is_clear(address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
+        is_clear(gpu.cast.address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
     )
 
 
 def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> None:
     """Make the plan of a call that went well, if there can be one."""
-    from gpucast.gpu import batch as device_many
-    from gpucast.gpu import cast as device_cast
-
     given = [leaf.given for leaf in leaves]
     used = [i for i, leaf in enumerate(leaves) if leaf.array.size]
     live = [leaves[i] for i in used]
@@ -210,7 +201,7 @@ def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: C
         or not all(type(value) in (bool, int, str, type, type(None)) for value in key[4:])
         or len(live) < 2
         or any(leaf.home != device or leaf.way is not first.way for leaf in leaves)
-        or not all(device_cast.is_contiguous(leaf.array) and device_cast.is_contiguous(leaf.target) for leaf in live)
+        or not all(gpu.cast.is_contiguous(leaf.array) and gpu.cast.is_contiguous(leaf.target) for leaf in live)
         or any(row not in DTYPES for row in {leaf.rule.src for leaf in live} | {dst})
         or (outs is None and first.way is not None and dst.packed)
     ):
@@ -230,7 +221,7 @@ def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: C
         None if len(used) == len(leaves) else used,
         np.array([leaf.array.nbytes for leaf in live], np.uint64),
         np.array([leaf.target.nbytes for leaf in live], np.uint64),
-        device_many.prepare(live, device),
+        gpu.batch.prepare(live, device),
     )
     if len(plans.OF_MANY) >= _CALLS:
         plans.OF_MANY.clear()

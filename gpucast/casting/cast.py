@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.adapters import destination, door
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import check_out
@@ -14,9 +15,10 @@ from gpucast.arrays.packed import PackedArray, as_array, home
 from gpucast.casting import dispatch as placement
 from gpucast.casting import fused as fused_cast
 from gpucast.casting import plan_cache as plans
-from gpucast.casting.fused_options import Fusion, check_apart, resolve_fusion
+from gpucast.casting.fused_options import check_apart, resolve_fusion
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.options import Call
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
@@ -270,11 +272,9 @@ def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
     if "string" in (rule.src.family, rule.dst.family):
         return
     if home(x) is not None:
-        from gpucast.gpu import cast as device_cast
-
         data = x.data if isinstance(x, PackedArray) else x
         if type(data) is namespace(data).ndarray:
-            plans.keep(key, Plan(rule, device_cast.short_way(x, rule)))
+            plans.keep(key, Plan(rule, gpu.cast.short_way(x, rule)))
     elif type(x) is np.ndarray and x.dtype.isnative:
         plans.keep(key, Plan(rule, host_cast.short_way(rule)))
 
@@ -284,9 +284,7 @@ def _keep_fused_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
     if home(x) is None:
         plans.keep(key, Plan(rule, _no_way))
     elif not isinstance(x, PackedArray) and type(x) is namespace(x).ndarray:
-        from gpucast.gpu import fast_path as device_fused
-
-        plans.keep(key, Plan(rule, device_fused.short_way(x, rule)))
+        plans.keep(key, Plan(rule, gpu.fast_path.short_way(x, rule)))
 
 
 def _no_way(*_: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, checked_shape, home
 from gpucast.core.dtypes import DType, dtype
@@ -73,13 +74,10 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
 
 
 def _empty_on(index: int, shape: tuple[int, ...], row: DType) -> Any:
-    from gpucast.gpu import cast as device_cast
-    from gpucast.gpu import driver as launch
-
     if row.family == "string":
         raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
-    with launch.driver().on(index):
-        return device_cast.new(shape, row)
+    with gpu.driver.driver().on(index):
+        return gpu.cast.new(shape, row)
 
 
 def _row(kind: Any, who: str) -> DType:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, home
 from gpucast.casting import fused as fused_cast
-from gpucast.casting.fused_options import Fusion
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import Rule, resolve
 from gpucast.cpu import cast as host_cast
 from gpucast.gpu import devices
@@ -22,8 +23,6 @@ def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str, fusion: Fusi
     that does more beside (`fusion`) runs where x is.
     """
     devices.require(who)
-    from gpucast.gpu import cast as device_cast
-
     source = home(x)
     target = source if place is None else None if place == "cpu" else devices.index(place, who)
     if rule.dst.family == "string":
@@ -37,21 +36,19 @@ def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str, fusion: Fusi
             return fused_cast.apply(x, rule, fusion, out)
         return _moved(fused_cast.apply(x, rule, fusion), target, isinstance(x, PackedArray), out)
     if source == target:
-        return host_cast.apply(x, rule, out) if source is None else device_cast.apply(x, rule, out)
+        return host_cast.apply(x, rule, out) if source is None else gpu.cast.apply(x, rule, out)
     if rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
-        narrow = host_cast.apply(x, rule) if source is None else device_cast.apply(x, rule)
+        narrow = host_cast.apply(x, rule) if source is None else gpu.cast.apply(x, rule)
         return _moved(narrow, target, isinstance(x, PackedArray), out)
     if target is None:
-        return host_cast.apply(device_cast.to_host(x), rule, out)
-    return device_cast.apply(device_cast.to_device(x, target), rule, out)
+        return host_cast.apply(gpu.cast.to_host(x), rule, out)
+    return gpu.cast.apply(gpu.cast.to_device(x, target), rule, out)
 
 
 def _moved(y: Any, target: int | None, packed: bool, out: Any) -> Any:
     """A finished result on the other side: on the host PackedArrays for PackedArrays only, on a device always."""
-    from gpucast.gpu import cast as device_cast
-
     if target is None:
-        y = device_cast.to_host(y)
+        y = gpu.cast.to_host(y)
         if isinstance(y, PackedArray) and not packed:
             y = y.get()
         if out is None:
@@ -61,8 +58,8 @@ def _moved(y: Any, target: int | None, packed: bool, out: Any) -> Any:
         else:
             out[...] = y
         return out
-    if isinstance(y, np.ndarray) and device_cast.row_of(y).packed:
+    if isinstance(y, np.ndarray) and gpu.cast.row_of(y).packed:
         y = PackedArray.pack(y)
-    y = device_cast.to_device(y, target)
-    row = device_cast.row_of(y)
-    return y if out is None else device_cast.apply(y, resolve(row, row), out)
+    y = gpu.cast.to_device(y, target)
+    row = gpu.cast.row_of(y)
+    return y if out is None else gpu.cast.apply(y, resolve(row, row), out)

@@ -15,9 +15,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from gpucast import gpu
 from gpucast.arrays.packed import home
-from gpucast.casting.fused_options import Fusion
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.options import Call
 from gpucast.core.rule import Rule, resolve
 from gpucast.cpu import fused as host_fused
@@ -56,6 +57,4 @@ def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
     if home(x) is None:
         return host_fused.apply(x, rule, fusion, out)
     devices.require("cast")
-    from gpucast.gpu import cast as device_cast
-
-    return device_cast.apply(x, rule, out, fusion)
+    return gpu.cast.apply(x, rule, out, fusion)

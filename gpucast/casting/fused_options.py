@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import math
 import numbers
-import struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -14,41 +13,15 @@ from gpucast.arrays.adapters import door
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import home, unmasked
-from gpucast.codegen.fused import Scaling
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
 from gpucast.gpu import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
-
-
-class Fusion(NamedTuple):
-    """What is done in the same pass over the elements; all of it checked, arrays on the side where the cast runs."""
-
-    #: The number that every value is multiplied with: itself, or a CuPy array of one FLOAT or DOUBLE.
-    scale: Any = None
-    #: An array of one FLOAT that becomes the largest magnitude of the source if that is larger.
-    amax: Any = None
-    #: An array of one byte (or bool) that becomes 0 if a source value is infinite or NaN.
-    finite: Any = None
-    random: Random | None = None
-
-    @property
-    def scaling(self) -> Scaling:
-        """Of which kind the number is."""
-        return scaling_of(self.scale)
-
-
-def scaling_of(scale: Any) -> Scaling:
-    """Of which kind `Fusion.scale` is."""
-    if scale is None:
-        return "none"
-    if isinstance(scale, float):
-        return "narrow" if scale == _as_float(scale) else "wide"
-    return "narrow" if scale.dtype == _FLOAT.numpy else "wide"
 
 
 def resolve_fusion(rule: Rule, scale: Any, amax: Any, random: Random | None, source: int | None, who: str) -> Fusion:
@@ -150,10 +123,3 @@ def _check_place(name: str, array: Any, source: int | None, who: str) -> None:
         raise ValueError(f"{who}: {name} is on {devices.name(home(array))}; x is on {devices.name(source)}")
     if source is not None and array.data.ptr % array.itemsize:
         raise ValueError(f"{who}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
-
-
-def _as_float(number: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", number))[0])
-    except OverflowError:
-        return math.inf

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import Rule
 
@@ -62,3 +63,7 @@ def forget() -> None:
     """Drop all plans."""
     PLANS.clear()
     OF_MANY.clear()
+
+
+# Plans hold kernels of the driver with which they were made.
+gpu.ON_NEW_DRIVER.append(forget)

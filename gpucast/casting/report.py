@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, home
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
@@ -94,9 +95,7 @@ def cast_report(
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
     if home(x) is not None:
         devices.require("cast_report")
-        from gpucast.gpu import cast as device_cast
-
-        x = device_cast.to_host(x)
+        x = gpu.cast.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
     with np.errstate(all="ignore"):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of files and checkpoints: planned, run with bounded memory, resumed, verified and reported."""
 
-from gpucast.checkpoints.planning.planner import Plan, make_plan
+from gpucast.checkpoints.planning.plan import Plan
+from gpucast.checkpoints.planning.planner import make_plan
 from gpucast.checkpoints.planning.selection import Choice, Rule
 from gpucast.checkpoints.planning.tensors import Detail, Request
 from gpucast.checkpoints.running.outcome import Options, Outcome

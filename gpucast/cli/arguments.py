@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from gpucast.cli import attributes
 from gpucast.core.dtypes import DType
+from gpucast.files.atomic import replacing
 
 
 def numeric(text: str) -> DType:
@@ -58,7 +59,5 @@ def created(path: str | None) -> Iterator[BinaryIO | None]:
     if path is None:
         yield None
         return
-    from gpucast.files.atomic import replacing
-
     with replacing(path) as file:
         yield file

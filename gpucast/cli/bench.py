@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpucast.benchmark import contenders, quick
+from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.machine import HostMachine, Machine
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
-
-if TYPE_CHECKING:
-    from gpucast.benchmark.machine import Machine
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.version import __version__
+from gpucast.gpu import devices as device
 
 _DESCRIPTION = """\
 Compare casts with the exact reference, then time them on the GPU, in turn with CuPy and PyTorch where they can be
@@ -51,9 +54,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpucast.benchmark import contenders, quick
-    from gpucast.core.version import __version__
-
     machine = _machine(args.allow_cpu)
     there = contenders.contenders(machine)
     on_host = machine.device == "none"
@@ -75,11 +75,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _machine(allow_cpu: bool) -> Machine:
     """The GPU; where there is none and that is allowed, the host. DeviceUnavailable otherwise."""
-    from gpucast.benchmark.gpu import Gpu
-    from gpucast.benchmark.machine import HostMachine
-    from gpucast.core.errors import DeviceUnavailable
-    from gpucast.gpu import devices as device
-
     problem = device.unavailable()
     if problem is None:
         return Gpu()

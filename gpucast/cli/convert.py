@@ -14,6 +14,7 @@ from gpucast import checkpoints
 from gpucast.checkpoints import Choice, Detail, Options, Outcome, Plan, Request, Rule
 from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.reporting import summary as report
+from gpucast.checkpoints.running import cluster
 from gpucast.checkpoints.running import shard as share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.scales import quantize as scaling
@@ -180,8 +181,6 @@ def run(args: argparse.Namespace) -> int:
             if args.scheduler is None:
                 checkpoints.run(plan, options, outcome, advance)
             else:
-                from gpucast.checkpoints.running import cluster
-
                 cluster.run_on(args.scheduler, plan, options, outcome, advance)
     except BaseException:
         if outcome.kept is not None:

@@ -10,16 +10,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
-
-if TYPE_CHECKING:
-    from gpucast.parity.backends import Backend
-    from gpucast.parity.cases import Case
-    from gpucast.parity.compare import Outcome
-    from gpucast.parity.report import Report
+from gpucast.compile.cxx import CompilerMissing
+from gpucast.parity import picture, plan, work
+from gpucast.parity.backends import Backend, backend
+from gpucast.parity.cases import Case
+from gpucast.parity.compare import Outcome
+from gpucast.parity.report import Mode, Report
+from gpucast.parity.sweep import sweep
 
 _DESCRIPTION = """\
 Compare casts with the exact reference, bit for bit: every code of the types of 16 bits or fewer, and of the wider
@@ -77,10 +78,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gpucast.compile.cxx import CompilerMissing
-    from gpucast.parity import picture
-    from gpucast.parity.backends import backend
-
     _check(args)
     with arguments.created(args.json) as json_file, arguments.created(args.picture) as picture_file:
         try:
@@ -119,9 +116,6 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _compare(args: argparse.Namespace, chosen: Backend) -> Report:
-    from gpucast.parity import plan
-    from gpucast.parity.report import Mode, Report
-
     sample = not (args.full or args.exhaustive or args.pair)
     mode: Mode = "sample" if sample else "exhaustive" if args.exhaustive else "all"
     pairs = list(dict.fromkeys(args.pair)) if args.pair else plan.all_pairs()
@@ -152,18 +146,14 @@ def _compare(args: argparse.Namespace, chosen: Backend) -> Report:
 def _in_turn(
     args: argparse.Namespace, chosen: Backend, cases: Sequence[Case], share: float, random: int, seconds: float | None
 ) -> list[Outcome]:
-    from gpucast.parity.work import run
-
     with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-        return run(
+        return work.run(
             chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
             advance=advance,
         )  # fmt: skip
 
 
 def _exhaustive(args: argparse.Namespace, chosen: Backend, cases: Sequence[Case]) -> list[Outcome]:
-    from gpucast.parity.sweep import sweep
-
     total = sum(1 << case.rule.src.bits for case in cases)
     with progress_bar(total, not args.no_progress, "codes") as advance:
         return [sweep(chosen, case, threads=_workers(args), advance=advance, seed=args.seed) for case in cases]

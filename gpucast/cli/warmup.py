@@ -9,6 +9,8 @@ import os
 import signal
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 from gpucast.cli import arguments, attributes
@@ -75,9 +77,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     start = time.monotonic()
     cache = compiler.compiler().cache
     if cache.limit == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from gpucast.codegen.cast import (
     MAX_DIMS,
@@ -22,10 +22,8 @@ from gpucast.codegen.cast import (
 )
 from gpucast.codegen.strides import Dims
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Scaling
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
-
-#: none: no number; narrow: a value of FLOAT; wide: any DOUBLE.
-Scaling = Literal["none", "narrow", "wide"]
 
 #: Behind the files that every kernel needs, in this order.
 FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting.fused_options import Fusion
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast

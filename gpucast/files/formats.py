@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, home
 from gpucast.core.dtypes import dtype
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
@@ -135,9 +136,7 @@ def _loaded(name: str, x: Any) -> LoadedTensor:
 def on_host(x: Any) -> Array:
     """An array or PackedArray of any device as an unpacked array of the host."""
     if home(x) is not None:
-        from gpucast.gpu import cast as device_cast
-
-        x = device_cast.to_host(x)
+        x = gpu.cast.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)
 
 

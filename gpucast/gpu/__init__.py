@@ -1,2 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of arrays on a device. Its modules but `devices` are imported at the first device array."""
+"""Casts of arrays on a device: the one seam where what needs a GPU is loaded.
+
+The modules named here are imported when they are first used, at the first array on a device, so that ``import gpucast``
+stays quick and needs neither CuPy nor a compiler. `gpucast.gpu.devices` is loaded at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpucast.core import lazy
+
+if TYPE_CHECKING:
+    from gpucast.gpu import batch as batch
+    from gpucast.gpu import cast as cast
+    from gpucast.gpu import driver as driver
+    from gpucast.gpu import fast_path as fast_path
+else:
+    __getattr__ = lazy.submodules(__name__, "batch", "cast", "driver", "fast_path")
+
+#: Called when another driver takes the place of the one in use: what was worked out with that one no longer holds.
+ON_NEW_DRIVER: list[Callable[[], None]] = []

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.item import Leaf
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting.batch_items import Leaf
-from gpucast.casting.fused_options import Fusion
 from gpucast.codegen.batch import ARGUMENT_BYTES, Kind, ManySource, many_source, sorted_kinds
 from gpucast.codegen.fused import Options
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import STOCHASTIC
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch

@@ -13,11 +13,11 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import apart
 from gpucast.arrays.packed import PackedArray, home
-from gpucast.casting.fused_options import Fusion
 from gpucast.codegen.cast import KernelSource, Shape, kernel_source, square_side
 from gpucast.codegen.fused import FusedArguments, Options
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import Rule, resolve
 from gpucast.gpu import driver as launch
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from gpucast import gpu
 from gpucast.core.errors import DeviceUnavailable
 
 
 def unavailable() -> tuple[str, str] | None:
     """Why no cast can run on a GPU here (one clause), and what mends it; None when it can."""
-    from gpucast.gpu import driver as launch
-
-    return launch.unavailable()
+    return gpu.driver.unavailable()
 
 
 def parse(device: Any, who: str) -> str | None:
@@ -42,13 +41,11 @@ def require(who: str) -> None:
 
 def index(place: str, who: str) -> int:
     """The index of the device that "cuda" (the current one) or "cuda:N" names."""
-    from gpucast.gpu import driver as launch
-
     require(who)
     number = place.partition(":")[2]
     if not number:
-        return launch.driver().current()
-    count = launch.driver().count()
+        return gpu.driver.driver().current()
+    count = gpu.driver.driver().count()
     if int(number) >= count:
         last = f"cuda:{count - 1}"
         raise DeviceUnavailable(f"{who}: device={place!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")

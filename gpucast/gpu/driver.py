@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpucast.casting import plan_cache as plans
+from gpucast import gpu
 from gpucast.codegen.batch import ARGUMENT_BYTES, LARGE_ARGUMENTS, ManySource
 from gpucast.codegen.cast import KernelSource, Shape, kernel_source
 from gpucast.compile import cubin as compiler
@@ -344,7 +344,8 @@ def use(other: Driver) -> Driver:
     _available = False
     _kernels.clear()
     _many.clear()
-    plans.forget()
+    for forget in gpu.ON_NEW_DRIVER:
+        forget()
     return before
 
 

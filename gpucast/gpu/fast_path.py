@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.casting.fused_options import scaling_of
-from gpucast.codegen.fused import FusedArguments, Options, Scaling
+from gpucast.codegen.fused import FusedArguments, Options
+from gpucast.core.fused_ops import Scaling, scaling_of
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
 from gpucast.gpu import cast as device_cast

@@ -19,9 +19,9 @@ from gpucast.arrays.adapters import door
 from gpucast.arrays.packed import as_array
 from gpucast.casting import fused as fused_cast
 from gpucast.casting.cast import cast, cast_like
-from gpucast.casting.fused_options import Fusion
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import resolve
 
 __all__ = ["Cast", "CastLike"]

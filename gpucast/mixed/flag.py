@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.packed import as_array, home
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
@@ -34,9 +35,7 @@ def new_flag(place: int | None) -> Any:
     flag = np.asarray(True)
     if place is None:
         return flag
-    from gpucast.gpu.cast import to_device
-
-    return to_device(flag, place)
+    return gpu.cast.to_device(flag, place)
 
 
 def flag_on(flag: Any, place: int) -> Any:

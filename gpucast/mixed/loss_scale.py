@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import tree as trees
+from gpucast.arrays.item import Names
 from gpucast.arrays.packed import as_array, home
 from gpucast.casting.batch import cast_leaves
-from gpucast.casting.batch_items import Names
 from gpucast.casting.cast import cast
 from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype
+from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 from gpucast.mixed.leaves import is_floating, paths
 
@@ -225,10 +226,8 @@ class DynamicLossScale(LossScale):
             self._move(home(flag))
         place = self._home()
         if place is not None:
-            from gpucast.mixed import device
-
-            by = device.Adjustment(self.factor, self.min_loss_scale, self.period)
-            device.adjust(self._state, flag_on(flag, place), by)
+            by = gpu.kernels.Adjustment(self.factor, self.min_loss_scale, self.period)
+            gpu.kernels.adjust(self._state, flag_on(flag, place), by)
             return self
         scale, counter, factor = _floats(self._state)[0][()], int(self._state[2]) + 1, np.float32(self.factor)
         with np.errstate(over="ignore", under="ignore"):

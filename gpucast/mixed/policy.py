@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays import tree as trees
+from gpucast.arrays.item import Names
 from gpucast.casting.batch import cast_leaves
-from gpucast.casting.batch_items import Names
 from gpucast.core.dtypes import DType, dtype
 from gpucast.mixed.leaves import is_floating, paths, row_of
 

@@ -14,6 +14,7 @@ from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import home
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
+from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
 from gpucast.mixed.leaves import row_of
 
@@ -61,10 +62,8 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
             if row_of(chosen) is not None and chosen is not target:
                 cast(chosen, chosen.dtype, out=target)
         return out
-    from gpucast.mixed import device
-
     places = [i for i, x in enumerate(leaves) if row_of(x) is not None]
-    results = device.select(flag, [(rows[i][0], rows[i][1], None if out is None else rows[i][2]) for i in places])
+    results = gpu.kernels.select(flag, [(rows[i][0], rows[i][1], None if out is None else rows[i][2]) for i in places])
     for i, result in zip(places, results, strict=True):
         leaves[i] = result
     return trees.unflatten(structure, leaves) if out is None else out

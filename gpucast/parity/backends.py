@@ -12,7 +12,17 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import gpu
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.cast import cast as gpucast_cast
+from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.fused import FusedArguments, Options
+from gpucast.compile import nvidia as driver
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.cpu import cast as host_cast
+from gpucast.gpu import devices as device
+from gpucast.parity import host_build as hostbuild
 from gpucast.parity.cases import Case
 
 Array = npt.NDArray[Any]
@@ -43,8 +53,6 @@ class Host:
         self.device = f"NumPy {np.__version__}, ml_dtypes {ml_dtypes.__version__}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast.cpu import cast as host_cast
-
         def cast(case: Case, codes: Array) -> Array:
             x = codes.view(case.rule.src.numpy)
             return np.asarray(host_cast.apply(x, case.rule, random=case.random).view(case.rule.dst.code_numpy))
@@ -60,16 +68,9 @@ class Kernels:
     batch = 20
 
     def __init__(self) -> None:
-        from gpucast.parity import host_build as hostbuild
-
         self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast.arrays.bitpacking import pack_codes, unpack_codes
-        from gpucast.codegen.cast import kernel_source
-        from gpucast.codegen.fused import FusedArguments, Options
-        from gpucast.parity import host_build as hostbuild
-
         # Those that take random words have a longer prelude.
         kernels, fused = (
             hostbuild.build(
@@ -100,28 +101,20 @@ class Gpu:
     batch = 4
 
     def __init__(self) -> None:
-        from gpucast.compile import nvidia as driver
-        from gpucast.gpu import devices as device
-        from gpucast.gpu import driver as launch
-
         problem = device.unavailable()
         if problem is not None:
             raise DeviceUnavailable(f"no GPU to compare: {problem[0]}; {problem[1]}")
-        self._index = launch.driver().current()
+        self._index = gpu.driver.driver().current()
         found = driver.find()
         devices = () if found is None else found.devices
         self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        from gpucast.arrays.packed import PackedArray
-        from gpucast.casting.cast import cast as gpucast_cast
-        from gpucast.gpu import cast as device_cast
-
         def cast(case: Case, codes: Array) -> Array:
             src, dst = case.rule.src, case.rule.dst
             x = codes.view(src.numpy)
-            there = device_cast.to_device(PackedArray.pack(x) if src.packed else x, self._index)
-            y = device_cast.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
+            there = gpu.cast.to_device(PackedArray.pack(x) if src.packed else x, self._index)
+            y = gpu.cast.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
             return np.asarray(y.get() if dst.packed else y).view(dst.code_numpy)
 
         return cast
@@ -136,7 +129,5 @@ def backend(name: str | None) -> Backend:
     DeviceUnavailable or host_compiler.CompilerMissing, with the remedy, where it cannot run.
     """
     if name is None:
-        from gpucast.gpu import devices as device
-
         name = "gpu" if device.unavailable() is None else "kernels"
     return BACKENDS[name]()

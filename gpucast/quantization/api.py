@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, as_array, home
 from gpucast.casting.batch import untraced
@@ -16,8 +17,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
 from gpucast.gpu import devices
-from gpucast.quantization import swizzle
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import engine, swizzle
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_row
 
 _WHO = "quantize"
@@ -123,7 +123,7 @@ def _quantize(
         wanted.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
     made = [
         _quantized(parts, format, row, on, scale_layout)
-        for parts, (_, on, _) in zip(_parts(array, format, wanted, random), wanted, strict=True)
+        for parts, (_, on, _) in zip(engine.quantize(array, format, wanted, random), wanted, strict=True)
     ]
     return tuple(made) if transpose == "both" else made[0]
 
@@ -135,30 +135,7 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
     """
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
-    row = source_row(to, "dequantize: to=")
-    if home(q.data) is not None:
-        from gpucast.quantization.gpu import quantize as device
-
-        parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
-        return device.dequantize(parts, q.format, row, axis=q.axis)
-    data = q.data.get() if isinstance(q.data, PackedArray) else q.data
-    return host.dequantize(Parts(data, q.linear_scales(), q.zero_points, q.global_scale), q.format, row, axis=q.axis)
-
-
-def _parts(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
-    """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
-    if home(x) is not None:
-        from gpucast.quantization.gpu import quantize as device
-        from gpucast.quantization.gpu.tiles import Wanted
-
-        return device.quantize(x, format, [Wanted(*one) for one in wanted], random=random)
-    made: list[Parts] = []
-    for swapped, on, given in wanted:
-        # Both ways have the same global scale.
-        given = made[0].global_scale if format.global_scale and made else given
-        view = x.swapaxes(-1, -2) if swapped else x
-        made.append(host.quantize(view, format, axis=on, scale=given, random=random))
-    return made
+    return q.dequantize(to)
 
 
 def _quantized(parts: Parts, format: Format, row: DType, axis: int, scale_layout: Any) -> Quantized:
@@ -192,9 +169,7 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{_WHO}: scale= has dtype {given.dtype}; expected numbers")
     if home(given) is not None and home(x) is None:
-        from gpucast.gpu import cast as device_cast
-
-        given = device_cast.to_host(given)
+        given = gpu.cast.to_host(given)
     if home(given) is None:
         with np.errstate(over="ignore"):
             given = given.astype(np.float32)

@@ -10,25 +10,24 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.files import FileError, TensorFile
 from gpucast.files import save as save_tensors
-from gpucast.quantization.quantized import Quantized
 
 _ENTRY = "gpucast.quantized"
 _SUFFIX = ".safetensors"
 _VERSION = 1
+_Made = TypeVar("_Made")
 
 
-def save(q: Quantized, path: str | os.PathLike[str]) -> None:
-    """Write the file whole or not at all; arrays on a device are copied to the host. ValueError for another suffix."""
-    name = _checked(path)
-    told = entry(q.format, q.axis, q.scale_layout, q.dtype)
-    save_tensors(name, q.get().parts(), {_ENTRY: json.dumps(told)})
+def save(path: str | os.PathLike[str], parts: dict[str, Any], told: dict[str, Any]) -> None:
+    """Write arrays on the host, and what `entry` says of them, whole or not at all. ValueError for another suffix."""
+    save_tensors(_checked(path), parts, {_ENTRY: json.dumps(told)})
 
 
 def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str, Any]:
@@ -74,8 +73,9 @@ def described(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[st
         raise FileError(f"{path}: {error}") from None
 
 
-def load(path: str | os.PathLike[str]) -> Quantized:
-    """Read a file that `save` wrote. FileError for any other, OSError for one that cannot be read."""
+def load(path: str | os.PathLike[str], make: Callable[..., _Made]) -> _Made:
+    """Read a file that `save` wrote, and `make` a `Quantized` of it. FileError for any other, OSError for one that
+    cannot be read."""
     name = _checked(path)
     with TensorFile(name) as file:
         if _ENTRY not in file.metadata:
@@ -90,7 +90,7 @@ def load(path: str | os.PathLike[str]) -> Quantized:
         if part not in parts:
             raise FileError(f"{name}: {part!r} is missing")
     try:
-        return Quantized(parts.pop("data"), parts.pop("scales"), format, **parts, **kept)
+        return make(parts.pop("data"), parts.pop("scales"), format, **parts, **kept)
     except (TypeError, ValueError) as error:
         raise FileError(f"{name}: {error}") from None
 

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, home
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import SOURCES, Format, find
+from gpucast.core.formats import SOURCES, Format, Parts, find
 from gpucast.gpu import devices
-from gpucast.quantization import swizzle
+from gpucast.quantization import engine, files, swizzle
 
 ScaleLayout = Literal["linear", "128x4"]
 _FLOAT = dtype("FLOAT")
@@ -126,28 +127,23 @@ class Quantized:
         """The same on the host."""
         if home(self.data) is None:
             return self
-        from gpucast.gpu import cast as device_cast
-
-        return replace(self, **{name: device_cast.to_host(part) for name, part in self.parts().items()})
+        return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The array again, as far as the codes tell: `gpucast.dequantize`."""
-        from gpucast.quantization.api import dequantize
-
-        return dequantize(self, to)
+        row = source_row(to, "dequantize: to=")
+        parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
+        return engine.dequantize(parts, self.format, row, self.axis)
 
     def save(self, path: str) -> None:
         """Write a .safetensors file, whole or not at all; ``gpucast.files.FileError`` for another suffix."""
-        from gpucast.quantization import files
-
-        files.save(self, path)
+        entry = files.entry(self.format, self.axis, self.scale_layout, self.dtype)
+        files.save(path, self.get().parts(), entry)
 
     @classmethod
     def load(cls, path: str) -> Quantized:
         """Read what `save` wrote; ``gpucast.files.FileError`` (a ValueError) for any other file."""
-        from gpucast.quantization import files
-
-        return files.load(path)
+        return files.load(path, cls)
 
     def __repr__(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device}"

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
+from gpucast.quantization import gpu
 
 _ROWS, _COLS = 128, 4
 
@@ -43,9 +44,7 @@ def offset(row: int, col: int, cols: int) -> int:
 def swizzle(scales: Any) -> Any:
     """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a new flat array."""
     if namespace(scales) is not np:
-        from gpucast.quantization.gpu import quantize as device
-
-        return device.swizzle(scales, scales.shape, size(scales.shape))
+        return gpu.quantize.swizzle(scales, scales.shape, size(scales.shape))
     rows, cols = _matrix(scales.shape)
     whole = np.zeros(padded(rows, cols), dtype=np.uint8)
     whole[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
@@ -61,9 +60,7 @@ def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
             f"scales of shape {shape} in the order '128x4' have shape ({size(shape)},)"
         )
     if namespace(scales) is not np:
-        from gpucast.quantization.gpu import quantize as device
-
-        return device.swizzle(scales, shape, scales.size, back=True)
+        return gpu.quantize.swizzle(scales, shape, scales.size, back=True)
     rows, cols = _matrix(shape)
     padded_rows, padded_cols = padded(rows, cols)
     tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)

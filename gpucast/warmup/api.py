@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import Options, Scaling
+from gpucast.codegen.fused import Options
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.formats import find
+from gpucast.core.fused_ops import Scaling
 from gpucast.core.options import ATTRIBUTES
 from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
 
@@ -141,7 +143,6 @@ def tasks(
                     if shape != "transposed" or not (rule.dst.packed or (rule.src.packed and not unpacked)):
                         found[rule, shape, unpacked, make] = None
     if wanted:
-        from gpucast.core.formats import find
         from gpucast.warmup import kinds as warmup_kinds
 
         rounding = attributes.get("rounding")

@@ -14,7 +14,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, Rule
-from gpucast.mixed.device import FLAG_TO_WORDS, adjust_source, select_source
+from gpucast.mixed.gpu.kernels import FLAG_TO_WORDS, adjust_source, select_source
 from gpucast.quantization.gpu.quantize import blocks_of
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Work
 from gpucast.quantization.gpu.tile_source import Tiles

@@ -19,10 +19,10 @@ from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_dev
 from gpucast import PackedArray
 from gpucast.casting import fused as fused_cast
 from gpucast.casting.fused import fused_rule
-from gpucast.casting.fused_options import Fusion
 from gpucast.codegen.fused import FusedArguments, Options, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
 from gpucast.parity import hard_values
 from gpucast.parity import host_build as hostbuild

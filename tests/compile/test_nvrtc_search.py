@@ -157,7 +157,7 @@ def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 USE = """
 import ctypes, sys
-from gpucast import nvrtc_search
+from gpucast.compile import nvrtc_search
 first = nvrtc_search.find()
 assert first == nvrtc_search.Found(sys.argv[1]), first
 assert nvrtc_search._already_loaded("libnvrtc.so.99") is None

@@ -448,7 +448,7 @@ def test_a_conversion_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPat
 
 def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, threading; from gpucast import host_native; native = host_native._native()\n"
+        "import sys, threading; from gpucast.cpu.native import library as host_native; native = host_native._native()\n"
         "native.library()\n"
         "[t.join() for t in threading.enumerate() if t.name == host_native.THREAD]\n"
         "print(native.library() is not None)"

@@ -22,7 +22,7 @@ from gpucast.compile.cubin import Compiler
 from gpucast.compile.nvrtc_search import Found
 from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
-from gpucast.mixed.device import FLAG_TO_WORDS, adjust_source, select_source
+from gpucast.mixed.gpu.kernels import FLAG_TO_WORDS, adjust_source, select_source
 from host_driver import HostDriver, download, upload
 from nvrtc_wheels import INSTALLED, load
 

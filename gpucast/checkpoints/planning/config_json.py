@@ -7,23 +7,19 @@ import json
 import os
 import re
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gpucast.checkpoints.planning.plan import FilePlan
+from gpucast.checkpoints.planning.tensors import Request, TensorPlan
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.scales.config_json import ENTRIES, NAME, document_of
 from gpucast.files import FileError
 
-if TYPE_CHECKING:
-    from gpucast.checkpoints.planning.planner import FilePlan
-    from gpucast.checkpoints.planning.tensors import Request, TensorPlan
-
-_NAME = "config.json"
 #: Where older versions of ModelOpt tell of quantized weights: vLLM reads it where config.json says nothing.
 _OLDER = "hf_quant_config.json"
 #: What follows the name of the layer in that of an expert.
 _EXPERT = re.compile(r"(?<=\.experts)\.\d+\..*")
-#: The entries that tell of quantized weights; the second is older.
-_ENTRIES = ("quantization_config", "compression_config")
 
 
 def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: str) -> dict[str, str]:
@@ -34,7 +30,7 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
         here = [file for file in planned if os.path.dirname(file.name) == folder]
         tensors = [tensor for file in here for tensor in file.tensors or ()]
         quantized = [tensor for tensor in tensors if _is_scaled(tensor)]
-        config = next((file for file in here if file.tensors is None and os.path.basename(file.name) == _NAME), None)
+        config = next((file for file in here if file.tensors is None and os.path.basename(file.name) == NAME), None)
         if quantized and request.style == "comfyui" and has_index:
             raise FileError(f"{path}: --style comfyui is for a model in one file")
         configured = quantized and request.style in scale_styles.CONFIGURED
@@ -43,7 +39,7 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
         if kept and (configured or (config is not None and read)):
             raise FileError(
                 f"{path}: {kept[0]!r} is kept with its scales, and other weights get new ones or lose theirs, which "
-                f"{_NAME} cannot tell; cast them all, or none"
+                f"{NAME} cannot tell; cast them all, or none"
             )
         if configured:
             if config is None:
@@ -61,7 +57,7 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
 def is_stale(file: FilePlan, changed: Collection[str]) -> bool:
     """Whether a file tells of weights what the `changed` config.json beside it no longer does."""
     folder, name = os.path.split(file.name)
-    return name == _OLDER and os.path.join(folder, _NAME) in changed
+    return name == _OLDER and os.path.join(folder, NAME) in changed
 
 
 def _is_scaled(tensor: TensorPlan) -> bool:
@@ -100,30 +96,8 @@ def _is_of_experts(tensor: TensorPlan) -> bool:
 
 def _text(file: FilePlan, quantization: dict[str, Any] | None) -> str:
     """The document with another quantization_config, or without any."""
-    document = _document(file.path)
+    document = document_of(file.path)
     if document is None:
         raise FileError(f"{file.path}: is no JSON object, and its quantization_config must change")
-    kept = {key: value for key, value in document.items() if key not in _ENTRIES}
-    return json.dumps(kept if quantization is None else {**kept, _ENTRIES[0]: quantization}, indent=2) + "\n"
-
-
-def _document(path: str) -> dict[str, Any] | None:
-    """The JSON object that a file holds; None: it holds another thing."""
-    try:
-        with open(path, encoding="utf-8") as opened:
-            document = json.load(opened)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
-def block_size(folder: str) -> tuple[int, int] | None:
-    """The lengths of the blocks of float8 weights that have a scale each, as the config.json of a folder tells them."""
-    path = os.path.join(folder, _NAME)
-    told = ((_document(path) if os.path.isfile(path) else None) or {}).get(_ENTRIES[0])
-    found = told.get("weight_block_size") if isinstance(told, dict) else None
-    if found is None:
-        return None
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
-        raise FileError(f"{path}: weight_block_size is {found!r}; expected two lengths")
-    return found[0], found[1]
+    kept = {key: value for key, value in document.items() if key not in ENTRIES}
+    return json.dumps(kept if quantization is None else {**kept, ENTRIES[0]: quantization}, indent=2) + "\n"

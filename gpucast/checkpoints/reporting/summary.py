@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucast.casting.report import CastReport
 from gpucast.checkpoints.losses import limits as loss
-from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.running.outcome import Outcome, Result
 from gpucast.core.version import __version__

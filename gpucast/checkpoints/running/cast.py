@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import files
+from gpucast import files, gpu
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.report import CastReport, cast_report, result_report
@@ -187,7 +187,5 @@ def _cast_on(device: str | None, x: Array, row: DType, attributes: dict[str, Any
     if place is None or place == "cpu" or "string" in (src.family, row.family):
         return files.on_host(cast(x, row, device=place, **attributes))
     devices.require("cast")
-    from gpucast.gpu import cast as device_cast
-
-    there = device_cast.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    there = gpu.cast.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
     return files.on_host(cast(there, row, **attributes))

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
 from gpucast.checkpoints.running.staging import Busy, Staging

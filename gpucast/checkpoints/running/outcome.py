@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpucast.checkpoints.losses.statistics import Statistics
-from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.running.shard import Share
 

@@ -14,7 +14,7 @@ from gpucast.casting.report import CastReport
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.identity import stamp
-from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan
 from gpucast.checkpoints.running.cast import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result

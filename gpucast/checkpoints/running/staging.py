@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.running.locks import lock
 from gpucast.checkpoints.streaming.journal import Journal
 from gpucast.files import FileError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.checkpoints.planning.planner import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Tensor, TensorFile

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucast.checkpoints.planning import config_json as model_config
-from gpucast.checkpoints.scales import comfyui
+from gpucast.checkpoints.scales import comfyui, config_json
 from gpucast.checkpoints.scales.dequantized import Found
 from gpucast.checkpoints.scales.forms import Candidate, is_narrow, others, own
 from gpucast.checkpoints.scales.styles import ENTRY
@@ -184,7 +183,7 @@ class Catalogue:
         """What the config.json beside a file says of blocks."""
         folder = os.path.dirname(path)
         if folder not in self._blocks:
-            self._blocks[folder] = model_config.block_size(folder)
+            self._blocks[folder] = config_json.block_size(folder)
         return self._blocks[folder]
 
     def _layer(self, base: str, path: str) -> dict[str, Any] | None:

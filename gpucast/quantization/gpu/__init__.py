@@ -1,2 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization of arrays on a device."""
+"""Quantization of arrays on a device, loaded at the first of them, as `gpucast.gpu` is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpucast.core import lazy
+
+if TYPE_CHECKING:
+    from gpucast.quantization.gpu import quantize as quantize
+    from gpucast.quantization.gpu import tiles as tiles
+else:
+    __getattr__ = lazy.submodules(__name__, "quantize", "tiles")

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is done in the same pass as a cast, checked."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any, Literal, NamedTuple
+
+from gpucast.core.dtypes import dtype
+from gpucast.core.random import Random
+
+#: none: no number; narrow: a value of FLOAT; wide: any DOUBLE.
+Scaling = Literal["none", "narrow", "wide"]
+
+_FLOAT = dtype("FLOAT")
+
+
+class Fusion(NamedTuple):
+    """What is done in the same pass over the elements; all of it checked, arrays on the side where the cast runs."""
+
+    #: The number that every value is multiplied with: itself, or a CuPy array of one FLOAT or DOUBLE.
+    scale: Any = None
+    #: An array of one FLOAT that becomes the largest magnitude of the source if that is larger.
+    amax: Any = None
+    #: An array of one byte (or bool) that becomes 0 if a source value is infinite or NaN.
+    finite: Any = None
+    random: Random | None = None
+
+    @property
+    def scaling(self) -> Scaling:
+        """Of which kind the number is."""
+        return scaling_of(self.scale)
+
+
+def scaling_of(scale: Any) -> Scaling:
+    """Of which kind `Fusion.scale` is."""
+    if scale is None:
+        return "none"
+    if isinstance(scale, float):
+        return "narrow" if scale == _as_float(scale) else "wide"
+    return "narrow" if scale.dtype == _FLOAT.numpy else "wide"
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
+    except OverflowError:
+        return math.inf

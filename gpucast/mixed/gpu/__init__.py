@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loss scales and choices between trees on a device, loaded at the first array there, as `gpucast.gpu` is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpucast.core import lazy
+
+if TYPE_CHECKING:
+    from gpucast.mixed.gpu import kernels as kernels
+else:
+    __getattr__ = lazy.submodules(__name__, "kernels")

@@ -85,6 +85,7 @@ INSIDE = {
     ("warmup.api", "concurrent.futures"): "`import gpucast` loads warmup.api, and stays quick without it",
     ("warmup.api", "compile.cubin"): "the same; no cast on the host needs a compiler",
     ("warmup.api", "compile.nvidia"): "the same",
+    ("warmup.api", "core.formats"): "the same; no cast needs the formats of quantization",
     ("warmup.api", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
     # These are loaded when a tensor of that library has come, and wait for the registry of array adapters:
     ("interop.cuda_array", "gpu.devices"): "temporary",

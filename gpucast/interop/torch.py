@@ -206,7 +206,7 @@ def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
 
 
 def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
-    """See `gpucast.casting.batch_items.Library`, as for what follows."""
+    """See `gpucast.arrays.item.Library`, as for what follows."""
     shape = shape_of(x)
     check_pairs(shape, dst, who)
     y = new(x, dst.name)
@@ -398,7 +398,7 @@ def reader(kind: type) -> many_plans.Reader | None:
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-    """See `gpucast.casting.batch_items.Library`."""
+    """See `gpucast.arrays.item.Library`."""
     from gpucast.interop import torch_many
 
     return torch_many.attach(sources, results, scale)

@@ -13,7 +13,7 @@ from gpucast.casting import batch
 from gpucast.core.dtypes import DType
 from gpucast.interop import torch as door
 
-#: Calls a function, which torch.compile runs as it is, between two graphs: `gpucast.cast_many.untraced`.
+#: Calls a function, which torch.compile runs as it is, between two graphs: `gpucast.casting.batch.untraced`.
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
 

@@ -12,7 +12,6 @@ from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import Options
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.formats import find
 from gpucast.core.fused_ops import Scaling
 from gpucast.core.options import ATTRIBUTES
 from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
@@ -143,6 +142,7 @@ def tasks(
                     if shape != "transposed" or not (rule.dst.packed or (rule.src.packed and not unpacked)):
                         found[rule, shape, unpacked, make] = None
     if wanted:
+        from gpucast.core.formats import find
         from gpucast.warmup import kinds as warmup_kinds
 
         rounding = attributes.get("rounding")

@@ -17,7 +17,7 @@ import pytest
 import functions_on_host
 import gpucast
 
-PROBLEM = gpucast.gpu.devices.unavailable()
+PROBLEM = gpucast.device.unavailable()
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def fused_cast() -> ModuleType:
 def test_without_a_gpu_it_compiles(
     fused_cast: ModuleType, arch: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
+    monkeypatch.setattr(gpucast.device, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
     assert fused_cast.main(["--arch", arch]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -49,7 +49,7 @@ def test_without_a_gpu_it_compiles(
 def test_it_says_what_is_wrong(
     fused_cast: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
+    monkeypatch.setattr(gpucast.device, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
     assert fused_cast.main(["--arch", "sm_9"]) == 1
     assert capsys.readouterr().err.startswith("fused_cast: 'sm_9' is not an architecture that gpucast compiles for")
 
@@ -99,7 +99,7 @@ extern "C" void {name}(const float* xs, float scale, unsigned char* codes, long 
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupyx", SimpleNamespace())
     monkeypatch.setitem(sys.modules, "cupyx.profiler", SimpleNamespace(benchmark=benchmark))
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: None)
+    monkeypatch.setattr(gpucast.device, "unavailable", lambda: None)
     assert fused_cast.main([]) == int(wrong)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("16,777,216 elements, ")

@@ -21,7 +21,8 @@ def test_the_wheel_holds_package_and_kernels(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     kernels = {f"gpucast/kernels/{path.name}" for path in (ROOT / "kernels").iterdir()}
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpucast").rglob("*.py")}
+    suffixes = {".py", ".c", ".h", ".hpp"}
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpucast").rglob("*") if path.suffix in suffixes}
     assert kernels and modules
     assert kernels | modules | {"gpucast/py.typed"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -31,7 +31,7 @@ _RARE = ("wrapped", "infinite", "nan_lost")
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """The page of what `gpucast.checkpoints.report.report` gives."""
+    """The page of what `gpucast.checkpoints.reporting.summary.report` gives."""
     count = len(report["tensors"])
     tensors = [_clean(tensor) for tensor in report["tensors"][:_MOST]]
     title = cells.text(f"{report['output']}: {cells.count(count, 'tensor')} cast")

@@ -20,7 +20,7 @@ from gpucast.quantization import api
 from gpucast.quantization.cpu import quantize as host
 from gpucast.reference import quantize as reference
 
-#: As `gpucast.quantization.host.quantize`: x, the format; axis, scale, random.
+#: As `gpucast.quantization.cpu.quantize.quantize`: x, the format; axis, scale, random.
 Engine = Callable[..., Parts]
 
 #: About so many elements of a piece: half as many take a tenth longer, as each piece has work of its own.

@@ -7,8 +7,7 @@ import argparse
 import json
 from typing import Any
 
-from gpucast.benchmark import contenders, quick
-from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark import contenders, gpu, quick
 from gpucast.benchmark.machine import HostMachine, Machine
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
@@ -77,7 +76,7 @@ def _machine(allow_cpu: bool) -> Machine:
     """The GPU; where there is none and that is allowed, the host. DeviceUnavailable otherwise."""
     problem = device.unavailable()
     if problem is None:
-        return Gpu()
+        return gpu.Gpu()
     if allow_cpu:
         return HostMachine()
     raise DeviceUnavailable(f"no GPU to measure: {problem[0]}; {problem[1]}, or measure the host: --allow-cpu")

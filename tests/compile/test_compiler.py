@@ -327,7 +327,8 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
 
 USE = """
 import hashlib, sys
-from gpucast import compiler, dtype
+from gpucast import dtype
+from gpucast.compile import cubin as compiler
 from gpucast.core.rule import resolve
 from gpucast.codegen.cast import kernel_source
 source = kernel_source(resolve(dtype("float32"), dtype("int4")))

@@ -186,8 +186,8 @@ def test_casts_go_to_the_device_and_text_stays(monkeypatch: pytest.MonkeyPatch) 
 
         return call
 
-    monkeypatch.setattr(interop.gpucast, "cast", placed(gpucast.cast))
-    monkeypatch.setattr(interop.gpucast, "cast_like", placed(gpucast.cast_like))
+    monkeypatch.setattr(interop.casting, "cast", placed(gpucast.cast))
+    monkeypatch.setattr(interop.casting, "cast_like", placed(gpucast.cast_like))
     nodes = [
         helper.make_node("Cast", ["x"], ["half"], to=FLOAT16.number),
         helper.make_node("CastLike", ["half", "x"], ["y"]),

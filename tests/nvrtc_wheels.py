@@ -10,7 +10,7 @@ import pytest
 
 from gpucast import nvrtc
 from gpucast.nvrtc import Nvrtc
-from gpucast.nvrtc_search import MAJORS, in_wheels
+from gpucast.nvrtc_files import MAJORS, in_wheels
 
 
 @functools.cache

@@ -13,7 +13,8 @@ import pytest
 
 from gpucast import driver, nvrtc, nvrtc_search
 from gpucast.errors import DeviceUnavailable
-from gpucast.nvrtc_search import Found, file_name, find
+from gpucast.nvrtc_files import file_name
+from gpucast.nvrtc_search import Found, find
 from nvrtc_wheels import INSTALLED, load, wheels
 
 WHEEL = {13: "nvidia/cu13/lib", 12: "nvidia/cuda_nvrtc/lib"}

@@ -65,6 +65,11 @@ class Nvrtc:
         #: The compute capabilities that it compiles for, ascending, such as 75 for 7.5.
         self.architectures = tuple(sorted(numbers))
 
+    @property
+    def path(self) -> str:
+        """The file that it was loaded from; "" where the system does not tell."""
+        return self._builtins.nvrtc
+
     def compile(self, text: str, name: str, arch: str, options: Sequence[str] = ()) -> Compiled:
         """`text` compiled for `arch`: "sm_90" gives a cubin, "compute_90" PTX. `name` is what messages call the text.
 

@@ -110,7 +110,7 @@ def _tried(found: driver.Driver | None, compiled: Compilation) -> tuple[Comparis
     try:
         unavailable = device.unavailable()
     except Exception as error:
-        unavailable = f"{type(error).__name__}: {error}", "run nvidia-smi"
+        return None, self_test.broken(error, None if found is None else found.cuda)
     if unavailable is not None:
         problem = Problem(*unavailable)
         if problem.remedy != "run gpucast info":

@@ -73,8 +73,7 @@ def compilation(capabilities: Iterable[tuple[int, int]]) -> Compilation:
     except DeviceUnavailable as error:
         problem = Problem(_line(error))
     except Exception as error:
-        extra = driver.extra(driver.cuda_version() if known.version is None else known.version)
-        problem = Problem(_line(error), f"run: pip install --upgrade --force-reinstall 'gpucast[{extra}]'")
+        problem = broken(error, driver.cuda_version() if known.version is None else known.version)
     else:
         return Compilation(known.version, known.path, known.architectures, compiled)
     return Compilation(known.version, known.path, known.architectures, (), problem)
@@ -111,6 +110,12 @@ def _compared(index: int, codes: npt.NDArray[Any]) -> tuple[int, Problem | None]
     differ = f"{outcome.wrong:,} of {outcome.elements:,} elements differ from the reference"
     reason = f"casts on cuda:{index} give wrong results: {differ}; {outcome.first}"
     return outcome.wrong, Problem(reason, "run gpucast parity")
+
+
+def broken(error: Exception, cuda: tuple[int, int] | None) -> Problem:
+    """An installed package fails in a way that nobody foresaw; `cuda` is the version that its next copy is for."""
+    extra = driver.extra(cuda)
+    return Problem(_line(error), f"run: pip install --upgrade --force-reinstall 'gpucast[{extra}]'")
 
 
 def _line(error: Exception) -> str:

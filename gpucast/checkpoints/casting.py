@@ -26,7 +26,8 @@ from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
 from gpucast.host_chunks import pairs
 from gpucast.host_native_cast import Found, Place
-from gpucast.report import CastReport, result_report
+from gpucast.loss_counts import CastReport
+from gpucast.report import result_report
 from gpucast.rule import Rule, resolve
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.

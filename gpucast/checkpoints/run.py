@@ -23,7 +23,7 @@ from gpucast.checkpoints.sums import Summed, Summing, sum_of_all
 from gpucast.checkpoints.verify import verify
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
-from gpucast.report import CastReport
+from gpucast.loss_counts import CastReport
 from gpucast.rule import resolve
 
 

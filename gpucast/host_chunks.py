@@ -73,7 +73,7 @@ def gathered(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = Fals
         [x, out],
         flags=["external_loop", "buffered", "zerosize_ok"],
         op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
-        op_dtypes=[x.dtype.newbyteorder("="), out.dtype.newbyteorder("=")],
+        op_dtypes=[array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=") for array in (x, out)],
         order="C" if row_major else "K",
         casting="equiv",
         buffersize=chunk,

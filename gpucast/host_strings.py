@@ -293,6 +293,8 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
     Such a decimal has at most 9 digits, so that repr of its nearest double shows just these digits. It is sought with
     ever more digits, in double arithmetic; what comes close to a tie is left to the exact way.
     """
+    # repr(float(str(x))) of NumPy's scalars gives the same texts, in 1.5 (any bits) to 3 times (normal distribution)
+    # the time of a million FLOATs.
     with np.errstate(invalid="ignore"):  # signalling NaN
         result = values.astype(np.float64)
     exact: list[int] = []

@@ -55,7 +55,7 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
         if lane is not None and views is not None:
             lane(*views)
             return
-        chunk = min(x.size, chunk_of(rule))
+        chunk = min(x.size, CHUNK if views is None else chunk_of(rule))
         lane = lane or _lane(rule, x.size, chunk)
         chunks = gathered(codes, result, chunk) if views is None else pairs(*views, chunk)
         for some, room in chunks:

@@ -92,16 +92,16 @@ def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, 
     """
     src = x.dtype
     flat_out = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
-    for part in spans(x.size):
-        count, first = part.stop - part.start, src.nbytes(part.start)
+    for start in range(0, x.size, CHUNK):
+        count, first = min(CHUNK, x.size - start), src.nbytes(start)
         codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
         if dst.packed:
             room = np.empty(count, dst.numpy)
             yield codes, room
-            first = dst.nbytes(part.start)
+            first = dst.nbytes(start)
             flat_out[first : first + dst.nbytes(count)] = pack_codes(room.view(np.uint8), dst.bits)
         else:
-            yield codes, flat_out[part]
+            yield codes, flat_out[start : start + count]
     if not dst.packed and not out.flags.c_contiguous:
         out[...] = flat_out.reshape(out.shape)
 

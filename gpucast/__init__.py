@@ -13,8 +13,9 @@ from gpucast.creation import empty, empty_like, from_bytes
 from gpucast.device_function import device_function
 from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.errors import DeviceUnavailable
+from gpucast.loss_counts import CastReport
 from gpucast.packed import PackedArray
-from gpucast.report import CastReport, cast_report
+from gpucast.report import cast_report
 from gpucast.rule import DEFAULT_OPSET
 from gpucast.warmup import warmup
 

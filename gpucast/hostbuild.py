@@ -126,32 +126,20 @@ class HostKernels:
         src_bit: int,
         dst: int,
         n: int,
+        dims: Dims | None = None,
         *,
         unpacked: bool = False,
         first_block: int = 0,
         blocks: int | None = None,
     ) -> None:
-        """Cast n elements between contiguous arrays at two addresses: those of so many blocks (None: all) from
-        `first_block` on.
+        """Cast n elements between arrays at two addresses, those of their first elements: contiguous arrays, or of the
+        strides of `dims`, n the product of its lengths; so many blocks (None: all) from `first_block` on.
 
         RuntimeError for a misaligned access, on which a GPU would stop.
         """
-        self.launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block, blocks=blocks)
-
-    def run_strided(
-        self,
-        rule: Rule,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        dims: Dims,
-        *,
-        unpacked: bool = False,
-        first_block: int = 0,
-    ) -> None:
-        """As `run`, for any strides; the addresses are those of the first elements, n the product of the lengths."""
-        self.launch(rule, "strided", unpacked, src, src_bit, dst, n, first_block, dims.to_bytes())
+        shape: Shape = "contiguous" if dims is None else "strided"
+        more = () if dims is None else (dims.to_bytes(),)
+        self.launch(rule, shape, unpacked, src, src_bit, dst, n, first_block, *more, blocks=blocks)
 
     def launch(
         self,

@@ -115,7 +115,7 @@ def check_strided(
     out = space.data if target is None else target(space.data.view(dst.code_numpy))
     dst_strides = (0,) * x.ndim if target is None else out.strides
     dims = collapse(x.shape, src_strides, dst_strides)
-    kernels.run_strided(rule, address, bit, out.ctypes.data, x.size, dims, unpacked=unpacked)
+    kernels.run(rule, address, bit, out.ctypes.data, x.size, dims, unpacked=unpacked)
     assert np.array_equal(out.reshape(-1), to_bytes(wanted, dst) if target is None else wanted)
     # Everything that is no element of `out` is as it was.
     out[...] = np.full(out.itemsize, _GUARD, np.uint8).view(out.dtype)[0]

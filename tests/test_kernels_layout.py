@@ -105,7 +105,7 @@ def test_more_elements_than_32_bits_count() -> None:
     pair = np.array([1, 2], np.uint8)
     dims = collapse((2, n // 2), (1, 0), (0, 0))
     last = strided.blocks(n) - 1
-    kernels.run_strided(rule, pair.ctypes.data, 0, dst.ctypes.data, n, dims, unpacked=True, first_block=last)
+    kernels.run(rule, pair.ctypes.data, 0, dst.ctypes.data, n, dims, unpacked=True, first_block=last)
     written = last * strided.elements * strided.threads // 4
     assert written > half - 1000
     assert (dst[written:-1] == 0b10101010).all() and dst[-1] == 0b1010
@@ -221,7 +221,7 @@ def test_strided_elements_at_odd_addresses(kernels: HostKernels) -> None:
         record["x"] = codes
         rule = resolve(src, dst)
         x, y = record["x"], record["y"]
-        kernels.run_strided(rule, x.ctypes.data, 0, y.ctypes.data, 101, collapse(x.shape, x.strides, y.strides))
+        kernels.run(rule, x.ctypes.data, 0, y.ctypes.data, 101, collapse(x.shape, x.strides, y.strides))
         assert np.array_equal(y, wanted_codes(codes, rule))
         assert np.array_equal(x, codes) and not record["pad"].any()
 

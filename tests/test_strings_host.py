@@ -17,6 +17,7 @@ from codes import every_code, random_codes
 from decimals import boundaries, text_of
 from gpucast import host_strings, reference, strings
 from gpucast.dtypes import DType, dtype
+from gpucast.host_chunks import CHUNK
 from gpucast.rule import resolve
 from gpucast.rules_of_pair import NUMERIC, SMALL, rules
 
@@ -364,7 +365,7 @@ BAD: list[tuple[list[Any], str, type[Exception], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize("before", [0, 5, host_strings.CHUNK - 1])
+@pytest.mark.parametrize("before", [0, 5, CHUNK - 1])
 def test_errors_name_the_first_bad_element(before: int) -> None:
     for texts, to, kind, index, words in BAD if before < 10 else BAD[::6]:
         with pytest.raises(kind) as caught:

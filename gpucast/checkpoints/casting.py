@@ -24,8 +24,10 @@ from gpucast.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
+from gpucast.host_chunks import pairs
 from gpucast.host_native_cast import Found, Place
-from gpucast.report import CastReport, result_report
+from gpucast.loss_counts import CastReport
+from gpucast.report import result_report
 from gpucast.rule import Rule, resolve
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
@@ -151,8 +153,8 @@ class Casting:
             if native is not None:
                 return y, native(codes, result)
             with np.errstate(all="ignore"):
-                for begin in range(0, x.size, step):
-                    lane(codes[begin : begin + step], result[begin : begin + step])
+                for some, room in pairs(codes, result, step):
+                    lane(some, room)
             return y, None
 
         return cast

@@ -11,7 +11,7 @@ from gpucast.checkpoints import loss
 from gpucast.checkpoints.opened import TensorPlan
 from gpucast.checkpoints.outcome import Outcome, Result
 from gpucast.checkpoints.plan import FilePlan, Plan
-from gpucast.report import CastReport
+from gpucast.loss_counts import CastReport
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:

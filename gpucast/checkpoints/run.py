@@ -23,7 +23,7 @@ from gpucast.checkpoints.sums import Summed, Summing, sum_of_all
 from gpucast.checkpoints.verify import verify
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
-from gpucast.report import CastReport
+from gpucast.loss_counts import CastReport
 from gpucast.rule import resolve
 
 
@@ -222,7 +222,7 @@ class _Run:
         """Write what takes the place of a tensor; the record of it."""
         request = self._plan.request
         statistics = Statistics(errors=Errors() if request.detail == "all" else None)
-        scaled = None if plan.row is None else opened.scaled(tensor, plan.row)
+        scaled = None if plan.row is None else opened.scaled(tensor)
         if plan.row is None:
             (spec,) = specs
             self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))

@@ -10,10 +10,11 @@ from gpucast import host_native_cast
 from gpucast.checkpoints.pieces import axis, dequantized
 from gpucast.dtypes import DType, dtype
 from gpucast.files.tensor import Array
+from gpucast.host_chunks import spans
+from gpucast.loss_counts import CastReport, count, magnitudes, nonzero_codes, relative
 from gpucast.quantization import host_native
 from gpucast.quantization.boxes import Plan, spread
 from gpucast.quantization.formats import Format, Parts
-from gpucast.report import CastReport
 
 _FLOAT = dtype("FLOAT")
 #: Elements that are looked at while their float64 values are in the cache.
@@ -49,13 +50,11 @@ def _nonzero_of_finite(values: Array) -> int | None:
     seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
     if seen is not None:
         return codes.size - seen[1] if seen[0] <= row.max_code else None
-    magnitude = codes.dtype.type(row.code_mask & ~row.sign_code)
-    for start in range(0, codes.size, _CODES):
-        block = codes[start : start + _CODES] & magnitude
+    for part in spans(codes.size, _CODES):
+        block = magnitudes(codes[part], row)
         if block.max() > row.max_code:
             return None
-        # Mostly there is no zero.
-        found += block.size if block.min() else int(np.count_nonzero(block))
+        found += nonzero_codes(block)
     return found
 
 
@@ -110,34 +109,26 @@ def _blocks(format: Format, shape: tuple[int, ...], where: Array) -> Array:
 
 def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
     """As `counted`, of a piece with infinities or NaN."""
-    finite, back = np.isfinite(values), np.isfinite(restored)
-    was_nan, is_nan = np.isnan(values), np.isnan(restored)
-    nonzero = values != 0
-    saturated = 0
-    if not format.zero_points:
-        edge = _at_largest(parts.data, format.element) & back
-        saturated = int(np.count_nonzero(edge & (np.abs(values) > np.abs(restored) * _beyond(format.element))))
-    return CastReport(
-        elements=values.size,
-        nonzero=int(np.count_nonzero(nonzero)),
-        saturated=saturated,
-        infinite=int(np.count_nonzero(finite & ~back & ~is_nan)),
-        nan=int(np.count_nonzero(is_nan & ~was_nan)),
-        nan_lost=int(np.count_nonzero(was_nan & ~is_nan)),
-        underflowed=int(np.count_nonzero((restored == 0) & nonzero & finite)),
-        max_relative_error=_largest_error(values[finite & back], restored[finite & back]),
-    )
+    report = CastReport()
+    values, restored, codes = values.reshape(-1), restored.reshape(-1), parts.data.reshape(-1)
+    with np.errstate(all="ignore"):
+        for part in spans(values.size, _BLOCK):
+            before, after = values[part].astype(np.float64), restored[part]
+            outside = np.zeros(before.shape, bool)
+            if not format.zero_points:
+                outside = np.abs(before) > np.abs(after) * _beyond(format.element)
+                outside &= _at_largest(codes[part], format.element)
+            report += count(before, after, outside, overflow="saturate")
+    return report
 
 
 def _largest_error(before: Array, after: Array) -> float:
     """The largest relative error of flat finite values that are not zero."""
     largest = 0.0
     with np.errstate(all="ignore"):
-        for start in range(0, before.size, _BLOCK):
-            x, y = before[start : start + _BLOCK].astype(np.float64), after[start : start + _BLOCK]
-            error = np.abs(y - x)
-            size = np.abs(x, out=x)
-            np.divide(error, size, out=error, where=size != 0)
+        for part in spans(before.size, _BLOCK):
+            x = before[part].astype(np.float64)
+            error = relative(np.abs(after[part] - x), np.abs(x))
             largest = max(largest, float(error.max(initial=0.0)))
     return largest
 
@@ -146,10 +137,9 @@ def _at_largest(codes: Array, row: DType) -> Array:
     """Which codes are that of the largest number, or of its negative."""
     raw = codes.view(np.uint8)
     if row.family == "float":
-        found: Array = raw & (row.code_mask & ~row.sign_code) == row.max_code
-        return found
+        return np.asarray(magnitudes(raw, row) == row.max_code)
     largest, mask = int(row.max), row.code_mask
-    found = raw & mask == largest
+    found: Array = raw & mask == largest
     return found | (raw & mask == -largest & mask) if row.signed else found
 
 

@@ -16,10 +16,10 @@ from gpucast.checkpoints.scaled_counts import counted
 from gpucast.checkpoints.stored import Stored
 from gpucast.dtypes import DType
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
+from gpucast.loss_counts import CastReport
 from gpucast.quantization import host
 from gpucast.quantization.formats import FORMATS, Format, Parts
 from gpucast.random_bits import Random
-from gpucast.report import CastReport
 from gpucast.rule import STOCHASTIC
 
 #: What --scale takes.

@@ -15,7 +15,8 @@ import gpucast
 from gpucast.checkpoints import loss
 from gpucast.dtypes import dtype
 from gpucast.files.tensor import Array
-from gpucast.report import CastReport
+from gpucast.host_chunks import spans
+from gpucast.loss_counts import CastReport, relative
 
 #: Elements that are looked at while their float64 values are in the cache.
 _BLOCK = 1 << 15
@@ -88,14 +89,12 @@ class Errors:
         if not finite.all():
             before, after = before[finite], after[finite]
         size, error = np.abs(before), np.abs(after - before)
-        nonzero = size != 0
-        count = int(np.count_nonzero(nonzero))
-        self.compared += count
+        self.compared += int(np.count_nonzero(size))
         # Squares that overflow make the ratio unknown, and it is told so.
         self.signal += float(np.dot(size, size))
         self.noise += float(np.dot(error, error))
         self.largest = max(self.largest, float(error.max(initial=0.0)))
-        self.relative += float(np.divide(error, size, out=np.zeros_like(error), where=nonzero).sum())
+        self.relative += float(relative(error, size).sum())
 
     def join(self, other: Errors) -> None:
         for name in _SUMS:
@@ -129,8 +128,7 @@ class Statistics:
         if self.errors is None or dtype(y.dtype).family == "string":
             return
         with np.errstate(all="ignore"):
-            for start in range(0, x.size, _BLOCK):
-                part = slice(start, start + _BLOCK)
+            for part in spans(x.size, _BLOCK):
                 self.errors.add(gpucast.cast(x[part], "DOUBLE"), gpucast.cast(y[part], "DOUBLE"))
 
     def join(self, other: Statistics) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gpucast.checkpoints import Outcome, Plan, loss, report
 from gpucast.checkpoints.opened import TensorPlan
-from gpucast.report import CastReport
+from gpucast.loss_counts import CastReport
 
 #: Names of more tensors are not printed.
 _NAMED = 20

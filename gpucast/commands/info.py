@@ -14,6 +14,7 @@ from typing import Any
 import gpucast
 from gpucast import device, driver
 from gpucast.cache_folder import cache_folder, writable
+from gpucast.cache_folder import problem as cache_problem
 
 _REQUIRED = ("numpy", "ml_dtypes")
 #: What each optional package is for, and the command that installs it.
@@ -116,7 +117,8 @@ def _as_text(facts: Mapping[str, Any]) -> str:
         "driver": "no NVIDIA driver" if found is None else f"runs up to {_cuda(found['cuda'])}",
         "devices": ", ".join(facts["devices"]) or (found or {}).get("problem") or "none",
         "cache": cache["folder"]
-        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)"),
+        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)")
+        + (f" (not used: {why}; kernels are kept in memory only)" if (why := cache_problem(cache["folder"])) else ""),
     }
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]

@@ -96,6 +96,10 @@ class Cache:
         with contextlib.suppress(OSError), Folder(self.folder) as folder:
             folder.remove(key + _SUFFIX)
 
+    def is_empty(self) -> bool:
+        """Whether there is no folder that could have an entry, nor one in memory."""
+        return not self._memory and all(map(_is_missing, (self.folder, self.also)))
+
     def is_writable(self) -> bool:
         """Whether entries can be kept in the folder, which is made for that."""
         try:
@@ -148,6 +152,14 @@ class Cache:
                 with contextlib.suppress(OSError):
                     folder.remove(name)
                 total -= status.st_size
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        Folder(path).close()
+    except OSError:
+        return True
+    return False
 
 
 def _ours(name: str) -> bool:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folders for what gpucast keeps between runs.
 
-Environment: ``GPUCAST_CACHE_DIR``, the user's own folder; ``GPUCAST_CACHE_READ``, one that is only read, for what his own
-does not have, such as the kernels that were compiled into a container's image. Neither is used where others than
+Environment: ``GPUCAST_CACHE_DIR``, the user's own folder; ``GPUCAST_CACHE_READ``, one that is only read, for what his
+own does not have, such as the kernels that were compiled into a container's image. Neither is used where others than
 this user and root could have written it (`gpucast.trusted_files`).
 """
 

@@ -93,9 +93,12 @@ class Folder:
     def read(self, name: str) -> bytes:
         """What a file holds. `Untrusted` where somebody else may have written it or it is no regular file."""
         handle = os.open(self._where(name), os.O_RDONLY | _FILE | _BINARY, dir_fd=self._at)
-        with open(handle, "rb", buffering=0) as file:
+        try:
             self._judge(name, os.fstat(handle))
-            return file.read()
+            with open(handle, "rb", buffering=0, closefd=False) as file:
+                return file.read()
+        finally:
+            os.close(handle)
 
     def write(self, name: str, data: bytes, mode: int = 0o600) -> None:
         """Put a file there that appears whole (it is not made to last through a power cut); the umask applies."""

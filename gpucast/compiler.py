@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA text and an architecture in, a cubin out; the only owner of the kernel cache. Needs neither a GPU nor CuPy.
 
-Environment: ``GPUCAST_CACHE_DIR`` (the folder of the cache) and ``GPUCAST_CACHE_SIZE`` (the MiB that it may hold, 256
-unless told; 0 keeps compiled kernels in memory only).
+Environment: ``GPUCAST_CACHE_DIR`` (the folder of the cache), ``GPUCAST_CACHE_READ`` (another that is only read) and
+``GPUCAST_CACHE_SIZE`` (the MiB that the first may hold, 256 unless told; 0 keeps compiled kernels in memory only).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from gpucast import nvrtc
 from gpucast.cache import Cache, digest, limit
-from gpucast.cache_folder import cache_folder
+from gpucast.cache_folder import KERNELS, cache_folder, read_folder
 from gpucast.errors import DeviceUnavailable
 from gpucast.nvrtc import CompileError, Nvrtc
 from gpucast.nvrtc_search import Found, find
@@ -181,7 +181,8 @@ def compiler() -> Compiler:
 
 @lru_cache(maxsize=1)
 def _compiler() -> Compiler:
-    return Compiler(find(), Cache(os.path.join(cache_folder(), "kernels"), limit("compile")))
+    kept = Cache(os.path.join(cache_folder(), KERNELS), limit("compile"), also=read_folder(KERNELS))
+    return Compiler(find(), kept)
 
 
 def compile(text: str, name: str, arch: str) -> Cubin:

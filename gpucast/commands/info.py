@@ -15,6 +15,7 @@ from typing import Any
 import gpucast
 from gpucast import device, driver
 from gpucast.cache_folder import cache_folder, writable
+from gpucast.cache_folder import problem as cache_problem
 from gpucast.commands import self_test
 from gpucast.commands.self_test import Comparison, Compilation, Problem
 
@@ -169,7 +170,8 @@ def _as_text(facts: Mapping[str, Any]) -> str:
         "compiler": _compiler(facts["compiler"]),
         **({} if facts["self_test"] is None else {"self-test": _self_test(facts["self_test"])}),
         "cache": cache["folder"]
-        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)"),
+        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)")
+        + (f" (not used: {why}; kernels are kept in memory only)" if (why := cache_problem(cache["folder"])) else ""),
     }
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]

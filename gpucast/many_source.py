@@ -145,7 +145,7 @@ def _cast(name: str, kind: Kind) -> str:
     rule, source = kind.rule, kind.source
     src, dst, bits = rule.src.name, rule.dst.name, source.src_bits
     sizes = f"{source.tile}, {kind.tiles}, {source.threads}"
-    lines = [f"typedef Rule<{options(rule)}> {name}_rule;"]
+    lines = [f"typedef CastRule<{options(rule)}> {name}_rule;"]
     entry = None if kind.fused else entries(rule, bits)
     if kind.fused:
         scaling, _, finite = template_options(kind.asked).split(", ")
@@ -157,7 +157,7 @@ def _cast(name: str, kind: Kind) -> str:
         table = f"{src}, {entry.name}, {bits}"
         entry_rule = rule if entry is rule.dst else resolve(rule.src, entry)
         lines += [
-            f"typedef Rule<{options(entry_rule)}> {name}_entry_rule;",
+            f"typedef CastRule<{options(entry_rule)}> {name}_entry_rule;",
             f"static __device__ const Table<TableShape<{table}>::words> {name}_entries =",
             f"    make_table<{table}, {name}_entry_rule>();",
             f"typedef ManyLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",

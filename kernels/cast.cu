@@ -16,8 +16,8 @@ namespace gpucast {
 
 // Any pair, by the rule of the destination's family. Beside each rule stand shortcuts for some sources; of the codes
 // that those give only the destination's own bits count.
-template <typename Src, typename Dst, typename Word, typename R, typename SrcFamily, typename DstFamily>
-GPUCAST_INLINE Word convert(Word code, R rule, SrcFamily source, DstFamily destination) {
+template <typename Src, typename Dst, typename Word, typename Rule, typename SrcFamily, typename DstFamily>
+GPUCAST_INLINE Word convert(Word code, Rule rule, SrcFamily source, DstFamily destination) {
     return encode<Dst>(decode<Src>(code, source), rule, destination);
 }
 
@@ -29,16 +29,16 @@ constexpr bool is_same<Row, Row> = true;
 template <typename Src, typename Dst>
 struct Cast {
     // Of the result only the destination's own bits count.
-    template <typename Word, typename R>
-    static GPUCAST_INLINE Word low_bits(Word code, R rule) {
+    template <typename Word, typename Rule>
+    static GPUCAST_INLINE Word low_bits(Word code, Rule rule) {
         return convert<Src, Dst>(code, rule, typename Src::family(), typename Dst::family());
     }
 };
 template <typename Row>
 struct Cast<Row, Row> {
     // Same type: the code itself. But BOOL has one code for true: any other that is not zero becomes it.
-    template <typename Word, typename R>
-    static GPUCAST_INLINE Word low_bits(Word code, R rule) {
+    template <typename Word, typename Rule>
+    static GPUCAST_INLINE Word low_bits(Word code, Rule rule) {
         if constexpr (Row::is_bool) {
             return convert<Row, Row>(code, rule, BoolFamily(), BoolFamily());
         } else {
@@ -47,14 +47,14 @@ struct Cast<Row, Row> {
     }
 };
 
-template <typename Src, typename Dst, typename Word, typename R>
-GPUCAST_INLINE Word cast_code(Word code, R rule) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE Word cast_code(Word code, Rule rule) {
     return Cast<Src, Dst>::low_bits(code, rule) & Word(Dst::mask);
 }
 
 // Codes side by side in the bytes (types of 8 bits or fewer) or halves (of 16) of a word.
-template <typename Src, typename Dst, u32 N, typename Word, typename R>
-GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], R rule) {
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
     if constexpr (is_small<Dst>() && by_float) {
@@ -78,10 +78,10 @@ GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], R rule) {
 // ---- a tile ----
 
 // True where an integer's low bits are the result.
-template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT bool keeps_low_bits(Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool keeps_low_bits(Rule) {
     return is_same<Src, Dst>
-           || ((Src::is_int || Src::is_bool) && Dst::is_int && overflow == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
+           || ((Src::is_int || Src::is_bool) && Dst::is_int && Rule::overflow() == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
 }
 
 // A converter casts the elements that a thread has read: `one` of them, or a `tile` into another, which is still zero. Both
@@ -89,23 +89,23 @@ GPUCAST_CONSTANT bool keeps_low_bits(Rule<overflow, infinity_is_nan, rounding, r
 // beside the result, sees zeros in place of elements before and behind the array. `fill` makes the table of one that has any.
 
 // By arithmetic, a group of elements at a time.
-template <typename Src, typename Dst, u32 SrcBits, typename R>
+template <typename Src, typename Dst, u32 SrcBits, typename Rule>
 struct Arithmetic {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
-    enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(R()) };
+    enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(Rule()) };
     enum : u32 { shared_bytes = 0 };
     enum : bool { observes = false };
 
     GPUCAST_INLINE void fill() const {}
 
-    GPUCAST_INLINE Word one(Word code, i64) const { return cast_code<Src, Dst>(code, R()); }
+    GPUCAST_INLINE Word one(Word code, i64) const { return cast_code<Src, Dst>(code, Rule()); }
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
         if constexpr (same_bits) {
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = in.word[i];
-        } else if constexpr (SrcBits == 8 && Dst::bits < 8 && keeps_low_bits<Src, Dst>(R())) {
+        } else if constexpr (SrcBits == 8 && Dst::bits < 8 && keeps_low_bits<Src, Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 u32 lanes = in.word[i / 4];
@@ -115,12 +115,12 @@ struct Arithmetic {
         } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
+                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
         } else if constexpr (has_integer_halves<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
+                put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
         } else {
             const u32 count = Group<Dst::bits, Elements>::elements;
@@ -130,9 +130,9 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
                 if constexpr (Dst::bits > 16) {
-                    put<Dst::bits>(out, i, cast_code<Src, Dst>(codes[0], R()));
+                    put<Dst::bits>(out, i, cast_code<Src, Dst>(codes[0], Rule()));
                 } else {
-                    put_lanes<Dst::bits, count>(out, i, cast_lanes<Src, Dst>(codes, R()));
+                    put_lanes<Dst::bits, count>(out, i, cast_lanes<Src, Dst>(codes, Rule()));
                 }
             }
         }
@@ -140,7 +140,7 @@ struct Arithmetic {
 };
 
 // By the table `entries` of codes of the type Entry: Dst, or FLOAT for what goes on from there.
-template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename R, u32 Threads>
+template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename Rule, u32 Threads>
 struct Lookup {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef TableShape<Src, Entry, SrcBits> Shape;
@@ -191,7 +191,7 @@ struct Lookup {
         if constexpr (Entry::bits <= 16) {
             return entry;
         } else {
-            return cast_code<Entry, Dst>(Word(entry << 16), R());
+            return cast_code<Entry, Dst>(Word(entry << 16), Rule());
         }
     }
 };
@@ -302,9 +302,9 @@ GPUCAST_INLINE void cast_strided(
 
 // One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
 // destination's, the last. Squares at the edges are cut.
-template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename R>
+template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename Rule>
 GPUCAST_INLINE void cast_transposed(
-    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, R rule) {
+    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, Rule rule) {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef typename Square<Dst::bits, Side>::Code Code;
     const u32 row = dims.count - 2, column = dims.count - 1;

@@ -29,12 +29,7 @@ struct FusedDims {
 enum class Scaling { none, narrow, wide };
 
 // To FLOAT or DOUBLE.
-typedef Rule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToWide;
-
-template <typename R>
-constexpr bool is_stochastic = false;
-template <Overflow overflow, bool infinity_is_nan, RoundMode round_mode>
-constexpr bool is_stochastic<Rule<overflow, infinity_is_nan, Rounding::stochastic, round_mode>> = true;
+typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToWide;
 
 // True where FLOAT has every value of the type.
 template <typename Row>
@@ -99,16 +94,16 @@ GPUCAST_INLINE u32 float_magnitude(Word found) {
     }
 }
 
-// A converter (see cast.cu). `R` is the rule of the rounding: without a number that of Src to Dst, else of DOUBLE to Dst.
+// A converter (see cast.cu). `Rule` is that of the rounding: without a number that of Src to Dst, else of DOUBLE to Dst.
 // Kernels call `finish` with whole warps once all elements are cast.
-template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename R, Scaling scaling, bool has_amax,
+template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename Rule, Scaling scaling, bool has_amax,
           bool has_finite>
 struct Fused {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     enum : u32 { shared_bytes = 0 };
     enum : bool {
         observes = has_amax || has_finite,
-        stochastic = is_stochastic<R>,
+        stochastic = Rule::rounding() == Rounding::stochastic,
         by_float = scaling == Scaling::narrow && !stochastic && fits_float32<Src>() && takes_float32<Dst>()
     };
     const FusedArguments& given;
@@ -130,13 +125,13 @@ struct Fused {
         if constexpr (stochastic) {
             return at_random<1>({code}, {given.random.one(given.first + i)});
         } else if constexpr (scaling == Scaling::none) {
-            return cast_code<Src, Dst>(code, R());
+            return cast_code<Src, Dst>(code, Rule());
         } else if constexpr (!by_float) {
-            return Word(cast_code<Double, Dst>(product(code), R()));
+            return Word(cast_code<Double, Dst>(product(code), Rule()));
         } else if constexpr (u32(Dst::bits) == 32) {
-            return to_float<Float, Dst>(float_product(code), R());
+            return to_float<Float, Dst>(float_product(code), Rule());
         } else {
-            return cast_code<Float, Dst>(float_product(code), R());
+            return cast_code<Float, Dst>(float_product(code), Rule());
         }
     }
 
@@ -161,7 +156,7 @@ struct Fused {
         } else if constexpr (scaling == Scaling::none) {
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) observe(get<SrcBits, Word>(in, i));
-            Arithmetic<Src, Dst, SrcBits, R>().template tile<Elements>(in, out, begin);
+            Arithmetic<Src, Dst, SrcBits, Rule>().template tile<Elements>(in, out, begin);
         } else if constexpr (by_float && u32(Dst::bits) <= 16) {
             const u32 count = Group<Dst::bits, Elements>::elements;
 #pragma unroll
@@ -173,7 +168,7 @@ struct Fused {
                     if constexpr (observes) observe(code);
                     products[j] = float_product(code);
                 }
-                put_lanes<Dst::bits, count>(out, i, cast_lanes<Float, Dst>(products, R()));
+                put_lanes<Dst::bits, count>(out, i, cast_lanes<Float, Dst>(products, Rule()));
             }
         } else {
 #pragma unroll
@@ -203,12 +198,12 @@ private:
     template <u32 N>
     GPUCAST_INLINE u32 at_random(const Word (&codes)[N], const u32 (&words)[N]) const {
         if constexpr (scaling == Scaling::none) {
-            return stochastic_lanes<Src, Dst>(codes, words, R());
+            return stochastic_lanes<Src, Dst>(codes, words, Rule());
         } else {
             u64 products[N];
 #pragma unroll
             for (u32 i = 0; i < N; ++i) products[i] = product(codes[i]);
-            return stochastic_lanes<Double, Dst>(products, words, R());
+            return stochastic_lanes<Double, Dst>(products, words, Rule());
         }
     }
 

@@ -39,23 +39,23 @@ GPUCAST_INLINE u32 array_of(const Arrays<Capacity>& arrays, u32 block) {
 
 // ---- the casts of a kernel: what each of them does with its part of an array ----
 
-template <typename Src, typename Dst, u32 SrcBits, typename R, u32 Elements, u32 Unroll, u32 Threads>
+template <typename Src, typename Dst, u32 SrcBits, typename Rule, u32 Elements, u32 Unroll, u32 Threads>
 struct ManyArithmetic {
     enum : u32 { shared_bytes = 0 };
 
     template <typename Given>
     static GPUCAST_INLINE void cast(const Given& given, u32 i, u32 block, FourCopies*) {
         const auto& arrays = arrays_of(given);
-        const Arithmetic<Src, Dst, SrcBits, R> converter = {};
+        const Arithmetic<Src, Dst, SrcBits, Rule> converter = {};
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(
             arrays.src[i], 0, arrays.dst[i], arrays.n[i], block, converter);
     }
 };
 
-template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename R, u32 Elements, u32 Unroll, u32 Threads,
+template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename Rule, u32 Elements, u32 Unroll, u32 Threads,
           const Table<TableShape<Src, Entry, SrcBits>::words>& entries>
 struct ManyLookup {
-    typedef Lookup<Src, Dst, Entry, SrcBits, R, Threads> Converter;
+    typedef Lookup<Src, Dst, Entry, SrcBits, Rule, Threads> Converter;
     enum : u32 { shared_bytes = Converter::shared_bytes };
 
     template <typename Given>

@@ -41,12 +41,23 @@ struct IntFamily {};
 struct FloatFamily {};
 struct E8M0Family {};
 
-// The options of a cast, as gpucast/rule.py resolves them.
+// The options of a cast as one type, as gpucast/rule.py resolves them. A function takes any such type as its parameter
+// `Rule` and reads the options that matter to it. Functions, because constants of class scope would stay in the compiled
+// module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
 enum class Rounding { truncate, nearest_even, stochastic };
 enum class RoundMode { up, down, nearest };
-template <Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-struct Rule {};
+template <Overflow on_overflow, bool infinity_becomes_nan, Rounding of_fractions, RoundMode of_powers>
+struct CastRule {
+    // What becomes of a number beyond the destination's range.
+    static GPUCAST_CONSTANT Overflow overflow() { return on_overflow; }
+    // Whether an infinity becomes NaN, although other numbers out of range become something else.
+    static GPUCAST_CONSTANT bool infinity_is_nan() { return infinity_becomes_nan; }
+    // How a number is rounded: to an integer, or at random to a float.
+    static GPUCAST_CONSTANT Rounding rounding() { return of_fractions; }
+    // Which power of two FLOAT8E8M0 takes.
+    static GPUCAST_CONSTANT RoundMode round_mode() { return of_powers; }
+};
 
 // Codes and significands of a pair are held in one word type: 64 bits only where either type is that wide.
 template <bool Wide>

@@ -17,14 +17,14 @@ GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Choices<Capacity>& choice
     return choices.arrays;
 }
 
-template <typename Byte, typename R, u32 Elements, u32 Unroll, u32 Threads>
+template <typename Byte, typename Rule, u32 Elements, u32 Unroll, u32 Threads>
 struct ManySelect {
     enum : u32 { shared_bytes = 0 };
 
     template <u32 Capacity>
     static GPUCAST_INLINE void cast(const Choices<Capacity>& choices, u32 i, u32 block, FourCopies*) {
         const Arrays<Capacity>& arrays = choices.arrays;
-        const Arithmetic<Byte, Byte, 8, R> converter = {};
+        const Arithmetic<Byte, Byte, 8, Rule> converter = {};
         cast_contiguous<8, 8, Elements, Unroll, Threads>(
             *choices.chosen != 0 ? arrays.src[i] : choices.otherwise[i], 0, arrays.dst[i], arrays.n[i], block, converter);
     }

@@ -8,9 +8,8 @@
 // cvt.rs, which some architectures have, is not used: 32 random bits serve two or four numbers there, so it rounds otherwise.
 namespace gpucast {
 
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE Word encode_stochastic(
-    const Number<Word>& x, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode> rule) {
+template <typename Row, typename Word, typename Rule>
+GPUCAST_INLINE Word encode_stochastic(const Number<Word>& x, u32 random, Rule rule) {
     const int field = x.exponent + Row::bias;
     const int above = field > 1 ? field - 1 : 0;
     const int below = field < 1 ? 1 - field : 0;
@@ -37,48 +36,36 @@ GPUCAST_INLINE u32 stochastic_steps(u64 significand, int binades, u32 random) {
     return (u32(above) << Row::mantissa_bits) + u32((steps + random) >> 32);
 }
 
-// The code of what is out of range, if that is not the largest number, comes next.
-template <typename Row, Overflow overflow>
-GPUCAST_CONSTANT u32 last_code() {
-    if constexpr (overflow == Overflow::infinity) return u32(Row::inf_code);
-    else if constexpr (overflow == Overflow::nan) return u32(Row::nan_code);
-    else return u32(Row::max_code);
-}
-
 // The magnitude's code of a small float.
-template <typename Row, bool maybe_nan, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 stochastic_magnitude(
-    float x, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
-    const float last = ptx::as_float(float32_bits<Row>(last_code<Row, overflow>()));
+template <typename Row, bool maybe_nan, typename Rule>
+GPUCAST_INLINE u32 stochastic_magnitude(float x, u32 random, Rule) {
+    const float last = ptx::as_float(float32_bits<Row>(last_code<Row, Rule>()));
     const u32 a = ptx::bits(ptx::min(ptx::abs(x), last));
     const u32 code = stochastic_steps<Row>(u64(a << 8 | 0x80000000) << 32, int(a >> 23) + int(Row::bias) - 128, random);
     if constexpr (maybe_nan && Row::has_nan) {
-        return (infinity_is_nan ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : is_nan(x)) ? u32(Row::nan_code) : code;
+        return (Rule::infinity_is_nan() ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : is_nan(x)) ? u32(Row::nan_code) : code;
     }
     return code;
 }
 
 // From double, for BFLOAT16 too.
-template <typename Row, bool, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 stochastic_magnitude(
-    double x, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Row, bool, typename Rule>
+GPUCAST_INLINE u32 stochastic_magnitude(double x, u32 random, Rule) {
     const u64 bits = ptx::bits(x);
     const int field = int(bits >> 52) & 0x7ff;
-    const u32 last = last_code<Row, overflow>();
+    const u32 last = last_code<Row, Rule>();
     const u32 code = stochastic_steps<Row>(bits << 11 | u64(1) << 63, field + int(Row::bias) - 1024, random);
     if constexpr (Row::has_nan) {
-        if (infinity_is_nan ? field == 0x7ff : is_nan(x)) return u32(Row::nan_code);
+        if (Rule::infinity_is_nan() ? field == 0x7ff : is_nan(x)) return u32(Row::nan_code);
     }
     return code < last ? code : last;
 }
 
 // The code of an upper half, in the high half: the bits behind the point are the lower half.
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode>
-GPUCAST_INLINE u32 stochastic_upper_half(
-    Word code, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 stochastic_upper_half(Word code, u32 random, Rule) {
     const float x = as_float32<Src>(code), max = ptx::as_float(u32(Dst::max_code) << 16);
-    const u32 bits = ptx::bits(overflow == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
+    const u32 bits = ptx::bits(Rule::overflow() == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
     if (Src::has_nan && is_nan(x)) return sign_of<Src>(code) | u32(Dst::nan_code) << 16;
     return bits + (random >> 16);
 }
@@ -98,8 +85,8 @@ GPUCAST_INLINE auto exact_value(Word code) {
 
 // Codes of Dst side by side in the bytes (types of 8 bits or fewer) or halves (of 16) of a word, for as many codes of Src,
 // and a random word for each.
-template <typename Src, typename Dst, u32 N, typename Word, typename R>
-GPUCAST_INLINE u32 stochastic_lanes(const Word (&codes)[N], const u32 (&random)[N], R rule) {
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 stochastic_lanes(const Word (&codes)[N], const u32 (&random)[N], Rule rule) {
     static_assert(Dst::is_float && u32(Dst::bits) <= 16, "no wider type is rounded at random");
     constexpr bool by_double = Src::is_float && u32(Src::bits) == 64, by_float = is_exact_float32<Src>();
     u32 part[N], sign[N];
@@ -131,8 +118,8 @@ GPUCAST_INLINE u32 stochastic_lanes(const Word (&codes)[N], const u32 (&random)[
 }
 
 // One code.
-template <typename Src, typename Dst, typename Word, typename R>
-GPUCAST_INLINE u32 convert_stochastic(Word code, u32 random, R rule) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 convert_stochastic(Word code, u32 random, Rule rule) {
     return stochastic_lanes<Src, Dst>({code}, {random}, rule);
 }
 

@@ -6,8 +6,8 @@
 namespace gpucast {
 
 // One element, without shortcuts.
-template <typename Src, typename Dst, typename Word, typename R>
-GPUCAST_CONSTANT Word exact_code(Word code, R rule) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_CONSTANT Word exact_code(Word code, Rule rule) {
     return encode<Dst>(decode<Src>(code, typename Src::family()), rule, typename Dst::family());
 }
 
@@ -45,14 +45,14 @@ struct Table {
     FourCopies word[Words];
 };
 
-template <typename Src, typename Dst, u32 SrcBits, typename R>
+template <typename Src, typename Dst, u32 SrcBits, typename Rule>
 constexpr __device__ Table<TableShape<Src, Dst, SrcBits>::words> make_table() {
     typedef TableShape<Src, Dst, SrcBits> Shape;
     Table<Shape::words> table = {};
     for (u32 index = 0; index < 1u << Shape::index_bits; ++index) {
         u32 entry = 0;
         for (u32 i = 0; i < Shape::elements; ++i) {
-            const u32 code = exact_code<Src, Dst>(index >> (i * SrcBits) & u32(Src::mask), R());
+            const u32 code = exact_code<Src, Dst>(index >> (i * SrcBits) & u32(Src::mask), Rule());
             entry |= (Dst::bits == 32 ? code >> 16 : code) << (i * Shape::code_bits);
         }
         for (u32 place = 1; place < Shape::places; ++place) {

@@ -7,15 +7,23 @@ GPUCAST_CONSTANT Word nan_of_sign(Word sign) {
     return Word(Row::nan_code) | (Row::nan_is_signed ? sign : 0);
 }
 
+// The last code of a magnitude that is cut off at the rule's overflow: that of the largest number, or of what stands for
+// numbers beyond it, which comes next.
+template <typename Row, typename Rule>
+GPUCAST_CONSTANT u32 last_code() {
+    if constexpr (Rule::overflow() == Overflow::infinity) return u32(Row::inf_code);
+    else if constexpr (Rule::overflow() == Overflow::nan) return u32(Row::nan_code);
+    else return u32(Row::max_code);
+}
+
 // From a rounded magnitude, a code that runs on past the largest one, to the code of x.
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT Word finish_float(
-    Word code, const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Row, typename Word, typename Rule>
+GPUCAST_CONSTANT Word finish_float(Word code, const Number<Word>& x, Rule) {
     const Word sign = x.negative ? Word(Row::sign_code) : 0;
     if (code > Word(Row::max_code) || x.kind == Kind::infinite) {
-        if constexpr (overflow == Overflow::infinity) {
+        if constexpr (Rule::overflow() == Overflow::infinity) {
             code = Word(Row::inf_code) | sign;
-        } else if constexpr (overflow == Overflow::nan) {
+        } else if constexpr (Rule::overflow() == Overflow::nan) {
             code = nan_of_sign<Row>(sign);
         } else {
             code = Word(Row::max_code) | sign;
@@ -23,7 +31,7 @@ GPUCAST_CONSTANT Word finish_float(
     } else if (Row::has_negative_zero || code != 0) {
         code |= sign;
     }
-    if constexpr (infinity_is_nan) {
+    if constexpr (Rule::infinity_is_nan()) {
         if (x.kind == Kind::infinite) code = nan_of_sign<Row>(sign);
     }
     if (x.kind == Kind::nan) {
@@ -37,9 +45,8 @@ GPUCAST_CONSTANT Word finish_float(
     return code;
 }
 
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT Word encode(
-    const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, FloatFamily) {
+template <typename Row, typename Word, typename Rule>
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
     // A code counts steps: those of field 1 begin below the first normal number, and each later field doubles them.
     // So field and rounded significand add up to the code, and a carry lands in the exponent by itself.
     const int field = x.exponent + Row::bias;
@@ -79,15 +86,12 @@ GPUCAST_INLINE u32 small_steps(float a) {
 }
 
 // The magnitude's code of a small float, in the low bits.
-template <typename Row, bool maybe_nan, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 small_magnitude(float x, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
-    u32 last = u32(Row::max_code);
-    if constexpr (overflow == Overflow::infinity) last = u32(Row::inf_code);
-    if constexpr (overflow == Overflow::nan) last = u32(Row::nan_code);
-    float a = ptx::min(ptx::abs(x), ptx::as_float(float32_bits<Row>(last)));
+template <typename Row, bool maybe_nan, typename Rule>
+GPUCAST_INLINE u32 small_magnitude(float x, Rule) {
+    float a = ptx::min(ptx::abs(x), ptx::as_float(float32_bits<Row>(last_code<Row, Rule>())));
     if constexpr (maybe_nan && Row::has_nan) {
         // The NaN's code, too, is what some number would have.
-        const bool nan = infinity_is_nan ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : x != x;
+        const bool nan = Rule::infinity_is_nan() ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : x != x;
         a = nan ? ptx::as_float(float32_bits<Row>(u32(Row::nan_code))) : a;
     }
     return small_steps<Row>(a);
@@ -124,8 +128,8 @@ GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N])
     }
 }
 
-template <typename Src, typename Dst, u32 N, typename Word, typename R>
-GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], R rule) {
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], Rule rule) {
     u32 sign[N], magnitude[N];
 #pragma unroll
     for (u32 i = 0; i < N; ++i) {
@@ -203,15 +207,13 @@ GPUCAST_CONSTANT u32 both_halves(u32 code) {
 }
 
 // As small_magnitude, of two magnitudes; the codes are in the low bytes of the halves. NaN gives the last code.
-template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule) {
     const u32 shift = Src::mantissa_bits - Dst::mantissa_bits;
-    u32 last = u32(Dst::max_code);
-    if constexpr (overflow == Overflow::infinity) last = u32(Dst::inf_code);
-    if constexpr (overflow == Overflow::nan) last = u32(Dst::nan_code);
+    const u32 last = last_code<Dst, Rule>();
     if constexpr (cuts_halves<Src, Dst>()) {
         // Of what overflows only the infinity itself is beyond the last code.
-        if constexpr (overflow == Overflow::saturate) a = halves_min<Src>(a, both_halves<Src, Dst>(last));
+        if constexpr (Rule::overflow() == Overflow::saturate) a = halves_min<Src>(a, both_halves<Src, Dst>(last));
         else a = halves_min<Src>(a, repeated<16>(u32(Src::inf_code)));
         // One exponent more: normal numbers have it, subnormal ones double their fraction.
         if constexpr (int(Dst::bias) != int(Src::bias)) a += halves_min<Src>(a, repeated<16>(1u << Src::mantissa_bits));
@@ -228,13 +230,12 @@ GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule<overflow, infinity_is_nan, round
 }
 
 // Four codes in two words to the bytes of one.
-template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 halves_lanes(
-    u32 low, u32 high, Rule<overflow, infinity_is_nan, rounding, round_mode> rule) {
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 halves_lanes(u32 low, u32 high, Rule rule) {
     const u32 magnitudes = repeated<16>(0x7fff), top = repeated<8>(0x80);
     const u32 a = low & magnitudes, b = high & magnitudes;
     // A half's top bit is set in the sum where it is NaN; it is copied over the whole byte.
-    const u32 beyond = repeated<16>(0x8000 - u32(Src::inf_code) - (infinity_is_nan ? 0 : 1));
+    const u32 beyond = repeated<16>(0x8000 - u32(Src::inf_code) - (Rule::infinity_is_nan() ? 0 : 1));
     const u32 nan = Src::has_nan ? ptx::prmt(a + beyond, b + beyond, 0xfdb9) : 0;
     const u32 code = ptx::prmt(halves_magnitude<Src, Dst>(a, rule), halves_magnitude<Src, Dst>(b, rule), 0x6420);
     u32 signs = ptx::prmt(low, high, 0x7531);
@@ -261,8 +262,8 @@ GPUCAST_INLINE u32 halves_of_integers(u32 integers) {
     }
 }
 
-template <typename Src, typename Dst, typename R>
-GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, R rule) {
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, Rule rule) {
     const u32 a = halves_of_integers<Src>(low), b = halves_of_integers<Src>(high), magnitudes = repeated<16>(0x7fff);
     const u32 code = ptx::prmt(halves_magnitude<CarrierHalf, Dst>(a & magnitudes, rule),
                                halves_magnitude<CarrierHalf, Dst>(b & magnitudes, rule), 0x6420);
@@ -273,19 +274,17 @@ GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, R rule) {
 }
 
 // The code of an upper half, in the high half.
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode>
-GPUCAST_INLINE u32 upper_half(Word code, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 upper_half(Word code, Rule) {
     const float x = as_float32<Src>(code), max = ptx::as_float(u32(Dst::max_code) << 16);
-    const u32 bits = ptx::bits(overflow == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
+    const u32 bits = ptx::bits(Rule::overflow() == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
     const u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
     if (Src::has_nan && x != x) return sign_of<Src>(code) | u32(Dst::nan_code) << 16;
     return rounded;
 }
 
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode>
-GPUCAST_INLINE u32 to_float(Word code, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 to_float(Word code, Rule) {
     float x;
     if constexpr (Src::bits == 64 && Src::is_float) {
         x = ptx::cvt_rn_f32(ptx::as_double(code));
@@ -295,7 +294,7 @@ GPUCAST_INLINE u32 to_float(Word code, Rule<overflow, infinity_is_nan, rounding,
         x = as_float32<Src>(code);
     }
     const float max = ptx::as_float(u32(Dst::max_code));
-    const u32 bits = ptx::bits(overflow == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
+    const u32 bits = ptx::bits(Rule::overflow() == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
     if (Src::has_nan && x != x) return nan_of_sign<Dst>(sign_of<Src>(code));
     return bits;
 }
@@ -310,20 +309,18 @@ GPUCAST_INLINE u64 to_double(Word code) {
     }
 }
 
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode, typename Family>
-GPUCAST_INLINE Word convert(
-    Word code, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, Family family, FloatFamily to) {
+template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
+GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, FloatFamily destination) {
     if constexpr (has_float32<Src>() && is_small<Dst>()) {
         return small_lanes<Src, Dst>({code}, rule);
     } else if constexpr (has_float32<Src>() && is_upper_half<Dst>()) {
         return upper_half<Src, Dst>(code, rule) >> 16;
     } else if constexpr (has_float32<Src>() && Dst::bits == 32) {
         return to_float<Src, Dst>(code, rule);
-    } else if constexpr (has_float32<Src>() && Dst::bits == 64 && overflow != Overflow::saturate) {
+    } else if constexpr (has_float32<Src>() && Dst::bits == 64 && Rule::overflow() != Overflow::saturate) {
         return to_double<Src, Dst>(code);
     } else {
-        return encode<Dst>(decode<Src>(code, family), rule, to);
+        return encode<Dst>(decode<Src>(code, family), rule, destination);
     }
 }
 

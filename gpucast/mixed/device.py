@@ -78,12 +78,10 @@ def _dense(x: Any) -> Any:
 
 def adjust_source(rule: Rule, shape: Shape, *, unpacked: bool) -> KernelSource:
     """The kernel of `adjust`; the parameters are those of `gpucast.source.kernel_source`."""
-    name = "gpucast_adjust_loss_scale"
     return replace(
         kernel_source(rule, shape, unpacked=unpacked),
-        name=name,
-        prelude=f"{prelude()}\n{kernel_file('mixed.cu')}",
-        kernel=f"GPUCAST_ADJUST({name})\n",
+        name="gpucast_adjust_loss_scale",
+        kernel=kernel_file("mixed.cu"),
         tile=1,
         elements=1,
         threads=1,
@@ -99,7 +97,7 @@ def select_source(argument_bytes: int) -> ManySource:
     capacity = capacity_of(argument_bytes, *_CHOICES)
     name, choices = f"gpucast_select_{capacity}", f"Choices<{capacity}>"
     casts = (
-        f"typedef Rule<{options(kind.rule)}> {name}_rule;\n"
+        f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
         f"typedef ManySelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n"
     )
     return ManySource(

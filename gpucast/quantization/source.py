@@ -130,9 +130,9 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
     lines = [
         f"typedef {element.name} element;",
         f"typedef {scale.name} scale;",
-        f"typedef Rule<{options(of_element)}> element_rule;",
-        f"typedef Rule<{options(of_scale)}> scale_rule;",
-        f"typedef Rule<{options(to_float)}> global_rule;",
+        f"typedef CastRule<{options(of_element)}> element_rule;",
+        f"typedef CastRule<{options(of_scale)}> scale_rule;",
+        f"typedef CastRule<{options(to_float)}> global_rule;",
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of many arrays or of as many others, as a byte on the device says: many.cu with one more column of addresses.
+// Copies of a batch of arrays or of another batch, as a byte on the device says: batch.cu with one more column of
+// addresses.
 //
-// gpucast/mixed/device.py puts this file behind the others, for these kernels alone.
+// gpucast/mixed/device.py puts this file behind batch.cu and those that every kernel needs.
 namespace gpucast {
 
 // Each array of `arrays.src` where the byte `chosen` is not 0, else that of `otherwise`; n counts bytes.
@@ -18,7 +19,7 @@ GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Choices<Capacity>& choice
 }
 
 template <typename Byte, typename Rule, u32 Elements, u32 Unroll, u32 Threads>
-struct ManySelect {
+struct BatchSelect {
     enum : u32 { shared_bytes = 0 };
 
     template <u32 Capacity>

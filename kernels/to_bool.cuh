@@ -2,7 +2,7 @@
 // Any number to BOOL: zero of either sign is false, everything else true, NaN included.
 namespace gpucast {
 
-template <typename Row, typename Word, typename Rule>
+template <typename DType, typename Word, typename Rule>
 GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, BoolFamily) {
     return x.kind != Kind::finite || x.significand != 0;
 }
@@ -12,7 +12,7 @@ GPUCAST_INLINE u32 nonzero_lanes(u32 bytes) {
     return (((bytes & 0x7f7f7f7f) + 0x7f7f7f7f) | bytes) >> 7 & 0x01010101;
 }
 
-// Shortcut: false are the code 0 and, where there is one, that of -0. FLOAT8E8M0 has no zero.
+// Fast path: the codes of 0 and, where there is one, of -0 are false. FLOAT8E8M0 has no zero.
 template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
 GPUCAST_INLINE Word convert(Word code, Rule, Family, BoolFamily) {
     u64 counts = Src::mask;

@@ -2,7 +2,7 @@
 // Any number to FLOAT8E8M0, which has positive powers of two and NaN only.
 namespace gpucast {
 
-template <typename Row, typename Word, typename Rule>
+template <typename DType, typename Word, typename Rule>
 GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, E8M0Family) {
     const bool saturate = Rule::overflow() == Overflow::saturate;
     const Word fraction = x.significand << 1;
@@ -10,19 +10,19 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, E8M0Family) {
     if constexpr (Rule::round_mode() == RoundMode::up) next = fraction != 0;
     // From 1.5 * 2^k on.
     if constexpr (Rule::round_mode() == RoundMode::nearest) next = fraction >> (Width<Word>::bits - 1) != 0;
-    const int field = x.exponent + Row::bias;
+    const int field = x.exponent + DType::bias;
     Word code = Word(field + int(next));
-    // The limits hold for the number, not for what it rounds to.
-    const int last = int(Row::max_code);
+    // Whether a number is in range is decided before it is rounded.
+    const int last = int(DType::max_code);
     if (field > last || (field == last && fraction != 0) || x.kind == Kind::infinite) {
-        code = saturate ? Word(Row::max_code) : Word(Row::nan_code);
+        code = saturate ? Word(DType::max_code) : Word(DType::nan_code);
     }
-    if (field < 0 || x.negative) code = saturate ? 0 : Word(Row::nan_code);
-    return x.kind == Kind::nan ? Word(Row::nan_code) : code;
+    if (field < 0 || x.negative) code = saturate ? 0 : Word(DType::nan_code);
+    return x.kind == Kind::nan ? Word(DType::nan_code) : code;
 }
 
-// Shortcut, by way of a float (float32.cuh). Doubled, the smallest power of two of the destination is a normal number,
-// and the largest one is infinity, so that the exponent field is the code plus one.
+// Fast path with float as the compute type (float32.cuh). Doubled, the smallest power of two of the destination is a
+// normal float and the largest one is infinity, so that the exponent field is the code plus one.
 template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
 GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, E8M0Family destination) {
     if constexpr (has_float32<Src>()) {

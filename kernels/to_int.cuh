@@ -2,7 +2,7 @@
 // Any number to an integer of any width: round, then keep the low bits or clamp. NaN gives 0.
 namespace gpucast {
 
-template <typename Row, typename Word, typename Rule>
+template <typename DType, typename Word, typename Rule>
 GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, IntFamily) {
     const int bits = Width<Word>::bits;
     // Bits of the significand behind the point; negative: zeros to append.
@@ -15,18 +15,18 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, IntFamily) {
     } else {
         magnitude = drop < bits ? x.significand >> drop : 0;
     }
-    // Two's complement; the bits above the destination's own fall away.
-    Word code = (x.negative ? 0 - magnitude : magnitude) & Word(Row::mask);
+    // Two's complement, cut to the bits of the destination.
+    Word code = (x.negative ? 0 - magnitude : magnitude) & Word(DType::mask);
     if constexpr (Rule::overflow() == Overflow::saturate) {
         // sign_code is the lowest integer's code and its magnitude; 0 for unsigned types.
-        const Word limit = x.negative ? Word(Row::sign_code) : Word(Row::max_code);
+        const Word limit = x.negative ? Word(DType::sign_code) : Word(DType::max_code);
         if (x.kind == Kind::infinite || drop < 0 || magnitude > limit) code = limit;
         return x.kind == Kind::nan ? 0 : code;
     }
     return x.kind == Kind::finite ? code : 0;
 }
 
-// ---- shortcuts ----
+// ---- fast paths ----
 
 // Integer to integer with wrap-around: the low bits of the sign-extended code.
 template <typename Src, typename Dst, typename Word, typename Rule>
@@ -44,8 +44,9 @@ GPUCAST_INLINE Word convert(Word code, Rule, BoolFamily, IntFamily) {
     return (code & Word(Src::mask)) != 0;
 }
 
-// The significand moved to where its last bit is worth 1: out of the word, and so 0, where nothing of it counts. That is
-// so for infinities and NaN, too, whose exponents are the highest.
+// The low bits of the integer part of a magnitude: the significand, shifted so that its bit 0 is worth 1. Shifts by
+// more than the width give 0, which is right for numbers below 1 and for those that are multiples of 2^64; infinities
+// and NaN, whose exponents are the highest, give 0 too.
 GPUCAST_INLINE u64 truncated(float x) {
     const u32 bits = ptx::bits(x), field = bits >> 23 & 0xff;
     const u32 significand = (bits & 0x7fffff) | 0x800000;
@@ -73,11 +74,12 @@ GPUCAST_INLINE Word wrapped(Word code, Rule) {
             const u64 magnitude = truncated(x);
             return negative ? 0 - magnitude : magnitude;
         } else if constexpr (Dst::bits + Src::mantissa_bits <= 31) {
-            // Below zero the conversion stops at -2^31: of a number beyond it these bits are 0, as in NaN's 0.
+            // The conversion saturates at -2^31, the low bits of which are 0 as those of all larger numbers; NaN gives
+            // 0.
             const u32 below = u32(ptx::cvt_rzi_s32(ptx::neg(ptx::abs(x))));
             return negative ? below : 0 - below;
         } else {
-            // The same at -2^63, which is what NaN gives.
+            // The same at -2^63, which NaN gives too.
             const u32 below = u32(ptx::cvt_rzi_s64(ptx::neg(ptx::abs(x))));
             return negative ? below : 0 - below;
         }

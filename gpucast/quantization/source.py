@@ -196,7 +196,7 @@ class QuantizeArguments:
     scales: int = 0
     zero_points: int = 0
     global_scale: int = 0
-    found: int = 0
+    stats: int = 0
     parts: int = 1
     chunk: int = 0
     seed: int = 0
@@ -212,7 +212,7 @@ class QuantizeArguments:
                 self.scales,
                 self.zero_points,
                 self.global_scale,
-                self.found,
+                self.stats,
                 self.parts,
                 self.chunk,
                 self.seed,

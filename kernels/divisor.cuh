@@ -101,10 +101,11 @@ private:
             }
         } else if constexpr (by_power && has_conversion<DType>() && Elements * u32(DType::bits) % 32 == 0) {
             // The products are exact as above, and the instruction saturates.
+            typedef ReciprocalCodes<DType> Codes;
             u32 overflow = 0;
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
-                out.word[i] = ReciprocalCodes<DType>::template codes<false>(numbers<ReciprocalCodes<DType>::elements>(in, i), factor, 0, 0, 0, overflow);
+                out.word[i] = Codes::template codes<false>(numbers<Codes::elements>(in, i), factor, 0, 0, 0, overflow);
             }
         } else {
             if constexpr (by_float && ReciprocalCodes<DType>::known && Elements * u32(DType::bits) % 32 == 0) {

@@ -209,10 +209,11 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
         word = i % 16 == 0 ? byte >> 24 : ptx::prmt(word, byte, i % 16 == 4 ? 0x3270 : i % 16 == 8 ? 0x3710 : 0x7210);
     } else if constexpr (Bits == 6) {
         static_assert(N == 4, "whole bytes");
-        // What else the shifts bring along is cut off by the second one.
+        // The masks of the second line clear the bits of other elements that the first line shifts along.
         const u32 pairs = (lanes & 0x003f003f) | (lanes >> 2 & ~0x003f003fu);
         const u32 four = (pairs & 0xfff) | (pairs >> 4 & ~0xfffu);
-        // Sixteen elements in three words. A word that a group begins holds that group whole until the next one comes.
+        // Sixteen elements are three words. A group that ends in the next word is put there in full; the next group
+        // replaces the bytes that do not belong there.
         if (i % 16 == 0) {
             word = four;
         } else {
@@ -226,7 +227,7 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
 
 // ---- single elements, at any address ----
 
-// The element that begins at a bit of the stream; of the upper bits those of the same byte may be set.
+// The element that begins at a bit of the stream.
 template <u32 Bits, typename Word>
 GPUCAST_INLINE Word read_element(const u8* stream, u64 bit) {
     const u8* from = stream + (bit >> 3);

@@ -44,8 +44,8 @@ struct FloatFamily {};
 struct E8M0Family {};
 
 // The options of a cast as one type, as gpucast/rule.py resolves them. A function takes any such type as its parameter
-// `Rule` and reads the options that matter to it. Functions, because constants of class scope would stay in the
-// compiled module as variables.
+// `Rule` and reads the options that matter to it. They are functions, because constants of class scope would stay in
+// the compiled module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
 enum class Rounding { truncate, nearest_even, stochastic };
 enum class RoundMode { up, down, nearest };
@@ -55,7 +55,7 @@ struct CastRule {
     static GPUCAST_CONSTANT Overflow overflow() { return on_overflow; }
     // Whether an infinity becomes NaN, although other numbers out of range become something else.
     static GPUCAST_CONSTANT bool infinity_is_nan() { return infinity_becomes_nan; }
-    // How a number is rounded: to an integer, or at random to a float.
+    // How a number is rounded to an integer; `stochastic`: how it is rounded to a float.
     static GPUCAST_CONSTANT Rounding rounding() { return of_fractions; }
     // Which power of two FLOAT8E8M0 takes.
     static GPUCAST_CONSTANT RoundMode round_mode() { return of_powers; }

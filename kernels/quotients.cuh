@@ -78,7 +78,7 @@ struct Numbers {
 //
 // Where the codes differ, x / d is within 2^-20 of the midpoint m of two codes, or is m. For a number x of p bits, a
 // divisor of B bits and midpoints of M bits it must be m if p and B + M are at most 20, because x - m * d is a multiple
-// of the last bit of either product. The code is then the even one of the two.
+// of the last bit of x or of m * d. The code is then the even one of the two.
 template <typename DType>
 struct ReciprocalCodes {
     enum : bool {

@@ -27,7 +27,8 @@ template <typename Src, typename Dst, typename Word, typename Rule, typename Fam
 GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, E8M0Family destination) {
     if constexpr (has_float32<Src>()) {
         const float x = as_float32<Src>(code);
-        const u32 next = Rule::round_mode() == RoundMode::up ? 0x7fffff : Rule::round_mode() == RoundMode::nearest ? 0x400000 : 0;
+        const RoundMode mode = Rule::round_mode();
+        const u32 next = mode == RoundMode::up ? 0x7fffff : mode == RoundMode::nearest ? 0x400000 : 0;
         const int doubled = int(ptx::bits(ptx::add_rn(x, x)));
         const u32 power = (u32(doubled > 0x800000 ? doubled : 0x800000) + next - 0x800000) >> 23;
         if (Rule::overflow() == Overflow::saturate) return Src::has_nan && x != x ? u32(Dst::nan_code) : power;

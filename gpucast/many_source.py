@@ -81,7 +81,7 @@ class ManySource:
     rows: dict[str, str]
     kernel: str
     threads: int
-    #: ``struct Arrays``, ``FusedArrays`` or ``Choices`` of kernels/batch.cu, batch_fused.cu and select.cu, named `more`.
+    #: ``struct Arrays``, ``FusedArrays`` or ``Choices``, named `more`, of kernels/batch.cu, batch_fused.cu, select.cu.
     table: np.dtype[np.void]
     more: str
     #: The most arrays of a launch.

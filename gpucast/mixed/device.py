@@ -98,14 +98,14 @@ def select_source(argument_bytes: int) -> ManySource:
     name, choices = f"gpucast_select_{capacity}", f"Choices<{capacity}>"
     casts = (
         f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
-        f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n"
+        f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n}}\n"
     )
     return ManySource(
         name=name,
         kinds=(kind,),
         prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),
         rows=dict(copy.rows),
-        kernel=f"namespace gpucast {{\n{casts}}}\nGPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
+        kernel=f"namespace gpucast {{\n{casts}GPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
         threads=copy.threads,
         table=table_of(capacity, *_CHOICES),
         more=f"gpucast::{choices}",

@@ -63,11 +63,11 @@ inline int redux_max(int a) {
 #define GPUCAST_OVERLAY struct
 #define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
 // Before the barrier each thread leaves what it has found.
-#define GPUCAST_MERGE(LANES, FOUND) \\
-    static decltype(FOUND) found_by[1024]; \\
-    found_by[threadIdx.x] = FOUND; \\
+#define GPUCAST_MERGE(LANES, STATS) \\
+    static decltype(STATS) stats_by[1024]; \\
+    stats_by[threadIdx.x] = STATS; \\
     GPUCAST_BARRIER() \\
-    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) FOUND.merge(found_by[i]);
+    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) STATS.merge(stats_by[i]);
 """
 
 #: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.

@@ -81,7 +81,7 @@ class ManySource:
     rows: dict[str, str]
     kernel: str
     threads: int
-    #: ``struct Arrays``, ``FusedArrays`` or ``Choices`` of kernels/many.cu, many_fused.cu and select.cu, named `more`.
+    #: ``struct Arrays``, ``FusedArrays`` or ``Choices``, named `more`, of kernels/batch.cu, batch_fused.cu, select.cu.
     table: np.dtype[np.void]
     more: str
     #: The most arrays of a launch.
@@ -113,16 +113,16 @@ def many_source(kinds: tuple[Kind, ...], argument_bytes: int) -> ManySource:
     threads = sources[0].threads
     listed = ", ".join(f"gpucast::{cast}" for cast in casts)
     files = (
-        [fused_prelude(), *map(kernel_file, ("many.cu", "many_fused.cu"))]
+        [fused_prelude(), *map(kernel_file, ("batch.cu", "batch_fused.cu"))]
         if fused
-        else [prelude(), kernel_file("many.cu")]
+        else [prelude(), kernel_file("batch.cu")]
     )
     return ManySource(
         name=name,
         kinds=kinds,
         prelude="\n".join(files),
         rows={row: text for source in sources for row, text in source.rows},
-        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_MANY({name}, {more}, {threads}, {listed})\n",
+        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {threads}, {listed})\n",
         threads=threads,
         table=table_of(capacity, *more_columns),
         more=f"gpucast::{more}",
@@ -145,22 +145,22 @@ def _cast(name: str, kind: Kind) -> str:
     rule, source = kind.rule, kind.source
     src, dst, bits = rule.src.name, rule.dst.name, source.src_bits
     sizes = f"{source.tile}, {kind.tiles}, {source.threads}"
-    lines = [f"typedef Rule<{options(rule)}> {name}_rule;"]
+    lines = [f"typedef CastRule<{options(rule)}> {name}_rule;"]
     entry = None if kind.fused else entries(rule, bits)
     if kind.fused:
         scaling, _, finite = template_options(kind.asked).split(", ")
         asked = f"Scaling::{scaling}, {finite}"
-        lines.append(f"typedef ManyFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {asked}, {sizes}> {name};")
+        lines.append(f"typedef BatchFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {asked}, {sizes}> {name};")
     elif entry is None:
-        lines.append(f"typedef ManyArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
+        lines.append(f"typedef BatchArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
     else:
         table = f"{src}, {entry.name}, {bits}"
         entry_rule = rule if entry is rule.dst else resolve(rule.src, entry)
         lines += [
-            f"typedef Rule<{options(entry_rule)}> {name}_entry_rule;",
+            f"typedef CastRule<{options(entry_rule)}> {name}_entry_rule;",
             f"static __device__ const Table<TableShape<{table}>::words> {name}_entries =",
             f"    make_table<{table}, {name}_entry_rule>();",
-            f"typedef ManyLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
+            f"typedef BatchLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
         ]
     return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
 

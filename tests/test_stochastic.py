@@ -177,7 +177,7 @@ void convert(const In* codes, const gpucast::u32* words, Out* out, int n, R rule
         code, out = (f"gpucast::u{max(row.bits, 8)}" for row in (rule.src, rule.dst))
         text += f"""
 extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words, {out}* out, int n) {{
-    const gpucast::Rule<{options(rule)}> rule = {{}};
+    const gpucast::CastRule<{options(rule)}> rule = {{}};
     convert<gpucast::{rule.src.name}, gpucast::{rule.dst.name}, {word}>(codes, words, out, n, rule);
 }}
 """

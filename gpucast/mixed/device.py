@@ -30,7 +30,7 @@ _CHOICES: tuple[Field, ...] = (("otherwise", np.uint64, True), ("chosen", np.uin
 
 @dataclass(frozen=True)
 class Adjustment:
-    """``struct Adjustment`` of kernels/mixed.cu: by what a loss scale changes."""
+    """``struct Adjustment`` of kernels/loss_scale.cu: by what a loss scale changes."""
 
     factor: float
     least: float
@@ -78,12 +78,10 @@ def _dense(x: Any) -> Any:
 
 def adjust_source(rule: Rule, shape: Shape, *, unpacked: bool) -> KernelSource:
     """The kernel of `adjust`; the parameters are those of `gpucast.source.kernel_source`."""
-    name = "gpucast_adjust_loss_scale"
     return replace(
         kernel_source(rule, shape, unpacked=unpacked),
-        name=name,
-        prelude=f"{prelude()}\n{kernel_file('mixed.cu')}",
-        kernel=f"GPUCAST_ADJUST({name})\n",
+        name="gpucast_adjust_loss_scale",
+        kernel=kernel_file("loss_scale.cu"),
         tile=1,
         elements=1,
         threads=1,
@@ -99,15 +97,15 @@ def select_source(argument_bytes: int) -> ManySource:
     capacity = capacity_of(argument_bytes, *_CHOICES)
     name, choices = f"gpucast_select_{capacity}", f"Choices<{capacity}>"
     casts = (
-        f"typedef Rule<{options(kind.rule)}> {name}_rule;\n"
-        f"typedef ManySelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n"
+        f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
+        f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n}}\n"
     )
     return ManySource(
         name=name,
         kinds=(kind,),
-        prelude="\n".join([prelude(), *map(kernel_file, ("many.cu", "select.cu"))]),
+        prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),
         rows=dict(copy.rows),
-        kernel=f"namespace gpucast {{\n{casts}}}\nGPUCAST_MANY({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
+        kernel=f"namespace gpucast {{\n{casts}GPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
         threads=copy.threads,
         table=table_of(capacity, *_CHOICES),
         more=f"gpucast::{choices}",

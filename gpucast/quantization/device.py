@@ -208,7 +208,7 @@ class _Call:
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
         found = device_cast.new((blocks.count * parts * found_bytes(self.row),), _BYTE)
-        arguments = replace(beside or QuantizeArguments(blocks), found=_address(found), parts=parts, chunk=chunk)
+        arguments = replace(beside or QuantizeArguments(blocks), stats=_address(found), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, found, arguments, lanes)
         return found, arguments
 

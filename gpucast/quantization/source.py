@@ -130,9 +130,9 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
     lines = [
         f"typedef {element.name} element;",
         f"typedef {scale.name} scale;",
-        f"typedef Rule<{options(of_element)}> element_rule;",
-        f"typedef Rule<{options(of_scale)}> scale_rule;",
-        f"typedef Rule<{options(to_float)}> global_rule;",
+        f"typedef CastRule<{options(of_element)}> element_rule;",
+        f"typedef CastRule<{options(of_scale)}> scale_rule;",
+        f"typedef CastRule<{options(to_float)}> global_rule;",
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
@@ -196,7 +196,7 @@ class QuantizeArguments:
     scales: int = 0
     zero_points: int = 0
     global_scale: int = 0
-    found: int = 0
+    stats: int = 0
     parts: int = 1
     chunk: int = 0
     seed: int = 0
@@ -212,7 +212,7 @@ class QuantizeArguments:
                 self.scales,
                 self.zero_points,
                 self.global_scale,
-                self.found,
+                self.stats,
                 self.parts,
                 self.chunk,
                 self.seed,

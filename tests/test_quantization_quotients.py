@@ -17,7 +17,7 @@ from gpucast.hostbuild import HostKernels
 from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.quantization import FORMATS
 from gpucast.quantization.formats import Format
-from gpucast.quantization.source import Blocks, QuantizeArguments, Work, divide_by
+from gpucast.quantization.source import Blocks, QuantizeArguments, QuantizeSpec, divide_by
 from gpucast.rule import Rule
 from gpucast.source import KernelSource
 
@@ -33,11 +33,11 @@ VECTOR = 16
 
 
 def forth(name: str, source: str) -> KernelSource:
-    return Work(FORMATS[name], "elements")(Rule(dtype(source), FORMATS[name].element))
+    return QuantizeSpec(Rule(dtype(source), FORMATS[name].element), FORMATS[name], "elements").source()
 
 
 def back(name: str, to: str) -> KernelSource:
-    return Work(FORMATS[name], "back")(Rule(FORMATS[name].element, dtype(to)))
+    return QuantizeSpec(Rule(FORMATS[name].element, dtype(to)), FORMATS[name], "back").source()
 
 
 class Run:

@@ -66,16 +66,17 @@ class Kernels:
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         from gpucast import hostbuild
-        from gpucast.fused_source import FusedArguments, Options
+        from gpucast.fused_source import FusedArguments
+        from gpucast.kernel_spec import CastSpec
         from gpucast.packed_codes import pack_codes, unpack_codes
-        from gpucast.source import kernel_source
 
         # Those that take random words have a longer prelude.
         kernels, fused = (
             hostbuild.build(
-                [make(case.rule) for case in cases if (case.random is not None) == at_random], optimize=optimize
+                [CastSpec.of(case.rule).source() for case in cases if (case.random is not None) == at_random],
+                optimize=optimize,
             )
-            for make, at_random in ((kernel_source, False), (Options(), True))
+            for at_random in (False, True)
         )
 
         def cast(case: Case, codes: Array) -> Array:

@@ -21,7 +21,7 @@ from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, home
 from gpucast.quantization.device_tiles import Wanted, plan
 from gpucast.quantization.formats import FORMATS, Format, Parts
-from gpucast.quantization.source import ROW_BLOCKS, WARP, Blocks, Kind, QuantizeArguments, Work, found_bytes
+from gpucast.quantization.source import ROW_BLOCKS, WARP, Blocks, Kind, QuantizeArguments, QuantizeSpec, found_bytes
 from gpucast.quantization.tile_source import TileResult
 from gpucast.random_bits import Random
 from gpucast.rule import Rule, resolve
@@ -34,7 +34,7 @@ _ALIGNMENT = 16
 #: Elements that 32 bits count, with room for the threads of a block; the kinds that count them.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
 #: Any format will do: scales are moved as they are.
-_SWIZZLES = tuple(Work(FORMATS["mxfp4"], kind) for kind in ("swizzle", "unswizzle"))
+_ANY = FORMATS["mxfp4"]
 
 
 def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random | None = None) -> list[Parts]:
@@ -98,7 +98,7 @@ def _fill(
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
         sides = sorted(zip(wanted, results, strict=True), key=lambda side: side[0].swapped)
         places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
-        found.run(_address(x), row, device, places, _address(results[0].global_scale), **_seed(random))
+        found.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
         return results
     if len(wanted) > 1:
         return [
@@ -130,9 +130,14 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = Blocks(1, rows, columns, 1, 1, rows, columns, True)
-            kernel = launch.kernel(Rule(row, row), "contiguous", False, device, _SWIZZLES[back])
+            kernel = launch.kernel(swizzle_spec(row, back), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
+
+
+def swizzle_spec(row: DType, back: bool) -> QuantizeSpec:
+    """The kernel of `swizzle`, for scales of a type."""
+    return QuantizeSpec(Rule(row, row), _ANY, "unswizzle" if back else "swizzle")
 
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
@@ -148,11 +153,12 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
         if out.size:
             blocks = blocks_of(shape, format, axis)
             arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
+            rule = Rule(format.element, to)
             if _in_rows(blocks, parts.data):
-                work = Work(format, "back", block=blocks.block_columns)
+                spec = QuantizeSpec(rule, format, "back", block=blocks.block_columns)
             else:
-                work = Work(format, "back", single=format.block == "tensor", large=out.size > _LARGE)
-            kernel = launch.kernel(Rule(format.element, to), "contiguous", False, device, work)
+                spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+            kernel = launch.kernel(spec, device)
             kernel(_address(parts.data), _address(out), out.size, arguments)
     return out
 
@@ -216,8 +222,10 @@ class _Call:
         random = self.random is not None and kind in ("rows", "elements")
         block = self.blocks.block_columns if kind == "rows" else 0
         single = kind == "elements" and self.format.block == "tensor"
-        make = Work(self.format, kind, random, lanes, block, kind in _COUNTING and self.x.size > _LARGE, single)
-        kernel = launch.kernel(Rule(self.row, self.format.element), "contiguous", False, self.device, make)
+        large = kind in _COUNTING and self.x.size > _LARGE
+        rule = Rule(self.row, self.format.element)
+        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
+        kernel = launch.kernel(spec, self.device)
         kernel(_address(self.x), _address(dst), n, arguments)
 
 

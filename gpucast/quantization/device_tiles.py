@@ -11,7 +11,7 @@ from typing import Any
 from gpucast import launch
 from gpucast.dtypes import DType
 from gpucast.quantization.formats import Format
-from gpucast.quantization.tile_source import BLOCKS, Run, TileArguments, TileResult, Tiles
+from gpucast.quantization.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
 from gpucast.random_bits import Random
 from gpucast.rule import Rule
 
@@ -35,22 +35,20 @@ class Wanted:
 class Plan:
     """A kernel, and the array as `matrices` of rows x columns for it."""
 
-    work: Tiles
+    spec: TileSpec
     matrices: int
     rows: int
     columns: int
 
-    def run(
-        self, x: int, row: DType, device: int, results: Sequence[TileResult], global_scale: int, **seed: int
-    ) -> None:
+    def run(self, x: int, device: int, results: Sequence[TileResult], global_scale: int, **seed: int) -> None:
         """Launch it for an array at an address; a result for each of same and swapped that there is."""
-        size, sides = self.work.size(row), iter(results)
+        size, sides = self.spec.size, iter(results)
         same, swapped = (
-            TileResult() if run == "nothing" else next(sides) for run in (self.work.same, self.work.swapped)
+            TileResult() if run == "nothing" else next(sides) for run in (self.spec.same, self.spec.swapped)
         )
         tiles = size.tiles(self.rows, self.columns)
         arguments = TileArguments(self.rows, self.columns, tiles, same, swapped, global_scale, **seed)
-        kernel = launch.kernel(Rule(row, self.work.format.element), "contiguous", False, device, self.work)
+        kernel = launch.kernel(self.spec, device)
         kernel(x, results[0].data, self.matrices * math.prod(tiles) * size.tile_rows * size.tile_columns, arguments)
 
 
@@ -87,13 +85,13 @@ def plan(
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # Nothing has to be found.
         return None
-    work = Tiles(format, block, same, swapped, given, random is not None)
-    size = work.size(row)
+    spec = TileSpec(Rule(row, format.element), format, block, same, swapped, given, random is not None)
+    size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)
     if empty or tiles >= 2**31:
         return None
-    return Plan(work, matrices, rows, columns)
+    return Plan(spec, matrices, rows, columns)
 
 
 def _run(one: Wanted, ndim: int, format: Format) -> Run:

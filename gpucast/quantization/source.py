@@ -16,9 +16,10 @@ import numpy as np
 
 from gpucast.dtypes import DType, dtype
 from gpucast.fused_source import fused_prelude
+from gpucast.kernel_spec import KernelSpec
 from gpucast.quantization.formats import Format
 from gpucast.rule import STOCHASTIC, Rule, resolve
-from gpucast.source import THREADS, KernelSource, Shape, kernel_file, options, rows
+from gpucast.source import THREADS, KernelSource, kernel_file, options, rows
 
 #: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost),
 #: then elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
@@ -35,9 +36,12 @@ ROW_BLOCKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Work:
-    """Which kernel: called with a rule (source to element; "back": element to destination), it gives its source."""
+class QuantizeSpec(KernelSpec[KernelSource]):
+    """A kernel that quantizes or dequantizes."""
 
+    #: Source to element; "back": element to destination; "swizzle" and "unswizzle": from and to the type of the scales.
+    rule: Rule
+    #: Any will do for "swizzle" and "unswizzle", which move scales as they are.
     format: Format
     kind: Kind
     stochastic: bool = False
@@ -50,8 +54,8 @@ class Work:
     #: Of the kinds "elements" and "back": whether all elements share a scale.
     single: bool = False
 
-    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-        format, back = self.format, self.kind == "back"
+    def source(self) -> KernelSource:
+        rule, format, back = self.rule, self.format, self.kind == "back"
         other = rule.dst if back else rule.src
         name = self._name(other)
         elements = self._elements(other)

@@ -12,7 +12,8 @@ from gpucast.fused_source import FusedOps
 from gpucast.kernel_spec import CastSpec, KernelSpec
 from gpucast.many_source import ARGUMENT_BYTES, BatchSpec, ManySource
 from gpucast.mixed.device import AdjustSpec, SelectSpec
-from gpucast.quantization.device import blocks_of, swizzle_spec
+from gpucast.quantization.blocks import BlockGrid
+from gpucast.quantization.device import swizzle_spec
 from gpucast.quantization.device_tiles import Wanted, plan
 from gpucast.quantization.formats import Format
 from gpucast.quantization.source import ROW_BLOCKS, WARP, QuantizeSpec
@@ -50,15 +51,15 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     rule, stochastic = Rule(src, format.element), rounding == STOCHASTIC
     random = Random(0) if stochastic else None
     straight, swapped = Wanted(False, 1), Wanted(True, 1)
-    blocks = blocks_of(_MATRIX, format, 1)
-    in_rows = blocks.apart and blocks.block_rows == 1 and blocks.block_columns in ROW_BLOCKS
+    blocks = BlockGrid.of(format, _MATRIX, 1)
+    in_rows = blocks.apart and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
     if in_rows:
-        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.block_columns)
+        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
     for wanted in ([straight], [swapped], [straight, swapped]):
         found = plan(_MATRIX, src, format, wanted, random, given=False)
         if found is not None and not (in_rows and wanted == [straight]):
             yield found.spec
-    yield QuantizeSpec(rule, format, "extremes", lanes=1 if blocks.block_columns == 1 else WARP)
+    yield QuantizeSpec(rule, format, "extremes", lanes=1 if blocks.lengths[2] == 1 else WARP)
     yield QuantizeSpec(rule, format, "scales")
     yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")
     if format.global_scale:
@@ -68,7 +69,7 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
         back = Rule(format.element, dst)
         yield QuantizeSpec(back, format, "back", single=format.block == "tensor")
         if in_rows:
-            yield QuantizeSpec(back, format, "back", block=blocks.block_columns)
+            yield QuantizeSpec(back, format, "back", block=blocks.lengths[2])
     if format.scale.bits == 8:
         for back_to_linear in (False, True):
             yield swizzle_spec(format.scale, back_to_linear)

@@ -16,8 +16,9 @@ from gpucast.dtypes import dtype
 from gpucast.hostbuild import HostKernels
 from gpucast.packed_codes import pack_codes, unpack_codes
 from gpucast.quantization import FORMATS
+from gpucast.quantization.blocks import BlockGrid
 from gpucast.quantization.formats import Format
-from gpucast.quantization.source import Blocks, QuantizeArguments, QuantizeSpec, divide_by
+from gpucast.quantization.source import QuantizeArguments, QuantizeSpec, divide_by
 from gpucast.rule import Rule
 from gpucast.source import KernelSource
 
@@ -53,7 +54,7 @@ class Run:
         whole, zeros = np.array([g], np.float32), np.full(shape[0], zero & 0xFF, np.uint8)
         scales = np.ascontiguousarray(scales)
         arguments = QuantizeArguments(
-            Blocks(1, *shape, 1, shape[1], shape[0], 1, True),
+            BlockGrid((1, *shape), (1, 1, shape[1]), (1, shape[0], 1)),
             scales.ctypes.data,
             zeros.ctypes.data if format.zero_points else 0,
             whole.ctypes.data if format.global_scale else 0,

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpucast import launch
 from gpucast.dtypes import DType
+from gpucast.quantization.blocks import BlockGrid
 from gpucast.quantization.formats import Format
 from gpucast.quantization.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
 from gpucast.random_bits import Random
@@ -63,13 +64,10 @@ def plan(
     if not math.prod(shape) or (isinstance(format.block, str) and not (format.block == "tensor" and turned)):
         return None
     if format.min_ndim < 2 and not turned:
-        # Any axis: what is before it counts as matrices, what is behind it as columns.
         (one,) = wanted
-        last = one.axis == len(shape) - 1
-        matrices, rows, columns = math.prod(shape[: one.axis]), shape[one.axis], math.prod(shape[one.axis + 1 :])
-        if last:
-            matrices, rows, columns = 1, matrices, rows
-        runs: list[Run] = ["along" if last else "down"]
+        # Any axis: what is before it counts as matrices, what is behind it, if there is anything, as columns.
+        matrices, rows, columns = BlockGrid.of(format, shape, one.axis).shape
+        runs: list[Run] = ["along" if math.prod(shape[one.axis + 1 :]) == 1 else "down"]
     else:
         matrices, rows, columns = math.prod(shape[:-2]), *shape[-2:]
         runs = [_run(one, len(shape), format) for one in wanted]

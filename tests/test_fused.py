@@ -217,7 +217,7 @@ def every_float(dst: DType, scale: float, begin: int = 0, end: int = 1 << 32) ->
     for first in range(begin, end, count):
         codes = np.arange(first, first + count, dtype=np.uint32)
         for source, out in ((short, got), (long, wanted)):
-            kernels.launch_named(source.name, codes.ctypes.data, 0, out.ctypes.data, count, 0, arguments)
+            kernels.launch(source.name, hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
 
 

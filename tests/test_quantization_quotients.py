@@ -60,7 +60,8 @@ class Run:
             whole.ctypes.data if format.global_scale else 0,
         )
         n = shape[0] * shape[1]
-        self.kernels.launch_named(kernel.name, src.ctypes.data, 0, out.ctypes.data, n, 0, arguments.to_bytes())
+        more = arguments.to_bytes()
+        self.kernels.launch(kernel.name, hostbuild.Arguments(src.ctypes.data, out.ctypes.data, n, more=more))
 
     def codes(
         self, name: str, source: str, x: np.ndarray, scales: np.ndarray, zero: int = 0, g: float = 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -83,12 +84,12 @@ class Kernels:
             src, dst = case.rule.src, case.rule.dst
             data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
             out = np.empty(dst.nbytes(codes.size), np.uint8)
-            addresses = data.ctypes.data, 0, out.ctypes.data
+            arguments = hostbuild.Arguments(data.ctypes.data, out.ctypes.data, codes.size)
             if case.random is None:
-                kernels.run(case.rule, *addresses, codes.size)
+                kernels.run(case.rule, arguments)
             else:
                 more = FusedArguments(seed=case.random.seed, offset=case.random.offset).to_bytes()
-                fused.launch(case.rule, "contiguous", False, *addresses, codes.size, 0, more)
+                fused.run(case.rule, replace(arguments, more=more))
             return np.asarray(unpack_codes(out, dst.bits, codes.size) if dst.packed else out.view(dst.code_numpy))
 
         return cast

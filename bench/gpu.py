@@ -129,7 +129,7 @@ def measure(
                     print(f"{stage}: {len(budget.left)} of {count} measurements to go, "
                           f"{end - machine.now():.0f} s", file=sys.stderr)  # fmt: skip
                 rows = pairs.measure(
-                    task.src, task.dst, task.n, task.layout, task.via,
+                    (task.src, task.dst), task.n, task.layout, task.via,
                     only=task.only, samples=task.samples, limit=task.limit,
                 )  # fmt: skip
                 results.add_rows(rows)

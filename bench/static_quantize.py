@@ -14,7 +14,7 @@ from gpucast import compiler
 from gpucast.commands import disassembler
 from gpucast.dtypes import dtype
 from gpucast.quantization.formats import FORMATS
-from gpucast.quantization.source import Kind, Work
+from gpucast.quantization.source import Kind, QuantizeSpec
 from gpucast.rule import Rule
 from gpucast.source import join
 
@@ -75,7 +75,7 @@ def measure(arch: str) -> list[Measured]:
                 block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
                 pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
                 single = format.block == "tensor"
-                sources.append(Work(format, kind, block=block, single=single)(Rule(*pair)))
+                sources.append(QuantizeSpec(Rule(*pair), format, kind, block=block, single=single).source())
                 # A thread with a whole block stores the block's scale.
                 beside = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
                 names.append((kind, name, source, beside))

@@ -11,7 +11,7 @@ from gpucast import compiler
 from gpucast.commands import disassembler
 from gpucast.dtypes import dtype
 from gpucast.quantization.formats import FORMATS
-from gpucast.quantization.tile_source import Run, Tiles
+from gpucast.quantization.tile_source import Run, TileSpec
 from gpucast.rule import Rule
 from gpucast.source import join
 
@@ -49,7 +49,8 @@ def measure(arch: str) -> list[Measured]:
     for way, name, source in chosen:
         format, runs = FORMATS[name], WAYS[way]
         assert isinstance(format.block, tuple)
-        sources.append(Tiles(format, format.block[-1], *runs)(Rule(dtype(source), format.element)))
+        rule = Rule(dtype(source), format.element)
+        sources.append(TileSpec(rule, format, format.block[-1], *runs).source())
     rows = dict(row for source in sources for row in source.rows)
     compiled = compiler.compile(join(sources[0].prelude, rows, [source.kernel for source in sources]), "tiles", arch)
     of_cubin, of_code = cubin.kernels(compiled.code), parse(disassembler.disassemble(compiled.code).decode())

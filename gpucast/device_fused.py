@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpucast import device_cast, launch
-from gpucast.fused_source import FusedArguments, Options, Scaling
+from gpucast.fused_source import FusedArguments, FusedOps, Scaling
 from gpucast.fusion import scaling_of
+from gpucast.kernel_spec import CastSpec
 from gpucast.packed_codes import namespace
 from gpucast.random_bits import Random
 from gpucast.rule import Rule
@@ -88,7 +89,8 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any
         key = (device, scaling, amax is not None)
         kernel = kernels.get(key)
         if kernel is None:
-            kernel = launch.kernel(rule, "contiguous", unpacked, device, Options(scaling, amax is not None))
+            ops = FusedOps(scaling, amax is not None)
+            kernel = launch.kernel(CastSpec(rule, "contiguous", unpacked, ops), device)
             kernels[key] = kernel
         seed, offset = random or (0, 0)
         kernel(begin, target, n, FusedArguments(number, scale_at, amax_at, 0, seed, offset))

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from gpucast import host_compiler
 from gpucast.many_source import ManySource
 from gpucast.rule import Rule
 from gpucast.source import KernelSource, Shape, join, kernel_source
-from gpucast.strides import Dims
 
 #: Kernels of one translation unit, and compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
@@ -107,6 +107,19 @@ def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
     return [*chosen, "-fno-sanitize=all"]
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What a kernel is launched with: the addresses of the first elements and how many there are."""
+
+    src: int
+    dst: int
+    n: int
+    #: Where in its first byte a packed source begins, 0 to 7.
+    src_bit: int = 0
+    #: The bytes of `KernelSource.more`, for a kernel that has it.
+    more: bytes | None = None
+
+
 class HostKernels:
     """Compiled kernels, found by name, or by the rule, shape and packing of their source."""
 
@@ -122,58 +135,28 @@ class HostKernels:
     def run(
         self,
         rule: Rule,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        dims: Dims | None = None,
+        arguments: Arguments,
+        shape: Shape = "contiguous",
         *,
         unpacked: bool = False,
         first_block: int = 0,
         blocks: int | None = None,
     ) -> None:
-        """Cast n elements between arrays at two addresses, those of their first elements: contiguous arrays, or of the
-        strides of `dims`, n the product of its lengths; so many blocks (None: all) from `first_block` on.
+        """Launch the kernel of a rule and a shape; the rest as for `launch`."""
+        self.launch(self._names[rule, shape, unpacked], arguments, first_block=first_block, blocks=blocks)
+
+    def launch(self, name: str, arguments: Arguments, *, first_block: int = 0, blocks: int | None = None) -> None:
+        """Launch the kernel of a name, of which fused kernels have one each for the same rule: so many of its blocks
+        (None: all) from `first_block` on.
 
         RuntimeError for a misaligned access, on which a GPU would stop.
         """
-        shape: Shape = "contiguous" if dims is None else "strided"
-        more = () if dims is None else (dims.to_bytes(),)
-        self.launch(rule, shape, unpacked, src, src_bit, dst, n, first_block, *more, blocks=blocks)
-
-    def launch(
-        self,
-        rule: Rule,
-        shape: Shape,
-        unpacked: bool,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        first_block: int,
-        *more: bytes,
-        blocks: int | None = None,
-    ) -> None:
-        """Any kernel, `more` being the bytes of its `KernelSource.more` where it has one."""
-        name = self._names[rule, shape, unpacked]
-        self.launch_named(name, src, src_bit, dst, n, first_block, *more, blocks=blocks)
-
-    def launch_named(
-        self,
-        name: str,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        first_block: int,
-        *more: bytes,
-        blocks: int | None = None,
-    ) -> None:
-        """The kernel of a name, which fused kernels have one each of for the same rule."""
         source, function = self._kernels[name]
+        src, dst, n = arguments.src, arguments.dst, arguments.n
         end = source.blocks(n) if blocks is None else first_block + blocks
+        more = () if arguments.more is None else (arguments.more,)
         misaligned = function(
-            ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
+            ctypes.c_void_p(src), ctypes.c_uint(arguments.src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
             ctypes.c_uint(first_block), ctypes.c_uint(end),
         )  # fmt: skip
         if misaligned:

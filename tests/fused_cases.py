@@ -15,7 +15,7 @@ import gpucast
 from gpucast import PackedArray, launch
 from gpucast.dtypes import DType, dtype
 from gpucast.fused_cast import fused_rule
-from gpucast.fused_source import Options, fused_source
+from gpucast.fused_source import FusedOps, fused_source
 from gpucast.random_bits import Random
 from gpucast.rule import STOCHASTIC, Rule
 from host_driver import HostDriver, download, upload
@@ -25,7 +25,7 @@ RANDOM = Random(seed=0xFEDCBA9876543210, offset=2**64 - 3)
 
 #: Every width on both sides and every family of destination, with what is asked beside the cast.
 CASES = [
-    (dtype(src), dtype(dst), Options(scaling, "a" in flags, "f" in flags), "r" in flags)
+    (dtype(src), dtype(dst), FusedOps(scaling, "a" in flags, "f" in flags), "r" in flags)
     for src, dst, scaling, flags in (
         ("FLOAT", "FLOAT8E4M3FN", "narrow", "a"),
         ("FLOAT", "BFLOAT16", "narrow", "f"),
@@ -50,7 +50,7 @@ CASES = [
 ]
 
 
-def rule_of(src: DType, dst: DType, asked: Options, random: bool) -> Rule:
+def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> Rule:
     return fused_rule(src, dst, scaled=asked.scaling != "none", rounding=STOCHASTIC if random else None)
 
 

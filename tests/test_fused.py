@@ -19,7 +19,7 @@ from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_dev
 from gpucast import PackedArray, compiler, fused_cast, hard_values, hostbuild, reference
 from gpucast.dtypes import DType, dtype
 from gpucast.fused_cast import fused_rule
-from gpucast.fused_source import FusedArguments, Options, fused_source
+from gpucast.fused_source import FusedArguments, FusedOps, fused_source
 from gpucast.fusion import Fusion
 from gpucast.rule import STOCHASTIC, Rule, has_stochastic
 from gpucast.rules_of_pair import NUMERIC
@@ -157,7 +157,7 @@ def check(source: Any, rule: Rule, fusion: Fusion) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_the_kernel_is_the_host(case: tuple[DType, DType, Options, bool], driver: HostDriver) -> None:
+def test_the_kernel_is_the_host(case: tuple[DType, DType, FusedOps, bool], driver: HostDriver) -> None:
     src, dst, asked, random = case
     rule = rule_of(*case)
     scales: tuple[float | None, ...] = {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]
@@ -193,7 +193,7 @@ def test_the_kernel_is_the_host(case: tuple[DType, DType, Options, bool], driver
 
 @pytest.mark.parametrize("case", SHORT_PRODUCTS, ids=lambda case: " ".join(map(str, case)))
 def test_the_short_product_is_the_long_one(
-    case: tuple[DType, DType, Options, bool], driver: HostDriver, exhaustive: bool
+    case: tuple[DType, DType, FusedOps, bool], driver: HostDriver, exhaustive: bool
 ) -> None:
     """Kernels that multiply FLOATs, against the host's products of DOUBLEs: every code of 16 bits, FLOATs near ties; or
     all FLOATs."""
@@ -211,13 +211,13 @@ def test_the_short_product_is_the_long_one(
 def every_float(dst: DType, scale: float, begin: int = 0, end: int = 1 << 32) -> None:
     """For all codes: against the kernel that multiplies DOUBLEs."""
     rule, count = fused_rule(FLOAT, dst, scaled=True), 1 << 20
-    short, long = (fused_source(rule, Options(scaling)) for scaling in ("narrow", "wide"))
+    short, long = (fused_source(rule, FusedOps(scaling)) for scaling in ("narrow", "wide"))
     kernels, arguments = hostbuild.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
     got, wanted = (np.empty(count, dst.code_numpy) for _ in range(2))
     for first in range(begin, end, count):
         codes = np.arange(first, first + count, dtype=np.uint32)
         for source, out in ((short, got), (long, wanted)):
-            kernels.launch_named(source.name, codes.ctypes.data, 0, out.ctypes.data, count, 0, arguments)
+            kernels.launch(source.name, hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
 
 
@@ -248,9 +248,9 @@ def test_the_kernels_compile(arch: str, exhaustive: bool) -> None:
 def test_sources_that_are_none() -> None:
     rule = fused_rule(FLOAT, dtype("FLOAT16"), scaled=False)
     with pytest.raises(ValueError, match="^fused_source: a fused cast has no transposed kernel; expected 'contiguous'"):
-        fused_source(rule, Options(amax=True), "transposed")
+        fused_source(rule, FusedOps(amax=True), "transposed")
     with pytest.raises(ValueError, match="^fused_source: FLOAT to FLOAT16 with nothing beside is a plain cast"):
-        fused_source(rule, Options())
+        fused_source(rule, FusedOps())
 
 
 def test_names_and_arguments() -> None:
@@ -264,7 +264,7 @@ def test_names_and_arguments() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(gpucast.device.unavailable() is not None, reason="siblings above run the kernels without a GPU")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, Options, bool]) -> None:
+def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, FusedOps, bool]) -> None:
     src, dst, asked, random = case
     rule = rule_of(*case)
     for scale in {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]:

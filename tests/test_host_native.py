@@ -25,7 +25,7 @@ from gpucast.dtypes import DTYPES, dtype
 from gpucast.host_native_cast import Found, Place
 from gpucast.quantization import host as quantization_host
 from gpucast.quantization import host_native as quantization_native
-from gpucast.quantization.boxes import Plan
+from gpucast.quantization.blocks import BlockGrid
 from gpucast.quantization.formats import FORMATS
 from gpucast.quantization.reference import quantize as quantize_by_reference
 from gpucast.rule import Rule, resolve
@@ -264,8 +264,8 @@ def test_quantized_arrays_are_the_references(name: str, src: str, library: ctype
             assert found.scales.tobytes() == wanted.scales.tobytes()
             for part in ("zero_points", "global_scale"):
                 assert np.array_equal(getattr(found, part), getattr(wanted, part)), part
-    plan = Plan.make(format, x.shape, 1)
-    assert quantization_native.find(np.zeros(plan.shape, x.dtype), plan, format) is not None
+    grid = BlockGrid.of(format, x.shape, 1)
+    assert quantization_native.find(np.zeros(grid.shape, x.dtype), grid, format) is not None
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "int8_32", "int8_axis", "int4_zp_128", "uint4_zp_32"])

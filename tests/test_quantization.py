@@ -211,5 +211,5 @@ def test_the_two_share_the_rows_alone() -> None:
         f"{ours}formats.Parts",
         "gpucast.reference.cast",
     }
-    for module in ("host", "host_boxes", "host_extremes", "host_product", "host_quotient", "boxes"):
+    for module in ("host", "host_boxes", "host_extremes", "host_product", "host_quotient", "blocks", "boxes"):
         assert not any("reference" in name for name in imports(module)), module

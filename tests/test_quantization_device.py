@@ -17,8 +17,8 @@ from gpucast import PackedArray, hostbuild, launch
 from gpucast.dtypes import dtype
 from gpucast.quantization import FORMATS, Quantized, quantize, reference, swizzle
 from gpucast.quantization.formats import SOURCES, Format, Parts
-from gpucast.quantization.source import ROW_BLOCKS, WARP, Kind, Work
-from gpucast.quantization.tile_source import Tiles
+from gpucast.quantization.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
+from gpucast.quantization.tile_source import TileSpec
 from gpucast.rule import Rule
 from gpucast.source import KernelSource
 from host_driver import HostDriver, device_array, download, upload
@@ -45,22 +45,22 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
     for kind in KINDS:
         for lanes in (1, WARP) if kind == "extremes" else (1,):
             elements = kind == "elements"
-            yield Work(format, kind, random and elements, lanes, single=single and elements)(rule)
+            yield QuantizeSpec(rule, format, kind, random and elements, lanes, single=single and elements).source()
     if block in ROW_BLOCKS:
-        yield Work(format, "rows", random, block=block)(rule)
+        yield QuantizeSpec(rule, format, "rows", random, block=block).source()
         for run in ("along", "down"):
-            yield Tiles(format, block, run, stochastic=random)(rule)
+            yield TileSpec(rule, format, block, run, stochastic=random).source()
     elif format.min_ndim == 2:
-        yield Tiles(format, 128, "square")(rule)
+        yield TileSpec(rule, format, 128, "square").source()
     if format.scale is dtype("FLOAT") and not format.zero_points and format.nan_in_scale:
-        yield Work(format, "kept")(rule)
+        yield QuantizeSpec(rule, format, "kept").source()
     if format.global_scale:
-        yield Work(format, "top", lanes=WARP)(rule)
-        yield Work(format, "global")(rule)
+        yield QuantizeSpec(rule, format, "top", lanes=WARP).source()
+        yield QuantizeSpec(rule, format, "global").source()
     back = Rule(format.element, dtype(source))
-    yield Work(format, "back", single=single)(back)
+    yield QuantizeSpec(back, format, "back", single=single).source()
     if block in ROW_BLOCKS:
-        yield Work(format, "back", block=block)(back)
+        yield QuantizeSpec(back, format, "back", block=block).source()
 
 
 @pytest.fixture(scope="module")

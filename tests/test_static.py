@@ -26,7 +26,7 @@ from bench.static_model import GPUS, estimate, estimates, resident_threads
 from gpucast import compiler, dtype
 from gpucast.dtypes import DType
 from gpucast.fused_cast import fused_rule
-from gpucast.fused_source import Options, fused_source
+from gpucast.fused_source import FusedOps, fused_source
 from gpucast.rule import STOCHASTIC, Rule, resolve
 from gpucast.rules_of_pair import NUMERIC, rules
 from gpucast.source import kernel_source
@@ -84,7 +84,7 @@ def test_fused_casts_keep_their_instructions() -> None:
     for src, dst, scaling, flags, _ in FUSED:
         rounding = STOCHASTIC if "random" in flags else None
         one = fused_rule(dtype(src), dtype(dst), scaled=scaling != "none", rounding=rounding)
-        sources.append(fused_source(one, Options(scaling, "amax" in flags, "finite" in flags)))
+        sources.append(fused_source(one, FusedOps(scaling, "amax" in flags, "finite" in flags)))
     for kernel, (*_, most) in zip(facts(sources, "sm_90"), FUSED, strict=True):
         assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)
         assert min(kernel.loads) == 16

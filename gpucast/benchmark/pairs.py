@@ -104,8 +104,7 @@ class Pairs:
 
     def measure(
         self,
-        src: DType,
-        dst: DType,
+        pair: tuple[DType, DType],
         n: int,
         layout: Layout = CONTIGUOUS,
         via: Via = "calls",
@@ -114,7 +113,9 @@ class Pairs:
         samples: int = 100,
         limit: float = math.inf,
     ) -> list[Row]:
-        """The rows of the contenders that have the pair (of those named, with `only`), ours first."""
+        """The rows of the contenders that have the pair, source and destination (of those named, with `only`), ours
+        first."""
+        src, dst = pair
         chosen = [one for one in self.supporting(src, dst) if only is None or one.name in only]
         if via == "graph":
             chosen = [one for one in chosen if one.streamed and not (one.allocates or one.heavy)]

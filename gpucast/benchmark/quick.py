@@ -89,10 +89,10 @@ def run(
         latencies = _latencies(machine, contenders)
         measured, rows = Pairs(machine, contenders), list[Row]()
         left = len(pairs)
-        for src, dst in pairs:
+        for pair in pairs:
             if rows and machine.now() >= end:
                 break
-            rows += measured.measure(src, dst, n, samples=100, limit=_PAIR_SHARE * seconds)
+            rows += measured.measure(pair, n, samples=100, limit=_PAIR_SHARE * seconds)
             left -= 1
             advance(1)
         return Report(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)

@@ -13,7 +13,8 @@ from gpucast.files.tensor import Array
 from gpucast.host_chunks import spans
 from gpucast.loss_counts import CastReport, count, magnitudes, nonzero_codes, relative
 from gpucast.quantization import host_native
-from gpucast.quantization.boxes import Plan, spread
+from gpucast.quantization.blocks import BlockGrid
+from gpucast.quantization.boxes import spread, tiles
 from gpucast.quantization.formats import Format, Parts
 
 _FLOAT = dtype("FLOAT")
@@ -61,16 +62,16 @@ def _nonzero_of_finite(values: Array) -> int | None:
 def _beside_zero_points(parts: Parts, format: Format) -> int:
     """How many codes are not their block's zero point, which stands for zero."""
     mask = np.uint8(format.element.code_mask)
-    plan = Plan.make(format, parts.data.shape, axis(format) % 2)
-    codes = parts.data.view(np.uint8).reshape(plan.shape)
-    zero = (parts.zero_points.view(np.uint8) & mask).reshape(plan.grid)
-    equal = host_native.equal(codes, plan, zero)
+    grid = BlockGrid.of(format, parts.data.shape, axis(format) % 2)
+    codes = parts.data.view(np.uint8).reshape(grid.shape)
+    zero = (parts.zero_points.view(np.uint8) & mask).reshape(grid.counts)
+    equal = host_native.equal(codes, grid, zero)
     if equal is not None:
         return int(codes.size) - equal
     found = 0
-    for box in plan.boxes():
-        blocks = codes[box.elements].reshape(box.split)
-        found += int(np.count_nonzero(blocks != spread(zero, box)))
+    for tile in tiles(grid):
+        blocks = codes[tile.elements].reshape(tile.split)
+        found += int(np.count_nonzero(blocks != spread(zero, tile)))
     return found
 
 
@@ -88,23 +89,15 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
         return 0
     d = scales if parts.global_scale is None else scales * np.float64(parts.global_scale)
     limits = np.asarray(float(format.element.max) * d * _beyond(format.element))
-    plan = Plan.make(format, x.shape, axis(format) % 2)
-    source = x.reshape(plan.shape)
-    native = host_native.find(source, plan, format)
+    grid = BlockGrid.of(format, x.shape, axis(format) % 2)
+    source = x.reshape(grid.shape)
+    native = host_native.find(source, grid, format)
     if native is not None:
         # All that are beyond have the largest code, however they were rounded.
-        return native.beyond(source, plan, limits.reshape(plan.grid))
+        return native.beyond(source, grid, limits.reshape(grid.counts))
     edge = np.flatnonzero(_at_largest(parts.data, format.element))
-    limits = limits.reshape(-1)[_blocks(format, x.shape, edge)]
+    limits = limits.reshape(-1)[grid.block_of(edge)]
     return int(np.count_nonzero(np.abs(_values(x.reshape(-1)[edge])) > limits))
-
-
-def _blocks(format: Format, shape: tuple[int, ...], where: Array) -> Array:
-    """The blocks of these flat indices of a piece."""
-    along = axis(format) % 2
-    rows, columns = format.lengths(shape, along)
-    row, column = np.divmod(where, shape[1])
-    return np.asarray(row // rows * format.grid(shape, along)[1] + column // columns)
 
 
 def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:

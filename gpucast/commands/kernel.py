@@ -10,7 +10,7 @@ from typing import Any
 from gpucast import compiler, driver
 from gpucast.commands import attributes, disassembler
 from gpucast.files.atomic import replacing
-from gpucast.fused_source import Options
+from gpucast.kernel_spec import CastSpec
 from gpucast.rule import resolve
 from gpucast.source import KernelSource
 
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     rule = resolve(args.src, args.dst, **attributes.of(args), who="kernel")
-    source = Options()(rule, args.shape, unpacked=args.unpacked)
+    source = CastSpec.of(rule, args.shape, args.unpacked).source()
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")
     data = source.text.encode() if args.emit == "source" else _compiled(source, args.emit, args.arch)

@@ -16,9 +16,11 @@ import numpy as np
 
 from gpucast.dtypes import DType, dtype
 from gpucast.fused_source import fused_prelude
+from gpucast.kernel_spec import KernelSpec
+from gpucast.quantization.blocks import BlockGrid
 from gpucast.quantization.formats import Format
 from gpucast.rule import STOCHASTIC, Rule, resolve
-from gpucast.source import THREADS, KernelSource, Shape, kernel_file, options, rows
+from gpucast.source import THREADS, KernelSource, kernel_file, options, rows
 
 #: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost),
 #: then elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
@@ -35,9 +37,12 @@ ROW_BLOCKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Work:
-    """Which kernel: called with a rule (source to element; "back": element to destination), it gives its source."""
+class QuantizeSpec(KernelSpec[KernelSource]):
+    """A kernel that quantizes or dequantizes."""
 
+    #: Source to element; "back": element to destination; "swizzle" and "unswizzle": from and to the type of the scales.
+    rule: Rule
+    #: Any will do for "swizzle" and "unswizzle", which move scales as they are.
     format: Format
     kind: Kind
     stochastic: bool = False
@@ -50,8 +55,8 @@ class Work:
     #: Of the kinds "elements" and "back": whether all elements share a scale.
     single: bool = False
 
-    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-        format, back = self.format, self.kind == "back"
+    def source(self) -> KernelSource:
+        rule, format, back = self.rule, self.format, self.kind == "back"
         other = rule.dst if back else rule.src
         name = self._name(other)
         elements = self._elements(other)
@@ -165,34 +170,10 @@ def _bool(flag: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """The array as outer x rows x columns, and its blocks; ``struct Blocks`` of kernels/quantize.cu."""
-
-    outer: int
-    rows: int
-    columns: int
-    block_rows: int
-    block_columns: int
-    grid_rows: int
-    grid_columns: int
-    #: False where one block spans all of the outer dimension.
-    apart: bool
-
-    @property
-    def count(self) -> int:
-        return (self.outer if self.apart else 1) * self.grid_rows * self.grid_columns
-
-    @property
-    def largest(self) -> int:
-        """Elements of a block that is not cut."""
-        return self.block_columns * (self.block_rows if self.apart else self.outer)
-
-
-@dataclass(frozen=True)
 class QuantizeArguments:
     """The last argument of a kernel; addresses are on its device, those of what there is not are 0."""
 
-    blocks: Blocks
+    blocks: BlockGrid
     scales: int = 0
     zero_points: int = 0
     global_scale: int = 0
@@ -204,8 +185,11 @@ class QuantizeArguments:
 
     def to_bytes(self) -> bytes:
         """``struct QuantizeArguments`` of kernels/quantize.cu."""
-        b = self.blocks
-        divisions = (divide_by(n) for n in (b.columns, b.rows, b.block_columns, b.block_rows))
+        blocks = self.blocks
+        _, rows, columns = blocks.shape
+        _, block_rows, block_columns = blocks.lengths
+        _, grid_rows, grid_columns = blocks.counts
+        divisions = (divide_by(n) for n in (columns, rows, block_columns, block_rows))
         return struct.pack(
             "<4Q2q2Q8q12I",
             *(
@@ -218,7 +202,7 @@ class QuantizeArguments:
                 self.seed,
                 self.offset,
             ),
-            *(b.outer, b.rows, b.columns, b.block_rows, b.block_columns, b.grid_rows, b.grid_columns, b.apart),
+            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.apart),
             *(number for division in divisions for number in division),
         )
 

@@ -37,8 +37,7 @@ class Lines:
     """A file to write to; with None for a path nothing is written. May be used by several threads."""
 
     def __init__(self, path: Path | None) -> None:
-        self._lock = threading.Lock()
-        self._file = None
+        self._lock, self._path = threading.Lock(), path
         #: The cases that earlier sessions finished without a failure, and what they wrote of them.
         self.finished: dict[str, dict[str, Any]] = {}
         if path is None:
@@ -46,20 +45,17 @@ class Lines:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             self.finished = {name: line for name, line in reached(path).lines.items() if not line["failed"]}
-            # What a kill cut off must not spoil the line behind it.
             data = path.read_bytes()
-            cut = b"" if not data or data.endswith(b"\n") else b"\n"
-        else:
-            cut = b""
-        self._file = path.open("ab", buffering=0)
-        self._file.write(cut)
+            if data and not data.endswith(b"\n"):
+                # What a kill cut off must not spoil the line behind it.
+                path.write_bytes(data + b"\n")
         self.write("session", **session())
 
     def write(self, kind: str, **fields: Any) -> None:
-        if self._file is not None:
+        if self._path is not None:
             text = json.dumps({"kind": kind, **fields}, separators=(",", ":"), default=str)
-            with self._lock:
-                self._file.write(text.encode() + b"\n")
+            with self._lock, self._path.open("ab") as file:
+                file.write(text.encode() + b"\n")
 
     def plan(self, names: Iterable[str]) -> None:
         self.write("plan", names=list(names))

@@ -7,6 +7,8 @@ Real CuPy arrays without memory, the real `gpucast.launch.CupyDriver`, and CUDA 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -14,6 +16,8 @@ from unittest import mock
 import numpy as np
 
 from bench import idle_cuda
+
+_places = itertools.count(1)
 
 
 class Kernel(NamedTuple):
@@ -43,19 +47,15 @@ def array(shape: tuple[int, ...], dtype: Any) -> Any:
     """A CuPy array that has no memory of its own: nothing reads it."""
     import cupy
 
-    return cupy.ndarray(shape, dtype, _nowhere())
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    # Aligned as CUDA's are, and apart from all others.
+    address = next(_places) << 40
+    memory = cupy.cuda.UnownedMemory(address, nbytes, None, 0)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def array_like(x: Any) -> Any:
     return array(x.shape, x.dtype)
-
-
-def _nowhere() -> Any:
-    import cupy
-
-    # Aligned as CUDA's are, and larger than any array is here.
-    memory = cupy.cuda.UnownedMemory(1 << 40, 1 << 40, None, 0)
-    return cupy.cuda.MemoryPointer(memory, 0)
 
 
 def _zeros(x: Any) -> np.ndarray[Any, Any]:

@@ -185,7 +185,7 @@ class CupyAstype(_Streamed):
         self.cupy = cupy
 
     def supports(self, src: DType, dst: DType) -> bool:
-        return {src.numpy_name, dst.numpy_name} <= _CUPY_TYPES
+        return {src.numpy_name, dst.numpy_name} <= CUPY_TYPES
 
     def prepare(self, sets: Sets) -> Run:
         return _astype(sets)
@@ -202,7 +202,7 @@ class CupyCopyto(CupyAstype):
 
 
 #: What CuPy casts. The other types it carries only under the names of ml_dtypes, at most.
-_CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
+CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 

@@ -90,6 +90,9 @@ class Reached:
         if not self.planned:
             return "nothing was planned"
         parts = [f"{len(self.planned) - len(self.left):,} of {len(self.planned):,}"]
+        skipped = [line["skipped"] for line in self.lines.values() if line.get("skipped")]
+        if skipped:
+            parts.append(f"{len(skipped):,} skipped ({', '.join(dict.fromkeys(skipped))[:160]})")
         for word, found in (
             ("FAILED", [f"{name} ({why.splitlines()[0][:120]})" for name, why in self.failed.items()]),
             ("under way at the end", [name for name in self.under_way if name in self.left]),

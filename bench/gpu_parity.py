@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_lines import Lines
+from bench.gpu_lines import Lines, session
 from gpucast.commands.arguments import count, positive
 from gpucast.parity import picture, plan, work
 from gpucast.parity.backends import BACKENDS
@@ -73,7 +73,7 @@ def compare(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
         outcomes=[*earlier, *outcomes],
     )
     if arguments.json is not None:
-        found = report.as_json() | {"resumed": len(earlier), "unfinished": _unfinished(report, cases)}
+        found = report.as_json() | {"run": session(), "resumed": len(earlier), "unfinished": _unfinished(report, cases)}
         arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if arguments.picture is not None:
         arguments.picture.write_text(picture.svg(report), encoding="utf-8")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gpucast
-from bench.gpu_lines import Lines
+from bench.gpu_lines import Lines, session
 from gpucast.benchmark import quick
 from gpucast.benchmark.contenders import Contender, contenders
 from gpucast.benchmark.gpu import Gpu
@@ -41,7 +41,7 @@ def main(
     there = contenders(machine) if there is None else there
     report = quick.run(machine, there, quick.PAIRS, arguments.elements, arguments.seconds, found=found)
     if arguments.json is not None:
-        figures = {"gpucast": gpucast.__version__, **report.as_json()}
+        figures = {"gpucast": gpucast.__version__, "run": session(), **report.as_json()}
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     print(quick.text(report))
     return int(bool(report.wrong))

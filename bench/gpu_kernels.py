@@ -58,6 +58,10 @@ def of_calls(calls: Iterable[Callable[[], object]]) -> Iterator[Kernel]:
 
 def tests() -> Iterator[Kernel]:
     yield from casts(ALL, "contiguous", "strided")
+    for row in NUMERIC:
+        if row.packed:
+            # By which arrays of the host become packed on the device.
+            yield _kernel(kernel_source(resolve(row, row), unpacked=True))
     sys.path.append(str(ROOT / "tests"))
     yield from map(_kernel, importlib.import_module("fused_cases").SOURCES)
     yield from of_calls(importlib.import_module("gpu_quantize_calls").every())

@@ -195,7 +195,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     environment[FACTS] = json.dumps(facts)
     place = _place(facts["gpu"])
     if os.environ.get("GPU_ARCHIVE"):
-        there = gpu_archive.unpack(Path(os.environ["GPU_ARCHIVE"]), place.folder)
+        try:
+            there = gpu_archive.unpack(Path(os.environ["GPU_ARCHIVE"]), place.folder)
+        except ValueError as error:
+            print(f"bench/gpu.sh: GPU_ARCHIVE: {error}", file=sys.stderr)
+            return 2
         print(f"bench/gpu.sh: goes on with {len(there)} files of {os.environ['GPU_ARCHIVE']}", flush=True)
     results = Path(os.environ.get("RESULTS") or ROOT / "bench" / "results")
     run = Run(python, place, results, begin + positive(os.environ.get("GPU_SECONDS") or "570"), environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench`, and what talks to CUDA: everything up to the GPU itself. tests/test_gpu_run.py has bench/gpu.sh."""
+"""`python -m bench`, and what talks to CUDA: all up to the GPU itself. tests/test_gpu_run.py has bench/gpu.sh."""
 
 from __future__ import annotations
 

@@ -251,7 +251,18 @@ def test_any_nan_will_do_for_rivals() -> None:
 # ---- ceilings ----
 
 
-def test_ceilings_count_reads_and_writes(machine: FakeMachine) -> None:
+def test_the_clocks_are_warm_before_a_ceiling_is_measured(machine: FakeMachine) -> None:
+    begin = machine.now()
+    ceilings.measure_ceilings(machine, [1 << 20], samples=20)
+    large = [number for number, copy in enumerate(machine.copies) if copy[3] > 1 << 19]
+    # The first two only show that the copies work; the machine is busy from then on.
+    assert large[0] == 2 and large == list(range(2, 2 + len(large)))
+    moved = 2 * sum(machine.copies[number][3] for number in large)
+    assert ceilings.CLOCK_WARM_UP <= moved / MEMCPY + len(large) * LAUNCH < machine.now() - begin
+
+
+def test_ceilings_count_reads_and_writes(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "CLOCK_WARM_UP", 0.0)
     found = ceilings.measure_ceilings(machine, [1 << 20], samples=20)
     assert {one.name for one in found} == {"memcpy", "copy kernel"}
     for one, speed in zip(found, (MEMCPY, COPY_KERNEL), strict=True):

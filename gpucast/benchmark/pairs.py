@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gpucast.benchmark.buffers import CONTIGUOUS, Layout, Sets, TooLarge, make_sets, moved_bytes
 from gpucast.benchmark.check import Check, check_head, check_sample, check_windows
-from gpucast.benchmark.contenders import OURS, Contender, Ours, Run
+from gpucast.benchmark.contenders import OURS, Contender, CopyKernel, Ours, Run
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Times, Work, measure
 from gpucast.dtypes import DType, dtype
@@ -166,7 +166,8 @@ class Pairs:
         return check, self._graph(contender.name, run, len(sets.sources))
 
     def _checked(self, contender: Contender, sets: Sets) -> Check:
-        if contender.heavy:
+        # Copies give no results to compare.
+        if contender.heavy or isinstance(contender, CopyKernel):
             return Check(0, 0)
         key = contender.name, sets.src.name, sets.dst.name
         if key not in self._checks:

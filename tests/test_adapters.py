@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which door an object goes through, arrays over the memory of others, and __cuda_array_interface__."""
+"""Which adapter an object has, arrays over the memory of others, and __cuda_array_interface__."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import pytest
 
 import gpucast
 from codes import assert_same, random_codes
-from gpucast import PackedArray, files, intake, launch
+from gpucast import PackedArray, files, launch
+from gpucast.arrays.adapters import find
 from gpucast.dtypes import DTYPES, DType, dtype
 from gpucast.interop import cuda_array, dlpack
+from gpucast.packed import as_array
 from host_driver import HostDriver, download, upload
 
 BUILTIN = [row for row in DTYPES if row.family != "string" and row.numpy.isbuiltin == 1]
@@ -62,7 +64,7 @@ def driver() -> Iterator[HostDriver]:
     launch.use(before)
 
 
-def test_doors(driver: HostDriver) -> None:
+def test_which_adapter_an_object_has(driver: HostDriver) -> None:
     host = np.ones(3, np.float32)
     device = upload(host)
     packed = PackedArray.pack(host.astype(ml_dtypes.float4_e2m1fn)[[0, 1]])
@@ -84,10 +86,10 @@ def test_doors(driver: HostDriver) -> None:
         device[::2],
         range(3),
     ):
-        assert intake.door(x) is None
-    assert intake.door(Interface(host)) is cuda_array
+        assert find(x) is None
+    assert find(Interface(host)) is cuda_array.ADAPTER
     # NumPy takes it as well, and nothing could be given back: as before, by NumPy.
-    assert intake.door(Speaker(host)) is None
+    assert find(Speaker(host)) is None
 
     class OnDevice(Speaker):
         def __dlpack_device__(self) -> Any:
@@ -100,10 +102,10 @@ def test_doors(driver: HostDriver) -> None:
         def __array_namespace__(self) -> Any:
             return np
 
-    assert intake.door(OnDevice(host)) is intake.door(WithWayBack(host)) is dlpack
+    assert find(OnDevice(host)) is find(WithWayBack(host)) is dlpack.ADAPTER
     del Speaker.__array__
     try:
-        assert intake.door(Speaker(host)) is dlpack
+        assert find(Speaker(host)) is dlpack.ADAPTER
         assert_same(gpucast.cast(Speaker(host), "INT8"), np.ones(3, np.int8))
     finally:
         Speaker.__array__ = lambda self, dtype=None, copy=None: self.x.copy()  # type: ignore[method-assign]
@@ -120,7 +122,7 @@ def test_an_attribute_that_raises_is_no_protocol() -> None:
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
             return np.ones(3, np.float32)
 
-    assert intake.door(Shy()) is None
+    assert find(Shy()) is None
     assert_same(gpucast.cast(Shy(), "INT8"), np.ones(3, np.int8))
 
 
@@ -152,11 +154,11 @@ def test_every_type_that_the_interface_has(row: DType, driver: HostDriver) -> No
     host = random_codes(row, (4, 6)).view(row.numpy)
     driver.memory_of = 1
     for view in (host, host.T, host[::2, ::-1], host[:0], host[1, 2, ...]):
-        taken = intake.take(Interface(view), "test")
+        taken = as_array(Interface(view), "test")
         assert taken.device.id == (1 if view.size else 0) and not driver.waits
         assert_same(download(taken), view)
         assert not view.size or (taken.data.ptr, taken.strides) == (view.ctypes.data, view.strides)
-    assert_same(download(intake.take(Interface(host, strides=None), "test")), host)
+    assert_same(download(as_array(Interface(host, strides=None), "test")), host)
 
 
 def test_a_cast_of_an_interface_gives_cupy_arrays(driver: HostDriver) -> None:
@@ -179,7 +181,7 @@ def test_the_stream_of_an_interface_is_waited_for(driver: HostDriver) -> None:
     driver.memory_of = 1
     for stream in (None, 1, 2, 0x5510):
         driver.waits.clear()
-        intake.take(Interface(host, stream=stream), "test")
+        as_array(Interface(host, stream=stream), "test")
         # Device 1's current stream is 100.
         assert driver.waits == ([] if stream is None else [(100, stream)])
 

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,8 @@ import pytest
 import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray, files, launch
-from gpucast.arrays.adapters import find
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter, find
 from gpucast.dtypes import DTYPES, DType, dtype
 from gpucast.interop import cuda_array, dlpack
 from gpucast.packed import as_array
@@ -144,6 +147,65 @@ def test_no_library_is_imported_for_an_array_of_another() -> None:
         "assert not {'torch', 'jax', 'cupy', 'numba'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
+def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that defines `take` alone: all else has a default that works."""
+
+    class Array:
+        def __init__(self, x: np.ndarray) -> None:
+            self.x = x
+
+    class Adapter(ArrayAdapter):
+        def take(self, x: Any, who: str, writing: bool = False) -> Any:
+            return x.x
+
+    loads: list[Adapter] = []
+    adapter = Adapter()
+
+    def load() -> Adapter:
+        loads.append(adapter)
+        return adapter
+
+    monkeypatch.setattr(adapters, "_LIBRARIES", [*adapters._LIBRARIES])
+    adapters.register(adapters.Library("a_library", "Array", load))
+    x = Array(np.array([1.5, -2.5], np.float32))
+    assert find(x) is None and adapters.untraced(int, "3") == 3
+    library = types.ModuleType("a_library")
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    assert find(x) is None and not loads
+    library.Array = Array  # type: ignore[attr-defined]
+    assert find(x) is adapter and adapters.of_library("a_library") is adapter
+    assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming() and not adapter.has_plans(Array)
+    assert adapter.untraced(int, "3") == 3 and adapter.attach([x], ["y"], None) == ["y"]
+    assert_same(gpucast.cast(x, "INT8"), np.array([1, -2], np.int8))
+    assert gpucast.cast(x, "FLOAT", copy=False) is x
+    out = Array(np.zeros(2, np.int8))
+    assert gpucast.cast(x, "INT8", out=out) is out and out.x.tolist() == [1, -2]
+    many = gpucast.cast_many([x, x.x], "INT8", scale=2.0)
+    assert [y.tolist() for y in many] == [[3, -5], [3, -5]]
+    for hook in (adapter.from_packed, adapter.export, adapter.stream):
+        with pytest.raises(NotImplementedError, match=f"Adapter has no {hook.__name__}"):
+            hook(0)
+
+
+def test_who_names_other_libraries() -> None:
+    """What is no adapter, benchmark or table of libraries asks the registry: it neither imports one nor has its name.
+    (A PackedArray asks by name for its tensor.)"""
+    package = Path(gpucast.__file__).parent
+    named = set()
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in ("interop", "benchmark"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found: list[Any] = [node.value] if isinstance(node, ast.Constant) else []
+            if isinstance(node, ast.Import):
+                found = [part for alias in node.names for part in alias.name.split(".")]
+            elif isinstance(node, ast.ImportFrom):
+                found = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            if any(name in ("torch", "jax", "interop") for name in found):
+                named.add(path.name)
+    assert named == {"__init__.py", "packed.py"}
 
 
 # ---- __cuda_array_interface__ ----

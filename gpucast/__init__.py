@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpucast import layers, reference
+from gpucast.arrays import adapters
 from gpucast.cast import cast, cast_like
 from gpucast.cast_many import cast_many
 from gpucast.creation import empty, empty_like, from_bytes
@@ -52,6 +53,39 @@ __all__ = [
     "reference",
     "warmup",
 ]
+
+
+def _torch() -> adapters.ArrayAdapter:
+    from gpucast.interop.torch import ADAPTER
+
+    return ADAPTER
+
+
+def _jax() -> adapters.ArrayAdapter:
+    from gpucast.interop.jax import ADAPTER
+
+    return ADAPTER
+
+
+def _dlpack() -> adapters.ArrayAdapter:
+    from gpucast.interop.dlpack import ADAPTER
+
+    return ADAPTER
+
+
+def _cuda_array() -> adapters.ArrayAdapter:
+    from gpucast.interop.cuda_array import ADAPTER
+
+    return ADAPTER
+
+
+# Whose arrays are taken beside those of NumPy and CuPy. What is said here of a library needs nothing of it.
+adapters.register(
+    adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=("compiler", "is_compiling")),
+    adapters.Library("jax", "Array", _jax),
+    adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
+    adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 
 from gpucast import device as devices
 from gpucast import fused_cast, host_cast, placement, plans
-from gpucast.call import Call
+from gpucast.arrays import adapters
+from gpucast.call import Call, destination
 from gpucast.dtypes import dtype
 from gpucast.fusion import Fusion, check_apart, resolve_fusion
-from gpucast.intake import destination, door
 from gpucast.out import check_out
 from gpucast.packed import PackedArray, as_array, home
 from gpucast.packed_codes import namespace
@@ -209,7 +209,7 @@ def _fused_again(
 
 
 def inner(x: Any, to: Any, call: Call) -> Any:
-    """The cast that a call asks for, as the doors want it of arrays of ours."""
+    """The cast that a call asks for, as adapters want it of arrays of ours."""
     return _cast(x, to, *call)
 
 
@@ -220,9 +220,9 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
     if plan is not None and call.seed is call.scale is call.amax is None:
         rule = plan.rule
     else:
-        way = door(x)
-        if way is not None:
-            return way.cast(inner, x, to, call)
+        adapter = adapters.find(x)
+        if adapter is not None:
+            return adapter.cast(inner, x, to, call)
         array = as_array(x, who)
         if array is not x:
             return inner(array, to, call)
@@ -238,9 +238,9 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
     source = home(x)
     remote = source is not None or home(out) is not None or place not in (None, "cpu")
     if out is not None:
-        way = door(out)
-        if way is not None:
-            inner(x, to, call._replace(out=way.take(out, who, writing=True)))
+        adapter = adapters.find(out)
+        if adapter is not None:
+            inner(x, to, call._replace(out=adapter.take(out, who, writing=True)))
             return out
         check_out(x, rule, out, remote, who)
     elif (

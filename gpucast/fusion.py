@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpucast import device as devices
+from gpucast.arrays import adapters
 from gpucast.checks import as_double, is_real
 from gpucast.dtypes import DType, dtype
 from gpucast.fused_source import Scaling
-from gpucast.intake import door
 from gpucast.out import share_memory
 from gpucast.packed import home, unmasked
 from gpucast.packed_codes import namespace
@@ -128,8 +128,8 @@ def check_apart(fusion: Fusion, x: Any, out: Any, who: str) -> None:
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing: bool) -> Any:
     """An array of one element of some kinds."""
-    way = None if isinstance(value, numbers.Number) else door(value)
-    array = value if way is None else way.take(value, f"{who}: {name}", writing)
+    adapter = None if isinstance(value, numbers.Number) else adapters.find(value)
+    array = value if adapter is None else adapter.take(value, f"{who}: {name}", writing)
     unmasked(array, f"{who}: {name}")
     if namespace(array) is None:
         number = "" if writing else "a number or "

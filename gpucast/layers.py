@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from gpucast import fused_cast
+from gpucast.arrays import adapters
 from gpucast.cast import cast, cast_like
 from gpucast.checks import as_double, is_real
 from gpucast.dtypes import DType, dtype
 from gpucast.fusion import Fusion
-from gpucast.intake import door
 from gpucast.packed import as_array
 from gpucast.rule import resolve
 
@@ -100,7 +100,7 @@ class _Layer:
         coefficient = self._coefficient(self.lda_coeff)
         if coefficient == 1:
             return cast(dy, row, saturate=self.saturate, round_mode=self.round_mode)
-        if door(dy) is not None:
+        if adapters.find(dy) is not None:
             raise TypeError(
                 f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
                 "PackedArray"

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpucast import device as devices
 from gpucast import fused_cast
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.call import Call
 from gpucast.dtypes import DType, dtype
 from gpucast.fusion import Fusion, resolve_finite, resolve_scale
-from gpucast.intake import Door, door
 from gpucast.many_out import Place, check_apart
 from gpucast.out import check_out
 from gpucast.packed import PackedArray, as_array, home
@@ -33,34 +34,15 @@ class Names(NamedTuple):
     paths: Callable[[], Sequence[str]]
 
 
-class Library(Door, Protocol):
-    """The door of a library whose arrays share launches with ours: `gpucast.interop.torch`."""
-
-    def room(self, x: Any, dst: DType, who: str) -> tuple[Any, Any]:
-        """Memory for the cast of x: what the caller gets, and the same as an array of ours."""
-
-    def stream(self, device: int) -> int:
-        """The library's current stream of a device."""
-
-    def check_into(self, x: Any, who: str) -> None:
-        """ValueError for an x that is not to be cast into an `out`."""
-
-    def check_scale(self, scale: Any, who: str) -> None:
-        """ValueError for a scale of the library that its arrays are not to be multiplied with."""
-
-    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
-        """The results, as what the library differentiates through."""
-
-
 @dataclass(slots=True)
 class Leaf:
     """One array of a call of `gpucast.cast_many`."""
 
     #: What errors call it: "cast_many: arrays['encoder'][3]".
     who: str
-    #: As it was given, the door that it came through (None: it is ours), and the same as an array of ours.
+    #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
     given: Any
-    way: Door | None
+    adapter: ArrayAdapter | None
     array: Any
     #: The index of the device that holds it; None for the host.
     home: int | None
@@ -74,9 +56,9 @@ class Leaf:
     start: int = 0
 
     @property
-    def library(self) -> Library | None:
-        """The door, if arrays of its library share launches with ours."""
-        return cast(Library, self.way) if hasattr(self.way, "room") else None
+    def is_alone(self) -> bool:
+        """Whether it is of a library whose arrays share no launches with ours."""
+        return self.adapter is not None and not self.adapter.shares_launches
 
 
 def checked(
@@ -92,9 +74,9 @@ def checked(
     leaves = []
     paths = names.paths()
     for x, out, path in zip(given, outs or [None] * len(given), paths, strict=True):
-        who, way = f"{call.who}: {names.parameter}{path}", door(x)
-        array = as_array(x, who) if way is None else way.take(x, who)
-        leaves.append(Leaf(who, x, way, array, home(array), out))
+        who, adapter = f"{call.who}: {names.parameter}{path}", adapters.find(x)
+        array = as_array(x, who) if adapter is None else adapter.take(x, who)
+        leaves.append(Leaf(who, x, adapter, array, home(array), out))
     if any(leaf.home is not None for leaf in leaves):
         devices.require(call.who)
     fusion = _fusion(leaves, call, finite)
@@ -143,17 +125,17 @@ def _fusion(leaves: Sequence[Leaf], call: Call, finite: Any) -> Fusion:
 
 
 def _home(x: Any, who: str) -> int | None:
-    way = door(x)
-    return home(x if way is None else way.take(x, who))
+    adapter = adapters.find(x)
+    return home(x if adapter is None else adapter.take(x, who))
 
 
 def _target(leaf: Leaf) -> Any:
     """The `out` of a leaf as an array of ours that can take the cast."""
-    out, way, x, dst = leaf.result, door(leaf.result), leaf.array, leaf.rule.dst
-    if leaf.library is not None:
-        leaf.library.check_into(leaf.given, leaf.who)
-    target = out if way is None else way.take(out, leaf.who, writing=True)
-    if isinstance(x, np.ndarray) and dst.packed and isinstance(target, PackedArray) and leaf.way is not None:
+    out, adapter, x, dst = leaf.result, adapters.find(leaf.result), leaf.array, leaf.rule.dst
+    if leaf.adapter is not None:
+        leaf.adapter.check_into(leaf.given, leaf.who)
+    target = out if adapter is None else adapter.take(out, leaf.who, writing=True)
+    if isinstance(x, np.ndarray) and dst.packed and isinstance(target, PackedArray) and leaf.adapter is not None:
         # A tensor of the host, whose result is packed: into that goes what it would be packed.
         x = PackedArray(np.empty(dst.nbytes(x.size), np.uint8), dst, x.shape)
     check_out(x, leaf.rule, target, leaf.home is not None or home(target) is not None, leaf.who)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.dtypes import DTYPES, DType
+from gpucast.dtypes import DTYPES, DType, is_foreign
 from gpucast.rule import Rule
 
 #: Spellings of a type and of attributes are many; casts of one program are few.
@@ -43,7 +43,7 @@ def keep(key: tuple[Any, ...], plan: Plan) -> None:
     """Keep a plan, if the key's values can never come to mean something else."""
     _, _, _, to, *attributes = key
     if (
-        (isinstance(to, (np.dtype, DType)) or type(to) in (str, int, type) or type(to).__module__ == "torch")
+        (isinstance(to, (np.dtype, DType)) or type(to) in (str, int, type) or is_foreign(type(to)))
         and all(type(value) in (bool, int, str, type, type(None)) for value in attributes)
         and plan.rule.src in DTYPES
         and plan.rule.dst in DTYPES

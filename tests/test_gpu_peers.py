@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Other libraries' arrays on a real GPU. The siblings without one: tests/test_torch.py, tests/test_jax.py,
-tests/test_dlpack.py, tests/test_intake.py."""
+tests/test_dlpack.py, tests/test_adapters.py."""
 
 from __future__ import annotations
 

@@ -21,11 +21,12 @@ ALLOWED = {
     "checks": set(),
     "dtypes": set(),
     "rule": {"checks", "dtypes"},
-    # Other libraries' arrays come and go through the last two, which are imported when there is one.
     "packed_codes": set(),
-    "packed": {"dtypes", "intake", "interop", "packed_codes"},
-    "call": set(),
-    "intake": {"call", "dtypes", "packed", "interop"},
+    "packed": {"arrays", "dtypes", "packed_codes"},
+    "call": {"dtypes"},
+    # No adapter, and nothing that knows a library.
+    "arrays/adapters": {"call", "dtypes", "packed_codes"},
+    "arrays/unowned": {"dtypes"},
     "strings": {"dtypes"},
     "random_bits": {"checks", "rule"},
     "reference": {"dtypes", "random_bits", "reference_floats", "rule", "strings"},

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import intake
+from gpucast.arrays.unowned import view_at
 from gpucast.creation import from_bytes
 from gpucast.dtypes import DType, dtype
 from gpucast.packed import PackedArray, as_array, home
@@ -125,7 +125,7 @@ def _is_known(row: DType) -> bool:
 def _memory(value: onnxruntime.OrtValue) -> npt.NDArray[np.uint8]:
     """The bytes of an OrtValue on the host."""
     size = value.tensor_size_in_bytes()
-    memory: npt.NDArray[np.uint8] = intake.view_at(value.data_ptr(), (size,), None, dtype("UINT8"), None, value)
+    memory: npt.NDArray[np.uint8] = view_at(value.data_ptr(), (size,), None, dtype("UINT8"), None, value)
     return memory
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpucast import device as devices
+from gpucast.arrays.adapters import untraced
 from gpucast.cast import cast
-from gpucast.cast_many import untraced
 from gpucast.dtypes import DType
 from gpucast.packed import PackedArray, as_array, home
 from gpucast.packed_codes import namespace

@@ -58,13 +58,16 @@ ARG TYPES="FLOAT FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E5M2 FLOAT4E2M1 INT8 INT4"
 ARG ARCHS="sm_80 sm_90 sm_100a"
 # More of them, such as "--fused --many --transposed --quantize mxfp8e4m3 nvfp4" (see `gpucast warmup --help`).
 ARG WARMUP=""
-ENV GPUCAST_CACHE_DIR=/var/cache/gpucast
+# Root's, for all to read. What is compiled later goes to a folder of each user's own, named by his number: nobody is
+# given what another user compiled.
+ENV GPUCAST_CACHE_READ=/var/cache/gpucast
 # hadolint ignore=SC2086
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip install --no-deps --editable . \
-    && gpucast warmup --types ${TYPES} --arch ${ARCHS} ${WARMUP} \
-    && chmod -R a+rwX "${GPUCAST_CACHE_DIR}" \
-    && install --directory --mode=1777 /results
+    && GPUCAST_CACHE_DIR="${GPUCAST_CACHE_READ}" gpucast warmup --types ${TYPES} --arch ${ARCHS} ${WARMUP} \
+    && chmod -R u=rwX,go=rX "${GPUCAST_CACHE_READ}" \
+    && install --directory --mode=1777 /var/cache/gpucast-users /results
+ENV GPUCAST_CACHE_DIR=/var/cache/gpucast-users
 COPY --chmod=755 bench bench
 # The commit that results name.
 ARG COMMIT=""

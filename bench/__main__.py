@@ -87,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     for name, (text, _) in BENCHMARKS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--allow-cpu", action="store_true", help="without a GPU do what needs none (device: none)")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="of the GPU's: write each case there at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
     parser.add_argument(
         "--elements",

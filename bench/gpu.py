@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpu_first_call, gpu_plan, gpu_rivals, gpu_tables
+from bench.gpu_lines import Lines
 from bench.gpu_results import FOLDER, Results, newest, open_for
 from gpucast.benchmark.buffers import make_sets
 from gpucast.benchmark.ceilings import measure_ceilings, nearest
-from gpucast.benchmark.contenders import Contender
+from gpucast.benchmark.contenders import Contender, CopyKernel
 from gpucast.benchmark.gpu import Gpu
 from gpucast.benchmark.latency import measure_latency, works_of
 from gpucast.benchmark.machine import Machine
@@ -74,7 +75,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         return report(found)
     machine = Gpu()
     results = open_for(machine.device, arguments.results)
-    left = measure(machine, gpu_rivals.all_contenders(machine), results, arguments.budget_s)
+    lines = Lines(arguments.lines)
+    left = measure(machine, gpu_rivals.all_contenders(machine), results, arguments.budget_s, lines=lines)
     print(f"{results.path}: {len(results.rows):,} rows; {left} measurements are left", file=sys.stderr)
     return report(results)
 
@@ -106,14 +108,20 @@ def measure(
     results: Results,
     seconds: float,
     first_calls: Callable[[], list[dict[str, Any]]] = gpu_first_call.measure,
+    lines: Lines | None = None,
 ) -> int:
-    """Measure what the results lack, for so many seconds; the number of measurements that are left."""
+    """Measure what the results lack, for so many seconds; the number of measurements that are left.
+
+    Beside the contenders our copy kernel takes part. `lines` gets each measurement's name when it is done.
+    """
     end = machine.now() + seconds
+    lines = lines or Lines(None)
     with machine.current():
         results.begin({**machine.facts(), "contenders": [one.name for one in contenders]})
         results.add("state", [{"stage": "begin", **machine.state()}])
         results.add_ceilings(measure_ceilings(machine, CEILING_SIZES, samples=40, limit=0.1))
         machine.release()
+        contenders = [*contenders, CopyKernel(machine, quickest_copy(machine, results))]
         if not results.latencies:
             results.add("latency", _latencies(machine, contenders))
         if not results.first_calls:
@@ -121,6 +129,7 @@ def measure(
         pairs = Pairs(machine, contenders)
         budget = _budget(machine, pairs, results, end - machine.now())
         stage, count, broken = "", len(budget.left), 0
+        lines.plan(task.name for task in budget.left)
         with progress_bar(count, True, "measurements") as advance:
             for task in budget:
                 if task.stage != stage:
@@ -129,10 +138,12 @@ def measure(
                     print(f"{stage}: {len(budget.left)} of {count} measurements to go, "
                           f"{end - machine.now():.0f} s", file=sys.stderr)  # fmt: skip
                 rows = pairs.measure(
-                    task.src, task.dst, task.n, task.layout, task.via,
-                    only=task.only, samples=task.samples, limit=task.limit,
+                    (task.src, task.dst), task.n, task.layout, task.via,
+                    only=_names(pairs, task), samples=task.samples, limit=task.limit,
                 )  # fmt: skip
                 results.add_rows(rows)
+                wrong = [row.problem or row.first for row in rows if row.is_ours and (row.wrong or row.problem)]
+                lines.done(task.name, "; ".join(wrong))
                 advance(1)
                 # An error of the device stays with the process: no later cast can work.
                 broken = 0 if any(row.times for row in rows) else broken + 1
@@ -142,15 +153,43 @@ def measure(
     return len(budget.left)
 
 
+def quickest_copy(machine: Machine, results: Results) -> Callable[[float], Callable[[Any, Any], object]]:
+    """For so many bytes that are moved, the copy kernel that was the quickest at the ceiling of the nearest size."""
+    kernels = machine.copy_kernels()
+    measured = [one for one in results.ceilings if one.name in kernels]
+
+    def choose(moved: float) -> Callable[[Any, Any], object]:
+        speeds = {name: nearest([one for one in measured if one.name == name], moved) for name in kernels}
+        return kernels[max(speeds, key=lambda name: speeds[name])]
+
+    return choose
+
+
+def _names(pairs: Pairs, task: gpu_plan.Task) -> list[str]:
+    has = [one.name for one in pairs.supporting(task.src, task.dst)]
+    return task.names(has, [one.name for one in pairs.contenders if one.heavy])
+
+
 def _budget(machine: Machine, pairs: Pairs, results: Results, seconds: float) -> gpu_plan.Budget:
     def has(src: Any, dst: Any) -> list[str]:
         return [one.name for one in pairs.supporting(src, dst)]
 
     done = results.done
-    tasks = [task for task in gpu_plan.plan(has, machine.free_bytes()) if task.key not in done]
+    tasks = [
+        task
+        for task in gpu_plan.plan(has, machine.free_bytes())
+        if not all((task.key, name) in done for name in _timed(pairs, task))
+    ]
     speed = nearest(results.ceilings, 1 << 31) or _SPEED
-    estimator = gpu_plan.Estimator(speed, {one.name: one.heavy for one in pairs.contenders}, has)
+    heavy = [one.name for one in pairs.contenders if one.heavy]
+    estimator = gpu_plan.Estimator(tasks, speed, heavy, has)
     return gpu_plan.Budget(tasks, seconds, estimator.seconds, machine.now)
+
+
+def _timed(pairs: Pairs, task: gpu_plan.Task) -> list[str]:
+    """The contenders that a task gives rows: in a graph no others than those that write to a given array."""
+    captured = [one.name for one in pairs.contenders if one.streamed and not (one.allocates or one.heavy)]
+    return [name for name in _names(pairs, task) if task.via != "graph" or name in captured]
 
 
 def _latencies(machine: Machine, contenders: Sequence[Contender]) -> list[dict[str, Any]]:

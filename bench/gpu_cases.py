@@ -3,27 +3,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from bench.gpu_lines import Lines as Written
 from gpucast.benchmark.contenders import Contender, available
 from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.machine import Machine
 
 Lines = list[dict[str, Any]]
 
 
 def run(
-    cases: Iterable[Any],
+    cases: Sequence[Any],
     kinds: Sequence[type[Contender]],
     measure_case: Callable[..., Lines],
     report: Callable[[Lines], None],
+    path: Path | None = None,
+    machine: Machine | None = None,
 ) -> dict[str, Any]:
-    """Measure all cases, and print them."""
-    machine = Gpu()
+    """Measure all cases and print them: first ours beside copies, then again beside the rivals, which may compile.
+
+    `path`: a file (`bench.gpu_lines`) that gets every case as it is measured; what it has is not measured again.
+    """
+    machine = machine or Gpu()
+    written = Written(path)
+    tasks = {f"{case}, {stage}": (case, stage) for stage in ("ours", "rivals") for case in cases}
+    written.plan(tasks)
+    # Of a case that is measured twice the later lines count.
+    found: dict[str, Lines] = {}
     with machine.current():
         rivals = available(kinds, machine)
-        lines = [line for case in cases for line in measure_case(machine, case, rivals)]
+        for name, (case, stage) in tasks.items():
+            if name in written.finished:
+                found[str(case)] = written.finished[name]["lines"]
+                continue
+            written.begin(name)
+            if stage == "rivals" and not any(rival.has(case) for rival in rivals):  # type: ignore[attr-defined]
+                written.done(name, lines=found[str(case)])
+                continue
+            lines = found[str(case)] = measure_case(machine, case, rivals if stage == "rivals" else [])
+            report(lines)
+            written.done(name, "; ".join(filter(None, (line.get("problem") for line in lines))), lines=lines)
         state = machine.state()
-    report(lines)
-    failures = [f"{line['case']}, {line['name']}: {line['problem']}" for line in lines if line.get("problem")]
-    return {"facts": machine.facts(), "state": state, "lines": lines, "failures": failures}
+    every = [line for lines in found.values() for line in lines]
+    failures = [f"{line['case']}, {line['name']}: {line['problem']}" for line in every if line.get("problem")]
+    return {"facts": machine.facts(), "state": state, "lines": every, "failures": failures}

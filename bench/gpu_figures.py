@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from bench.gpu_results import Results
 from gpucast.benchmark.buffers import CONTIGUOUS
 from gpucast.benchmark.ceilings import nearest
-from gpucast.benchmark.contenders import OURS
+from gpucast.benchmark.contenders import COPY, OURS
 from gpucast.benchmark.pairs import Row
 from gpucast.core.dtypes import dtype
 
-#: The goals of the project: shares of the better ceiling, for types of whole bytes and for packed ones.
+#: The goals of the project: shares of the copy kernel's speed, for types of whole bytes and for packed ones.
 WHOLE, PACKED = 0.95, 0.90
 
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one measurement by contender, and its ceilings in bytes per second."""
+    """The rows of one measurement by contender, and its ceilings in bytes per second: that of the system's copy from
+    the start of the run, that of our own copy kernel from the same measurement where it took part."""
 
     rows: dict[str, Row]
     memcpy: float
@@ -37,9 +38,8 @@ class Group:
 
     @property
     def share(self) -> float:
-        """Of the better ceiling; 0 where either is missing."""
-        best = max(self.memcpy, self.copy_kernel)
-        return self.ours.speed / best if best else 0.0
+        """Of our copy kernel; 0 where either is missing."""
+        return self.ours.speed / self.copy_kernel if self.copy_kernel else 0.0
 
     @property
     def goal(self) -> float:
@@ -47,7 +47,7 @@ class Group:
 
     def rivals(self) -> list[Row]:
         """Those that were timed, the quickest first."""
-        found = [row for row in self.rows.values() if not row.is_ours and row.times]
+        found = [row for row in self.rows.values() if is_rival(row) and row.times]
         return sorted(found, key=lambda row: -row.speed)
 
 
@@ -57,15 +57,22 @@ def groups(results: Results, n: int | None = None, layout: str = CONTIGUOUS.name
     for row in results.rows:
         if row.layout == layout and row.via == via and n in (None, row.n):
             found.setdefault((row.src, row.dst, row.n), {})[row.contender] = row
-    return [
-        Group(rows, *(nearest(results.ceilings, rows[OURS].bytes, memcpy) for memcpy in (True, False)))
-        for rows in found.values()
-        if OURS in rows and rows[OURS].times
-    ]
+    return [_group(results, rows) for rows in found.values() if OURS in rows and rows[OURS].times]
+
+
+def _group(results: Results, rows: dict[str, Row]) -> Group:
+    copy, moved = rows.get(COPY), rows[OURS].bytes
+    # Of small arrays there is no copy, and older results have none.
+    same = copy.speed if copy is not None and copy.times else nearest(results.ceilings, moved, False)
+    return Group(rows, nearest(results.ceilings, moved, True), same)
+
+
+def is_rival(row: Row) -> bool:
+    return not row.is_ours and row.contender != COPY
 
 
 def rivals(results: Results) -> list[str]:
-    return list(dict.fromkeys(row.contender for row in results.rows if not row.is_ours))
+    return list(dict.fromkeys(row.contender for row in results.rows if is_rival(row)))
 
 
 def speed_ups(found: Iterable[Group], name: str) -> list[tuple[Group, float]]:

@@ -93,6 +93,9 @@ class Rival(TorchTo):
 
     name = "torch._foreach_copy_"
 
+    def has(self, case: Case) -> bool:
+        return True
+
     def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
         torch = self.torch
         xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
@@ -144,7 +147,7 @@ class Apex(Rival):
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases on the GPU."""
-    return gpu_cases.run(CASES, [Rival, Loop, Apex], measure_case, report)
+    return gpu_cases.run(CASES, [Rival, Loop, Apex], measure_case, report, arguments.lines)
 
 
 def measure_case(

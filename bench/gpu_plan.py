@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench.gpu_results import Key
 from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, MEMORY_SHARE, Layout, moved_bytes
+from gpucast.benchmark.contenders import COPY, OURS
 from gpucast.benchmark.pairs import COMMON, Via
 from gpucast.benchmark.timing import BATCH, LEAST
 from gpucast.core.dtypes import DType
@@ -21,24 +22,32 @@ ODD = (LARGE - 1, LARGE + 13)
 #: Sizes at which every pair that a rival has is compared with it.
 SHARED = (1 << 17, 1 << 20, 1 << 24)
 GRAPH_SIZES = (1 << 10, 1 << 16, 1 << 20)
+#: Sizes besides LARGE at which rivals that compile are measured: a call, and arrays beyond the cache.
+COMPILED = (1 << 10, 1 << 24)
 #: The elements of the layouts that are not contiguous.
 LAYOUT_SIZE = 1 << 26
 
+#: What all pairs are measured beside: a copy of as many bytes, and the rival that every pair of whole bytes has.
+FIRST = (OURS, COPY, "CuPy copyto")
 #: The rivals that stand for their libraries where not all can be timed: those that write to a given array.
-MAIN = ("gpucast", "CuPy copyto", "torch copy_")
-LIGHT = (*MAIN, "gpucast allocating", "CuPy astype", "CuPy ElementwiseKernel", "torch .to")
+MAIN = (*FIRST, "torch copy_")
 
-#: Seconds that each measurement takes besides its batches, and each contender; a heavy one compiles.
-_SETUP, _CHECK, _HEAVY = 0.03, 0.02, 2.0
+#: Seconds that each measurement takes besides its batches, and each contender: arrays are filled, results compared. The
+#: reference is no part of it: the samples of all 625 pairs take one core 0.6 s.
+_SETUP, _CHECK = 0.03, 0.02
+#: Seconds that a contender takes when it first meets a pair, and once for all, as guessed: CuPy's kernels are compiled
+#: with its whole headers, inductor starts a process for each core and runs Triton, XLA compiles.
+_COMPILE = {"CuPy copyto": 0.4, "CuPy astype": 0.4, "CuPy ElementwiseKernel": 0.5}
+_HEAVY, _START = 2.0, {"torch.compile": 20.0, "jax.jit": 5.0}
 _WARM_UPS = 12
 #: Guesses of the share of the memory's speed, for the estimate alone.
-_SHARES = {"gpucast": 0.8, "gpucast allocating": 0.8, "torch.compile": 0.7, "jax.jit": 0.6}
+_SHARES = {OURS: 0.8, f"{OURS} allocating": 0.8, COPY: 0.9, "torch.compile": 0.7, "jax.jit": 0.6}
 _SHARE = 0.3
 
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement. `only`: names of contenders; None means all."""
+    """One measurement. `only`: names of contenders; None means all, `compiled` ones only where that is said."""
 
     stage: str
     src: DType
@@ -47,6 +56,7 @@ class Task:
     layout: Layout = CONTIGUOUS
     via: Via = "calls"
     only: tuple[str, ...] | None = None
+    compiled: bool = False
     #: Batches of each contender, and the seconds that they may take.
     samples: int = 100
     limit: float = 0.3
@@ -55,67 +65,112 @@ class Task:
     def key(self) -> Key:
         return self.src.name, self.dst.name, self.n, self.layout.name, self.via
 
+    def names(self, has: Collection[str], heavy: Collection[str]) -> list[str]:
+        """Of the contenders that have the pair, those that are measured; `heavy` are those that compile."""
+        if self.only is not None:
+            return [name for name in has if name in self.only]
+        return [name for name in has if self.compiled or name not in heavy]
+
+    @property
+    def name(self) -> str:
+        """For people, and for lines of what was reached."""
+        more = "".join(f", {part}" for part in (self.layout.name, self.via) if part not in (CONTIGUOUS.name, "calls"))
+        return f"{self.stage}: {self.src} to {self.dst}, {self.n:,}{more}"
+
     def scaled(self, factor: float) -> Task:
         """With fewer samples, but LEAST at least."""
         return replace(self, samples=max(LEAST, round(self.samples * factor)), limit=self.limit * factor)
 
 
 def plan(has: Callable[[DType, DType], Collection[str]], free_bytes: int) -> list[Task]:
-    """Every task whose arrays fit. `has` gives the names of the contenders that have a pair."""
-    tasks: dict[Key, Task] = {}
+    """Every task whose arrays fit. `has` gives the names of the contenders that have a pair.
+
+    One measurement may come twice, the later time beside more contenders, so that the rows of all of them are of that.
+    """
+    tasks: dict[tuple[Key, tuple[str, ...] | None, bool], Task] = {}
     for task in _all(has):
         if 2 * task.layout.held(task.n) * (task.src.bits + task.dst.bits) / 8 <= free_bytes * MEMORY_SHARE:
-            tasks.setdefault(task.key, task)
+            tasks.setdefault((task.key, task.only, task.compiled), task)
     return list(tasks.values())
 
 
 def _all(has: Callable[[DType, DType], Collection[str]]) -> Iterator[Task]:
-    for src, dst in COMMON:
-        yield Task("common pairs", src, dst, LARGE)
     for src in NUMERIC:
         for dst in NUMERIC:
-            yield Task("all pairs", src, dst, LARGE, only=MAIN, samples=40, limit=0.06)
+            yield Task("all pairs", src, dst, LARGE, only=FIRST, samples=40, limit=0.06)
+    for n in (LARGE, *reversed(SIZES)):
+        for src, dst in COMMON:
+            yield Task("common pairs", src, dst, n, samples=60, limit=0.1)
     for src, dst in COMMON:
-        for n in SIZES:
-            yield Task("sizes", src, dst, n, only=LIGHT, samples=40, limit=0.05)
         for n in GRAPH_SIZES:
-            yield Task("sizes", src, dst, n, via="graph", only=MAIN, samples=40, limit=0.05)
-    for src, dst in COMMON:
-        for n in ODD:
-            yield Task("odd lengths", src, dst, n, only=MAIN, samples=40, limit=0.05)
+            yield Task("graphs", src, dst, n, via="graph", only=MAIN, samples=40, limit=0.05)
     for src, dst in COMMON:
         for layout in LAYOUTS.values():
             if layout.applies(src, LAYOUT_SIZE):
                 yield Task("layouts", src, dst, LAYOUT_SIZE, layout, only=MAIN, samples=40, limit=0.05)
     for src, dst in COMMON:
+        for n in ODD:
+            yield Task("odd lengths", src, dst, n, only=MAIN, samples=40, limit=0.05)
+    for src, dst in COMMON:
         yield Task("huge", src, dst, HUGE, only=MAIN, samples=40, limit=0.2)
+    common = set(COMMON)
     for n in SHARED:
         for src in NUMERIC:
             for dst in NUMERIC:
-                if len(set(MAIN) & set(has(src, dst))) > 1:
+                # Common pairs have more rivals at these sizes already.
+                if len(set(MAIN) & set(has(src, dst)) - {COPY}) > 1 and not ((src, dst) in common and n in SIZES):
                     yield Task("shared pairs", src, dst, n, only=MAIN, samples=LEAST, limit=0.03)
+    for n in (LARGE, *COMPILED):
+        for src, dst in COMMON:
+            yield Task("rivals that compile", src, dst, n, compiled=True, samples=60, limit=0.1)
 
 
-@dataclass(frozen=True)
 class Estimator:
-    """Seconds of a task."""
+    """Seconds of each task of a plan, in the order of which whatever a contender compiles counts where it is first."""
 
-    #: Of the memory, bytes per second.
-    speed: float
-    #: By name: whether it is heavy.
-    contenders: dict[str, bool]
-    has: Callable[[DType, DType], Collection[str]]
+    def __init__(
+        self,
+        tasks: Iterable[Task],
+        speed: float,
+        heavy: Collection[str],
+        has: Callable[[DType, DType], Collection[str]],
+    ) -> None:
+        #: Of the memory, bytes per second.
+        self.speed = speed
+        self._heavy, self._has = frozenset(heavy), has
+        #: By task (its stage and key): seconds that no smaller number of samples makes fewer.
+        self._fixed: dict[tuple[str, Key], float] = {}
+        met: set[object] = set()
+        for task in tasks:
+            self._fixed[task.stage, task.key] = self._first(task, met)
+
+    def _first(self, task: Task, met: set[object]) -> float:
+        """What is done once: starting compilers, and compiling."""
+        seconds = 0.0
+        for name in self._names(task):
+            for key, cost in (
+                (name, _START.get(name, 0.0)),
+                ((name, task.src, task.dst), _COMPILE.get(name, 0.0)),
+            ):
+                seconds += 0.0 if key in met else cost
+                met.add(key)
+            # These compile for each measurement.
+            seconds += _HEAVY if name in self._heavy else 0.0
+        return seconds
+
+    def _names(self, task: Task) -> list[str]:
+        return task.names(self._has(task.src, task.dst), self._heavy)
 
     def seconds(self, task: Task) -> float:
-        names = set(self.has(task.src, task.dst))
-        names &= names if task.only is None else set(task.only)
-        return _SETUP + sum(self._contender(task, name) for name in names)
+        """Of a task of the plan, scaled or not."""
+        fixed = self._fixed.get((task.stage, task.key), 0.0)
+        return _SETUP + fixed + sum(self._batches(task, name) for name in self._names(task))
 
-    def _contender(self, task: Task, name: str) -> float:
+    def _batches(self, task: Task, name: str) -> float:
         one = moved_bytes(task.src, task.dst, task.n) / (self.speed * _SHARES.get(name, _SHARE)) + 5e-6
         batch = max(one, BATCH)
         batches = min(task.samples, max(LEAST, task.limit / batch))
-        return (_HEAVY if self.contenders[name] else _CHECK) + batches * batch + min(_WARM_UPS * batch, 0.1)
+        return _CHECK + batches * batch + min(_WARM_UPS * batch, 0.1)
 
 
 class Budget:

@@ -57,7 +57,7 @@ def share_by_pair(results: Results, path: Path) -> bool:
         [[100 * shares.get((src, dst), math.nan) for dst in names] for src in names],
         f"gpucast: share of a copy's speed\n{results.label}; {gpu_plan.LARGE:,} elements; goals: "
         f"{WHOLE:.0%}, types below one byte {PACKED:.0%}",
-        "% of the better of memcpy and our copy kernel",
+        "% of our copy kernel in the same measurement",
         low=50,
         high=110,
         middle=95,

@@ -57,10 +57,10 @@ class Results:
         return f"{last['facts']['name']}, {last['date']}, commit {last['commit'] or last['code']}"
 
     @property
-    def done(self) -> set[Key]:
-        """What need not be measured again: all in which nothing of ours went wrong."""
+    def done(self) -> set[tuple[Key, str]]:
+        """What need not be measured again, by measurement and contender: all in which nothing of ours went wrong."""
         failed = {key(row) for row in self.rows if row.is_ours and row.problem}
-        return {key(row) for row in self.rows} - failed
+        return {(key(row), row.contender) for row in self.rows if key(row) not in failed}
 
     def begin(self, facts: dict[str, Any]) -> None:
         """Open a session."""

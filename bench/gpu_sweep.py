@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel at many sizes and misalignments, in few launches: what compute-sanitizer is run on.
+"""Every kernel at many sizes and misalignments, in few launches: run as it is, and under compute-sanitizer.
 
-    compute-sanitizer --tool memcheck --error-exitcode 9 python -m bench.gpu_sweep --seconds 60
+    compute-sanitizer --tool memcheck --kernel-name kns=gpucast_ python -m bench.gpu_sweep --seconds 60
 
 Each side is an allocation of its own that ends with the array, so that memcheck sees every byte too many; what lies in
 front of the array is never written, so that initcheck sees it read. Results are compared with the reference as well.
@@ -15,11 +15,13 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gpucast
+from bench.gpu_lines import Lines
 from gpucast.benchmark.buffers import LAYOUTS, as_array, raw, source_codes
 from gpucast.benchmark.check import Check, compare
 from gpucast.benchmark.contenders import array_codes
@@ -32,6 +34,8 @@ from gpucast.parity.compare import wanted_codes
 
 #: All sizes up to a few blocks of the smallest tiles, one more than a multiple included.
 SIZES = 4100
+#: The first of them, with which each kernel had a launch: all contiguous ones, and those of whole bytes strided.
+KERNELS = len(NUMERIC) ** 2 + len(NUMERIC) * sum(not row.packed for row in NUMERIC)
 #: Elements (bytes of packed types) in front of an array.
 SHIFTS = 17
 _STRIDED = LAYOUTS["strided"]
@@ -48,32 +52,46 @@ class Case:
     dst_shift: int
     strided: bool
 
+    def __str__(self) -> str:
+        way = ", strided" if self.strided else ""
+        return f"{self.src} to {self.dst}, {self.n} elements behind {self.src_shift} and {self.dst_shift}{way}"
+
 
 def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[Case]:
-    """Over all pairs together each size once; the pairs in a seeded order, so that any part of them is spread."""
+    """Over all pairs together each size once. The pairs take turns, in a seeded order: first each contiguous kernel has
+    a launch, then each strided one, so that a run that is short misses sizes and not kernels."""
     order = random.Random(0)
     sizes = list(range(SIZES))
     pairs = list(pairs)
     order.shuffle(pairs)
     order.shuffle(sizes)
     shifts = itertools.cycle(itertools.product(range(SHIFTS), repeat=2))
+    flat = []
+    for turn, n in enumerate(sizes):
+        (src, dst), (src_shift, dst_shift) = pairs[turn % len(pairs)], next(shifts)
+        flat.append(Case(src, dst, n, src_shift, dst_shift, False))
+    yield from flat[: len(pairs)]
     for number, (src, dst) in enumerate(pairs):
-        for n in sizes[number :: len(pairs)]:
-            src_shift, dst_shift = next(shifts)
-            yield Case(src, dst, n, src_shift, dst_shift, False)
         if not src.packed:
             yield Case(src, dst, order.randrange(SIZES), number % SHIFTS, 2 * number % SHIFTS, True)
+    yield from flat[len(pairs) :]
 
 
-def sweep(machine: Machine, chosen: Iterable[Case], seconds: float) -> tuple[int, int, list[str]]:
+def sweep(
+    machine: Machine, chosen: Iterable[Case], seconds: float, lines: Lines | None = None
+) -> tuple[int, int, list[str]]:
     """For so many seconds: the launches, the results compared, and what differs, in words."""
+    lines = lines or Lines(None)
     end = machine.now() + seconds
     launches, checked, wrong = 0, 0, list[str]()
     with machine.current():
         for case in chosen:
             if machine.now() >= end:
                 break
+            # A launch that ends the process is named by the line before it.
+            lines.begin(str(case))
             found = _run(machine, case)
+            lines.done(str(case), found.first, checked=found.checked, wrong=found.wrong)
             launches, checked = launches + 1, checked + found.checked
             if found.wrong:
                 wrong.append(f"{case}: {found.wrong} differ: {found.first}")
@@ -108,13 +126,19 @@ def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> i
     parser.add_argument(
         "--seconds", type=positive, default=60.0, metavar="S", help="stop after S seconds (default: 60)"
     )
+    parser.add_argument("--launches", type=int, metavar="N", help=f"try the first N alone ({KERNELS}: every kernel)")
+    parser.add_argument("--lines", type=Path, metavar="FILE", help="where each launch gets its line")
     arguments = parser.parse_args(argv)
-    chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
-    launches, checked, wrong = sweep(machine or _gpu(), chosen, arguments.seconds)
+    chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))[: arguments.launches]
+    lines = Lines(arguments.lines)
+    lines.plan(map(str, chosen))
+    # A later run with the same file goes on.
+    rest = [case for case in chosen if str(case) not in lines.finished]
+    launches, checked, wrong = sweep(machine or _gpu(), rest, arguments.seconds, lines)
     for line in wrong[:20]:
         print(line)
     print(f"{launches:,} of {len(chosen):,} launches, {checked:,} results; {len(wrong)} launches differ")
-    return 1 if wrong or not launches else 0
+    return 1 if wrong or (rest and not launches) else 0
 
 
 def _gpu() -> Machine:

@@ -120,7 +120,7 @@ def pair_lines(results: Results) -> list[str]:
         short = sorted((group for group in chosen if group.share < goal), key=lambda group: group.share)
         shares = [group.share for group in chosen]
         line = (
-            f"pairs of {what} at {goal:.0%} or more of the better ceiling: {len(chosen) - len(short)} of {len(chosen)} "
+            f"pairs of {what} at {goal:.0%} or more of the copy kernel: {len(chosen) - len(short)} of {len(chosen)} "
             f"(median {statistics.median(shares):.0%}, lowest {min(shares):.0%})"
         )
         if short:

@@ -40,6 +40,7 @@ def idle(
     capturing: Callable[[int], Any] = bool,
     set_device: Callable[[int], Any] = nothing,
     allocate: Callable[[int], Any] | None = None,
+    compile_for: Callable[[str, str, tuple[int, int]], bytes] = lambda text, name, capability: b"",
 ) -> Iterator[launch.CupyDriver]:
     """Casts go through a new `CupyDriver` whose calls of CUDA end in these functions, as quick ones as there are."""
     import cupy
@@ -57,7 +58,7 @@ def idle(
             (runtime, "streamIsCapturing", capturing),
             (cupy.cuda, "get_current_stream", stream or (lambda device=-1: null)),
             (cupy.cuda, "alloc", allocate or (lambda nbytes: room)),
-            (compiler, "compile_for", lambda text, name, capability: b""),
+            (compiler, "compile_for", compile_for),
             (launch.CupyDriver, "unavailable", lambda self: None),
             (launch.CupyDriver, "_capability", staticmethod(lambda device: (9, 0))),
         ):

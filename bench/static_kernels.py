@@ -14,8 +14,9 @@ from bench import cubin
 from bench.sass import Instruction, blocks, parse
 from bench.sass_paths import full_tile
 from gpucast.cli import disassembler
-from gpucast.codegen.batch import ARGUMENT_BYTES, Kind, many_source
-from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
+from gpucast.codegen.cast import KernelSource, Shape, join
+from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import cubin as compiler
 from gpucast.core.rule import Rule, resolve
 
@@ -88,19 +89,23 @@ class Kernel:
         return (self.src_bits + self.rule.dst.bits) / 8
 
 
-def in_many(rule: Rule) -> KernelSource:
+@dataclass(frozen=True)
+class InManySpec(KernelSpec[KernelSource]):
     """The kernel of `gpucast.cast_many` whose only cast is this one, told as the contiguous kernel of one array is."""
-    kind = Kind(rule)
-    one, many = kind.source, many_source((kind,), ARGUMENT_BYTES[-1])
-    return replace(
-        one,
-        name=many.name,
-        prelude=many.prelude,
-        rows=tuple(many.rows.items()),
-        kernel=many.kernel,
-        elements=kind.tiles * one.tile,
-        more=many.more,
-    )
+
+    cast: CastSpec
+
+    def source(self) -> KernelSource:
+        one, many = self.cast.source(), BatchSpec((self.cast,), ARGUMENT_BYTES[-1]).source()
+        return replace(
+            one,
+            name=many.name,
+            prelude=many.prelude,
+            rows=tuple(many.rows.items()),
+            kernel=many.kernel,
+            elements=tiles_of(self.cast) * one.tile,
+            more=many.more,
+        )
 
 
 def measure(
@@ -111,12 +116,13 @@ def measure(
 ) -> list[Kernel]:
     """The kernels of these rules for an architecture such as "sm_90", in order. `advance` is told how many are done.
 
-    The shape "many" stands for contiguous arrays, many in one launch (see `in_many`).
+    The shape "many" stands for contiguous arrays, many in one launch (see `InManySpec`).
 
     DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for machine code that cannot be
     followed.
     """
-    sources = [in_many(rule) if shape == "many" else kernel_source(rule, shape) for rule in rules]
+    specs = (InManySpec(CastSpec(rule)) if shape == "many" else CastSpec(rule, shape) for rule in rules)
+    sources = [spec.source() for spec in specs]
     batches = list(_batches(sources))
 
     def work(batch: Sequence[KernelSource]) -> list[Kernel]:

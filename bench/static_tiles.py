@@ -13,7 +13,7 @@ from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import Rule
-from gpucast.quantization.gpu.tile_source import Run, Tiles
+from gpucast.quantization.gpu.tile_source import Run, TileSpec
 
 #: Both ways at once, blocks along the last axis; blocks along the first axis.
 WAYS: dict[str, tuple[Run, Run]] = {
@@ -49,7 +49,8 @@ def measure(arch: str) -> list[Measured]:
     for way, name, source in chosen:
         format, runs = FORMATS[name], WAYS[way]
         assert isinstance(format.block, tuple)
-        sources.append(Tiles(format, format.block[-1], *runs)(Rule(dtype(source), format.element)))
+        rule = Rule(dtype(source), format.element)
+        sources.append(TileSpec(rule, format, format.block[-1], *runs).source())
     rows = dict(row for source in sources for row in source.rows)
     compiled = compiler.compile(join(sources[0].prelude, rows, [source.kernel for source in sources]), "tiles", arch)
     of_cubin, of_code = cubin.kernels(compiled.code), parse(disassembler.disassemble(compiled.code).decode())

@@ -6,7 +6,7 @@
       ```{generated} values FLOAT4E2M1
       ```
 
-- ``moduletext`` shows the docstring of a module without importing it, or what it needs.
+- ``moduletext`` shows the docstring of a module or package without importing it, or what it needs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class ModuleText(SphinxDirective):
 
     def run(self) -> list[Any]:
         (name,) = self.arguments
-        path = _HERE.parent.joinpath(*name.split(".")).with_suffix(".py")
+        folder = _HERE.parent.joinpath(*name.split("."))
+        path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         self.env.note_dependency(str(path))
         lines = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
         house_style(self.env.app, "module", name, None, None, lines)

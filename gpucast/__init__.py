@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpucast import device as device
 from gpucast import dtypes as dtypes
 from gpucast import layers, reference
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.batch import cast_many
 from gpucast.casting.cast import cast, cast_like
@@ -20,6 +21,20 @@ from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import DEFAULT_OPSET
 from gpucast.core.version import __version__ as __version__
 from gpucast.warmup.api import warmup
+=======
+from gpucast.arrays import adapters
+from gpucast.cast import cast, cast_like
+from gpucast.cast_many import cast_many
+from gpucast.creation import empty, empty_like, from_bytes
+from gpucast.device_function import device_function
+from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
+from gpucast.errors import DeviceUnavailable
+from gpucast.loss_counts import CastReport
+from gpucast.packed import PackedArray
+from gpucast.report import cast_report
+from gpucast.rule import DEFAULT_OPSET
+from gpucast.warmup import warmup
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 
 if TYPE_CHECKING:
     from gpucast import mixed, quantization
@@ -52,6 +67,39 @@ __all__ = [
     "reference",
     "warmup",
 ]
+
+
+def _torch() -> adapters.ArrayAdapter:
+    from gpucast.interop.torch import ADAPTER
+
+    return ADAPTER
+
+
+def _jax() -> adapters.ArrayAdapter:
+    from gpucast.interop.jax import ADAPTER
+
+    return ADAPTER
+
+
+def _dlpack() -> adapters.ArrayAdapter:
+    from gpucast.interop.dlpack import ADAPTER
+
+    return ADAPTER
+
+
+def _cuda_array() -> adapters.ArrayAdapter:
+    from gpucast.interop.cuda_array import ADAPTER
+
+    return ADAPTER
+
+
+# Whose arrays are taken beside those of NumPy and CuPy. What is said here of a library needs nothing of it.
+adapters.register(
+    adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=("compiler", "is_compiling")),
+    adapters.Library("jax", "Array", _jax),
+    adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
+    adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
+)
 
 
 def __getattr__(name: str) -> Any:

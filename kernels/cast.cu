@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels: which elements a thread casts. source.py adds the rows of a pair and one line that names its kernel.
+// The kernels of a plain cast: which elements a thread casts. source.py adds the dtypes of a pair, its rule, and one
+// line that names its kernel.
 #ifndef GPUCAST_BARRIER
 #define GPUCAST_BARRIER() __syncthreads()
 #endif
-// All threads of a block come here together.
+// Fills the table of a converter that has one. A macro, because in the host build a barrier returns from the kernel.
+// All threads of a block must reach it.
 #define GPUCAST_FILL(CONVERTER)                \
     if constexpr (Converter::shared_bytes != 0) { \
         CONVERTER.fill();                      \
@@ -14,47 +16,47 @@ namespace gpucast {
 
 // ---- one element ----
 
-// Any pair, by the rule of the destination's family. Beside each rule stand shortcuts for some sources; of the codes
-// that those give only the destination's own bits count.
-template <typename Src, typename Dst, typename Word, typename R, typename SrcFamily, typename DstFamily>
-GPUCAST_INLINE Word convert(Word code, R rule, SrcFamily source, DstFamily destination) {
+// The generic path for any pair. The file of each destination's family has overloads with fast paths for some sources;
+// in what they return the bits above the destination's are arbitrary.
+template <typename Src, typename Dst, typename Word, typename Rule, typename SrcFamily, typename DstFamily>
+GPUCAST_INLINE Word convert(Word code, Rule rule, SrcFamily source, DstFamily destination) {
     return encode<Dst>(decode<Src>(code, source), rule, destination);
 }
 
 template <typename Src, typename Dst>
 constexpr bool is_same = false;
-template <typename Row>
-constexpr bool is_same<Row, Row> = true;
+template <typename DType>
+constexpr bool is_same<DType, DType> = true;
 
 template <typename Src, typename Dst>
 struct Cast {
-    // Of the result only the destination's own bits count.
-    template <typename Word, typename R>
-    static GPUCAST_INLINE Word low_bits(Word code, R rule) {
+    // The bits of the result above the destination's are arbitrary.
+    template <typename Word, typename Rule>
+    static GPUCAST_INLINE Word low_bits(Word code, Rule rule) {
         return convert<Src, Dst>(code, rule, typename Src::family(), typename Dst::family());
     }
 };
-template <typename Row>
-struct Cast<Row, Row> {
-    // Same type: the code itself. But BOOL has one code for true: any other that is not zero becomes it.
-    template <typename Word, typename R>
-    static GPUCAST_INLINE Word low_bits(Word code, R rule) {
-        if constexpr (Row::is_bool) {
-            return convert<Row, Row>(code, rule, BoolFamily(), BoolFamily());
+template <typename DType>
+struct Cast<DType, DType> {
+    // Same type: the code itself. But any code of BOOL that is not zero becomes 1, the only code of true.
+    template <typename Word, typename Rule>
+    static GPUCAST_INLINE Word low_bits(Word code, Rule rule) {
+        if constexpr (DType::is_bool) {
+            return convert<DType, DType>(code, rule, BoolFamily(), BoolFamily());
         } else {
             return code;
         }
     }
 };
 
-template <typename Src, typename Dst, typename Word, typename R>
-GPUCAST_INLINE Word cast_code(Word code, R rule) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE Word cast_code(Word code, Rule rule) {
     return Cast<Src, Dst>::low_bits(code, rule) & Word(Dst::mask);
 }
 
-// Codes side by side in the bytes (types of 8 bits or fewer) or halves (of 16) of a word.
-template <typename Src, typename Dst, u32 N, typename Word, typename R>
-GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], R rule) {
+// Codes in the lanes of a word, which are bytes (types of 8 bits or fewer) or halves (of 16).
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
     if constexpr (is_small<Dst>() && by_float) {
@@ -77,35 +79,36 @@ GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], R rule) {
 
 // ---- a tile ----
 
-// True where an integer's low bits are the result.
-template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT bool keeps_low_bits(Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+// Whether an integer's low bits are the result.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool keeps_low_bits(Rule) {
     return is_same<Src, Dst>
-           || ((Src::is_int || Src::is_bool) && Dst::is_int && overflow == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
+           || ((Src::is_int || Src::is_bool) && Dst::is_int && Rule::overflow() == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
 }
 
-// A converter casts the elements that a thread has read: `one` of them, or a `tile` into another, which is still zero. Both
-// are told the row-major index of the (first) element in its array. One that `observes` the source, for what it finds out
-// beside the result, sees zeros in place of elements before and behind the array. `fill` makes the table of one that has any.
+// A converter casts the elements that a thread has read: `one` element, or a `tile` into another tile, which is zero
+// before. Both take the row-major index of the (first) element in its array. A converter with `observes` set computes
+// statistics of the source, and gets zeros in place of elements before and behind the array. `fill` fills the look-up
+// table in shared memory, of `shared_bytes`.
 
-// By arithmetic, a group of elements at a time.
-template <typename Src, typename Dst, u32 SrcBits, typename R>
+// Casts by arithmetic, a group of elements at a time.
+template <typename Src, typename Dst, u32 SrcBits, typename Rule>
 struct Arithmetic {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
-    enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(R()) };
+    enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(Rule()) };
     enum : u32 { shared_bytes = 0 };
     enum : bool { observes = false };
 
     GPUCAST_INLINE void fill() const {}
 
-    GPUCAST_INLINE Word one(Word code, i64) const { return cast_code<Src, Dst>(code, R()); }
+    GPUCAST_INLINE Word one(Word code, i64) const { return cast_code<Src, Dst>(code, Rule()); }
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
         if constexpr (same_bits) {
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = in.word[i];
-        } else if constexpr (SrcBits == 8 && Dst::bits < 8 && keeps_low_bits<Src, Dst>(R())) {
+        } else if constexpr (SrcBits == 8 && Dst::bits < 8 && keeps_low_bits<Src, Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 u32 lanes = in.word[i / 4];
@@ -115,12 +118,12 @@ struct Arithmetic {
         } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
+                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
         } else if constexpr (has_integer_halves<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], R()));
+                put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
         } else {
             const u32 count = Group<Dst::bits, Elements>::elements;
@@ -130,17 +133,17 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
                 if constexpr (Dst::bits > 16) {
-                    put<Dst::bits>(out, i, cast_code<Src, Dst>(codes[0], R()));
+                    put<Dst::bits>(out, i, cast_code<Src, Dst>(codes[0], Rule()));
                 } else {
-                    put_lanes<Dst::bits, count>(out, i, cast_lanes<Src, Dst>(codes, R()));
+                    put_lanes<Dst::bits, count>(out, i, cast_lanes<Src, Dst>(codes, Rule()));
                 }
             }
         }
     }
 };
 
-// By the table `entries` of codes of the type Entry: Dst, or FLOAT for what goes on from there.
-template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename R, u32 Threads>
+// Casts by the look-up table `entries`, which has codes of the type Entry: Dst, or FLOAT, which is then cast to Dst.
+template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename Rule, u32 Threads>
 struct Lookup {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef TableShape<Src, Entry, SrcBits> Shape;
@@ -153,7 +156,7 @@ struct Lookup {
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
-        // Bits that a look-up, or as many as a byte has places, adds to the destination's stream.
+        // Bits that one look-up, or one for each position in a byte, adds to the destination's stream.
         const u32 places = Shape::places, bits = Shape::entry_bits * places;
         const u32 parts = Elements / Shape::elements / places, count = parts < 4 ? parts : 4;
         const u32 lane = ptx::lane();
@@ -191,15 +194,16 @@ struct Lookup {
         if constexpr (Entry::bits <= 16) {
             return entry;
         } else {
-            return cast_code<Entry, Dst>(Word(entry << 16), R());
+            return cast_code<Entry, Dst>(Word(entry << 16), Rule());
         }
     }
 };
 
 // ---- contiguous to contiguous ----
 
-// One thread casts `Unroll` tiles of `Elements` elements, a block's width apart, so that a warp's accesses lie side by
-// side. The destination's tiles are aligned, so that the first one may begin before the array. `number` is the block's.
+// One thread casts `Unroll` tiles of `Elements` elements, a block's width apart, so that a warp's accesses are
+// coalesced. The destination's tiles are aligned, so that the first one may begin before the array. `number` is the
+// number of the block.
 template <u32 SrcBits, u32 DstBits, u32 Elements, u32 Unroll, u32 Threads, typename Converter>
 GPUCAST_INLINE void cast_contiguous(
     const u8* src, u32 src_bit, u8* dst, i64 n, u32 number, Converter& converter) {
@@ -209,7 +213,7 @@ GPUCAST_INLINE void cast_contiguous(
     const u32 width = Threads * Elements, block = width * Unroll;
     const Head head = elements_before<DstBits, DstTile::piece>(dst);
     const u32 missing = head.elements == 0 ? 0 : Elements - head.elements;
-    // All of this is the same for the whole block. Only packed elements begin inside a byte.
+    // All of this is the same for all threads of a block. Only packed elements begin inside a byte.
     const i64 block_begin = i64(number) * block - missing;
     const i64 src_begin = (SrcBits < 8 ? i64(src_bit) : 0) + block_begin * SrcBits;
     const u8* from = src + (src_begin >> 3);
@@ -223,7 +227,7 @@ GPUCAST_INLINE void cast_contiguous(
         SrcTile in[Unroll];
 #pragma unroll
         for (u32 u = 0; u < Unroll; ++u) load_aligned(mine_from + u * Threads * src_bytes, in[u]);
-        // The loads are under way while the table is filled.
+        // The loads are in flight while the table is filled.
         GPUCAST_FILL(converter);
 #pragma unroll
         for (u32 u = 0; u < Unroll; ++u) {
@@ -240,8 +244,8 @@ GPUCAST_INLINE void cast_contiguous(
     for (u32 u = 0; u < Unroll; ++u) {
         const i64 begin = block_begin + i64(u * width + threadIdx.x * Elements);
         const u32 place = u * Threads + threadIdx.x;
-        const bool whole = begin >= 0 && begin + Elements <= n;
-        // The elements of this tile that there are.
+        const bool complete = begin >= 0 && begin + Elements <= n;
+        // The elements of this tile that are in the array.
         const u32 first = begin < 0 ? u32(0 - begin) : 0;
         const u32 last = begin + Elements <= n ? Elements : begin < n ? u32(n - begin) : 0;
         if (first >= last) continue;
@@ -255,11 +259,11 @@ GPUCAST_INLINE void cast_contiguous(
             }
         } else {
             load_part(from + place * src_bytes, bit, bit + first * SrcBits, bit + last * SrcBits, in);
-            // Of neighbours some bits may have come along.
+            // The bytes at the ends may hold bits of other elements.
             if constexpr (Converter::observes) keep_bits(in, first * SrcBits, last * SrcBits);
         }
         converter.template tile<Elements>(in, out, begin);
-        if (head.reachable && whole) {
+        if (head.reachable && complete) {
             store_aligned(to + place * dst_bytes, out);
         } else {
             store_part(to + place * dst_bytes, first * DstBits, last * DstBits, out);
@@ -298,13 +302,13 @@ GPUCAST_INLINE void cast_strided(
     if constexpr (DstBits < 8) writer.finish();
 }
 
-// ---- transposed: elements side by side in the source lie apart in the destination, and the other way round ----
+// ---- transposed: the dense dimension of the source is not that of the destination ----
 
 // One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
-// destination's, the last. Squares at the edges are cut.
-template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename R>
+// destination's, the last. Squares at the edges may be smaller.
+template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename Rule>
 GPUCAST_INLINE void cast_transposed(
-    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, R rule) {
+    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, Rule rule) {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef typename Square<Dst::bits, Side>::Code Code;
     const u32 row = dims.count - 2, column = dims.count - 1;
@@ -336,7 +340,7 @@ GPUCAST_INLINE void cast_transposed(
 
 }  // namespace gpucast
 
-// source.py defines NAME_rule, and for a look-up NAME_entry_rule.
+// Macros, because the name of a kernel is a pair's. source.py defines NAME_rule, and for a look-up NAME_entry_rule.
 #define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Narrow codes with scales back to arrays: what quantize.cu is the other way.
+// Narrow codes with scales back to arrays: the inverse of quantize.cu.
 namespace gpucast {
 
 // The numbers of a block's codes.
 //
-// The value v of a code times a scale of powers of two is a FLOAT, or infinite; so is v times a scale of few bits. Another
-// factor f has B significant bits. v has 9 bits at most: where B is at most 12 their product is a FLOAT. Else the product,
-// an odd number of more than 12 bits times a power of two, is never halfway between two numbers of 11 bits or fewer: it is
-// cut off and its last bit set, and that one is beside the same numbers as the product (float32.cuh).
+// The value v of a code times a scale that is a power of two, or has few bits, is exact in FLOAT, or infinite. Any
+// other factor f has B significant bits. v has at most 9 bits, so that for B up to 12 the product is exact in FLOAT.
+// Else the product is an odd number of more than 12 bits times a power of two, and so never halfway between two numbers
+// of 11 bits or fewer: it is rounded to odd, by truncation and setting the last bit, which rounds to the same numbers
+// (float32.cuh).
 template <typename F, typename Dst, typename Float, typename Double>
 struct Multiplier {
-    typedef typename F::element Row;
+    typedef typename F::element DType;
     typedef typename WordOf<Dst::bits == 64>::type Word;
     enum : bool {
         by_power = F::scale::is_e8m0 && !F::global_scale,
         by_float = Dst::bits <= 32 && (!F::global_scale || is_e4m3<typename F::scale>())
     };
-    static_assert(Row::bits <= 8, "values of up to 9 bits");
+    static_assert(DType::bits <= 8, "values of up to 9 bits");
     Scale scale;
     float global;
 
@@ -27,14 +28,14 @@ struct Multiplier {
         if constexpr (by_float) {
             const float first = ptx::mul_rn(narrow_scale<F, Float>(scale.code), lift());
             const float factor = F::global_scale ? global : first;
-            // Neither infinite nor NaN: what those make of zeros is the processor's choice. Nor subnormal: of these B is not
-            // known.
+            // The fast path takes no infinity or NaN, because processors differ in their products with zero, and no
+            // subnormal factor, because the test for B below needs a normal one.
             const u32 magnitude = ptx::bits(factor) & 0x7fffffff, least = by_power ? 0 : 1u << 23;
-            bool plain = magnitude - least < u32(Float::inf_code) - least;
-            if constexpr (F::global_scale) plain &= first == first;
+            bool fast = magnitude - least < u32(Float::inf_code) - least;
+            if constexpr (F::global_scale) fast &= first == first;
             float value[Elements];
-            plain &= values<Elements>(in, value);
-            if (plain) {
+            fast &= values<Elements>(in, value);
+            if (fast) {
                 const u32 last = !by_power && (ptx::bits(factor) & 0xfff) != 0;
                 const u32 count = Group<Dst::bits, Elements>::elements;
 #pragma unroll
@@ -52,13 +53,13 @@ struct Multiplier {
             ptx::mark_rare();
         }
 #pragma unroll
-        for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, one(get<Row::bits, u32>(in, i)));
+        for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, one(get<DType::bits, u32>(in, i)));
     }
 
-    // In DOUBLE.
+    // One number with DOUBLE as the compute type.
     GPUCAST_INLINE Word one(u32 code) const {
         const u64 sign = Double::sign_code, infinity = Double::inf_code;
-        const u64 value = cast_code<Row, Double>(u64(code), ToWide());
+        const u64 value = cast_code<DType, Double>(u64(code), ToWide());
         const double s = scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global);
         u64 product = ptx::bits((ptx::as_double(value) - double(scale.zero_point)) * s);
         if ((product & ~sign) > infinity) product = u64(Double::nan_code);
@@ -68,7 +69,7 @@ struct Multiplier {
     }
 
 private:
-    // The bits of a product that need not be rounded any more, or are to be rounded once.
+    // The bits of a product: exact, rounded to FLOAT, or rounded to odd for a destination of fewer bits.
     static GPUCAST_INLINE u32 product(float x, float factor, u32 last) {
         if constexpr (by_power || u32(Dst::bits) == 32) return ptx::bits(ptx::mul_rn(x, factor));
         else return ptx::bits(ptx::mul_rz(x, factor)) | last;
@@ -85,44 +86,45 @@ private:
         }
     }
 
-    // What `values` are to be multiplied with.
-    static GPUCAST_CONSTANT float lift() { return is_float4<Row>() && !has_conversion<Row>() ? 16384.0f : 1.0f; }
+    // The factor that `values` leaves out.
+    static GPUCAST_CONSTANT float lift() { return is_float4<DType>() && !has_conversion<DType>() ? 16384.0f : 1.0f; }
 
-    // The values of all codes. False where one is NaN or infinite.
+    // The values of all codes, without the factor `lift`. False where one is NaN or infinite.
     template <u32 Elements, u32 Bytes>
     GPUCAST_INLINE bool values(const Tile<Bytes>& in, float (&value)[Elements]) const {
-        const u32 of_word = 32 / Row::bits;
-        if constexpr (Row::is_int && 8 % Row::bits == 0 && Elements % of_word == 0) {
-            // Bytes in the last places of 2^23.
-            const u32 of_byte = 8 / Row::bits, moved = Row::sign_code;
-            const float less = ptx::cvt_rn_f32(-int(8388608 + moved) - scale.zero_point);
+        const u32 of_word = 32 / DType::bits;
+        if constexpr (DType::is_int && 8 % DType::bits == 0 && Elements % of_word == 0) {
+            // An integer in the low byte of the float 2^23 is added to it; then 2^23 is subtracted. Signed integers get
+            // an offset that makes them positive.
+            const u32 of_byte = 8 / DType::bits, offset = DType::sign_code;
+            const float less = ptx::cvt_rn_f32(-int(8388608 + offset) - scale.zero_point);
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) {
-                const u32 word = in.word[i / of_word] >> (u32(Row::bits) * (i % of_byte));
-                const u32 bytes = (word & repeated<8>(u32(Row::mask))) ^ repeated<8>(moved);
+                const u32 word = in.word[i / of_word] >> (u32(DType::bits) * (i % of_byte));
+                const u32 bytes = (word & repeated<8>(u32(DType::mask))) ^ repeated<8>(offset);
                 value[i] = ptx::add_rn(ptx::as_float(ptx::prmt(bytes, 0x4b000000, 0x7540 + i % of_word / of_byte)), less);
             }
             return true;
-        } else if constexpr (has_conversion<Row>() && u32(Row::bits) == 8 && Elements % 4 == 0) {
+        } else if constexpr (has_conversion<DType>() && u32(DType::bits) == 8 && Elements % 4 == 0) {
             u32 any = 0;
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 const u32 codes = in.word[i / 4];
                 u32 low, high;
-                if constexpr (is_e4m3<Row>()) ptx::cvt_f16x4_e4m3(codes, low, high);
+                if constexpr (is_e4m3<DType>()) ptx::cvt_f16x4_e4m3(codes, low, high);
                 else ptx::cvt_f16x4_e5m2(codes, low, high);
                 ptx::cvt_f32_f16x2(low, value[i], value[i + 1]);
                 ptx::cvt_f32_f16x2(high, value[i + 2], value[i + 3]);
-                // The top bit is set where a code is above the largest number's.
-                any |= (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - u32(Row::max_code));
+                // The top bit of a byte is set where the code is above that of the largest number.
+                any |= (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - u32(DType::max_code));
             }
             return (any & repeated<8>(0x80)) == 0;
-        } else if constexpr (is_float4<Row>() && Elements % 8 == 0) {
+        } else if constexpr (is_float4<DType>() && Elements % 8 == 0) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 8) {
                 const u32 codes = in.word[i / 8];
                 u32 halves[4];
-                if constexpr (has_conversion<Row>()) {
+                if constexpr (has_conversion<DType>()) {
                     ptx::cvt_f16x8_e2m1(codes, halves);
 #pragma unroll
                     for (u32 j = 0; j < 4; ++j) ptx::cvt_f32_f16x2(halves[j], value[i + 2 * j], value[i + 2 * j + 1]);
@@ -141,13 +143,13 @@ private:
             bool good = true;
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) {
-                const u32 code = get<Row::bits, u32>(in, i);
-                if constexpr (Row::is_int) {
-                    value[i] = ptx::cvt_rn_f32(int(integer<Row>(code)) - scale.zero_point);
+                const u32 code = get<DType::bits, u32>(in, i);
+                if constexpr (DType::is_int) {
+                    value[i] = ptx::cvt_rn_f32(int(integer<DType>(code)) - scale.zero_point);
                 } else {
-                    if constexpr (Row::has_nan && !Row::has_negative_zero) good &= code != u32(Row::nan_code);
-                    else if constexpr (Row::has_nan || Row::has_inf) good &= (code & ~u32(Row::sign_code)) <= u32(Row::max_code);
-                    value[i] = ptx::as_float(float_code<Finite<Row>, Float>(code));
+                    if constexpr (DType::has_nan && !DType::has_negative_zero) good &= code != u32(DType::nan_code);
+                    else if constexpr (DType::has_nan || DType::has_inf) good &= (code & ~u32(DType::sign_code)) <= u32(DType::max_code);
+                    value[i] = ptx::as_float(float_code<Finite<DType>, Float>(code));
                 }
             }
             return good;
@@ -155,35 +157,35 @@ private:
     }
 };
 
-// Rows of whole blocks of a power of two elements, in aligned arrays.
+// Rows of complete blocks of a power of two elements, in aligned arrays.
 template <typename F, typename Dst, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
 GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
-    typedef typename F::element Row;
+    typedef typename F::element DType;
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
-    Tile<Elements * Row::bits / 8> in;
+    Tile<Elements * DType::bits / 8> in;
     Tile<Elements * Dst::bits / 8> out = {};
-    load_aligned(src + begin * i64(Row::bits) / 8, in);
+    load_aligned(src + begin * i64(DType::bits) / 8, in);
     const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, begin / Block), global_value<F>(given.global_scale));
     multiplier.template tile<Elements>(in, out);
     store_aligned(dst + begin * i64(Dst::bits / 8), out);
 }
 
-// All others.
+// All other blocks and arrays.
 template <typename F, typename Dst, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
 GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
-    typedef typename F::element Row;
-    const u32 in_bytes = Elements * Row::bits / 8, out_bytes = Elements * Dst::bits / 8;
+    typedef typename F::element DType;
+    const u32 in_bytes = Elements * DType::bits / 8, out_bytes = Elements * Dst::bits / 8;
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
     const u32 last = begin + Elements <= n ? Elements : u32(n - begin);
     const float global = global_value<F>(given.global_scale);
-    const u8* from = src + begin * i64(Row::bits) / 8;
+    const u8* from = src + begin * i64(DType::bits) / 8;
     u8* to = dst + begin * i64(Dst::bits / 8);
-    Place<Index, single> place(given, begin, n);
-    if (last == Elements && place.left() >= Elements && (address(from) & (Tile<in_bytes>::piece - 1)) == 0
+    BlockCursor<Index, single> cursor(given, begin, n);
+    if (last == Elements && cursor.left() >= Elements && (address(from) & (Tile<in_bytes>::piece - 1)) == 0
         && (address(to) & (Tile<out_bytes>::piece - 1)) == 0) {
-        const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, place.block), global);
+        const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, cursor.block), global);
         Tile<in_bytes> in;
         Tile<out_bytes> out = {};
         load_aligned(from, in);
@@ -194,9 +196,9 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     ptx::mark_rare();
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
-        const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given, place.block), global);
-        store_element<Dst::bits>(to + i * (Dst::bits / 8), own.one(read_element<Row::bits, u32>(from, u64(i) * Row::bits)));
-        place.next();
+        const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given, cursor.block), global);
+        store_element<Dst::bits>(to + i * (Dst::bits / 8), own.one(read_element<DType::bits, u32>(from, u64(i) * DType::bits)));
+        cursor.next();
     }
 }
 

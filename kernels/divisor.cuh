@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// From numbers to codes by a scale, for quantize.cu. `F` is the format.
+// Numbers divided by their block's scale and rounded to codes, for quantize.cu and quantize_tiles.cu. `F` is the
+// format.
 namespace gpucast {
 
-// The elements of a block by its scale: where all are finite FLOATs and the scale is neither tiny nor huge by quick ways,
-// else in DOUBLE.
+// The codes of a block's elements by its scale. Where all elements are finite FLOATs and the scale is neither tiny nor
+// huge there is a fast path in FLOAT; else the compute type is DOUBLE.
 template <typename F, typename Src, typename Float, typename Double>
 struct Divisor {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
-    typedef typename F::element Row;
+    typedef typename F::element DType;
     enum : bool {
         by_power = !V::wide && F::scale::is_e8m0 && !F::stochastic,
         by_float = !V::wide && !F::scale::is_e8m0 && !F::stochastic
@@ -16,64 +17,65 @@ struct Divisor {
     Scale scale;
     float global, factor;
     Quotient by;
-    bool plain;
+    // Whether the scale allows the fast path.
+    bool fast;
 
     GPUCAST_INLINE Divisor(const Scale& of, float global_scale)
-        : scale(of), global(global_scale), factor(1), by(divisor(of.code, global_scale)), plain(!of.lost) {
+        : scale(of), global(global_scale), factor(1), by(divisor(of.code, global_scale)), fast(!of.is_nan) {
         if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
-        else if constexpr (by_float) plain = by.is_plain();  // NaN is not.
-        else plain = false;
+        else if constexpr (by_float) fast = by.in_range();
+        else fast = false;
     }
 
-    // The codes of a tile, into one that is still zero. `fits` where the scale is that of its elements.
+    // The codes of a tile, into a tile that is zero before. `fits` where the scale was computed from these elements.
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64 begin, bool finite, const Random& random) const {
-        if (plain && finite) {
-            if constexpr (by_power || by_float) plain_tile<Elements, fits>(in, out);
+        if (fast && finite) {
+            if constexpr (by_power || by_float) fast_tile<Elements, fits>(in, out);
             return;
         }
         if constexpr (by_power || by_float) ptx::mark_rare();
-        if (scale.lost) return;
+        if (scale.is_nan) return;
         if constexpr (F::stochastic) {
             u32 words[Elements];
             random.template words<Elements>(begin, words);
 #pragma unroll
-            for (u32 i = 0; i < Elements; ++i) put<Row::bits>(out, i, at_random(V::of(get<Src::bits, Word>(in, i)), words[i]));
+            for (u32 i = 0; i < Elements; ++i) put<DType::bits>(out, i, at_random(V::of(get<Src::bits, Word>(in, i)), words[i]));
         } else {
 #pragma unroll
-            for (u32 i = 0; i < Elements; ++i) put<Row::bits>(out, i, long_way(V::of(get<Src::bits, Word>(in, i))));
+            for (u32 i = 0; i < Elements; ++i) put<DType::bits>(out, i, in_double(V::of(get<Src::bits, Word>(in, i))));
         }
     }
 
     // One code.
     GPUCAST_INLINE u32 one(Word bits) const {
         if constexpr (by_power || by_float) {
-            if (plain && (bits & ~Word(V::sign)) < Word(V::infinity)) {
+            if (fast && (bits & ~Word(V::sign)) < Word(V::infinity)) {
                 const u32 x[4] = {bits, 0, 0, 0}, odd[4] = {quotient(bits, ptx::mul_rn(by.high, F::last())), 0, 0, 0};
-                return lanes<false>(x, odd) & u32(Row::mask);
+                return lanes<false>(x, odd) & u32(DType::mask);
             }
         }
-        return long_way(bits);
+        return in_double(bits);
     }
 
-    // In DOUBLE.
-    GPUCAST_INLINE u32 long_way(Word bits) const {
-        if (scale.lost) return 0;
+    // One code with DOUBLE as the compute type.
+    GPUCAST_INLINE u32 in_double(Word bits) const {
+        if (scale.is_nan) return 0;
         const double x = V::number(bits), q = x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
-        if constexpr (Row::is_int) {
-            return u32(clamped(to_integer(ptx::bits(as_float32<Double>(ptx::bits(q)))) + scale.zero_point)) & u32(Row::mask);
+        if constexpr (DType::is_int) {
+            return u32(clamped(to_integer(ptx::bits(as_float32<Double>(ptx::bits(q)))) + scale.zero_point)) & u32(DType::mask);
         } else {
             u32 odd = ptx::bits(as_float32<Double>(ptx::bits(q)));
             if (x != x) odd = u32(bits >> (Width<Word>::bits - 32)) | 0x7fc00000;
-            return cast_code<Float, Row>(odd, typename F::element_rule());
+            return cast_code<Float, DType>(odd, typename F::element_rule());
         }
     }
 
     GPUCAST_INLINE u32 at_random(Word bits, u32 random) const {
-        if (scale.lost) return 0;
+        if (scale.is_nan) return 0;
         const double x = V::number(bits), q = x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
-        const u64 same = cast_code<typename V::Row, Double>(u64(bits), ToWide());
-        return convert_stochastic<Double, Row>(x != x ? same : ptx::bits(q), random, typename F::element_rule());
+        const u64 same = cast_code<typename V::DType, Double>(u64(bits), ToWide());
+        return convert_stochastic<Double, DType>(x != x ? same : ptx::bits(q), random, typename F::element_rule());
     }
 
 private:
@@ -87,26 +89,27 @@ private:
     }
 
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE void plain_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        if constexpr (by_power && is_upper_half<Src>() && has_halves<Src, Row>() && !has_conversion<Row>()) {
-            // The products are exact, or so small that they become zero.
+    GPUCAST_INLINE void fast_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        if constexpr (by_power && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
+            // The products in BFLOAT16 are exact, or so small that they become zero.
             const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 const u32 low = ptx::fma_rn_bf16x2(in.word[i / 2], both, repeated<16>(0x8000));
                 const u32 high = ptx::fma_rn_bf16x2(in.word[i / 2 + 1], both, repeated<16>(0x8000));
-                put_lanes<Row::bits, 4>(out, i, halves_lanes<Finite<Src>, Row>(low, high, typename F::element_rule()));
+                put_lanes<DType::bits, 4>(out, i, halves_lanes<Finite<Src>, DType>(low, high, typename F::element_rule()));
             }
-        } else if constexpr (by_power && has_conversion<Row>() && Elements * u32(Row::bits) % 32 == 0) {
-            // As above: the conversion makes the largest code of what is larger.
-            u32 beyond = 0;
+        } else if constexpr (by_power && has_conversion<DType>() && Elements * u32(DType::bits) % 32 == 0) {
+            // The products are exact as above, and the instruction saturates.
+            typedef ReciprocalCodes<DType> Codes;
+            u32 overflow = 0;
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
-                out.word[i] = Beside<Row>::template codes<false>(numbers<Beside<Row>::elements>(in, i), factor, 0, 0, 0, beyond);
+                out.word[i] = Codes::template codes<false>(numbers<Codes::elements>(in, i), factor, 0, 0, 0, overflow);
             }
         } else {
-            if constexpr (by_float && Beside<Row>::known && Elements * u32(Row::bits) % 32 == 0) {
-                if (beside<Elements, fits>(in, out)) return;
+            if constexpr (by_float && ReciprocalCodes<DType>::known && Elements * u32(DType::bits) % 32 == 0) {
+                if (by_reciprocals<Elements, fits>(in, out)) return;
                 ptx::mark_rare();
 #pragma unroll
                 for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = 0;
@@ -120,12 +123,12 @@ private:
                     x[j] = u32(V::of(get<Src::bits, Word>(in, i + j)));
                     odd[j] = quotient(x[j], last);
                 }
-                put_lanes<Row::bits, 4>(out, i, lanes<fits>(x, odd));
+                put_lanes<DType::bits, 4>(out, i, lanes<fits>(x, odd));
             }
         }
     }
 
-    // The numbers of a tile that become word i of the result.
+    // The numbers of a tile whose codes are word i of the result.
     template <u32 N, u32 SrcBytes>
     static GPUCAST_INLINE Numbers<N> numbers(const Tile<SrcBytes>& in, u32 i) {
         Numbers<N> x;
@@ -134,28 +137,29 @@ private:
         return x;
     }
 
-    // False where a quotient is too near the midpoint of two codes to be told from it.
+    // The codes by two products with reciprocals (quotients.cuh). False where a quotient may be beyond the largest
+    // element, or is too near the midpoint of two codes to decide.
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE bool beside(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        typedef Beside<Row> B;
+    GPUCAST_INLINE bool by_reciprocals(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        typedef ReciprocalCodes<DType> B;
         const bool limited = !fits || u32(F::scale::bits) < 32;
         float low = 0, high = 0;
-        if constexpr (limited && Row::is_int) {
+        if constexpr (limited && DType::is_int) {
             low = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::lowest) - scale.zero_point));
             high = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::largest) - scale.zero_point));
         }
         const u32 lowered = B::lowered, zero_points = u32(scale.zero_point) * u32(B::ones_of_byte);
         const float below = ptx::as_float(ptx::bits(by.reciprocal(-2)) - lowered);
         const float above = ptx::as_float(ptx::bits(by.reciprocal(2)) - lowered);
-        u32 differ = 0, beyond = 0, other[Tile<DstBytes>::words];
+        u32 differ = 0, overflow = 0, other[Tile<DstBytes>::words];
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
             const Numbers<B::elements> x = numbers<B::elements>(in, i);
-            out.word[i] = B::template codes<limited>(x, below, low, high, zero_points, beyond);
-            other[i] = B::template codes<limited>(x, above, low, high, zero_points, beyond);
+            out.word[i] = B::template codes<limited>(x, below, low, high, zero_points, overflow);
+            other[i] = B::template codes<limited>(x, above, low, high, zero_points, overflow);
             differ |= out.word[i] ^ other[i];
         }
-        const bool within = (beyond & repeated<8>(0x70)) == 0;
+        const bool within = (overflow & repeated<8>(0x70)) == 0;
         if (differ == 0 && within) return true;
         ptx::mark_rare();
         u32 bits = 0;
@@ -166,41 +170,44 @@ private:
         if (!within || !by.is_short() || (bits & 0x1fff) != 0) return false;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
-            // All bits of the lanes whose code, or integer before the zero point, is odd.
-            const u32 odd = ((out.word[i] ^ (u32(scale.zero_point) & 1) * u32(B::ones)) & u32(B::ones)) * u32(Row::mask);
+            // All bits of the elements whose code, or integer before the zero point is added, is odd: these take the
+            // other code, which is even.
+            const u32 odd = ((out.word[i] ^ (u32(scale.zero_point) & 1) * u32(B::ones)) & u32(B::ones)) * u32(DType::mask);
             out.word[i] = (other[i] & odd) | (out.word[i] & ~odd);
         }
         return true;
     }
 
-    // Of a finite number. What is cut off, beyond `last`, is out of the elements' range in any case.
+    // The bits of the quotient of a finite number, for `lanes`. Magnitudes are limited to `last`, beyond the elements'
+    // range, because `Quotient` takes no larger ones.
     GPUCAST_INLINE u32 quotient(u32 bits, float last) const {
         const float x = ptx::as_float(bits);
         if constexpr (by_power) return ptx::bits(ptx::mul_rn(x, factor));
-        else return by.odd<!F::global_scale>(ptx::min(ptx::abs(x), last));
+        else return by.rounded_to_odd<!F::global_scale>(ptx::min(ptx::abs(x), last));
     }
 
-    // Four codes, a byte each, of quotients: by FLOATs their magnitudes, within the elements' range.
+    // Four codes, a byte each, from quotients. Where the scale is a FLOAT these are magnitudes within the elements'
+    // range, and x has the signs.
     template <bool fits>
     GPUCAST_INLINE u32 lanes(const u32 (&x)[4], const u32 (&odd)[4]) const {
         u32 part[4];
-        if constexpr (Row::is_int) {
+        if constexpr (DType::is_int) {
             const float least = ptx::cvt_rn_f32(int(F::lowest) - scale.zero_point), most = ptx::cvt_rn_f32(int(F::largest) - scale.zero_point);
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 float q = ptx::as_float(by_float ? odd[j] | (x[j] & 0x80000000) : odd[j]);
-                // A scale of fewer bits may be below amax / the largest element.
+                // A scale of fewer bits may be rounded to one below amax / the largest element.
                 if constexpr (!fits || u32(F::scale::bits) < 32) q = ptx::min(ptx::max(q, least), most);
                 // The sum with 1.5 * 2^23 has the nearest integer in its low bits.
                 part[j] = ptx::bits(ptx::add_rn(q, ptx::as_float(0x4b400000))) + u32(scale.zero_point);
             }
-            return low_lanes<8>(part) & repeated<8>(u32(Row::mask));
+            return low_lanes<8>(part) & repeated<8>(u32(DType::mask));
         } else if constexpr (by_power) {
-            return cast_lanes<Finite<Float>, Row>(odd, typename F::element_rule());
+            return cast_lanes<Finite<Float>, DType>(odd, typename F::element_rule());
         } else {
 #pragma unroll
-            for (u32 j = 0; j < 4; ++j) part[j] = small_steps<Row>(ptx::as_float(odd[j]));
-            return signed_lanes<Float, Row>(part, x);
+            for (u32 j = 0; j < 4; ++j) part[j] = small_code<DType>(ptx::as_float(odd[j]));
+            return signed_lanes<Float, DType>(part, x);
         }
     }
 };

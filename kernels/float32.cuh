@@ -1,57 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers of every type as a float, for shortcuts to the types that a float holds with two bits to spare.
+// Numbers of every type as a float: the compute type of the fast paths to types with two bits less precision than a
+// float.
 //
 // Types of up to 24 significant bits are exact. The wider ones are rounded to odd: toward zero, and the last bit set
-// where anything was lost. Rounding such a float once more gives what rounding the number itself gives.
+// where anything was cut off. Rounding such a float once more gives the same as rounding the number itself (Boldo and
+// Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
 namespace gpucast {
 
 // Whether `as_float32` knows the source. Floats of 8 bits or fewer are looked up in tables instead.
-template <typename Row>
+template <typename DType>
 GPUCAST_CONSTANT bool has_float32() {
-    if constexpr (!Row::is_float) return !Row::is_e8m0;
-    else return Row::bits >= 32 || (Row::bits == 16 && (Row::mantissa_bits == 10 || Row::mantissa_bits == 7));
+    if constexpr (!DType::is_float) return !DType::is_e8m0;
+    else return DType::bits >= 32 || (DType::bits == 16 && (DType::mantissa_bits == 10 || DType::mantissa_bits == 7));
 }
 
 // The value of an integer or boolean: int, u32, i64 or u64.
-template <typename Row>
+template <typename DType>
 GPUCAST_INLINE auto integer(u32 code) {
-    if constexpr (Row::is_bool) {
+    if constexpr (DType::is_bool) {
         return u32(code != 0);
-    } else if constexpr (Row::sign_code == 0) {
-        return Row::bits == 32 ? code : code & u32(Row::mask);
-    } else if constexpr (Row::bits == 32) {
+    } else if constexpr (DType::sign_code == 0) {
+        return DType::bits == 32 ? code : code & u32(DType::mask);
+    } else if constexpr (DType::bits == 32) {
         return int(code);
     } else {
-        return int(code << (32 - Row::bits)) >> (32 - Row::bits);
+        return int(code << (32 - DType::bits)) >> (32 - DType::bits);
     }
 }
-template <typename Row>
+template <typename DType>
 GPUCAST_INLINE auto integer(u64 code) {
-    if constexpr (Row::bits < 64) {
-        return integer<Row>(u32(code));
-    } else if constexpr (Row::sign_code == 0) {
+    if constexpr (DType::bits < 64) {
+        return integer<DType>(u32(code));
+    } else if constexpr (DType::sign_code == 0) {
         return code;
     } else {
         return i64(code);
     }
 }
 
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_INLINE float as_float32(Word code) {
-    if constexpr (!Row::is_float && Row::bits <= 16) {
-        return ptx::cvt_rn_f32(integer<Row>(code));
-    } else if constexpr (!Row::is_float) {
-        // The type has 32 or more bits, of which a float keeps the upper 24: what it lost lies below them.
-        const bool negative = Row::sign_code != 0 && (code & Word(Row::sign_code)) != 0;
+    if constexpr (!DType::is_float && DType::bits <= 16) {
+        return ptx::cvt_rn_f32(integer<DType>(code));
+    } else if constexpr (!DType::is_float) {
+        // The type has 32 or more bits, of which a float keeps the upper 24; the others are cut off.
+        const bool negative = DType::sign_code != 0 && (code & Word(DType::sign_code)) != 0;
         const Word magnitude = negative ? 0 - code : code;
         const int zeros = leading_zeros(magnitude | 1);
-        const Word lost = magnitude << zeros << 24;
-        return ptx::as_float(ptx::bits(ptx::cvt_rz_f32(integer<Row>(code))) | u32(lost != 0));
-    } else if constexpr (Row::bits == 16 && Row::mantissa_bits == 10) {
+        const Word cut_off = magnitude << zeros << 24;
+        return ptx::as_float(ptx::bits(ptx::cvt_rz_f32(integer<DType>(code))) | u32(cut_off != 0));
+    } else if constexpr (DType::bits == 16 && DType::mantissa_bits == 10) {
         return ptx::cvt_f32_f16(u32(code));
-    } else if constexpr (Row::bits == 16) {
+    } else if constexpr (DType::bits == 16) {
         return ptx::as_float(u32(code) << 16);
-    } else if constexpr (Row::bits == 32) {
+    } else if constexpr (DType::bits == 32) {
         return ptx::as_float(u32(code));
     } else {
         const double value = ptx::as_double(code);
@@ -62,25 +64,27 @@ GPUCAST_INLINE float as_float32(Word code) {
 }
 
 // The sign of a signed type's code, as the top bit.
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_INLINE u32 sign_of(Word code) {
-    if constexpr (Row::bits == 64) {
+    if constexpr (DType::bits == 64) {
         return u32(code >> 32) & 0x80000000;
     } else {
-        return u32(code) << (32 - Row::bits) & 0x80000000;
+        return u32(code) << (32 - DType::bits) & 0x80000000;
     }
 }
 
-// The value of a code as the bits of a float; also of the codes beyond the last finite one, as if they went on.
-template <typename Row>
+// The value of a code of a floating type as the bits of a float. A code above that of the largest number counts as if
+// the finite numbers went on.
+template <typename DType>
 GPUCAST_CONSTANT u32 float32_bits(u32 code) {
-    const u32 field = code >> Row::mantissa_bits, fraction = code & ((1u << Row::mantissa_bits) - 1);
-    return (field + 127 - Row::bias) << 23 | fraction << (23 - Row::mantissa_bits);
+    const u32 field = code >> DType::mantissa_bits, fraction = code & ((1u << DType::mantissa_bits) - 1);
+    return (field + 127 - DType::bias) << 23 | fraction << (23 - DType::mantissa_bits);
 }
 
 // ---- lanes: the bytes or halves of a word ----
 
-// The low byte (Lane 8) or half (Lane 16) of each word, the first one lowest. Lanes that no word fills are zero.
+// One word of the low bytes (Lane 8) or halves (Lane 16) of N words, the first one lowest. Lanes without a word are
+// zero.
 template <u32 Lane, u32 N>
 GPUCAST_INLINE u32 low_lanes(const u32 (&part)[N]) {
     static_assert(N * Lane <= 32, "lanes of one word");
@@ -92,7 +96,7 @@ GPUCAST_INLINE u32 low_lanes(const u32 (&part)[N]) {
     }
 }
 
-// The same of the high bytes or halves.
+// One word of the high bytes or halves of N words.
 template <u32 Lane, u32 N>
 GPUCAST_INLINE u32 high_lanes(const u32 (&part)[N]) {
     static_assert(N * Lane <= 32, "lanes of one word");

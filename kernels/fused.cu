@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cast fused with what else a training step asks of the same pass: a multiplication by one number, rounding at random,
-// the largest magnitude of the source, and whether all of it is finite.
+// A cast with fused operations of a training step, in the same pass over memory: a multiplication by one number,
+// stochastic rounding, the largest magnitude of the source, and whether all of the source is finite.
 //
-// gpucast/fused_source.py puts this file behind the others (philox.cuh and stochastic.cuh too), for these kernels alone.
+// gpucast/fused_source.py puts philox.cuh, stochastic.cuh and this file behind those that every kernel needs.
 namespace gpucast {
 
-// What a fused kernel is given; gpucast.fused_source.FusedArguments has the same fields. What no option asks for is not read.
+// The last argument of a fused kernel; gpucast.fused_source.FusedArguments has the same fields. A field without its
+// option is not read.
 struct FusedArguments {
-    // The number, or where it lies on the device: a FLOAT where the scaling is narrow, else a DOUBLE.
+    // The number, or its address on the device: of a FLOAT where the scaling is narrow, else of a DOUBLE.
     double scale;
     const void* scale_at;
-    // A FLOAT: the largest magnitude so far.
+    // The address of a FLOAT, the largest magnitude so far; its bits are compared as an integer.
     int* amax;
-    // Becomes 0 where a source value is infinite or NaN.
+    // The address of a byte that is set to 0 where a source value is infinite or NaN.
     u8* finite;
     Random random;
-    // The index of the array's first element among those that the random words are for.
+    // The index of the array's first element in the sequence of the random words.
     i64 first;
 };
 
@@ -28,87 +29,84 @@ struct FusedDims {
 // A number to multiply with: none, a value of FLOAT, or any DOUBLE.
 enum class Scaling { none, narrow, wide };
 
-// To FLOAT or DOUBLE.
-typedef Rule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToWide;
+// The rule of casts to FLOAT or DOUBLE as a compute type.
+typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToWide;
 
-template <typename R>
-constexpr bool is_stochastic = false;
-template <Overflow overflow, bool infinity_is_nan, RoundMode round_mode>
-constexpr bool is_stochastic<Rule<overflow, infinity_is_nan, Rounding::stochastic, round_mode>> = true;
-
-// True where FLOAT has every value of the type.
-template <typename Row>
+// Whether FLOAT has every value of the type.
+template <typename DType>
 GPUCAST_CONSTANT bool fits_float32() {
-    return u32(Row::bits) <= 16 || (Row::is_float && u32(Row::bits) == 32);
+    return u32(DType::bits) <= 16 || (DType::is_float && u32(DType::bits) == 32);
 }
 
-// True where the product of two FLOATs may be rounded to FLOAT (see `Fused::float_product`) before it goes to `Dst`.
+// Whether the product of two FLOATs may be rounded to FLOAT (see `Fused::float_product`) before it is cast to `Dst`.
 template <typename Dst>
 GPUCAST_CONSTANT bool takes_float32() {
     if constexpr (Dst::is_e8m0) return true;
     else if constexpr (!Dst::is_float) return false;
-    // The smallest number is far above what FLOAT cannot tell from zero.
+    // Of small floats those whose smallest number is far above FLOAT's.
     else return is_upper_half<Dst>() || u32(Dst::bits) == 32 || (is_small<Dst>() && int(Dst::bias) + int(Dst::mantissa_bits) < 100);
 }
 
-// What is larger for larger magnitudes, and largest for NaN: the code without its sign, of an integer its magnitude.
-template <typename Row, typename Word>
+// A key that grows with the magnitude, and is largest for NaN: the code without its sign, or the magnitude of an
+// integer.
+template <typename DType, typename Word>
 GPUCAST_INLINE Word magnitude(Word code) {
-    code &= Word(Row::mask);
-    if constexpr (Row::is_bool) return code != 0;
-    else if constexpr (Row::is_int) return (code & Word(Row::sign_code)) != 0 ? (0 - code) & Word(Row::mask) : code;
+    code &= Word(DType::mask);
+    if constexpr (DType::is_bool) return code != 0;
+    else if constexpr (DType::is_int) return (code & Word(DType::sign_code)) != 0 ? (0 - code) & Word(DType::mask) : code;
     else {
-        const Word found = code & ~Word(Row::sign_code);
-        if constexpr (!Row::is_float) return found;
-        // Where NaN has no sign, it stands where -0 would.
-        else return !Row::has_negative_zero && code == Word(Row::sign_code) ? code : found;
+        const Word found = code & ~Word(DType::sign_code);
+        if constexpr (!DType::is_float) return found;
+        // Types without -0 have NaN in its place.
+        else return !DType::has_negative_zero && code == Word(DType::sign_code) ? code : found;
     }
 }
 
-// The code of a FLOAT, of a type whose values are all among FLOAT's; any NaN of its sign.
-template <typename Row, typename Float, typename Word>
+// The number as the code of a FLOAT, for a type whose values are all FLOATs; of NaN only the sign is kept.
+template <typename DType, typename Float, typename Word>
 GPUCAST_INLINE u32 float_code(Word code) {
-    if constexpr (Row::is_float && u32(Row::bits) <= 8) {
-        // As if it had FLOAT's bias, then brought to its own: subnormal numbers become normal ones.
-        const u32 sign = Row::sign_code, magnitude = u32(code) & u32(Row::mask) & ~sign;
-        const float power = ptx::as_float(u32(254 - Row::bias) << 23);
-        u32 found = ptx::bits(ptx::mul_rn(ptx::as_float(magnitude << (23 - Row::mantissa_bits)), power));
-        if constexpr (Row::has_nan) {
-            if constexpr (Row::has_inf) {
-                if (magnitude >= u32(Row::inf_code)) found = u32(Float::inf_code) + (magnitude - u32(Row::inf_code));
-            } else if constexpr (Row::has_negative_zero) {
-                if (magnitude == u32(Row::nan_code)) found = u32(Float::nan_code);
-            } else if ((u32(code) & u32(Row::mask)) == u32(Row::nan_code)) {
+    if constexpr (DType::is_float && u32(DType::bits) <= 8) {
+        // The bits are taken for those of a FLOAT and multiplied by the power of two between the two biases, which
+        // makes subnormal numbers normal.
+        const u32 sign = DType::sign_code, magnitude = u32(code) & u32(DType::mask) & ~sign;
+        const float power = ptx::as_float(u32(254 - DType::bias) << 23);
+        u32 found = ptx::bits(ptx::mul_rn(ptx::as_float(magnitude << (23 - DType::mantissa_bits)), power));
+        if constexpr (DType::has_nan) {
+            if constexpr (DType::has_inf) {
+                if (magnitude >= u32(DType::inf_code)) found = u32(Float::inf_code) + (magnitude - u32(DType::inf_code));
+            } else if constexpr (DType::has_negative_zero) {
+                if (magnitude == u32(DType::nan_code)) found = u32(Float::nan_code);
+            } else if ((u32(code) & u32(DType::mask)) == u32(DType::nan_code)) {
                 return u32(Float::nan_code);
             }
         }
-        return found | (u32(code) & sign) << (32 - Row::bits);
+        return found | (u32(code) & sign) << (32 - DType::bits);
     } else {
-        return u32(cast_code<Row, Float>(code, ToWide()));
+        return u32(cast_code<DType, Float>(code, ToWide()));
     }
 }
 
-// A magnitude, as the code of a FLOAT.
-template <typename Row, typename Float, typename Word>
+// The magnitude with a key (`magnitude`) as the code of a FLOAT.
+template <typename DType, typename Float, typename Word>
 GPUCAST_INLINE u32 float_magnitude(Word found) {
-    if constexpr (Row::is_float || Row::is_e8m0) {
-        const u32 code = u32(cast_code<Row, Float>(found, ToWide()));
+    if constexpr (DType::is_float || DType::is_e8m0) {
+        const u32 code = u32(cast_code<DType, Float>(found, ToWide()));
         return code > u32(Float::inf_code) ? u32(Float::nan_code) : code;
     } else {
         return u32(encode<Float>(normalised(false, found, Width<Word>::bits - 1), ToWide(), FloatFamily()));
     }
 }
 
-// A converter (see cast.cu). `R` is the rule of the rounding: without a number that of Src to Dst, else of DOUBLE to Dst.
-// Kernels call `finish` with whole warps once all elements are cast.
-template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename R, Scaling scaling, bool has_amax,
+// A converter (see cast.cu). `Rule` is that of Src to Dst, or with a number to multiply with that of DOUBLE to Dst.
+// Kernels call `finish` with all threads of a warp once all elements are cast.
+template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename Rule, Scaling scaling, bool has_amax,
           bool has_finite>
 struct Fused {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     enum : u32 { shared_bytes = 0 };
     enum : bool {
         observes = has_amax || has_finite,
-        stochastic = is_stochastic<R>,
+        stochastic = Rule::rounding() == Rounding::stochastic,
         by_float = scaling == Scaling::narrow && !stochastic && fits_float32<Src>() && takes_float32<Dst>()
     };
     const FusedArguments& given;
@@ -130,13 +128,13 @@ struct Fused {
         if constexpr (stochastic) {
             return at_random<1>({code}, {given.random.one(given.first + i)});
         } else if constexpr (scaling == Scaling::none) {
-            return cast_code<Src, Dst>(code, R());
+            return cast_code<Src, Dst>(code, Rule());
         } else if constexpr (!by_float) {
-            return Word(cast_code<Double, Dst>(product(code), R()));
+            return Word(cast_code<Double, Dst>(product(code), Rule()));
         } else if constexpr (u32(Dst::bits) == 32) {
-            return to_float<Float, Dst>(float_product(code), R());
+            return to_float<Float, Dst>(float_product(code), Rule());
         } else {
-            return cast_code<Float, Dst>(float_product(code), R());
+            return cast_code<Float, Dst>(float_product(code), Rule());
         }
     }
 
@@ -161,7 +159,7 @@ struct Fused {
         } else if constexpr (scaling == Scaling::none) {
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) observe(get<SrcBits, Word>(in, i));
-            Arithmetic<Src, Dst, SrcBits, R>().template tile<Elements>(in, out, begin);
+            Arithmetic<Src, Dst, SrcBits, Rule>().template tile<Elements>(in, out, begin);
         } else if constexpr (by_float && u32(Dst::bits) <= 16) {
             const u32 count = Group<Dst::bits, Elements>::elements;
 #pragma unroll
@@ -173,7 +171,7 @@ struct Fused {
                     if constexpr (observes) observe(code);
                     products[j] = float_product(code);
                 }
-                put_lanes<Dst::bits, count>(out, i, cast_lanes<Float, Dst>(products, R()));
+                put_lanes<Dst::bits, count>(out, i, cast_lanes<Float, Dst>(products, Rule()));
             }
         } else {
 #pragma unroll
@@ -187,8 +185,8 @@ struct Fused {
         }
         if constexpr (has_amax) {
             const int found = ptx::redux_max(int(float_magnitude<Src, Float>(largest)));
-            // The last lane, because on the host a warp's threads run in turn. Most warps find nothing new: of so many
-            // atomic operations on one address each would wait for the others.
+            // The last lane, because in the host build the threads of a warp run in turn. Compared first, because most
+            // warps do not have a new maximum, and atomic operations on one address wait for each other.
             if (ptx::lane() == 31 && found > *given.amax) ptx::red_max(given.amax, found);
         }
     }
@@ -199,32 +197,33 @@ private:
         largest = found > largest ? found : largest;
     }
 
-    // As `stochastic_lanes` has them.
+    // Codes in the lanes of a word, as `stochastic_lanes` returns them.
     template <u32 N>
     GPUCAST_INLINE u32 at_random(const Word (&codes)[N], const u32 (&words)[N]) const {
         if constexpr (scaling == Scaling::none) {
-            return stochastic_lanes<Src, Dst>(codes, words, R());
+            return stochastic_lanes<Src, Dst>(codes, words, Rule());
         } else {
             u64 products[N];
 #pragma unroll
             for (u32 i = 0; i < N; ++i) products[i] = product(codes[i]);
-            return stochastic_lanes<Double, Dst>(products, words, R());
+            return stochastic_lanes<Double, Dst>(products, words, Rule());
         }
     }
 
-    // The code of a DOUBLE.
+    // The product as the code of a DOUBLE.
     GPUCAST_INLINE u64 product(Word code) const {
         const u64 value = cast_code<Src, Double>(u64(code), ToWide());
-        // Rounded once, subnormals kept: no flag bends a product of doubles that is not added to anything.
+        // Rounded once, subnormals kept: no compiler flag changes a product of doubles to which nothing is added.
         u64 product = ptx::bits(ptx::as_double(value) * scale);
-        // Which NaN a multiplication gives is the processor's choice. Here it keeps its sign; infinity times 0 is +NaN.
+        // Processors differ in the NaN of a product. Here NaN keeps its sign; infinity times 0 is +NaN.
         const u64 sign = Double::sign_code, infinity = Double::inf_code;
         if ((product & ~sign) > infinity) product = u64(Double::nan_code) | ((value & ~sign) > infinity ? value & sign : 0);
         return product;
     }
 
-    // The code of a FLOAT that goes to Dst as the product does: to FLOAT rounded as any product is, to types of fewer bits
-    // rounded to odd (float32.cuh). DOUBLE, which many GPUs are slow at, would hold the product of two FLOATs.
+    // The code of a FLOAT whose cast to Dst is that of the product: for FLOAT the product rounded to nearest, for types
+    // of fewer bits rounded to odd (float32.cuh). DOUBLE would hold the product of two FLOATs, but many GPUs are slow
+    // at it.
     GPUCAST_INLINE u32 float_product(Word code) const {
         const u32 value = float_code<Src, Float>(code);
         const float x = ptx::as_float(value), y = ptx::cvt_rn_f32(scale);
@@ -233,22 +232,22 @@ private:
             product = ptx::bits(ptx::mul_rn(x, y));
         } else {
             const float cut = ptx::mul_rz(x, y);
-            // What was cut off is NaN where the product is infinite.
+            // Where the product is infinite, the part that was cut off is NaN, for which set_ne gives 0.
             product = ptx::bits(cut) | ptx::set_ne(ptx::fma_rn(x, y, ptx::neg(cut)), 0);
             if constexpr (is_upper_half<Dst>() || Dst::is_e8m0) {
-                // Below 2^-102 FLOAT may not hold what was cut off.
+                // Below 2^-102 the part that was cut off may be below all FLOATs.
                 const bool tiny = (product & 0x7fffffff) < 25u << 23 && value << 1 != 0;
                 if (tiny) product = ptx::bits(as_float32<Double>(ptx::bits(ptx::cvt_f64(x) * scale)));
             }
         }
-        // NaN keeps its sign; infinity times 0 gives the NaN of all instructions, which is positive.
+        // NaN keeps its sign; for infinity times 0 the instructions give their canonical NaN, which is positive.
         return x != x ? value : product;
     }
 };
 
 }  // namespace gpucast
 
-// fused_source.py defines NAME_rule.
+// Macros, because the name of a kernel is a pair's. fused_source.py defines NAME_rule.
 #define GPUCAST_FUSED(NAME, SRC, DST, SRC_BITS, SCALING, AMAX, FINITE)                                                 \
     gpucast::Fused<gpucast::SRC, gpucast::DST, gpucast::FLOAT, gpucast::DOUBLE, SRC_BITS, gpucast::NAME##_rule,        \
                    gpucast::Scaling::SCALING, AMAX, FINITE>

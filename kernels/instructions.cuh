@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instructions that shortcuts are made of, one function each, named as PTX names them.
+// The instructions that fast paths are made of, one function each, named as PTX names them.
 //
 // Inline PTX, because it means the same under every compiler flag: none of these flushes subnormal numbers. The host
-// build has a model of each in its place (gpucast/host_instructions.hpp), written from the PTX manual.
+// build uses a model of each instead (gpucast/host_instructions.hpp), written from the PTX manual.
 #ifndef GPUCAST_HOST
 namespace gpucast {
 namespace ptx {
@@ -19,7 +19,7 @@ namespace ptx {
         asm(INSTRUCTION " %0, %1, %2;" : "=" TC(d) : TC(a), BC(b));    \
         return d;                                                      \
     }
-// The second operand stands first in PTX: it goes into the upper half.
+// PTX takes the operand for the upper half first.
 #define GPUCAST_BINARY_OF(NAME, INSTRUCTION, D, DC, A, AC)             \
     GPUCAST_INLINE D NAME(A a, A b) {                                  \
         D d;                                                           \
@@ -45,14 +45,14 @@ GPUCAST_UNARY(bits, "mov.b64", u64, "l", double, "d")
 GPUCAST_UNARY(as_float, "mov.b32", float, "f", u32, "r")
 GPUCAST_UNARY(as_double, "mov.b64", double, "d", u64, "l")
 
-// Of float. min and max give the other operand where one is NaN.
+// Operations on float. Where one operand is NaN, min and max give the other one.
 GPUCAST_UNARY(abs, "abs.f32", float, "f", float, "f")
 GPUCAST_UNARY(neg, "neg.f32", float, "f", float, "f")
 GPUCAST_BINARY(min, "min.f32", float, "f", float, "f")
 GPUCAST_BINARY(max, "max.f32", float, "f", float, "f")
-// NaN where one is NaN; from sm_80 on.
+// The maximum, or NaN where an operand is NaN; from sm_80 on.
 GPUCAST_BINARY(max_nan, "max.NaN.f32", float, "f", float, "f")
-// Within one unit in the last place.
+// The reciprocal within one unit in the last place. It alone flushes subnormal numbers: `Quotient` excludes them.
 GPUCAST_UNARY(rcp, "rcp.approx.ftz.f32", float, "f", float, "f")
 GPUCAST_BINARY(add_rn, "add.rn.f32", float, "f", float, "f")
 GPUCAST_BINARY(mul_rn, "mul.rn.f32", float, "f", float, "f")
@@ -90,20 +90,20 @@ GPUCAST_UNARY(cvt_rni_s32, "cvt.rni.s32.f32", int, "r", float, "f")
 GPUCAST_UNARY(cvt_rni_u32, "cvt.rni.u32.f32", u32, "r", float, "f")
 GPUCAST_UNARY(cvt_rzi_s64, "cvt.rzi.s64.f32", i64, "l", float, "f")
 
-// Of two float16 or bfloat16 at a time, from sm_80 on.
+// Operations on two float16 or bfloat16 at a time, from sm_80 on.
 GPUCAST_BINARY(min_f16x2, "min.f16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_f16x2, "max.f16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_f16x2, "fma.rn.f16x2", u32, "r")
 GPUCAST_BINARY(min_bf16x2, "min.bf16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
-// Of two integers of 16 bits at a time, from sm_90 on.
+// Operations on two integers of 16 bits at a time, from sm_90 on.
 GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_s16x2, "max.s16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(min_u16x2, "min.u16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_u16x2, "max.u16x2", u32, "r", u32, "r")
 
-// Of two floats at a time, the second factor the same; from sm_100 on.
+// Operations on two floats at a time, with the same second factor; from sm_100 on.
 GPUCAST_INLINE void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
     asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %4}; mul.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor));
@@ -114,8 +114,8 @@ GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, flo
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(more));
 }
 
-// Numbers that are not NaN to small floats, `a` in the lowest bits: to nearest, ties to even; what is beyond the largest
-// becomes the largest, and zeros keep their signs. To 8 bits from sm_89 on, to 4 bits where GPUCAST_SPECIFIC is set.
+// Numbers that are not NaN to small floats, `a` in the lowest bits: to nearest, ties to even; overflow saturates, and
+// zeros keep their signs. To 8 bits from sm_89 on, to 4 bits where GPUCAST_SPECIFIC is set.
 #define GPUCAST_TO_FLOAT8(NAME, INSTRUCTION)                                                                       \
     GPUCAST_INLINE u32 NAME(float a, float b, float c, float d) {                                                  \
         u32 e;                                                                                                     \
@@ -155,7 +155,7 @@ GPUCAST_INLINE u32 cvt_f16x2_e4m3(u32 a) {
     return d;
 }
 
-// Tells the static check of the machine code that what comes here is rare (bench/sass_paths.py); else without effect.
+// Marks a rare branch for the static check of the machine code (bench/sass_paths.py); it has no effect otherwise.
 GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
 
 // The lane of a thread in its warp.
@@ -165,7 +165,7 @@ GPUCAST_INLINE u32 lane() {
     return d;
 }
 
-// The largest of the integers of a warp's threads, all of which come here.
+// The largest of the integers of a warp's threads, all of which must call this.
 GPUCAST_INLINE int redux_max(int a) {
 #if __CUDA_ARCH__ >= 800
     int d;
@@ -182,12 +182,13 @@ GPUCAST_INLINE int redux_max(int a) {
 #endif
 }
 
-// The larger of two integers takes the place of the first, in one step.
+// *to = max(*to, a), atomically.
 GPUCAST_INLINE void red_max(int* to, int a) {
     asm volatile("red.global.max.s32 [%0], %1;" : : "l"(to), "r"(a) : "memory");
 }
 
-// Vectors in global memory. Written in C++ a load of which only some words count would be split.
+// Vector accesses to global memory. Inline PTX, because the compiler would split a C++ load of which only some words
+// are used.
 GPUCAST_INLINE void ld(const u8* from, u32& a, u32& b) {
     asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(from));
 }
@@ -201,8 +202,9 @@ GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
-// Those bytes of four, the first of which has number i, whose number is one of `count` from `begin` on; others are zero, or
-// are left as they are. One piece of text each, because compilers take long over so many branches.
+// Four bytes, numbered from i on, of which those with the `count` numbers from `begin` on are accessed: of a load the
+// others are zero, of a store the others are left alone. One piece of inline PTX each, because compilers take long over
+// so many branches.
 GPUCAST_INLINE u32 ld_bytes(const u8* from, u32 i, u32 begin, u32 count) {
     u32 d;
     asm volatile("{.reg .pred p; .reg .u32 i, b; sub.u32 i, %2, %3; mov.u32 %0, 0;\n"
@@ -222,7 +224,7 @@ GPUCAST_INLINE void st_bytes(u8* to, u32 bytes, u32 i, u32 begin, u32 count) {
                  : : "l"(to), "r"(bytes), "r"(i), "r"(begin), "r"(count) : "memory");
 }
 
-// The whole product. Written in C++ its upper half is moved and added to zero.
+// All 64 bits of the product. Inline PTX, because for C++ the compiler moves the upper half and adds zero to it.
 GPUCAST_INLINE u64 mul_wide(u32 a, u32 b) {
     u64 d;
     asm("mul.wide.u32 %0, %1, %2;" : "=l"(d) : "r"(a), "r"(b));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of 2, 4, 6, 8, 16, 32 or 64 bits to and from bytes. Knows no exponents.
+// Elements of 2, 4, 6, 8, 16, 32 or 64 bits to and from memory. Nothing here knows what the bits mean.
 //
 // An array is one little-endian stream of bits, as ONNX raw_data has it: element i begins at bit i * Bits.
 #ifndef GPUCAST_CHECK_ALIGNED
@@ -11,7 +11,7 @@ namespace gpucast {
 
 GPUCAST_INLINE u64 address(const void* pointer) { return reinterpret_cast<u64>(pointer); }
 
-// The widest access that every whole multiple of `Bytes` is aligned for, and that one instruction does.
+// The widest access of one instruction for which every multiple of `Bytes` is aligned.
 template <u32 Bytes>
 struct Piece {
     enum : u32 { lowest_bit = Bytes & (~Bytes + 1), bytes = lowest_bit < 16 ? lowest_bit : 16 };
@@ -44,7 +44,7 @@ GPUCAST_INLINE Head elements_before(const u8* stream) {
 
 template <u32 Bytes>
 struct Tile {
-    // Bytes on either side that a load from any address may touch.
+    // shift_margin: bytes on either side that `load_shifted` may touch.
     enum : u32 { words = (Bytes + 3) / 4, piece = Piece<Bytes>::bytes, shift_margin = Bytes % 16 == 0 ? 16 : 8 };
     u32 word[words];
 };
@@ -120,8 +120,8 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
     }
 }
 
-// Those bytes of a tile that hold its bits from `first` to `last`, counted from `from`; the others are not touched. The
-// tile itself begins at `bit`.
+// A tile that begins at `bit` of the byte `from`, of which only the bytes with the bits from `first` to `last`, counted
+// from `from`, are read; the others may lie outside of the array.
 template <u32 Bytes>
 GPUCAST_INLINE void load_part(const u8* from, u32 bit, u32 first, u32 last, Tile<Bytes>& tile) {
     const u32 words = Tile<Bytes>::words, begin = first / 8, count = (last + 7) / 8 - begin;
@@ -144,7 +144,7 @@ GPUCAST_INLINE void keep_bits(Tile<Bytes>& tile, u32 first, u32 last) {
     }
 }
 
-// The bits from `first` to `last`, `first` on a whole byte; those behind `last` in its byte become zero.
+// Stores the bits from `first`, a whole byte, to `last`; those above `last` in its byte become zero.
 template <u32 Bytes>
 GPUCAST_INLINE void store_part(u8* to, u32 first, u32 last, const Tile<Bytes>& tile) {
     const u32 begin = first / 8, count = (last + 7) / 8 - begin;
@@ -156,7 +156,7 @@ GPUCAST_INLINE void store_part(u8* to, u32 first, u32 last, const Tile<Bytes>& t
     }
 }
 
-// Element i of a tile; with i known to the compiler no register is indexed at run time.
+// Element i of a tile. The compiler must know i, because registers cannot be indexed at run time.
 template <u32 Bits, typename Word, u32 Bytes>
 GPUCAST_INLINE Word get(const Tile<Bytes>& tile, u32 i) {
     const u32 word = i * Bits / 32, shift = i * Bits % 32;
@@ -171,7 +171,7 @@ GPUCAST_INLINE Word get(const Tile<Bytes>& tile, u32 i) {
     }
 }
 
-// Element i of a tile that is still zero there; `code` has no bits above its own.
+// Writes element i of a tile, which is still zero there; the bits of `code` above the element's are zero.
 template <u32 Bits, typename Word, u32 Bytes>
 GPUCAST_INLINE void put(Tile<Bytes>& tile, u32 i, Word code) {
     const u32 word = i * Bits / 32, shift = i * Bits % 32;
@@ -183,13 +183,15 @@ GPUCAST_INLINE void put(Tile<Bytes>& tile, u32 i, Word code) {
     }
 }
 
-// Elements put into a tile together: the lanes of one word, bytes for types of 8 bits or fewer, halves for those of 16.
+// How many elements `put_lanes` puts into a tile together: the lanes of one word, which are bytes for types of 8 bits
+// or fewer, halves for those of 16.
 template <u32 Bits, u32 Elements>
 struct Group {
     enum : u32 { most = Bits <= 8 ? 4 : Bits <= 16 ? 2 : 1, elements = Elements < most ? Elements : most };
 };
 
-// N elements, from element i on, of a tile that is still zero there. Lanes have no bits above their element's own.
+// Writes N elements from element i on of a tile, which is still zero there. The bits of a lane above its element's are
+// zero.
 template <u32 Bits, u32 N, u32 Bytes>
 GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
     u32& word = tile.word[i * Bits / 32];
@@ -207,10 +209,11 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
         word = i % 16 == 0 ? byte >> 24 : ptx::prmt(word, byte, i % 16 == 4 ? 0x3270 : i % 16 == 8 ? 0x3710 : 0x7210);
     } else if constexpr (Bits == 6) {
         static_assert(N == 4, "whole bytes");
-        // What else the shifts bring along is cut off by the second one.
+        // The masks of the second line clear the bits of other elements that the first line shifts along.
         const u32 pairs = (lanes & 0x003f003f) | (lanes >> 2 & ~0x003f003fu);
         const u32 four = (pairs & 0xfff) | (pairs >> 4 & ~0xfffu);
-        // Sixteen elements in three words. A word that a group begins holds that group whole until the next one comes.
+        // Sixteen elements are three words. A group that ends in the next word is put there in full; the next group
+        // replaces the bytes that do not belong there.
         if (i % 16 == 0) {
             word = four;
         } else {
@@ -224,14 +227,14 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
 
 // ---- single elements, at any address ----
 
-// The element that begins at a bit of the stream; of the upper bits those of the same byte may be set.
+// The element that begins at a bit of the stream.
 template <u32 Bits, typename Word>
 GPUCAST_INLINE Word read_element(const u8* stream, u64 bit) {
     const u8* from = stream + (bit >> 3);
     if constexpr (Bits < 8) {
         const u32 shift = u32(bit) & 7;
         u32 code = *from;
-        // The next byte is not read for an element that ends here: it may lie behind the array.
+        // The next byte is read only for an element that goes on there: it may lie outside of the array.
         if (shift + Bits > 8) code |= u32(from[1]) << 8;
         return code >> shift & ((1u << Bits) - 1);
     } else {
@@ -272,7 +275,7 @@ struct Writer {
     Word held;
     u32 held_bits;
 
-    // `code` has no bits above its own.
+    // The bits of `code` above the element's are zero.
     GPUCAST_INLINE void put(Word code) {
         held |= code << held_bits;
         held_bits += Bits;
@@ -306,8 +309,8 @@ struct Offsets {
     i64 src, dst;
 };
 
-// Where element i lies in the first `count` dimensions. `Index` holds their size: 32-bit division is several times faster
-// than 64-bit.
+// Where element i lies in the first `count` dimensions. `Index` holds their size: 32-bit division is several times
+// faster than 64-bit.
 template <typename Index, u32 MaxDims>
 GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, Index i) {
     Offsets found = {0, 0};
@@ -339,7 +342,8 @@ struct CodeOf<32> {
     typedef u32 type;
 };
 
-// A square of codes in shared memory. Rows are one word longer, so that neither rows nor columns meet in a bank.
+// A square of codes in shared memory. Rows are padded by one word, so that neither rows nor columns have bank
+// conflicts.
 template <u32 Bits, u32 Side>
 struct Square {
     typedef typename CodeOf<Bits>::type Code;

@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exact numbers, and how the code of every source type is decoded to one.
 //
-// Everything here works on integers, so that no compiler flag (-ftz, fast math) can bend a result. The row of a type is
-// a struct of constants that source.py generates; its `family` is one of the tags below.
+// Everything here works on integers, so that no compiler flag (-ftz, fast math) can change a result. A dtype is a
+// struct of constants that source.py generates, such as FLOAT16; its `family` is one of the tags below. `Src`, `Dst`
+// and `DType` are such structs everywhere.
 #define GPUCAST_INLINE __device__ __forceinline__
-// What the tables of table.cuh are computed with, while the kernel is compiled.
+// Also called while the kernel is compiled: for the tables of table.cuh and in conditions.
 #define GPUCAST_CONSTANT constexpr __device__ __forceinline__
 
-// 800 for sm_80. The host build chooses one, to try the shortcuts of several.
+// 800 for sm_80. The host build chooses one, to test the fast paths of several.
 #ifndef GPUCAST_ARCH
 #define GPUCAST_ARCH __CUDA_ARCH__
 #endif
-// Whether there are conversions to floats of 8 bits: sm_89 has them, which the compiler of CUDA 12.0 does not know.
+// Whether there are conversions to floats of 8 bits. sm_89 has them, but the compiler of CUDA 12.0 does not accept them
+// there.
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ == 0
 #define GPUCAST_FLOAT8 (GPUCAST_ARCH >= 900)
 #else
 #define GPUCAST_FLOAT8 (GPUCAST_ARCH >= 890)
 #endif
-// Whether there are conversions to floats of 4 bits: the variants `a` and `f` of sm_100 and later have them.
+// Whether there are conversions to floats of 4 bits. The variants `a` and `f` of sm_100 and later have them.
 #if defined(GPUCAST_HOST)
 #define GPUCAST_SPECIFIC (GPUCAST_ARCH >= 1000)
 #elif defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__) || defined(__CUDA_ARCH_FEAT_SM100_ALL) \
@@ -35,20 +37,32 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// Tags: overloads on them choose how a source decodes and which rule a destination follows.
+// Tags for overloads: `decode` is chosen by the source's family, `encode` and `convert` by the destination's.
 struct BoolFamily {};
 struct IntFamily {};
 struct FloatFamily {};
 struct E8M0Family {};
 
-// The options of a cast, as gpucast/rule.py resolves them.
+// The options of a cast as one type, as gpucast/rule.py resolves them. A function takes any such type as its parameter
+// `Rule` and reads the options that matter to it. They are functions, because constants of class scope would stay in
+// the compiled module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
 enum class Rounding { truncate, nearest_even, stochastic };
 enum class RoundMode { up, down, nearest };
-template <Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-struct Rule {};
+template <Overflow on_overflow, bool infinity_becomes_nan, Rounding of_fractions, RoundMode of_powers>
+struct CastRule {
+    // What becomes of a number beyond the destination's range.
+    static GPUCAST_CONSTANT Overflow overflow() { return on_overflow; }
+    // Whether an infinity becomes NaN, although other numbers out of range become something else.
+    static GPUCAST_CONSTANT bool infinity_is_nan() { return infinity_becomes_nan; }
+    // How a number is rounded to an integer; `stochastic`: how it is rounded to a float.
+    static GPUCAST_CONSTANT Rounding rounding() { return of_fractions; }
+    // Which power of two FLOAT8E8M0 takes.
+    static GPUCAST_CONSTANT RoundMode round_mode() { return of_powers; }
+};
 
-// Codes and significands of a pair are held in one word type: 64 bits only where either type is that wide.
+// The integer that holds the codes and significands of a pair: 64 bits only where either type is that wide, because the
+// GPU computes with 32 bits.
 template <bool Wide>
 struct WordOf {
     typedef u32 type;
@@ -71,11 +85,11 @@ struct Number {
     bool negative;
     // Its top bit is set, unless the number is zero.
     Word significand;
-    // What the top bit is worth, as a power of two; for zero `exponent_of_zero`.
+    // The top bit is worth 2^exponent; for zero this is `exponent_of_zero`.
     int exponent;
 };
 
-// Below every number, so that rules which look at the exponent first need no case for zero.
+// Below the exponent of every number, so that code which compares exponents needs no case for zero.
 enum : int { exponent_of_zero = -0x10000 };
 
 template <typename Word>
@@ -89,7 +103,7 @@ GPUCAST_CONSTANT int leading_zeros(Word word) {
     return zeros;
 }
 
-// The finite number of which `significand`'s top bit is worth 2^exponent, whether that bit is set or not.
+// The finite number whose `significand` has a top bit, set or not, that is worth 2^exponent.
 template <typename Word>
 GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int exponent) {
     const int zeros = leading_zeros(significand | Word(1));
@@ -100,58 +114,58 @@ GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int ex
 template <typename Word>
 GPUCAST_CONSTANT Word round_nearest_even(Word significand, int drop) {
     const int bits = Width<Word>::bits;
-    // Less than half: zero. The shifts below end at `bits`.
+    // Beyond `bits` the result is zero; drop is limited because shifts by more than the width are undefined.
     if (drop > bits) significand = 0;
     drop = drop > bits ? bits : drop;
     const Word kept = significand >> 1 >> (drop - 1);
     const Word rest = significand << (bits - drop);
-    // An odd number goes up from the tie on, an even one only beyond it.
+    // An odd number is rounded up from the tie on, an even one only above it.
     return kept + Word((rest | (kept & 1)) > Word(1) << (bits - 1));
 }
 
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_CONSTANT Number<Word> decode(Word code, BoolFamily) {
-    return normalised(false, Word((code & Word(Row::mask)) != 0), Width<Word>::bits - 1);
+    return normalised(false, Word((code & Word(DType::mask)) != 0), Width<Word>::bits - 1);
 }
 
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_CONSTANT Number<Word> decode(Word code, IntFamily) {
-    const bool negative = (code & Word(Row::sign_code)) != 0;
-    const Word magnitude = (negative ? 0 - code : code) & Word(Row::mask);
+    const bool negative = (code & Word(DType::sign_code)) != 0;
+    const Word magnitude = (negative ? 0 - code : code) & Word(DType::mask);
     return normalised(negative, magnitude, Width<Word>::bits - 1);
 }
 
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_CONSTANT Number<Word> decode(Word code, FloatFamily) {
-    const Word magnitude = code & Word(Row::mask ^ Row::sign_code);
-    const bool negative = (code & Word(Row::sign_code)) != 0;
-    const Word hidden = Word(1) << Row::mantissa_bits;
-    const Word field = magnitude >> Row::mantissa_bits;
+    const Word magnitude = code & Word(DType::mask ^ DType::sign_code);
+    const bool negative = (code & Word(DType::sign_code)) != 0;
+    const Word hidden = Word(1) << DType::mantissa_bits;
+    const Word field = magnitude >> DType::mantissa_bits;
     const Word fraction = magnitude & (hidden - 1);
     // Field 0 holds the subnormal numbers: the exponent of field 1, and no hidden bit.
     const Word significand = field != 0 ? fraction | hidden : fraction;
-    const int exponent = (field != 0 ? int(field) : 1) - Row::bias;
-    Number<Word> x = normalised(negative, Word(significand << (Width<Word>::bits - 1 - Row::mantissa_bits)), exponent);
-    if constexpr (Row::has_inf) {
-        if (magnitude == Word(Row::inf_code)) x.kind = Kind::infinite;
-        if (magnitude > Word(Row::inf_code)) x.kind = Kind::nan;
-    } else if constexpr (Row::nan_is_signed) {
-        if (magnitude == Word(Row::nan_code)) x.kind = Kind::nan;
-    } else if constexpr (Row::has_nan) {
-        if ((code & Word(Row::mask)) == Word(Row::nan_code)) {
+    const int exponent = (field != 0 ? int(field) : 1) - DType::bias;
+    Number<Word> x = normalised(negative, Word(significand << (Width<Word>::bits - 1 - DType::mantissa_bits)), exponent);
+    if constexpr (DType::has_inf) {
+        if (magnitude == Word(DType::inf_code)) x.kind = Kind::infinite;
+        if (magnitude > Word(DType::inf_code)) x.kind = Kind::nan;
+    } else if constexpr (DType::nan_is_signed) {
+        if (magnitude == Word(DType::nan_code)) x.kind = Kind::nan;
+    } else if constexpr (DType::has_nan) {
+        if ((code & Word(DType::mask)) == Word(DType::nan_code)) {
             x.kind = Kind::nan;
-            // The code's sign bit only tells this NaN from zero.
+            // In these types the sign bit alone distinguishes NaN from zero; it is not a sign.
             x.negative = false;
         }
     }
     return x;
 }
 
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_CONSTANT Number<Word> decode(Word code, E8M0Family) {
-    const Word field = code & Word(Row::mask);
-    const Kind kind = field == Word(Row::nan_code) ? Kind::nan : Kind::finite;
-    return {kind, false, Word(1) << (Width<Word>::bits - 1), int(field) - Row::bias};
+    const Word field = code & Word(DType::mask);
+    const Kind kind = field == Word(DType::nan_code) ? Kind::nan : Kind::finite;
+    return {kind, false, Word(1) << (Width<Word>::bits - 1), int(field) - DType::bias};
 }
 
 }  // namespace gpucast

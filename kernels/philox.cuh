@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random bits by counting: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3"
-// (SC 2011). Element i has the same 32 bits wherever and by whichever thread it is cast.
+// Random bits by counting: Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
+// 3" (SC 2011). The 32 bits of element i depend on the seed, the offset and i alone, not on the thread that casts it.
 namespace gpucast {
 
 struct RandomBlock {
@@ -41,10 +41,10 @@ struct Random {
         return at & 1 ? odd : even;
     }
 
-    // Those of N elements from element i on. Elements before the array (i below 0) get any.
+    // The words of N elements from element i on; those of elements before the array (i below 0) are arbitrary.
     //
-    // Where i does not begin a block, all is shifted together; that is the same for all threads whose i differ by
-    // multiples of 4, so no warp diverges.
+    // Where i does not begin a block, the words are shifted by as many places; this is the same for all threads whose i
+    // differ by multiples of 4, so no warp diverges.
     template <u32 N>
     GPUCAST_INLINE void words(i64 i, u32 (&words)[N]) const {
         static_assert(N % 4 == 0, "whole blocks");

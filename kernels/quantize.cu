@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays as narrow codes with scales. Every number is as gpucast/quantization/reference.py says; `F` is the format, as
-// gpucast/quantization/source.py writes it, and the array always lies in C order.
+// Arrays to narrow codes with scales. Every result is that of gpucast/quantization/reference.py. `F` is the format, a
+// struct that gpucast/quantization/source.py writes; the array is in C order.
 //
-// A row of short blocks is quantized in one pass, by the threads that share a block. All other blocks take three: the extremes
-// of each block, its scale, its elements.
+// Rows of short blocks are quantized in one pass, in which neighbouring threads share a block. All other blocks take
+// three passes: the statistics of each block, its scale, its elements.
 #ifndef GPUCAST_MERGE
-// All threads of an aligned group of LANES get what the group has found.
-#define GPUCAST_MERGE(LANES, FOUND)                                                       \
-    for (gpucast::u32 step = LANES / 2; step != 0; step /= 2) FOUND.merge(FOUND.other(step));
+// Merges the statistics of an aligned group of LANES threads; all of them get the result. The host build has a macro of
+// its own, with a barrier.
+#define GPUCAST_MERGE(LANES, STATS)                                                       \
+    for (gpucast::u32 step = LANES / 2; step != 0; step /= 2) STATS.merge(STATS.other(step));
 #endif
 
 namespace gpucast {
 
-// The array as outer x rows x columns, and its blocks of block_rows x block_columns. `apart` is 0 where one block spans all
-// of the outer dimension. The last blocks of a dimension may be cut.
+// The array as outer x rows x columns, and its grid of blocks of block_rows x block_columns. `apart` is 0 where one
+// block spans all of the outer dimension. The last blocks of a dimension may be smaller.
 struct Blocks {
     i64 outer, rows, columns, block_rows, block_columns, grid_rows, grid_columns, apart;
 
     GPUCAST_INLINE i64 count() const { return (apart ? outer : 1) * grid_rows * grid_columns; }
 };
 
-// What divides numbers of 32 bits by a multiplication (gpucast/quantization/source.py).
+// The constants of a division of 32-bit numbers by multiplication (gpucast/quantization/source.py).
 struct Division {
     u32 magic, first, second;
 };
@@ -31,8 +32,8 @@ struct QuantizeArguments {
     u8* zero_points;
     // The FLOAT that multiplies all scales, in formats that have it.
     const float* global_scale;
-    // What the passes leave for each other: `parts` results of every block.
-    u8* found;
+    // Statistics from one pass to the next: `parts` of every block.
+    u8* stats;
     i64 parts, chunk;
     Random random;
     Blocks blocks;
@@ -40,50 +41,50 @@ struct QuantizeArguments {
     Division columns, rows, block_columns, block_rows;
 };
 
-// ---- one pass: blocks of a power of two elements along the last axis, none of them cut ----
+// ---- one pass: blocks of a power of two elements along the last axis, all of them complete ----
 
 template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
 GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
-    typedef typename F::element Row;
+    typedef typename F::element DType;
     typedef Tile<Elements * Src::bits / 8> SrcTile;
-    typedef Tile<Elements * Row::bits / 8> DstTile;
+    typedef Tile<Elements * DType::bits / 8> DstTile;
     const u32 lanes = Block / Elements;
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, begin = thread * Elements;
     const bool here = begin < n;
     SrcTile in = {};
     if (here) load_aligned(src + begin * i64(Src::bits) / 8, in);
-    Found<V, F::zero_points, !F::nan_in_scale> found = {0, 0};
-    const bool finite = found.template see_tile<Src, Elements>(in);
-    GPUCAST_MERGE(lanes, found);
+    BlockStats<V, F::zero_points, !F::nan_in_scale> stats = {0, 0};
+    const bool finite = stats.template add_tile<Src, Elements>(in);
+    GPUCAST_MERGE(lanes, stats);
     if (!here) return;
     const float global = global_value<F>(given.global_scale);
-    const Scale scale = scale_of<F, Float, Double>(found, global);
+    const Scale scale = scale_of<F, Float, Double>(stats, global);
     if (threadIdx.x % lanes == 0) {
-        // Here the scales are an array of its own, so aligned.
+        // In this pass the scales are an array of their own, so aligned.
         Tile<F::scale::bits / 8> code = {{scale.code}};
         store_aligned(given.scales + thread / lanes * (F::scale::bits / 8), code);
         if constexpr (F::zero_points) given.zero_points[thread / lanes] = u8(scale.zero_point);
     }
     DstTile out = {};
-    // A scale that is NaN tells of what is not finite.
+    // Where a scale can be NaN, it already says that an element is not finite.
     const bool known = F::nan_in_scale || finite;
     Divisor<F, Src, Float, Double>(scale, global).template tile<Elements, !F::zero_points>(in, out, begin, known, given.random);
-    store_aligned(dst + begin * i64(Row::bits) / 8, out);
+    store_aligned(dst + begin * i64(DType::bits) / 8, out);
 }
 
 // ---- the passes of all other blocks ----
 
-// The extremes of a part of a block by `Lanes` threads; `found` is given part by part, block after block.
+// The statistics of a part of a block, by `Lanes` threads. In `given.stats` the first parts of all blocks come first.
 template <typename V, typename Src, typename Index, bool zero_points, bool finite_only, u32 Lanes, u32 Threads>
 GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments& given) {
     typedef typename V::Word Word;
-    const u32 bytes = Src::bits / 8, vector = 16 / bytes, ahead = 4;
+    const u32 bytes = Src::bits / 8, vector = 16 / bytes, prefetched = 4;
     const Blocks& blocks = given.blocks;
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x;
     const Index team = Index(thread / Lanes);
     const u32 lane = u32(thread) % Lanes;
-    Found<V, zero_points, finite_only> found = {0, 0};
+    BlockStats<V, zero_points, finite_only> stats = {0, 0};
     if (thread < n) {
         const Index count = Index(blocks.count()), part = team / count, block = team - part * count;
         const Index above = block / Index(blocks.grid_columns), outer = above / Index(blocks.grid_rows);
@@ -92,23 +93,23 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
         const i64 left = blocks.columns - column, down = blocks.rows - row;
         const i64 width = left < blocks.block_columns ? left : blocks.block_columns;
         const i64 height = blocks.apart ? (down < blocks.block_rows ? down : blocks.block_rows) : blocks.outer;
-        // Along the rows of a block one element follows the other; from row to row it is a step.
-        const i64 step = blocks.apart ? blocks.columns : blocks.rows * blocks.columns, all = width * height;
+        // Elements are contiguous along the rows of a block; `stride` is the distance of its rows.
+        const i64 stride = blocks.apart ? blocks.columns : blocks.rows * blocks.columns, all = width * height;
         const u8* from = src + ((i64(outer) * blocks.rows + row) * blocks.columns + column) * bytes;
         i64 begin = i64(part) * given.chunk;
         const i64 end = begin + given.chunk < all ? begin + given.chunk : all;
-        if (Lanes != 1 && (height == 1 || step == width) && (address(from) & 15) == 0) {
-            // The chunks of parts are whole vectors.
+        if (Lanes != 1 && (height == 1 || stride == width) && (address(from) & 15) == 0) {
+            // A part begins with a vector, because chunks are multiples of one.
             const i64 vectors = end > begin ? (end - begin) / vector : 0;
-            for (i64 at = lane; at < vectors; at += ahead * Lanes) {
-                Tile<16> tile[ahead];
+            for (i64 at = lane; at < vectors; at += prefetched * Lanes) {
+                Tile<16> tile[prefetched];
 #pragma unroll
-                for (u32 j = 0; j < ahead; ++j) {
+                for (u32 j = 0; j < prefetched; ++j) {
                     tile[j] = {};
                     if (at + j * Lanes < vectors) load_aligned(from + begin * bytes + (at + j * Lanes) * 16, tile[j]);
                 }
 #pragma unroll
-                for (u32 j = 0; j < ahead; ++j) found.template see_tile<Src, vector>(tile[j]);
+                for (u32 j = 0; j < prefetched; ++j) stats.template add_tile<Src, vector>(tile[j]);
             }
             begin += vectors * vector;
         }
@@ -116,7 +117,7 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
         if (begin < end) {
             i64 line = Index(begin) / Index(width), along = begin - line * width;
             for (i64 i = begin; i < end; i += Lanes) {
-                found.see(V::of(load_element<Src::bits, Word>(from + (line * step + along) * bytes)));
+                stats.add(V::of(load_element<Src::bits, Word>(from + (line * stride + along) * bytes)));
                 along += Lanes;
                 while (along >= width) {
                     along -= width;
@@ -125,37 +126,37 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
             }
         }
     }
-    GPUCAST_MERGE(Lanes, found);
-    if (thread < n && lane == 0) reinterpret_cast<Found<V, zero_points, finite_only>*>(given.found)[team] = found;
+    GPUCAST_MERGE(Lanes, stats);
+    if (thread < n && lane == 0) reinterpret_cast<BlockStats<V, zero_points, finite_only>*>(given.stats)[team] = stats;
 }
 
-// What the parts of a block found, merged by a warp. True for the one thread that goes on.
-#define GPUCAST_PARTS(FOUND, BLOCK, COUNT)                                                                        \
+// Merges the statistics of all parts of a block, by a warp. A macro, because it holds GPUCAST_MERGE.
+#define GPUCAST_PARTS(STATS, BLOCK, COUNT)                                                                        \
     for (gpucast::i64 part = threadIdx.x % 32; BLOCK < COUNT && part < given.parts; part += 32) {                 \
-        FOUND.merge(reinterpret_cast<const decltype(FOUND)*>(given.found)[part * COUNT + BLOCK]);                 \
+        STATS.merge(reinterpret_cast<const decltype(STATS)*>(given.stats)[part * COUNT + BLOCK]);                 \
     }                                                                                                             \
-    GPUCAST_MERGE(32, FOUND)
+    GPUCAST_MERGE(32, STATS)
 
-// With `keep` the scales are there already, and only those of blocks that are lost are written.
+// With `keep` the scales are given, and only those of blocks with an infinity or NaN are written.
 template <typename F, typename V, typename Float, typename Double, bool keep, u32 Threads>
 GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     const i64 count = given.blocks.count(), block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
-    Found<V, F::zero_points, !F::nan_in_scale> found = {0, 0};
-    GPUCAST_PARTS(found, block, count);
-    if (block >= count || threadIdx.x % 32 != 0 || (keep && !found.lost())) return;
-    const Scale scale = scale_of<F, Float, Double>(found, global_value<F>(given.global_scale));
+    BlockStats<V, F::zero_points, !F::nan_in_scale> stats = {0, 0};
+    GPUCAST_PARTS(stats, block, count);
+    if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
+    const Scale scale = scale_of<F, Float, Double>(stats, global_value<F>(given.global_scale));
     store_element<F::scale::bits>(given.scales + block * (F::scale::bits / 8), scale.code);
     if constexpr (F::zero_points) given.zero_points[block] = u8(scale.zero_point);
 }
 
-// The FLOAT that brings the largest scale to the largest code of the scales' type.
+// The global scale: the FLOAT by which the largest scale becomes the largest number of the scales' type.
 template <typename F, typename V, typename Double, typename Float, u32 Threads>
 GPUCAST_INLINE void find_global_scale(u8* dst, const QuantizeArguments& given) {
     const i64 block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
-    Found<V, false, true> found = {0, 0};
-    GPUCAST_PARTS(found, block, i64(1));
+    BlockStats<V, false, true> stats = {0, 0};
+    GPUCAST_PARTS(stats, block, i64(1));
     if (block != 0 || threadIdx.x % 32 != 0) return;
-    const u64 ratio = ptx::bits(V::number(found.high) / F::global_divisor());
+    const u64 ratio = ptx::bits(V::number(stats.high) / F::global_divisor());
     const u32 code = u32(cast_code<Double, Float>(ratio, typename F::global_rule()));
     store_element<32>(dst, code < 1u << 23 ? 1u << 23 : code);
 }
@@ -170,15 +171,15 @@ GPUCAST_INLINE Index divided(Index n, i64 by, const Division& division) {
     }
 }
 
-// Where an element's block is; `next` is the one behind it. `Index` holds the number of elements; `single` where there is
-// one block.
+// The block of an element, for elements one after the other. `Index` can hold the number of elements; `single` where
+// there is only one block.
 template <typename Index, bool single>
-struct Place {
+struct BlockCursor {
     const QuantizeArguments& given;
     const Blocks& blocks;
     Index outer, row, column, in_block, block;
 
-    GPUCAST_INLINE Place(const QuantizeArguments& all, i64 i, i64 n)
+    GPUCAST_INLINE BlockCursor(const QuantizeArguments& all, i64 i, i64 n)
         : given(all), blocks(all.blocks), outer(0), row(0), column(Index(i)), in_block(Index(i)), block(0) {
         if (single || (blocks.columns >= n && blocks.block_columns >= n)) return;
         const Index line = divided(Index(i), blocks.columns, given.columns);
@@ -203,7 +204,7 @@ struct Place {
             ++block;
         }
     }
-    // Elements from here to the end of the row of the block.
+    // How many elements there are from this one to the end of the row of the block.
     GPUCAST_INLINE Index left() const {
         if constexpr (single) return ~Index(0);
         const Index in_row = Index(blocks.columns) - column, here = Index(blocks.block_columns) - in_block;
@@ -221,50 +222,50 @@ private:
 
 template <typename F>
 GPUCAST_INLINE Scale load_scale(const QuantizeArguments& given, i64 block) {
-    typedef typename F::scale Row;
-    const u32 code = load_element<Row::bits, u32>(given.scales + block * (Row::bits / 8));
+    typedef typename F::scale DType;
+    const u32 code = load_element<DType::bits, u32>(given.scales + block * (DType::bits / 8));
     int zero = 0;
     if constexpr (F::zero_points) zero = F::lowest < 0 ? int(static_cast<signed char>(given.zero_points[block])) : given.zero_points[block];
-    return {code, zero, F::nan_in_scale && (code & 0x7fffffff) >= u32(Row::nan_code)};
+    return {code, zero, F::nan_in_scale && (code & 0x7fffffff) >= u32(DType::nan_code)};
 }
 
 template <typename F, typename Src, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
 GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
-    typedef typename F::element Row;
+    typedef typename F::element DType;
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
     const u32 last = begin + Elements <= n ? Elements : u32(n - begin);
     const float global = global_value<F>(given.global_scale);
     const u8* from = src + begin * i64(Src::bits / 8);
-    u8* to = dst + begin * i64(Row::bits) / 8;
-    Place<Index, single> place(given, begin, n);
-    if (last == Elements && place.left() >= Elements && (address(from) & (Tile<Elements * Src::bits / 8>::piece - 1)) == 0) {
+    u8* to = dst + begin * i64(DType::bits) / 8;
+    BlockCursor<Index, single> cursor(given, begin, n);
+    if (last == Elements && cursor.left() >= Elements && (address(from) & (Tile<Elements * Src::bits / 8>::piece - 1)) == 0) {
         Tile<Elements * Src::bits / 8> in;
-        Tile<Elements * Row::bits / 8> out = {};
+        Tile<Elements * DType::bits / 8> out = {};
         load_aligned(from, in);
-        Found<V, F::zero_points, false> found = {0, 0};
-        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given, place.block), global);
-        const bool finite = found.template see_tile<Src, Elements>(in);
+        BlockStats<V, F::zero_points, false> stats = {0, 0};
+        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given, cursor.block), global);
+        const bool finite = stats.template add_tile<Src, Elements>(in);
         divisor.template tile<Elements, false>(in, out, begin, finite, given.random);
         store_aligned(to, out);
         return;
     }
     ptx::mark_rare();
-    Writer<Row::bits, u32> out = {to, 0, 0};
+    Writer<DType::bits, u32> out = {to, 0, 0};
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
-        const Divisor<F, Src, Float, Double> own(load_scale<F>(given, place.block), global);
+        const Divisor<F, Src, Float, Double> own(load_scale<F>(given, cursor.block), global);
         const Word bits = V::of(load_element<Src::bits, Word>(from + i * (Src::bits / 8)));
         if constexpr (F::stochastic) out.put(own.at_random(bits, given.random.one(begin + i)));
         else out.put(own.one(bits));
-        place.next();
+        cursor.next();
     }
     out.finish();
 }
 
-// ---- the order "128x4" of scales (gpucast/quantization/swizzle.py), or with `back` from it; padding is zero ----
+// ---- scales to the order "128x4" (gpucast/quantization/swizzle.py), or with `back` from it; padding is zero ----
 
 template <bool back, u32 Threads>
 GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& blocks) {
@@ -281,7 +282,8 @@ GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& 
 
 }  // namespace gpucast
 
-// gpucast/quantization/source.py defines NAME_format; its last argument is a call of a function above.
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/source.py defines NAME_format; the
+// last argument is a call of a function above.
 #define GPUCAST_QUANTIZE(NAME, THREADS, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \

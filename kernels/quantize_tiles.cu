@@ -1,39 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays as narrow codes with scales, in tiles: one read of an array gives codes by blocks along its rows, by blocks along its
-// columns, or both, in its own order and transposed. Every number is as gpucast/quantization/reference.py says.
+// Arrays to narrow codes with scales, in tiles: one read of an array gives codes by blocks along its rows, by blocks
+// down its columns, or both, in its own order and transposed. Every result is that of
+// gpucast/quantization/reference.py.
 //
-// A thread holds a patch of a tile in registers. Only extremes, scales and codes go through shared memory; these as bytes,
-// so that each thread writes whole vectors of neighbours in the result.
+// A thread holds a patch of a tile in registers. Only statistics, scales and codes go through shared memory, codes as
+// bytes, so that each thread writes complete vectors of the result.
 namespace gpucast {
 
 template <typename F, typename Src, typename Float, typename Double, typename G>
-struct TileWork {
+struct TileKernel {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
-    typedef typename F::element Row;
+    typedef typename F::element DType;
     typedef TileShape<G> Shape;
     typedef TileMemory<F, V, G> Memory;
-    typedef Found<V, F::zero_points, !F::nan_in_scale> Extreme;
+    typedef BlockStats<V, F::zero_points, !F::nan_in_scale> Stats;
     typedef Divisor<F, Src, Float, Double> Quotients;
     typedef typename CodeOf<Src::bits>::type SrcCode;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
     enum : u32 { bytes = Src::bits / 8, unit = 16 };
-    // Where the scale is that of the elements.
+    // Where each scale is computed from the elements that it is for.
     enum : bool { fits = !F::zero_points && !G::given && !Shape::everywhere };
 
     const TileArguments& given;
     Memory& shared;
-    // The tile's first element, and its place in a matrix; what there is of the tile.
+    // The tile's first element, its position in a matrix, and how many rows and columns of it are in the matrix.
     const u8* src;
     i64 matrix, first_row, first_column;
     u32 rows, columns;
-    // The thread's patch, within the tile.
+    // The position of the thread's patch in the tile.
     u32 row, column;
     float global;
-    // Where all elements share it.
-    Scale the_scale;
+    // The scale where all elements share one.
+    Scale common_scale;
 
-    GPUCAST_INLINE TileWork(const u8* array, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
+    GPUCAST_INLINE TileKernel(const u8* array, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
         const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
         matrix = above;
         first_row = i64(line - above * given.tiles_down) * G::tile_rows;
@@ -45,13 +46,13 @@ struct TileWork {
         row = threadIdx.x / Shape::lanes * G::rows;
         column = threadIdx.x % Shape::lanes * G::columns;
         global = global_value<F>(given.global_scale);
-        the_scale = {};
+        common_scale = {};
         if constexpr (Shape::everywhere) {
             const TileResult& result = Shape::same ? given.same : given.swapped;
             QuantizeArguments all = {};
             all.scales = result.scales;
             all.zero_points = result.zero_points;
-            the_scale = load_scale<F>(all, 0);
+            common_scale = load_scale<F>(all, 0);
         }
     }
 
@@ -60,23 +61,23 @@ struct TileWork {
 
     // ---- scales ----
 
-    // Scale number i of a result by what was found in its block, or the given one.
-    GPUCAST_INLINE Scale scale(const Extreme& found, const TileResult& result, i64 i, bool here) const {
+    // Scale number i of a result, from the statistics of its block or as given.
+    GPUCAST_INLINE Scale scale(const Stats& stats, const TileResult& result, i64 i, bool here) const {
         if constexpr (!G::given) {
-            return scale_of<F, Float, Double>(found, global);
+            return scale_of<F, Float, Double>(stats, global);
         } else {
-            const bool lost = F::nan_in_scale && found.lost();
+            const bool is_nan = F::nan_in_scale && stats.has_nonfinite();
             const u32 code = here ? u32(reinterpret_cast<const ScaleCode*>(result.scales)[i]) : 0;
-            return {lost ? u32(F::scale::nan_code) : code, 0, lost};
+            return {is_nan ? u32(F::scale::nan_code) : code, 0, is_nan};
         }
     }
     GPUCAST_INLINE static void store(const TileResult& result, i64 i, const Scale& scale) {
-        if (G::given && !scale.lost) return;
+        if (G::given && !scale.is_nan) return;
         reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
         if constexpr (F::zero_points) result.zero_points[i] = u8(scale.zero_point);
     }
 
-    // A scale for each run along a row; threads side by side take those side by side in the result.
+    // A scale for each run along a row. Neighbouring threads take neighbours in the result.
     GPUCAST_INLINE void scales_along() const {
         const bool to_same = G::same() == Run::along;
         const TileResult& result = to_same ? given.same : given.swapped;
@@ -85,15 +86,15 @@ struct TileWork {
         for (u32 k = threadIdx.x; k < u32(Shape::row_scales); k += u32(Shape::threads)) {
             const u32 r = to_same ? k / Shape::runs_along : k % G::tile_rows;
             const u32 b = to_same ? k % Shape::runs_along : k / G::tile_rows;
-            Extreme found = {0, 0};
+            Stats stats = {0, 0};
 #pragma unroll
             for (u32 i = 0; i < u32(G::block / Shape::part); ++i) {
-                shared.held.found.in_rows.merge_into(found, (r * Shape::runs_along + b) * (G::block / Shape::part) + i);
+                shared.held.stats.in_rows.merge_into(stats, (r * Shape::runs_along + b) * (G::block / Shape::part) + i);
             }
             const i64 at_row = matrix * given.rows + first_row + r, at = first_column / G::block + b;
             const i64 place = to_same ? at_row * grid + at : (matrix * grid + at) * given.rows + first_row + r;
             const bool here = r < rows && b * G::block < columns;
-            const Scale own = scale(found, result, place, here);
+            const Scale own = scale(stats, result, place, here);
             shared.of_rows.put(r * Shape::runs_along + b, own);
             if (here) store(result, place, own);
         }
@@ -107,15 +108,15 @@ struct TileWork {
         for (u32 k = threadIdx.x; k < u32(Shape::column_scales); k += u32(Shape::threads)) {
             const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
             const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
-            Extreme found = {0, 0};
+            Stats stats = {0, 0};
 #pragma unroll
             for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
-                shared.held.found.in_columns.merge_into(found, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
             }
             const i64 at_column = first_column + c, at = first_row / G::block + b;
             const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;
             const bool here = c < columns && b * G::block < rows;
-            const Scale own = scale(found, result, place, here);
+            const Scale own = scale(stats, result, place, here);
             shared.of_columns.put(b * G::tile_columns + c, own);
             if (here) store(result, place, own);
         }
@@ -128,15 +129,15 @@ struct TileWork {
         static_assert(u32(Shape::column_scales) <= u32(Shape::threads) || !Shape::square, "a thread for each");
         if (k >= u32(Shape::column_scales)) return;
         const u32 b = k / Shape::runs_along, c = k % Shape::runs_along;
-        Extreme found = {0, 0};
+        Stats stats = {0, 0};
 #pragma unroll
         for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
-            shared.held.found.in_columns.merge_into(found, (b * (G::block / G::rows) + i) * Shape::runs_along + c);
+            shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * Shape::runs_along + c);
         }
         const i64 at_row = first_row / G::block + b, at_column = first_column / G::block + c;
         const i64 place = (matrix * down + at_row) * across + at_column, turned = (matrix * across + at_column) * down + at_row;
         const bool here = b * G::block < rows && c * G::block < columns;
-        const Scale own = scale(found, Shape::same ? given.same : given.swapped, Shape::same ? place : turned, here);
+        const Scale own = scale(stats, Shape::same ? given.same : given.swapped, Shape::same ? place : turned, here);
         shared.of_columns.put(k, own);
         if (!here) return;
         if (Shape::same) store(given.same, place, own);
@@ -149,13 +150,13 @@ struct TileWork {
         if constexpr (run == Run::along) return shared.of_rows.get(r * Shape::runs_along + c / G::block);
         else if constexpr (run == Run::down) return shared.of_columns.get(r / G::block * G::tile_columns + c);
         else if constexpr (run == Run::square) return shared.of_columns.get(r / G::block * Shape::runs_along + c / G::block);
-        else return the_scale;
+        else return common_scale;
     }
 
     // ---- codes ----
 
     GPUCAST_INLINE u8* at_same(u32 r, u32 c) const { return shared.held.codes.same + r * G::tile_columns + c; }
-    // In vectors of 16 rows of a column, in another order, so that threads side by side write to other banks.
+    // In vectors of 16 rows of a column, permuted so that neighbouring threads write to different banks.
     GPUCAST_INLINE u8* at_swapped(u32 r, u32 c) const {
         return shared.held.codes.swapped + ((c * (G::tile_rows / unit) + r / unit) ^ (c / G::columns & 7)) * unit + r % unit;
     }
@@ -193,37 +194,38 @@ struct TileWork {
         for (u32 j = 0; j < G::columns; ++j) store_words(at_swapped(row, column + j), codes[j]);
     }
 
-    // What the quick ways cannot tell is left to `put_one_by_one`: a bit for each row or column of the patch.
+    // The functions below use the fast path, and return a bit for each row or column of the patch that they leave to
+    // `put_one_by_one`.
     template <typename Tile_>
     GPUCAST_INLINE static bool is_finite(const Tile_& in, u32 known, u32 i) {
         if constexpr (F::nan_in_scale && !Shape::everywhere) {
             return true;
         } else if constexpr (Shape::everywhere) {
-            Found<V, F::zero_points, false> found = {0, 0};
-            return found.template see_tile<Src, sizeof(in) / bytes>(in);
+            BlockStats<V, F::zero_points, false> stats = {0, 0};
+            return stats.template add_tile<Src, sizeof(in) / bytes>(in);
         } else {
             return (known >> i & 1) != 0;
         }
     }
 
-    // The codes of N elements side by side, as words of four. False where `put_one_by_one` has to find them.
+    // The codes of N neighbouring elements, as words of four. False where they are left to `put_one_by_one`.
     template <u32 N, u32 Bytes>
     GPUCAST_INLINE bool quantize(const Scale& scale, const Tile<Bytes>& in, bool finite, u32 (&words)[N / 4]) const {
-        // A tile of 6-bit elements has four or sixteen.
-        const u32 part = Row::bits == 6 && N == 8 ? 4 : N;
+        // A tile of 6-bit elements holds four or sixteen of them.
+        const u32 part = DType::bits == 6 && N == 8 ? 4 : N;
         const Quotients divisor(scale, global);
-        const bool plain = divisor.plain && finite;
+        const bool fast = divisor.fast && finite;
 #pragma unroll
         for (u32 i = 0; i < N; i += part) {
-            Tile<part * Row::bits / 8> out = {};
+            Tile<part * DType::bits / 8> out = {};
             Tile<part * bytes> some;
 #pragma unroll
             for (u32 j = 0; j < part * bytes / 4; ++j) some.word[j] = in.word[i * bytes / 4 + j];
-            if (plain) divisor.template tile<part, fits>(some, out, 0, true, given.random);
+            if (fast) divisor.template tile<part, fits>(some, out, 0, true, given.random);
 #pragma unroll
-            for (u32 j = 0; j < part; j += 4) words[(i + j) / 4] = four_codes<Row::bits>(out, j);
+            for (u32 j = 0; j < part; j += 4) words[(i + j) / 4] = four_codes<DType::bits>(out, j);
         }
-        return plain;
+        return fast;
     }
 
     template <Run run>
@@ -279,14 +281,14 @@ struct TileWork {
         return left;
     }
 
-    // The elements of the rows or columns (`by_rows`) of the patch that `left` names, of all where they are rounded at random;
-    // read once more, because no register can be found by a number.
+    // The codes of those rows (`by_rows`) or columns of the patch whose bits are set in `left`, of all with stochastic
+    // rounding. The elements are read again, because a loop that is not unrolled cannot index registers.
     template <Run run, bool swapped, bool by_rows>
     GPUCAST_INLINE void put_one_by_one(u32 left) const {
         const u32 across = swapped ? G::rows / 4 : G::columns / 4;
 #pragma unroll 1
         for (u32 q = 0; q < G::rows * G::columns / 4; ++q) {
-            // Four that lie side by side in the result.
+            // Four neighbours in the result.
             const u32 one = q / across, four = q % across * 4;
             const u32 r = row + (swapped ? four : one), c = column + (swapped ? one : four);
             u32 random[4] = {};
@@ -318,30 +320,30 @@ struct TileWork {
 
     // ---- from shared memory to a result ----
 
-    // The vector number u of the codes of a tile whose lines are of `Length`.
+    // Vector number u of the codes of a tile whose lines have `Length` elements.
     template <bool swapped, u32 Length>
-    GPUCAST_INLINE Tile<unit * Row::bits / 8> packed(u32 u) const {
+    GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 u) const {
         struct alignas(16) Vector {
             u32 word[4];
         };
         const u32 line = u / (Length / unit), first = u % (Length / unit) * unit;
         const Vector codes = *reinterpret_cast<const Vector*>(swapped ? at_swapped(first, line) : at_same(line, first));
-        Tile<unit * Row::bits / 8> out = {};
+        Tile<unit * DType::bits / 8> out = {};
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) put_lanes<Row::bits, 4>(out, 4 * i, codes.word[i]);
+        for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes.word[i]);
         return out;
     }
 
-    // Of the tile there are so many lines, and codes in each. A line lies `step` codes behind the last one, the first one at
-    // `begin`; these are whole bytes.
+    // Writes the codes of `lines` lines of `length` elements. The first line is at element `begin` of the result, each
+    // other one `stride` elements behind the last; both are whole bytes.
     template <bool swapped, u32 Lines, u32 Length>
-    GPUCAST_INLINE void put_out(u8* data, i64 begin, i64 step, u32 lines, u32 length) const {
-        typedef Tile<unit * Row::bits / 8> Out;
+    GPUCAST_INLINE void put_out(u8* data, i64 begin, i64 stride, u32 lines, u32 length) const {
+        typedef Tile<unit * DType::bits / 8> Out;
         const u32 count = Lines * (Length / unit), mine = threadIdx.x;
         static_assert(count % Shape::threads == 0 && Shape::threads % (Length / unit) == 0, "each thread has a column of vectors");
         const u32 first = mine % (Length / unit) * unit, turns = count / Shape::threads, lines_of_turn = Shape::threads / (Length / unit);
-        u8* to = data + ((begin + mine / (Length / unit) * step + first) * i64(Row::bits) >> 3);
-        const i64 bytes_of_turn = lines_of_turn * step * i64(Row::bits) >> 3;
+        u8* to = data + ((begin + mine / (Length / unit) * stride + first) * i64(DType::bits) >> 3);
+        const i64 bytes_of_turn = lines_of_turn * stride * i64(DType::bits) >> 3;
         if (lines == Lines && length == Length && ((address(to) | u64(bytes_of_turn)) & (Out::piece - 1)) == 0) {
 #pragma unroll
             for (u32 i = 0; i < turns; ++i) store_aligned(to + i * bytes_of_turn, packed<swapped, Length>(i * Shape::threads + mine));
@@ -359,7 +361,7 @@ struct TileWork {
 #pragma unroll
                 for (u32 j = 0; j < u32(Out::words); ++j) *reinterpret_cast<u32*>(to + 4 * j) = out.word[j];
             } else {
-                store_part(to, 0, last * Row::bits, out);
+                store_part(to, 0, last * DType::bits, out);
             }
         }
     }
@@ -376,59 +378,60 @@ struct TileWork {
     }
 };
 
-// Blocks that a multiprocessor shall hold: with as many registers for each thread as it takes to keep a patch there.
+// How many blocks a multiprocessor shall hold, for __launch_bounds__: as many as leave enough registers for a patch.
+// Arithmetic in place of conversion instructions takes more of them.
 template <typename Src>
 GPUCAST_CONSTANT u32 tile_blocks(u32 threads) {
-    const bool long_ways = GPUCAST_ARCH < 890 || (Src::bits == 16 && !is_upper_half<Src>());
-    return threads > 128 && long_ways ? 1 : (long_ways ? 384 : 512) / threads;
+    const bool by_arithmetic = GPUCAST_ARCH < 890 || (Src::bits == 16 && !is_upper_half<Src>());
+    return threads > 128 && by_arithmetic ? 1 : (by_arithmetic ? 384 : 512) / threads;
 }
 
 template <typename F, typename Src, typename Float, typename Double, typename G>
 GPUCAST_INLINE void quantize_tiles(
     const u8* src, const TileArguments& given, TileMemory<F, Value<Src, Float, Double>, G>& shared) {
-    typedef TileWork<F, Src, Float, Double, G> Work;
-    typedef typename Work::Shape Shape;
-    typedef typename Work::Extreme Extreme;
-    const Work work(src, given, shared);
-    const bool aligned = (given.columns * Work::bytes & 15) == 0 && (address(src) & 15) == 0;
+    typedef TileKernel<F, Src, Float, Double, G> Kernel;
+    typedef typename Kernel::Shape Shape;
+    typedef typename Kernel::Stats Stats;
+    const Kernel work(src, given, shared);
+    const bool aligned = (given.columns * Kernel::bytes & 15) == 0 && (address(src) & 15) == 0;
     Patch<Src, G::rows, G::columns> patch;
-    const u8* from = work.src + (i64(work.row) * given.columns + work.column) * Work::bytes;
-    patch.load(from, given.columns * Work::bytes, work.rows_left(), work.columns_left(), aligned);
-    // A bit for each row and each column.
+    const u8* from = work.src + (i64(work.row) * given.columns + work.column) * Kernel::bytes;
+    patch.load(from, given.columns * Kernel::bytes, work.rows_left(), work.columns_left(), aligned);
+    // A bit for each row and each column, set where all its elements are finite.
     u32 finite_rows = 0, finite_columns = 0;
     if constexpr (Shape::along || Shape::square) {
-        FoundRows<Extreme, G::rows> found;
+        RowStats<Stats, G::rows> stats;
 #pragma unroll
         for (u32 i = 0; i < G::rows; ++i) {
-            found.row[i] = {0, 0};
-            finite_rows |= u32(found.row[i].template see_tile<Src, G::columns>(patch.row[i])) << i;
+            stats.row[i] = {0, 0};
+            finite_rows |= u32(stats.row[i].template add_tile<Src, G::columns>(patch.row[i])) << i;
         }
         if constexpr (Shape::along) {
             if constexpr (Shape::part_lanes > 1) {
-                GPUCAST_MERGE(Shape::part_lanes, found);
+                GPUCAST_MERGE(Shape::part_lanes, stats);
             }
             if (threadIdx.x % Shape::part_lanes == 0) {
 #pragma unroll
                 for (u32 i = 0; i < G::rows; ++i) {
-                    shared.held.found.in_rows.put((work.row + i) * (G::tile_columns / Shape::part) + work.column / Shape::part, found.row[i]);
+                    shared.held.stats.in_rows.put((work.row + i) * (G::tile_columns / Shape::part) + work.column / Shape::part, stats.row[i]);
                 }
             }
         } else {
-            Extreme all = found.row[0];
+            Stats all = stats.row[0];
 #pragma unroll
-            for (u32 i = 1; i < G::rows; ++i) all.merge(found.row[i]);
+            for (u32 i = 1; i < G::rows; ++i) all.merge(stats.row[i]);
             GPUCAST_MERGE(Shape::block_lanes, all);
             if (threadIdx.x % Shape::block_lanes == 0) {
-                shared.held.found.in_columns.put(work.row / G::rows * Shape::runs_along + work.column / G::block, all);
+                shared.held.stats.in_columns.put(work.row / G::rows * Shape::runs_along + work.column / G::block, all);
             }
         }
     }
     if constexpr (Shape::down) {
 #pragma unroll
         for (u32 j = 0; j < G::columns; ++j) {
-            Extreme found = {0, 0};
-            finite_columns |= u32(found.template see_tile<Src, G::rows>(patch.column(j))) << j;
-            shared.held.found.in_columns.put(work.row / G::rows * G::tile_columns + work.column + j, found);
+            Stats stats = {0, 0};
+            finite_columns |= u32(stats.template add_tile<Src, G::rows>(patch.column(j))) << j;
+            shared.held.stats.in_columns.put(work.row / G::rows * G::tile_columns + work.column + j, stats);
         }
     }
     if constexpr (!Shape::everywhere) {
@@ -438,7 +441,7 @@ GPUCAST_INLINE void quantize_tiles(
         if constexpr (Shape::square) work.scales_of_squares();
         GPUCAST_BARRIER();
     }
-    // Squares, and one scale for all, are quantized once, by columns if any result has them as lines.
+    // With squares, or one scale for all, both results have the same codes: by columns if the transposed one is wanted.
     const bool one = Shape::square || Shape::everywhere, by_rows = one && !Shape::swapped;
     const u32 everything = F::stochastic ? ~0u : 0;
     u32 same_left = everything, swapped_left = everything;
@@ -446,7 +449,7 @@ GPUCAST_INLINE void quantize_tiles(
         if constexpr (by_rows || G::same() == Run::along) same_left = work.template quantize_rows_of<G::same()>(patch, finite_rows);
         if constexpr (G::swapped() == Run::along) swapped_left = work.template quantize_rows_turned<Run::along>(patch, finite_rows);
         if constexpr (one && Shape::swapped) {
-            // Where one element of the patch has to be seen again, all are.
+            // If one element of the patch needs `put_one_by_one`, all of them take it.
             const u32 finite = Shape::everywhere || finite_rows == (1u << G::rows) - 1 ? ~0u : 0;
             swapped_left = work.template quantize_columns<G::swapped(), Shape::same, true>(patch, finite);
             same_left = Shape::same ? swapped_left : 0;
@@ -469,7 +472,8 @@ GPUCAST_INLINE void quantize_tiles(
 
 }  // namespace gpucast
 
-// gpucast/quantization/tile_source.py defines NAME_format and NAME_tiles.
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/tile_source.py defines NAME_format
+// and NAME_tiles.
 #define GPUCAST_QUANTIZE_TILES(NAME, SRC, THREADS)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, gpucast::tile_blocks<gpucast::SRC>(THREADS))                 \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \

@@ -1,63 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotients of FLOATs for scales.cuh and divisor.cuh: exact ones, and codes that are told by a product beside them.
+// Quotients of FLOATs for scales.cuh and divisor.cuh: exact ones, and their codes by multiplication with a reciprocal.
 namespace gpucast {
 
 // ---- types that instructions know ----
 
-// FLOAT4E2M1, FLOAT8E4M3FN and FLOAT8E5M2; whether an instruction rounds numbers to the type.
-template <typename Row>
+// Whether a type is FLOAT4E2M1, FLOAT8E4M3FN or FLOAT8E5M2, and whether an instruction rounds numbers to it.
+template <typename DType>
 GPUCAST_CONSTANT bool is_float4() {
-    if constexpr (!Row::is_float) return false;
-    else return Row::bits == 4 && Row::mantissa_bits == 1 && Row::bias == 1;
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 4 && DType::mantissa_bits == 1 && DType::bias == 1;
 }
-template <typename Row>
+template <typename DType>
 GPUCAST_CONSTANT bool is_e4m3() {
-    if constexpr (!Row::is_float) return false;
-    else return Row::bits == 8 && Row::mantissa_bits == 3 && Row::bias == 7 && Row::has_negative_zero;
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 8 && DType::mantissa_bits == 3 && DType::bias == 7 && DType::has_negative_zero;
 }
-template <typename Row>
+template <typename DType>
 GPUCAST_CONSTANT bool is_e5m2() {
-    if constexpr (!Row::is_float) return false;
-    else return Row::bits == 8 && Row::mantissa_bits == 2 && Row::bias == 15 && Row::has_negative_zero;
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 8 && DType::mantissa_bits == 2 && DType::bias == 15 && DType::has_negative_zero;
 }
-template <typename Row>
+template <typename DType>
 GPUCAST_CONSTANT bool has_conversion() {
-    if constexpr (is_float4<Row>()) return GPUCAST_SPECIFIC;
-    else return GPUCAST_FLOAT8 && (is_e4m3<Row>() || is_e5m2<Row>());
+    if constexpr (is_float4<DType>()) return GPUCAST_SPECIFIC;
+    else return GPUCAST_FLOAT8 && (is_e4m3<DType>() || is_e5m2<DType>());
 }
 
 // ---- quotients ----
 
-// Numbers divided by the product of two FLOATs, without a division.
+// Numbers divided by a FLOAT, or by the product of two, without a division instruction.
 struct Quotient {
-    // The divisor is high + low; `rest` is 1 - up * (high + low).
+    // The divisor is high + low, `up` its approximate reciprocal, and `rest` is 1 - up * (high + low).
     float high, low, up, rest;
 
     GPUCAST_INLINE explicit Quotient(float d) : high(d), low(0), up(ptx::rcp(d)), rest(ptx::fma_rn(ptx::neg(up), d, 1)) {}
     GPUCAST_INLINE Quotient(float a, float b) : high(ptx::mul_rn(a, b)), low(ptx::fma_rn(a, b, ptx::neg(high))), up(ptx::rcp(high)) {
         rest = ptx::fma_rn(ptx::neg(up), low, ptx::fma_rn(ptx::neg(up), high, 1));
     }
-    // False where the remainder of a quotient that matters may be below all FLOATs, or the reciprocal is.
-    GPUCAST_INLINE bool is_plain() const { return ptx::bits(high) - (67u << 23) <= 120u << 23; }
+    // False where the remainder of a quotient, or the reciprocal, may be below all FLOATs; also for NaN.
+    GPUCAST_INLINE bool in_range() const { return ptx::bits(high) - (67u << 23) <= 120u << 23; }
 
-    // The reciprocal 1 / d, rounded to nearest but for 2^-20 of a step, and `steps` steps up.
-    GPUCAST_INLINE float reciprocal(int steps) const {
-        return ptx::as_float(ptx::bits(ptx::fma_rn(up, rest, up)) + u32(steps));
+    // The reciprocal 1 / d, rounded to nearest with an error of up to 0.5 + 2^-20 ULP, plus some ULPs.
+    GPUCAST_INLINE float reciprocal(int ulps) const {
+        return ptx::as_float(ptx::bits(ptx::fma_rn(up, rest, up)) + u32(ulps));
     }
-    // Whether the divisor has 11 significant bits at most.
+    // Whether the divisor has at most 11 significant bits.
     GPUCAST_INLINE bool is_short() const { return ((ptx::bits(high) & 0x1fff) | (ptx::bits(low) << 1)) == 0; }
 
     // The quotient of a magnitude up to 2^16 times the divisor, exact or rounded to odd (float32.cuh).
-    template <bool whole>
-    GPUCAST_INLINE u32 odd(float x) const {
-        // The nearest FLOAT, or one that is less than one step away: up + rest * up is as exact as two FLOATs can be.
+    // `one_float`: the divisor is a single FLOAT, so that `low` is zero.
+    template <bool one_float>
+    GPUCAST_INLINE u32 rounded_to_odd(float x) const {
+        // Within one ULP of the quotient: up + rest * up is the reciprocal as exactly as two FLOATs can give it.
         const float near = ptx::fma_rn(x, up, ptx::mul_rn(x, ptx::mul_rn(rest, up)));
         float left = ptx::fma_rn(ptx::neg(near), high, x);
-        if constexpr (!whole) left = ptx::fma_rn(ptx::neg(near), low, left);
-        // Below an even number, one step down and odd; above it, one up; an odd one stays.
-        const u32 found = ptx::bits(near) + u32(int(ptx::bits(left)) >> 31);
-        // The remainder is zero without a sign, or at least this.
-        return found | ptx::min(ptx::bits(left), 1u);
+        if constexpr (!one_float) left = ptx::fma_rn(ptx::neg(near), low, left);
+        // To odd: where the quotient is below `near`, one ULP down; then the last bit is set unless the remainder is
+        // zero.
+        const u32 result = ptx::bits(near) + u32(int(ptx::bits(left)) >> 31);
+        // The bits of the remainder are 0 only for +0; a difference of equal numbers is never -0.
+        return result | ptx::min(ptx::bits(left), 1u);
     }
 };
 
@@ -68,62 +70,66 @@ struct Numbers {
     float of[N];
 };
 
-// Codes of x * r, for r beside the reciprocal of a divisor d.
+// Codes of x * r, for an r near the reciprocal of a divisor d. Two of them bracket the code of the quotient x / d.
 //
-// Let r0 be 1 / d rounded to nearest. One step of a FLOAT is between 2^-24 and 2^-23 of its number, so 2 steps below r0
-// is below (1 - 1.5 * 2^-24) / d, and x * r, itself rounded to nearest, is below x / d in magnitude; 2 steps above
-// r0 it is above x / d. Codes grow with their numbers: where both have the same code, x / d has it too.
+// Let r0 be 1 / d rounded to nearest. One ULP of a FLOAT is between 2^-24 and 2^-23 of its number, so that r0 less 2
+// ULPs is below (1 - 1.5 * 2^-24) / d, and x * r, itself rounded to nearest, is below x / d in magnitude; with r0 plus
+// 2 ULPs it is above x / d. Codes grow with their numbers: where both products have the same code, x / d has it too.
 //
-// Where the codes differ x / d is within 2^-20 of the midpoint m of two of them, or is m. A number x of p bits, a
-// divisor of B and midpoints of M bits are never so near without x = m * d if p and B + M are at most 20: x - m * d is
-// a multiple of the last bit of either. The code is then the even one of both.
-template <typename Row>
-struct Beside {
+// Where the codes differ, x / d is within 2^-20 of the midpoint m of two codes, or is m. For a number x of p bits, a
+// divisor of B bits and midpoints of M bits it must be m if p and B + M are at most 20, because x - m * d is a multiple
+// of the last bit of x or of m * d. The code is then the even one of the two.
+template <typename DType>
+struct ReciprocalCodes {
     enum : bool {
-        by_cvt = has_conversion<Row>(),
-        by_float16 = is_float4<Row>() && GPUCAST_ARCH >= 800 && !by_cvt,
-        known = by_cvt || by_float16 || (Row::is_int && Row::bits <= 8)
+        by_cvt = has_conversion<DType>(),
+        by_float16 = is_float4<DType>() && GPUCAST_ARCH >= 800 && !by_cvt,
+        known = by_cvt || by_float16 || (DType::is_int && DType::bits <= 8)
     };
-    // Elements of a word, and of a byte.
-    enum : u32 { elements = 32 / Row::bits, of_byte = 8 / Row::bits };
-    // The last bit of each, and of those in a byte.
-    enum : u32 { ones_of_byte = 0xff / ((1u << Row::bits) - 1), ones = ones_of_byte * 0x01010101 };
-    // By way of FLOAT16 the smallest normal element becomes the smallest normal number there.
+    // How many elements a word has, and a byte.
+    enum : u32 { elements = 32 / DType::bits, of_byte = 8 / DType::bits };
+    // The lowest bits of all elements of a byte, and of a word.
+    enum : u32 { ones_of_byte = 0xff / ((1u << DType::bits) - 1), ones = ones_of_byte * 0x01010101 };
+    // With FLOAT16 as the compute type the exponents are lowered by 14, so that the smallest normal element becomes the
+    // smallest normal FLOAT16.
     enum : u32 { lowered = by_float16 ? 14u << 23 : 0 };
 
-    // The codes of a word. `low` and `high` limit x, and `zero_points` are added, of integers. Of what is beyond the limits
-    // of floats `beyond` tells.
+    // The codes of a word. For integers, x is clamped to `low` and `high` where `limited`, and `zero_points`, one in
+    // each byte, are added. By FLOAT16, bits 4 to 6 of a byte of `overflow` are set where a number is beyond the
+    // largest element; the caller must find such codes otherwise.
     template <bool limited>
     static GPUCAST_INLINE u32 codes(
-        const Numbers<elements>& given, float r, float low, float high, u32 zero_points, u32& beyond) {
+        const Numbers<elements>& given, float r, float low, float high, u32 zero_points, u32& overflow) {
         float x[elements];
 #pragma unroll
-        for (u32 i = 0; i < elements; ++i) x[i] = limited && Row::is_int ? ptx::min(ptx::max(given.of[i], low), high) : given.of[i];
-        if constexpr (Row::is_int) {
-            // The sum with 1.5 * 2^23 has the nearest integer in its low bits; below 8 bits moved up to 0 and more.
-            const u32 moved = Row::bits < 8 ? u32(Row::sign_code) : 0;
-            const float magic = ptx::as_float(0x4b400000 + moved);
+        for (u32 i = 0; i < elements; ++i) x[i] = limited && DType::is_int ? ptx::min(ptx::max(given.of[i], low), high) : given.of[i];
+        if constexpr (DType::is_int) {
+            // The sum with 1.5 * 2^23 has the nearest integer in its low bits. Integers of less than 8 bits get an
+            // offset that makes them positive, so that those in a byte can be added up.
+            const u32 offset = DType::bits < 8 ? u32(DType::sign_code) : 0;
+            const float magic = ptx::as_float(0x4b400000 + offset);
             fma(x, r, magic);
             u32 byte[4];
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
                 byte[i] = ptx::bits(x[i * of_byte]);
 #pragma unroll
-                for (u32 j = 1; j < of_byte; ++j) byte[i] += ptx::bits(x[i * of_byte + j]) << (u32(Row::bits) * j);
+                for (u32 j = 1; j < of_byte; ++j) byte[i] += ptx::bits(x[i * of_byte + j]) << (u32(DType::bits) * j);
                 byte[i] += zero_points;
             }
-            return low_lanes<8>(byte) ^ moved * u32(ones);
+            return low_lanes<8>(byte) ^ offset * u32(ones);
         } else {
             fma(x, r, 0);
-            if constexpr (by_cvt && Row::bits == 8) {
-                return is_e4m3<Row>() ? ptx::cvt_e4m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e5m2x4(x[0], x[1], x[2], x[3]);
+            if constexpr (by_cvt && DType::bits == 8) {
+                return is_e4m3<DType>() ? ptx::cvt_e4m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e5m2x4(x[0], x[1], x[2], x[3]);
             } else if constexpr (by_cvt) {
                 return ptx::cvt_e2m1x8(x);
             } else {
-                // In the high byte of each half: the sign, three zeros unless the number is beyond, the code, half a code.
+                // The high byte of each half has the sign, three bits that are zero unless the number overflows, three
+                // bits of the code, and one bit to round by, which 1 is added to.
                 const u32 even = ptx::prmt(ptx::cvt_rz_f16x2(x[0], x[2]), ptx::cvt_rz_f16x2(x[4], x[6]), 0x7531) + repeated<8>(1);
                 const u32 odd = ptx::prmt(ptx::cvt_rz_f16x2(x[1], x[3]), ptx::cvt_rz_f16x2(x[5], x[7]), 0x7531) + repeated<8>(1);
-                beyond |= even | odd;
+                overflow |= even | odd;
                 const u32 low_half = choose(even >> 4, even >> 1, repeated<8>(0x08));
                 const u32 high_half = choose(odd, odd << 3, repeated<8>(0x80));
                 return choose(low_half, high_half, repeated<8>(0x0f));
@@ -134,16 +140,16 @@ struct Beside {
 private:
     static GPUCAST_INLINE u32 choose(u32 a, u32 b, u32 of_a) { return (a & of_a) | (b & ~of_a); }
 
-    // x * r, or x * r + more rounded once.
+    // x * r, or for integers x * r + more, rounded once.
     static GPUCAST_INLINE void fma(float (&x)[elements], float r, float more) {
 #pragma unroll
         for (u32 i = 0; i < elements; i += 2) {
             if constexpr (GPUCAST_ARCH >= 1000) {
-                if constexpr (Row::is_int) ptx::fma_rn_f32x2(x[i], x[i + 1], r, more, x[i], x[i + 1]);
+                if constexpr (DType::is_int) ptx::fma_rn_f32x2(x[i], x[i + 1], r, more, x[i], x[i + 1]);
                 else ptx::mul_rn_f32x2(x[i], x[i + 1], r, x[i], x[i + 1]);
             } else {
-                x[i] = Row::is_int ? ptx::fma_rn(x[i], r, more) : ptx::mul_rn(x[i], r);
-                x[i + 1] = Row::is_int ? ptx::fma_rn(x[i + 1], r, more) : ptx::mul_rn(x[i + 1], r);
+                x[i] = DType::is_int ? ptx::fma_rn(x[i], r, more) : ptx::mul_rn(x[i], r);
+                x[i + 1] = DType::is_int ? ptx::fma_rn(x[i + 1], r, more) : ptx::mul_rn(x[i + 1], r);
             }
         }
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers of quantize.cu: values, extremes and scales. `F` is the format.
+// The values, statistics and scales of blocks, for quantize.cu and quantize_tiles.cu. `F` is the format.
 namespace gpucast {
 
-// ---- values: FLOAT, or DOUBLE where the source is ----
+// ---- values: FLOAT, or DOUBLE where the source is DOUBLE ----
 
 template <bool wide, typename Float, typename Double>
 struct FloatOrDouble {
@@ -16,7 +16,7 @@ struct FloatOrDouble<true, Float, Double> {
 template <typename Src, typename Float, typename Double>
 struct Value {
     enum : bool { wide = Src::bits == 64 };
-    typedef typename FloatOrDouble<wide, Float, Double>::type Row;
+    typedef typename FloatOrDouble<wide, Float, Double>::type DType;
     typedef typename WordOf<wide>::type Word;
     enum : Word { sign = Word(1) << (Width<Word>::bits - 1), infinity = wide ? Word(0x7ffull << 52) : Word(0x7f800000) };
 
@@ -32,20 +32,21 @@ struct Value {
     }
 };
 
-// The same row without NaN, for numbers that are known to be finite.
-template <typename Row>
-struct Finite : Row {
+// The same dtype without NaN, for numbers that are known to be finite.
+template <typename DType>
+struct Finite : DType {
     enum : bool { has_nan = 0 };
 };
 
-// The largest magnitudes of a block, as bits; of its negative numbers alone (`low`) where there are zero points. With
-// `finite_only` NaN and infinities are not seen; else they stand above all numbers.
+// The largest magnitudes of a block, as bits: `high` of all its numbers, or where there are zero points `low` of the
+// negative ones and `high` of the others. With `finite_only` NaN and infinities are left out; else they count as above
+// all numbers.
 template <typename V, bool zero_points, bool finite_only>
-struct Found {
+struct BlockStats {
     typedef typename V::Word Word;
     Word low, high;
 
-    GPUCAST_INLINE void see(Word bits) {
+    GPUCAST_INLINE void add(Word bits) {
         Word magnitude = bits & ~Word(V::sign);
         if constexpr (finite_only) magnitude = magnitude < Word(V::infinity) ? magnitude : 0;
         if constexpr (zero_points) {
@@ -56,12 +57,13 @@ struct Found {
         }
         high = magnitude > high ? magnitude : high;
     }
-    // All elements of a tile of a thread. True where all are finite.
+    // Adds all elements of a thread's tile. True where all are finite.
     template <typename Src, u32 Elements, u32 Bytes>
-    GPUCAST_INLINE bool see_tile(const Tile<Bytes>& in) {
+    GPUCAST_INLINE bool add_tile(const Tile<Bytes>& in) {
         Word largest = 0;
         if constexpr (!zero_points && Src::bits == 16 && GPUCAST_ARCH >= 900) {
-            // Codes with a sign are the largest where there is one; as signed numbers all others are above them.
+            // As unsigned integers negative codes are above all others, and as signed integers below. So `any` has the
+            // largest magnitude of the negative numbers, if there are any, and `positive` that of the others.
             u32 any = in.word[0], positive = any;
 #pragma unroll
             for (u32 i = 1; i < Tile<Bytes>::words; ++i) {
@@ -77,12 +79,12 @@ struct Found {
             for (u32 i = 0; i < Elements; ++i) most = ptx::max_nan(most, ptx::abs(ptx::as_float(in.word[i])));
             largest = ptx::bits(most) & 0x7fffffff;
         } else {
-            Found<V, zero_points, false> all = {0, 0};
+            BlockStats<V, zero_points, false> all = {0, 0};
 #pragma unroll
-            for (u32 i = 0; i < Elements; ++i) all.see(V::of(get<Src::bits, Word>(in, i)));
+            for (u32 i = 0; i < Elements; ++i) all.add(V::of(get<Src::bits, Word>(in, i)));
             if constexpr (zero_points) low = all.low > low ? all.low : low;
             largest = all.high;
-            if (all.lost()) largest = Word(V::infinity);
+            if (all.has_nonfinite()) largest = Word(V::infinity);
         }
         const bool finite = largest < Word(V::infinity);
         if (!finite_only || finite) {
@@ -90,20 +92,20 @@ struct Found {
         } else {
             ptx::mark_rare();
 #pragma unroll
-            for (u32 i = 0; i < Elements; ++i) see(V::of(get<Src::bits, Word>(in, i)));
+            for (u32 i = 0; i < Elements; ++i) add(V::of(get<Src::bits, Word>(in, i)));
         }
         return finite;
     }
-    GPUCAST_INLINE void merge(const Found& other) {
+    GPUCAST_INLINE void merge(const BlockStats& other) {
         if constexpr (zero_points) low = other.low > low ? other.low : low;
         high = other.high > high ? other.high : high;
     }
 #ifndef GPUCAST_HOST
-    GPUCAST_INLINE Found other(u32 step) const {
+    GPUCAST_INLINE BlockStats other(u32 step) const {
         return {zero_points ? __shfl_xor_sync(~0u, low, step) : 0, __shfl_xor_sync(~0u, high, step)};
     }
 #endif
-    GPUCAST_INLINE bool lost() const { return (low > high ? low : high) >= Word(V::infinity); }
+    GPUCAST_INLINE bool has_nonfinite() const { return (low > high ? low : high) >= Word(V::infinity); }
 };
 
 // ---- scales ----
@@ -111,17 +113,17 @@ struct Found {
 struct Scale {
     u32 code;
     int zero_point;
-    // Nothing of the block can be told: its scale is NaN, its codes are 0.
-    bool lost;
+    // The scale is NaN, because the block has an infinity or NaN, or because a given scale is; the block's codes are 0.
+    bool is_nan;
 };
 
-// A scale's value; NaN for the code of NaN.
+// A scale's value, NaN included.
 template <typename F, typename Float, typename Double>
 GPUCAST_INLINE double scale_value(u32 code) {
-    typedef typename F::scale Row;
-    return ptx::as_double(cast_code<Row, Double>(u64(code), ToWide()));
+    typedef typename F::scale DType;
+    return ptx::as_double(cast_code<DType, Double>(u64(code), ToWide()));
 }
-// Infinite for the code of NaN of powers of two.
+// A scale's value as a FLOAT. Of powers of two the code of NaN gives infinity.
 template <typename F, typename Float>
 GPUCAST_INLINE float narrow_scale(u32 code) {
     if constexpr (F::scale::is_e8m0) return ptx::as_float(code == 0 ? 1u << 22 : code << 23);
@@ -135,20 +137,20 @@ GPUCAST_INLINE float global_value(const float* global_scale) {
     else return 1;
 }
 
-// To the nearest integer, ties to even; far beyond the elements' range it only has to stay there.
+// To the nearest integer, ties to even; clamped far beyond the elements' range, so that sums do not overflow.
 GPUCAST_INLINE int to_integer(u32 odd) {
-    const int most = 1 << 15, found = ptx::cvt_rni_s32(ptx::as_float(odd));
-    return found > most ? most : found < -most ? -most : found;
+    const int most = 1 << 15, result = ptx::cvt_rni_s32(ptx::as_float(odd));
+    return result > most ? most : result < -most ? -most : result;
 }
 
-// As the reference has it, in DOUBLE.
+// The scale and zero point with DOUBLE as the compute type, in the order of operations of the reference.
 template <typename F, typename Float, typename Double, typename V>
 GPUCAST_INLINE void wide_scale(Scale& scale, typename V::Word low_bits, typename V::Word high_bits, float global) {
-    typedef typename F::scale Row;
+    typedef typename F::scale DType;
     const double high = V::number(high_bits), low = F::zero_points ? V::number(low_bits) : 0;
     const double spread = F::zero_points ? high + low : high;
     const u64 ratio = ptx::bits(spread / (F::divisor() * ptx::cvt_f64(global)));
-    scale.code = u32(cast_code<Double, Row>(ratio, typename F::scale_rule()));
+    scale.code = u32(cast_code<Double, DType>(ratio, typename F::scale_rule()));
     if constexpr (F::zero_points) {
         const u32 least = u32(F::smallest_scale);
         const u64 places = ptx::bits(low / scale_value<F, Float, Double>(scale.code > least ? scale.code : least));
@@ -163,44 +165,49 @@ GPUCAST_INLINE Scale finished(Scale scale) {
         if (scale.code < u32(F::smallest_scale)) scale.code = u32(F::smallest_scale);
     }
     if constexpr (F::nan_in_scale) {
-        if (scale.lost) scale.code = u32(F::scale::nan_code);
+        if (scale.is_nan) scale.code = u32(F::scale::nan_code);
     }
     return scale;
 }
 
 template <typename F, typename Float, typename Double, typename V, bool finite_only>
-GPUCAST_INLINE Scale scale_of(const Found<V, F::zero_points, finite_only>& found, float global) {
-    typedef typename F::scale Row;
-    Scale scale = {0, 0, F::nan_in_scale && found.lost()};
-    // A divisor of 1 would take subnormal numbers beside.
-    if constexpr (V::wide || F::zero_points || (Row::is_e8m0 && F::exponent == 0)) {
-        if (!scale.lost) wide_scale<F, Float, Double, V>(scale, found.low, found.high, global);
-    } else if constexpr (Row::is_e8m0) {
-        // amax = f * 2^a, the divisor d * 2^e, f and d at least 1 and below 2: 2^(a - e), and upwards one more if f > d.
-        const int power = int((found.high + u32(F::carry)) >> 23) - int(F::exponent);
+GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::zero_points, finite_only>& stats, float global) {
+    typedef typename F::scale DType;
+    Scale scale = {0, 0, F::nan_in_scale && stats.has_nonfinite()};
+    // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect.
+    if constexpr (V::wide || F::zero_points || (DType::is_e8m0 && F::exponent == 0)) {
+        if (!scale.is_nan) wide_scale<F, Float, Double, V>(scale, stats.low, stats.high, global);
+    } else if constexpr (DType::is_e8m0) {
+        // With amax = f * 2^a and the divisor d * 2^e, where 1 <= f, d < 2, the scale is 2^(a - e), or rounded up one
+        // power more if f > d: `carry` is added for this.
+        const int power = int((stats.high + u32(F::carry)) >> 23) - int(F::exponent);
         scale.code = u32(power > 0 ? power : 0);
-    } else if constexpr (u32(Row::bits) == 32) {
-        // One step of Newton's method rounds correctly: the divisor has few bits, and its reciprocal is rounded so.
-        const float amax = ptx::as_float(found.high), near = ptx::mul_rn(amax, F::reciprocal());
+    } else if constexpr (u32(DType::bits) == 32) {
+        // One Newton iteration rounds the quotient correctly, because the divisor has few bits and its reciprocal is
+        // rounded correctly.
+        const float amax = ptx::as_float(stats.high), near = ptx::mul_rn(amax, F::reciprocal());
         const float rest = ptx::fma_rn(ptx::neg(near), float(F::divisor()), amax);
         scale.code = ptx::bits(ptx::fma_rn(rest, F::reciprocal(), near));
     } else {
-        if constexpr (is_e4m3<Row>() && has_conversion<Row>()) {
-            // As of elements (`Beside`): both sides of the quotient have the same code, as a rule.
+        if constexpr (is_e4m3<DType>() && has_conversion<DType>()) {
+            // As for elements (`ReciprocalCodes`): mostly the two products that bracket the quotient have the same
+            // code.
             const Quotient by(float(F::divisor()), global);
-            const float amax = ptx::as_float(found.high);
+            const float amax = ptx::as_float(stats.high);
             const u32 codes = ptx::cvt_e4m3x2(ptx::mul_rn(amax, by.reciprocal(-2)), ptx::mul_rn(amax, by.reciprocal(2)));
             scale.code = codes & 0xff;
-            if (by.is_plain() && ((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
+            if (by.in_range() && ((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
             ptx::mark_rare();
         }
-        // Where the divisor is tiny or huge, both sides are brought to where FLOAT has the remainder; what is lost is far off.
+        // Where the divisor is tiny or huge, it and amax are multiplied by a power of two, so that the remainder of the
+        // division is in FLOAT's range. Where amax overflows or underflows then, the scale is its largest or smallest
+        // in any case.
         const u32 tiny = 67u << 23, huge = 184u << 23, both = ptx::bits(global);
         const float lift = ptx::as_float(both < tiny ? 223u << 23 : both > huge ? 63u << 23 : 127u << 23);
         const Quotient by(float(F::divisor()), ptx::mul_rn(global, lift));
-        const float last = ptx::mul_rn(by.high, ptx::as_float(float32_bits<Row>(u32(Row::max_code))));
-        const float amax = ptx::min(ptx::mul_rn(ptx::as_float(found.high), lift), last);
-        scale.code = small_steps<Row>(ptx::as_float(by.template odd<false>(amax))) & u32(Row::mask);
+        const float last = ptx::mul_rn(by.high, ptx::as_float(float32_bits<DType>(u32(DType::max_code))));
+        const float amax = ptx::min(ptx::mul_rn(ptx::as_float(stats.high), lift), last);
+        scale.code = small_code<DType>(ptx::as_float(by.template rounded_to_odd<false>(amax))) & u32(DType::mask);
     }
     return finished<F>(scale);
 }

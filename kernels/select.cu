@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of many arrays or of as many others, as a byte on the device says: many.cu with one more column of addresses.
+// Copies of a batch of arrays or of another batch, as a byte on the device says: batch.cu with one more column of
+// addresses.
 //
-// gpucast/mixed/device.py puts this file behind the others, for these kernels alone.
+// gpucast/mixed/device.py puts this file behind batch.cu and those that every kernel needs.
 namespace gpucast {
 
 // Each array of `arrays.src` where the byte `chosen` is not 0, else that of `otherwise`; n counts bytes.
@@ -17,14 +18,14 @@ GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Choices<Capacity>& choice
     return choices.arrays;
 }
 
-template <typename Byte, typename R, u32 Elements, u32 Unroll, u32 Threads>
-struct ManySelect {
+template <typename Byte, typename Rule, u32 Elements, u32 Unroll, u32 Threads>
+struct BatchSelect {
     enum : u32 { shared_bytes = 0 };
 
     template <u32 Capacity>
     static GPUCAST_INLINE void cast(const Choices<Capacity>& choices, u32 i, u32 block, FourCopies*) {
         const Arrays<Capacity>& arrays = choices.arrays;
-        const Arithmetic<Byte, Byte, 8, R> converter = {};
+        const Arithmetic<Byte, Byte, 8, Rule> converter = {};
         cast_contiguous<8, 8, Elements, Unroll, Threads>(
             *choices.chosen != 0 ? arrays.src[i] : choices.otherwise[i], 0, arrays.dst[i], arrays.n[i], block, converter);
     }

@@ -1,105 +1,94 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any number to a floating type of 16 bits or fewer, rounded up or down at random.
 //
-// A magnitude lies so many steps of the destination above zero; `random` is added to the first 32 bits behind the point,
-// and what is then in front of it is the code. So it goes up in as many of the 2^32 cases as those 32 bits say, and never
-// where it is a whole number of steps. Range, signs and NaN follow to_float.cuh.
+// A magnitude is a fixed-point number of ULPs of the destination. `random` is added to the first 32 bits behind the
+// point; the integer part of the sum is the code. So the magnitude is rounded up in as many of the 2^32 cases as those
+// 32 bits say, and never where it is an integer number of ULPs. Range, signs and NaN are as in to_float.cuh.
 //
-// cvt.rs, which some architectures have, is not used: 32 random bits serve two or four numbers there, so it rounds otherwise.
+// cvt.rs, which some architectures have, is not used: it shares 32 random bits between two or four numbers, so its
+// results differ.
 namespace gpucast {
 
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE Word encode_stochastic(
-    const Number<Word>& x, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode> rule) {
-    const int field = x.exponent + Row::bias;
+template <typename DType, typename Word, typename Rule>
+GPUCAST_INLINE Word encode_stochastic(const Number<Word>& x, u32 random, Rule rule) {
+    const int field = x.exponent + DType::bias;
     const int above = field > 1 ? field - 1 : 0;
     const int below = field < 1 ? 1 - field : 0;
-    const int drop = 31 - int(Row::mantissa_bits) + below;
-    // Steps, with 32 bits behind the point.
-    const u64 steps = drop < 64 ? u64(x.significand) << (64 - Width<Word>::bits) >> drop : 0;
-    return finish_float<Row>((Word(above) << Row::mantissa_bits) + Word((steps + random) >> 32), x, rule);
+    const int drop = 31 - int(DType::mantissa_bits) + below;
+    // ULPs, with 32 bits behind the point.
+    const u64 ulps = drop < 64 ? u64(x.significand) << (64 - Width<Word>::bits) >> drop : 0;
+    return finish_float<DType>((Word(above) << DType::mantissa_bits) + Word((ulps + random) >> 32), x, rule);
 }
 
-// ---- shortcuts ----
-// By way of the bits of a float or double that is the number itself: no other one has the 32 bits behind the point. One
-// that is subnormal is taken to have a top bit, too: only beyond those 32 bits. From FLOAT to BFLOAT16 nothing is taken so.
+// ---- fast paths ----
+// The compute type is the float or double that is the number itself: one that is rounded would lack the 32 bits behind
+// the point. A subnormal one is given the top bit of a normal number as well: that bit is too small to be among the 32,
+// except from FLOAT to BFLOAT16, where `stochastic_upper_half` adds to the code itself.
 
 GPUCAST_INLINE bool is_nan(float x) { return x != x; }
-// By integers: most GPUs are slow with doubles.
+// With integers, because most GPUs are slow with doubles.
 GPUCAST_INLINE bool is_nan(double x) { return ptx::bits(x) << 1 > u64(0x7ff) << 53; }
 
-// A magnitude's code, which runs on past the largest one, from the significand, its top bit set, and how many binades it
-// lies above the destination's smallest normal numbers.
-template <typename Row>
-GPUCAST_INLINE u32 stochastic_steps(u64 significand, int binades, u32 random) {
+// A magnitude's code, which may be above that of the largest number, from the significand, its top bit set, and the
+// number of binades that it is above the destination's smallest normal numbers.
+template <typename DType>
+GPUCAST_INLINE u32 stochastic_code(u64 significand, int binades, u32 random) {
     const int above = binades > 0 ? binades : 0, below = above - binades;
-    const u64 steps = ptx::shr(significand, u32(31 - int(Row::mantissa_bits) + below));
-    return (u32(above) << Row::mantissa_bits) + u32((steps + random) >> 32);
+    const u64 ulps = ptx::shr(significand, u32(31 - int(DType::mantissa_bits) + below));
+    return (u32(above) << DType::mantissa_bits) + u32((ulps + random) >> 32);
 }
 
-// The code of what is out of range, if that is not the largest number, comes next.
-template <typename Row, Overflow overflow>
-GPUCAST_CONSTANT u32 last_code() {
-    if constexpr (overflow == Overflow::infinity) return u32(Row::inf_code);
-    else if constexpr (overflow == Overflow::nan) return u32(Row::nan_code);
-    else return u32(Row::max_code);
-}
-
-// The magnitude's code of a small float.
-template <typename Row, bool maybe_nan, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 stochastic_magnitude(
-    float x, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
-    const float last = ptx::as_float(float32_bits<Row>(last_code<Row, overflow>()));
+// The code of a magnitude of a small float, with overflow and NaN.
+template <typename DType, bool maybe_nan, typename Rule>
+GPUCAST_INLINE u32 stochastic_magnitude(float x, u32 random, Rule) {
+    const float last = ptx::as_float(float32_bits<DType>(last_code<DType, Rule>()));
     const u32 a = ptx::bits(ptx::min(ptx::abs(x), last));
-    const u32 code = stochastic_steps<Row>(u64(a << 8 | 0x80000000) << 32, int(a >> 23) + int(Row::bias) - 128, random);
-    if constexpr (maybe_nan && Row::has_nan) {
-        return (infinity_is_nan ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : is_nan(x)) ? u32(Row::nan_code) : code;
+    const u32 code = stochastic_code<DType>(u64(a << 8 | 0x80000000) << 32, int(a >> 23) + int(DType::bias) - 128, random);
+    if constexpr (maybe_nan && DType::has_nan) {
+        return (Rule::infinity_is_nan() ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : is_nan(x)) ? u32(DType::nan_code) : code;
     }
     return code;
 }
 
-// From double, for BFLOAT16 too.
-template <typename Row, bool, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 stochastic_magnitude(
-    double x, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+// From double, also to BFLOAT16.
+template <typename DType, bool, typename Rule>
+GPUCAST_INLINE u32 stochastic_magnitude(double x, u32 random, Rule) {
     const u64 bits = ptx::bits(x);
     const int field = int(bits >> 52) & 0x7ff;
-    const u32 last = last_code<Row, overflow>();
-    const u32 code = stochastic_steps<Row>(bits << 11 | u64(1) << 63, field + int(Row::bias) - 1024, random);
-    if constexpr (Row::has_nan) {
-        if (infinity_is_nan ? field == 0x7ff : is_nan(x)) return u32(Row::nan_code);
+    const u32 last = last_code<DType, Rule>();
+    const u32 code = stochastic_code<DType>(bits << 11 | u64(1) << 63, field + int(DType::bias) - 1024, random);
+    if constexpr (DType::has_nan) {
+        if (Rule::infinity_is_nan() ? field == 0x7ff : is_nan(x)) return u32(DType::nan_code);
     }
     return code < last ? code : last;
 }
 
-// The code of an upper half, in the high half: the bits behind the point are the lower half.
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode>
-GPUCAST_INLINE u32 stochastic_upper_half(
-    Word code, u32 random, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+// A code of BFLOAT16, in the high half: the bits behind the point are the lower half of the FLOAT.
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 stochastic_upper_half(Word code, u32 random, Rule) {
     const float x = as_float32<Src>(code), max = ptx::as_float(u32(Dst::max_code) << 16);
-    const u32 bits = ptx::bits(overflow == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
+    const u32 bits = ptx::bits(Rule::overflow() == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
     if (Src::has_nan && is_nan(x)) return sign_of<Src>(code) | u32(Dst::nan_code) << 16;
     return bits + (random >> 16);
 }
 
-// True where `as_float32` gives the number itself.
+// Whether `as_float32` gives the number itself.
 template <typename Src>
 GPUCAST_CONSTANT bool is_exact_float32() {
     return has_float32<Src>() && (u32(Src::bits) <= 16 || (Src::is_float && u32(Src::bits) == 32));
 }
 
-// The number as a float or, if none is exact, as the double that it is.
+// The number as a float, or as a double where a float is not exact.
 template <typename Src, typename Word>
 GPUCAST_INLINE auto exact_value(Word code) {
     if constexpr (is_exact_float32<Src>()) return as_float32<Src>(code);
     else return ptx::as_double(code);
 }
 
-// Codes of Dst side by side in the bytes (types of 8 bits or fewer) or halves (of 16) of a word, for as many codes of Src,
-// and a random word for each.
-template <typename Src, typename Dst, u32 N, typename Word, typename R>
-GPUCAST_INLINE u32 stochastic_lanes(const Word (&codes)[N], const u32 (&random)[N], R rule) {
+// Codes of Dst in the lanes of a word, which are bytes (types of 8 bits or fewer) or halves (of 16), from as many codes
+// of Src and a random word for each.
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 stochastic_lanes(const Word (&codes)[N], const u32 (&random)[N], Rule rule) {
     static_assert(Dst::is_float && u32(Dst::bits) <= 16, "no wider type is rounded at random");
     constexpr bool by_double = Src::is_float && u32(Src::bits) == 64, by_float = is_exact_float32<Src>();
     u32 part[N], sign[N];
@@ -131,8 +120,8 @@ GPUCAST_INLINE u32 stochastic_lanes(const Word (&codes)[N], const u32 (&random)[
 }
 
 // One code.
-template <typename Src, typename Dst, typename Word, typename R>
-GPUCAST_INLINE u32 convert_stochastic(Word code, u32 random, R rule) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 convert_stochastic(Word code, u32 random, Rule rule) {
     return stochastic_lanes<Src, Dst>({code}, {random}, rule);
 }
 

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts of few bits by a table: one look-up gives the codes of all elements that lie in up to 8 bits of the source.
+// Casts of few bits by a look-up table: one entry has the codes of all elements that lie in up to 8 bits of the source.
 //
 // The table is computed by the generic rule while the kernel is compiled. Each block copies it to shared memory so that
-// every lane of a warp has its own copy in its own bank: whatever the codes, no two lanes meet.
+// every lane of a warp has its own copy in its own bank: whatever the codes, there are no bank conflicts.
 namespace gpucast {
 
-// One element, without shortcuts.
-template <typename Src, typename Dst, typename Word, typename R>
-GPUCAST_CONSTANT Word exact_code(Word code, R rule) {
+// One element, without a fast path.
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_CONSTANT Word exact_code(Word code, Rule rule) {
     return encode<Dst>(decode<Src>(code, typename Src::family()), rule, typename Dst::family());
 }
 
-// Entries for elements of SrcBits bits, of which the lower Src::bits count. Dst is the type of the entries' codes; of
-// those of 32 bits an entry has the upper half, all that the codes of narrow types need.
+// The shape of a table for elements of SrcBits bits, of which the lower Src::bits count. Dst is the type of the
+// entries' codes; of 32-bit codes an entry has the upper half, because the lower half is zero for all values of so
+// narrow sources.
 template <typename Src, typename Dst, u32 SrcBits>
 struct TableShape {
     enum : u32 {
@@ -23,12 +24,12 @@ struct TableShape {
                                                          : 1,
         index_bits = elements * SrcBits,
         entry_bits = elements * code_bits,
-        // Wider entries are quicker to find, as long as the table is small.
+        // Wider entries take fewer instructions to address; they are chosen where the table stays small.
         entry_bytes = index_bits <= 6 ? 4 : entry_bits <= 8 ? 1 : 2,
-        // An entry of four bytes has room for its code at every place in a byte, and so saves shifts.
+        // An entry of four bytes can hold its code at every position in a byte, which saves shifts.
         places = entry_bytes == 4 && (entry_bits == 2 || entry_bits == 4) ? 8 / entry_bits : 1,
         words = (1u << index_bits) * entry_bytes / 4,
-        // In shared memory each word is there once for every lane.
+        // In shared memory each lane has its own copy of each word.
         copies = 32,
         bytes = words * copies * 4
     };
@@ -45,14 +46,14 @@ struct Table {
     FourCopies word[Words];
 };
 
-template <typename Src, typename Dst, u32 SrcBits, typename R>
+template <typename Src, typename Dst, u32 SrcBits, typename Rule>
 constexpr __device__ Table<TableShape<Src, Dst, SrcBits>::words> make_table() {
     typedef TableShape<Src, Dst, SrcBits> Shape;
     Table<Shape::words> table = {};
     for (u32 index = 0; index < 1u << Shape::index_bits; ++index) {
         u32 entry = 0;
         for (u32 i = 0; i < Shape::elements; ++i) {
-            const u32 code = exact_code<Src, Dst>(index >> (i * SrcBits) & u32(Src::mask), R());
+            const u32 code = exact_code<Src, Dst>(index >> (i * SrcBits) & u32(Src::mask), Rule());
             entry |= (Dst::bits == 32 ? code >> 16 : code) << (i * Shape::code_bits);
         }
         for (u32 place = 1; place < Shape::places; ++place) {
@@ -76,7 +77,7 @@ GPUCAST_INLINE void fill_table(FourCopies* shared, const Table<Shape::words>& ta
     }
 }
 
-// `offset` is that of an entry, in bytes, with the caller's place in a row (four bytes for each lane) in it.
+// The entry at an offset in bytes, which includes that of the caller's lane in a row (four bytes for each lane).
 template <typename Shape>
 GPUCAST_INLINE u32 entry_at(const FourCopies* shared, u32 offset, u32 place = 0) {
     const u8* entry = reinterpret_cast<const u8*>(shared) + place + offset;
@@ -85,18 +86,18 @@ GPUCAST_INLINE u32 entry_at(const FourCopies* shared, u32 offset, u32 place = 0)
     if constexpr (Shape::entry_bytes == 4) return *reinterpret_cast<const u32*>(entry);
 }
 
-// Of an entry with several places: its code at one of them.
+// The entry of an index; of an entry with several positions, the code at one of them.
 template <typename Shape>
 GPUCAST_INLINE u32 look_up(const FourCopies* shared, u32 lane, u32 index, u32 place = 0) {
     const u32 byte = index * Shape::entry_bytes;
     return entry_at<Shape>(shared, (byte & ~3u) * Shape::copies | 4 * lane | (byte & 3), place);
 }
 
-// The entries of the four bytes of a word. Two offsets at a time are found in the halves of a word.
+// The entries of the four bytes of a word. Two offsets at a time are computed in the halves of a word.
 template <typename Shape>
 GPUCAST_INLINE void look_up_bytes(const FourCopies* shared, u32 lane, u32 bytes, u32 (&entry)[4]) {
     static_assert(Shape::index_bits == 8 && Shape::entry_bytes <= 2 && Shape::copies == 32, "offsets of 14 bits");
-    // The index's upper bits choose a row of 128 bytes, its low ones the place in a word.
+    // The index's upper bits choose a row of 128 bytes, its low ones the position in a word.
     const u32 log = Shape::entry_bytes - 1, up = 5 + log;
     const u32 rows = (0x7f80u >> (2 - log) & 0x3f80) * 0x00010001, places = (4 - Shape::entry_bytes) * 0x00010001;
     const u32 lanes = lane * 0x00040004;

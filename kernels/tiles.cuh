@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quantize_tiles.cu works on: a thread's patch of a tile, codes as bytes, and the memory that the threads of a tile share.
+// The data of quantize_tiles.cu: a thread's patch of a tile, codes as bytes, and the shared memory of a tile.
 #ifndef GPUCAST_OVERLAY
-// What is needed before a barrier, and what behind it.
+// Of data that is used only before a barrier and data that is used only after it. The host build has a struct here.
 #define GPUCAST_OVERLAY union
 #endif
 
 namespace gpucast {
 
-// Which elements share a scale: not asked for, a run along a row, one along a column, a square, or all.
+// Which elements share a scale: a run along a row or down a column, a square, or all. `nothing`: there is no such
+// result.
 enum class Run : u32 { nothing, along, down, square, everywhere };
 
 // One result, in the array's order or transposed; all of it in C order.
@@ -21,7 +22,7 @@ struct TileArguments {
     TileResult same, swapped;
     const float* global_scale;
     Random random;
-    // Of one matrix of the array, and how many tiles it has.
+    // The size of one matrix of the array, in elements and in tiles.
     i64 rows, columns;
     u32 tiles_down, tiles_across;
 };
@@ -37,12 +38,12 @@ struct Patch {
     typedef Tile<Rows * bytes> Column;
     Row row[Rows];
 
-    // So many rows and columns of an array, whose rows are `step` bytes apart; zeros in place of the others. `aligned` where
-    // rows of whole patches are aligned; elements are in any case.
-    GPUCAST_INLINE void load(const u8* from, i64 step, u32 rows, u32 columns, bool aligned) {
+    // Loads at most that many rows and columns of an array, whose rows are `stride` bytes apart; the others are zero.
+    // `aligned` where the rows of complete patches are aligned for vectors; elements are aligned in any case.
+    GPUCAST_INLINE void load(const u8* from, i64 stride, u32 rows, u32 columns, bool aligned) {
         if (aligned && rows >= Rows && columns >= Columns) {
 #pragma unroll
-            for (u32 i = 0; i < Rows; ++i) load_aligned(from + i * step, row[i]);
+            for (u32 i = 0; i < Rows; ++i) load_aligned(from + i * stride, row[i]);
             return;
         }
 #pragma unroll
@@ -54,44 +55,44 @@ struct Patch {
             if (i >= rows) break;
 #pragma unroll
             for (u32 j = 0; j < Columns; ++j) {
-                // A load without a branch, of the row's first element where there is no such one.
+                // A load without a branch: where there is no such column, of the row's first element.
                 const bool here = j < columns;
-                const Word code = reinterpret_cast<const Code*>(from + i * step)[here ? j : 0];
+                const Word code = reinterpret_cast<const Code*>(from + i * stride)[here ? j : 0];
                 put<Src::bits>(row[i], j, here ? code : Word(0));
             }
         }
     }
 
     GPUCAST_INLINE Column column(u32 j) const {
-        Column found = {};
+        Column result = {};
         if constexpr (Src::bits == 16) {
 #pragma unroll
             for (u32 i = 0; i < Rows; i += 2) {
-                found.word[i / 2] = ptx::prmt(row[i].word[j / 2], row[i + 1].word[j / 2], j % 2 ? 0x7632 : 0x5410);
+                result.word[i / 2] = ptx::prmt(row[i].word[j / 2], row[i + 1].word[j / 2], j % 2 ? 0x7632 : 0x5410);
             }
         } else {
 #pragma unroll
-            for (u32 i = 0; i < Rows; ++i) put<Src::bits>(found, i, get<Src::bits, Word>(row[i], j));
+            for (u32 i = 0; i < Rows; ++i) put<Src::bits>(result, i, get<Src::bits, Word>(row[i], j));
         }
-        return found;
+        return result;
     }
 };
 
-// What was found in each of several rows.
-template <typename Found, u32 Rows>
-struct FoundRows {
-    Found row[Rows];
+// The statistics of each of several rows.
+template <typename Stats, u32 Rows>
+struct RowStats {
+    Stats row[Rows];
 
-    GPUCAST_INLINE void merge(const FoundRows& other) {
+    GPUCAST_INLINE void merge(const RowStats& other) {
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) row[i].merge(other.row[i]);
     }
 #ifndef GPUCAST_HOST
-    GPUCAST_INLINE FoundRows other(u32 step) const {
-        FoundRows found;
+    GPUCAST_INLINE RowStats other(u32 step) const {
+        RowStats stats;
 #pragma unroll
-        for (u32 i = 0; i < Rows; ++i) found.row[i] = row[i].other(step);
-        return found;
+        for (u32 i = 0; i < Rows; ++i) stats.row[i] = row[i].other(step);
+        return stats;
     }
 #endif
 };
@@ -127,7 +128,7 @@ GPUCAST_INLINE void transpose_bytes(u32& a, u32& b, u32& c, u32& d) {
     d = ptx::prmt(ab_high, cd_high, 0x7632);
 }
 
-// ---- a tile, by one block of threads: G tells the sizes, in elements, and what is asked for ----
+// ---- a tile, by one block of threads: G has the sizes, in elements, and the results that are wanted ----
 
 template <typename G>
 struct TileShape {
@@ -140,13 +141,13 @@ struct TileShape {
         swapped = G::swapped() != Run::nothing
     };
     enum : u32 {
-        // Patches beside and below each other.
+        // How many patches are side by side, and how many below each other.
         lanes = G::tile_columns / G::columns,
         bands = G::tile_rows / G::rows,
         threads = lanes * bands,
         runs_along = G::tile_columns / G::block,
         runs_down = G::tile_rows / G::block,
-        // Columns of one extreme of a row, and lanes that find it together.
+        // For how many columns of a row there is one extreme, and how many lanes compute it together.
         part = G::block / 4 > 8 ? G::block / 4 : 8,
         part_lanes = part / G::columns,
         block_lanes = G::block / G::columns,
@@ -167,14 +168,14 @@ struct TileMemory {
         Word high[Count];
         Word low[F::zero_points ? Count : 1];
 
-        template <typename Found>
-        GPUCAST_INLINE void put(u32 i, const Found& found) {
-            high[i] = found.high;
-            if constexpr (F::zero_points) low[i] = found.low;
+        template <typename Stats>
+        GPUCAST_INLINE void put(u32 i, const Stats& stats) {
+            high[i] = stats.high;
+            if constexpr (F::zero_points) low[i] = stats.low;
         }
-        template <typename Found>
-        GPUCAST_INLINE void merge_into(Found& found, u32 i) const {
-            found.merge({F::zero_points ? low[F::zero_points ? i : 0] : 0, high[i]});
+        template <typename Stats>
+        GPUCAST_INLINE void merge_into(Stats& stats, u32 i) const {
+            stats.merge({F::zero_points ? low[F::zero_points ? i : 0] : 0, high[i]});
         }
     };
     template <u32 Count>
@@ -188,8 +189,8 @@ struct TileMemory {
         }
         GPUCAST_INLINE Scale get(u32 i) const {
             const u32 found = code[i];
-            const bool lost = F::nan_in_scale && (found & 0x7fffffff) >= u32(F::scale::nan_code);
-            return {found, F::zero_points ? zero_point[F::zero_points ? i : 0] : 0, lost};
+            const bool is_nan = F::nan_in_scale && (found & 0x7fffffff) >= u32(F::scale::nan_code);
+            return {found, F::zero_points ? zero_point[F::zero_points ? i : 0] : 0, is_nan};
         }
     };
     struct Parts {
@@ -201,7 +202,7 @@ struct TileMemory {
         alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) : 16u];
     };
     GPUCAST_OVERLAY Held {
-        Parts found;
+        Parts stats;
         Codes codes;
     };
     Held held;

@@ -2,8 +2,8 @@
 // Any number to BOOL: zero of either sign is false, everything else true, NaN included.
 namespace gpucast {
 
-template <typename Row, typename Word, typename R>
-GPUCAST_CONSTANT Word encode(const Number<Word>& x, R, BoolFamily) {
+template <typename DType, typename Word, typename Rule>
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, BoolFamily) {
     return x.kind != Kind::finite || x.significand != 0;
 }
 
@@ -12,9 +12,9 @@ GPUCAST_INLINE u32 nonzero_lanes(u32 bytes) {
     return (((bytes & 0x7f7f7f7f) + 0x7f7f7f7f) | bytes) >> 7 & 0x01010101;
 }
 
-// Shortcut: false are the code 0 and, where there is one, that of -0. FLOAT8E8M0 has no zero.
-template <typename Src, typename Dst, typename Word, typename R, typename Family>
-GPUCAST_INLINE Word convert(Word code, R, Family, BoolFamily) {
+// Fast path: the codes of 0 and, where there is one, of -0 are false. FLOAT8E8M0 has no zero.
+template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
+GPUCAST_INLINE Word convert(Word code, Rule, Family, BoolFamily) {
     u64 counts = Src::mask;
     if constexpr (Src::is_float) counts ^= Src::has_negative_zero ? u64(Src::sign_code) : 0;
     return Src::is_e8m0 || (code & Word(counts)) != 0;

@@ -2,37 +2,36 @@
 // Any number to FLOAT8E8M0, which has positive powers of two and NaN only.
 namespace gpucast {
 
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>, E8M0Family) {
-    const bool saturate = overflow == Overflow::saturate;
+template <typename DType, typename Word, typename Rule>
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, E8M0Family) {
+    const bool saturate = Rule::overflow() == Overflow::saturate;
     const Word fraction = x.significand << 1;
     bool next = false;
-    if constexpr (round_mode == RoundMode::up) next = fraction != 0;
+    if constexpr (Rule::round_mode() == RoundMode::up) next = fraction != 0;
     // From 1.5 * 2^k on.
-    if constexpr (round_mode == RoundMode::nearest) next = fraction >> (Width<Word>::bits - 1) != 0;
-    const int field = x.exponent + Row::bias;
+    if constexpr (Rule::round_mode() == RoundMode::nearest) next = fraction >> (Width<Word>::bits - 1) != 0;
+    const int field = x.exponent + DType::bias;
     Word code = Word(field + int(next));
-    // The limits hold for the number, not for what it rounds to.
-    const int last = int(Row::max_code);
+    // Whether a number is in range is decided before it is rounded.
+    const int last = int(DType::max_code);
     if (field > last || (field == last && fraction != 0) || x.kind == Kind::infinite) {
-        code = saturate ? Word(Row::max_code) : Word(Row::nan_code);
+        code = saturate ? Word(DType::max_code) : Word(DType::nan_code);
     }
-    if (field < 0 || x.negative) code = saturate ? 0 : Word(Row::nan_code);
-    return x.kind == Kind::nan ? Word(Row::nan_code) : code;
+    if (field < 0 || x.negative) code = saturate ? 0 : Word(DType::nan_code);
+    return x.kind == Kind::nan ? Word(DType::nan_code) : code;
 }
 
-// Shortcut, by way of a float (float32.cuh). Doubled, the smallest power of two of the destination is a normal number,
-// and the largest one is infinity, so that the exponent field is the code plus one.
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode, typename Family>
-GPUCAST_INLINE Word convert(
-    Word code, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, Family family, E8M0Family destination) {
+// Fast path with float as the compute type (float32.cuh). Doubled, the smallest power of two of the destination is a
+// normal float and the largest one is infinity, so that the exponent field is the code plus one.
+template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
+GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, E8M0Family destination) {
     if constexpr (has_float32<Src>()) {
         const float x = as_float32<Src>(code);
-        const u32 next = round_mode == RoundMode::up ? 0x7fffff : round_mode == RoundMode::nearest ? 0x400000 : 0;
+        const RoundMode mode = Rule::round_mode();
+        const u32 next = mode == RoundMode::up ? 0x7fffff : mode == RoundMode::nearest ? 0x400000 : 0;
         const int doubled = int(ptx::bits(ptx::add_rn(x, x)));
         const u32 power = (u32(doubled > 0x800000 ? doubled : 0x800000) + next - 0x800000) >> 23;
-        if (overflow == Overflow::saturate) return Src::has_nan && x != x ? u32(Dst::nan_code) : power;
+        if (Rule::overflow() == Overflow::saturate) return Src::has_nan && x != x ? u32(Dst::nan_code) : power;
         // From 2^-127 to 2^127; neither zero nor negative, infinite or NaN.
         const bool inside = ptx::bits(x) - 0x400000 <= 0x7f000000 - 0x400000;
         return inside ? power : u32(Dst::nan_code);

@@ -2,98 +2,105 @@
 // Any number to a floating type of any layout: one rounding, to nearest, ties to even.
 namespace gpucast {
 
-template <typename Row, typename Word>
+template <typename DType, typename Word>
 GPUCAST_CONSTANT Word nan_of_sign(Word sign) {
-    return Word(Row::nan_code) | (Row::nan_is_signed ? sign : 0);
+    return Word(DType::nan_code) | (DType::nan_is_signed ? sign : 0);
 }
 
-// From a rounded magnitude, a code that runs on past the largest one, to the code of x.
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT Word finish_float(
-    Word code, const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
-    const Word sign = x.negative ? Word(Row::sign_code) : 0;
-    if (code > Word(Row::max_code) || x.kind == Kind::infinite) {
-        if constexpr (overflow == Overflow::infinity) {
-            code = Word(Row::inf_code) | sign;
-        } else if constexpr (overflow == Overflow::nan) {
-            code = nan_of_sign<Row>(sign);
+// The last code of a magnitude that is cut off at the rule's overflow: that of the largest number, or of what stands
+// for numbers beyond it, which comes next.
+template <typename DType, typename Rule>
+GPUCAST_CONSTANT u32 last_code() {
+    if constexpr (Rule::overflow() == Overflow::infinity) return u32(DType::inf_code);
+    else if constexpr (Rule::overflow() == Overflow::nan) return u32(DType::nan_code);
+    else return u32(DType::max_code);
+}
+
+// The code of x, given its rounded magnitude as a code that may be above that of the largest number: sign, overflow,
+// infinities and NaN.
+template <typename DType, typename Word, typename Rule>
+GPUCAST_CONSTANT Word finish_float(Word code, const Number<Word>& x, Rule) {
+    const Word sign = x.negative ? Word(DType::sign_code) : 0;
+    if (code > Word(DType::max_code) || x.kind == Kind::infinite) {
+        if constexpr (Rule::overflow() == Overflow::infinity) {
+            code = Word(DType::inf_code) | sign;
+        } else if constexpr (Rule::overflow() == Overflow::nan) {
+            code = nan_of_sign<DType>(sign);
         } else {
-            code = Word(Row::max_code) | sign;
+            code = Word(DType::max_code) | sign;
         }
-    } else if (Row::has_negative_zero || code != 0) {
+    } else if (DType::has_negative_zero || code != 0) {
         code |= sign;
     }
-    if constexpr (infinity_is_nan) {
-        if (x.kind == Kind::infinite) code = nan_of_sign<Row>(sign);
+    if constexpr (Rule::infinity_is_nan()) {
+        if (x.kind == Kind::infinite) code = nan_of_sign<DType>(sign);
     }
     if (x.kind == Kind::nan) {
-        if constexpr (Row::has_nan) {
-            code = nan_of_sign<Row>(sign);
+        if constexpr (DType::has_nan) {
+            code = nan_of_sign<DType>(sign);
         } else {
             // Nothing stands for NaN: it becomes the zero of the other sign.
-            code = sign ^ Word(Row::sign_code);
+            code = sign ^ Word(DType::sign_code);
         }
     }
     return code;
 }
 
-template <typename Row, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_CONSTANT Word encode(
-    const Number<Word>& x, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, FloatFamily) {
-    // A code counts steps: those of field 1 begin below the first normal number, and each later field doubles them.
-    // So field and rounded significand add up to the code, and a carry lands in the exponent by itself.
-    const int field = x.exponent + Row::bias;
+template <typename DType, typename Word, typename Rule>
+GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
+    // A code counts ULPs from zero on: each exponent field has as many, and each field after the first doubles their
+    // size. So the exponent field and the rounded significand add up to the code, and a carry goes into the exponent by
+    // itself.
+    const int field = x.exponent + DType::bias;
     const int above = field > 1 ? field - 1 : 0;
     const int below = field < 1 ? 1 - field : 0;
-    const int drop = Width<Word>::bits - 1 - int(Row::mantissa_bits) + below;
-    return finish_float<Row>((Word(above) << Row::mantissa_bits) + round_nearest_even(x.significand, drop), x, rule);
+    const int drop = Width<Word>::bits - 1 - int(DType::mantissa_bits) + below;
+    return finish_float<DType>((Word(above) << DType::mantissa_bits) + round_nearest_even(x.significand, drop), x, rule);
 }
 
-// ---- shortcuts ----
-// By way of a float that is the number itself or the number rounded to odd (float32.cuh).
+// ---- fast paths ----
+// The compute type is float: the number itself or the number rounded to odd (float32.cuh).
 
-// A float of 16 bits or fewer, with fewer exponents than FLOAT has.
-template <typename Row>
+// Whether the type is a float of 16 bits or fewer, with fewer exponents than FLOAT has.
+template <typename DType>
 GPUCAST_CONSTANT bool is_small() {
-    if constexpr (!Row::is_float) return false;
-    else return Row::bits <= 16 && int(Row::max_code >> Row::mantissa_bits) - int(Row::bias) <= 100;
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits <= 16 && int(DType::max_code >> DType::mantissa_bits) - int(DType::bias) <= 100;
 }
 
-// The upper half of a FLOAT.
-template <typename Row>
+// Whether the type is the upper half of a FLOAT: BFLOAT16.
+template <typename DType>
 GPUCAST_CONSTANT bool is_upper_half() {
-    if constexpr (!Row::is_float) return false;
-    else return Row::bits == 16 && Row::mantissa_bits == 7;
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 16 && DType::mantissa_bits == 7;
 }
 
-// The code of a magnitude that is not above a small float's largest, in the low bits.
+// The code, in the low bits, of a magnitude that is not above the largest of a small float.
 //
-// A power of two is added whose last bit is worth the destination's last one at this size: the sum's fraction is the
-// rounded number in steps of the destination, and its exponent tells how many steps lie below.
-template <typename Row>
-GPUCAST_INLINE u32 small_steps(float a) {
-    const int shift = 23 - int(Row::mantissa_bits);
-    const float power = ptx::as_float(ptx::bits(ptx::max(a, ptx::as_float(u32(128 - Row::bias) << 23))) & 0x7f800000);
+// Adding a power of two whose ULP is that of the destination for this number rounds it: the sum's fraction is the
+// rounded number in ULPs of the destination, and its exponent says how many ULPs lie below.
+template <typename DType>
+GPUCAST_INLINE u32 small_code(float a) {
+    const int shift = 23 - int(DType::mantissa_bits);
+    const float power = ptx::as_float(ptx::bits(ptx::max(a, ptx::as_float(u32(128 - DType::bias) << 23))) & 0x7f800000);
     const u32 sum = ptx::bits(ptx::fma_rn(power, ptx::as_float(u32(127 + shift) << 23), a));
-    return sum + (sum >> shift) - (u32(128 + shift - Row::bias) << Row::mantissa_bits);
+    return sum + (sum >> shift) - (u32(128 + shift - DType::bias) << DType::mantissa_bits);
 }
 
-// The magnitude's code of a small float, in the low bits.
-template <typename Row, bool maybe_nan, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 small_magnitude(float x, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
-    u32 last = u32(Row::max_code);
-    if constexpr (overflow == Overflow::infinity) last = u32(Row::inf_code);
-    if constexpr (overflow == Overflow::nan) last = u32(Row::nan_code);
-    float a = ptx::min(ptx::abs(x), ptx::as_float(float32_bits<Row>(last)));
-    if constexpr (maybe_nan && Row::has_nan) {
-        // The NaN's code, too, is what some number would have.
-        const bool nan = infinity_is_nan ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : x != x;
-        a = nan ? ptx::as_float(float32_bits<Row>(u32(Row::nan_code))) : a;
+// The code of a magnitude of a small float, in the low bits, with overflow and NaN.
+template <typename DType, bool maybe_nan, typename Rule>
+GPUCAST_INLINE u32 small_magnitude(float x, Rule) {
+    float a = ptx::min(ptx::abs(x), ptx::as_float(float32_bits<DType>(last_code<DType, Rule>())));
+    if constexpr (maybe_nan && DType::has_nan) {
+        // NaN's code is that of some float, too, if the finite numbers went on.
+        const bool nan = Rule::infinity_is_nan() ? (ptx::bits(x) & 0x7fffffff) >= 0x7f800000 : x != x;
+        a = nan ? ptx::as_float(float32_bits<DType>(u32(DType::nan_code))) : a;
     }
-    return small_steps<Row>(a);
+    return small_code<DType>(a);
 }
 
-// The number as a float, for a small destination: integers far beyond its largest one need not be exact.
+// The number as a float, for a small destination. Integers far beyond its largest number are clamped first, because a
+// conversion of 32 bits is faster.
 template <typename Src, typename Word>
 GPUCAST_INLINE float float32_for_small(Word code) {
     if constexpr (!Src::is_float && Src::bits >= 32) {
@@ -109,7 +116,7 @@ GPUCAST_INLINE float float32_for_small(Word code) {
     }
 }
 
-// Magnitudes side by side, each with its number's sign: the top bit of `sign`.
+// Codes in the lanes of a word, from magnitudes and their signs: the top bits of `sign`.
 template <typename Src, typename Dst, u32 N>
 GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N]) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
@@ -119,18 +126,19 @@ GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N])
     } else {
         const u32 signs = high_lanes<lane>(sign) >> (lane - Dst::bits) & repeated<lane>(u32(Dst::sign_code));
         if constexpr (Dst::has_negative_zero) return code | signs;
-        // A lane's top bit is set in the sum unless the lane is zero. Only types of 8 bits are so.
+        // Zero has no sign. A lane's top bit is set in the sum unless the lane is zero; only types of 8 bits have no
+        // -0.
         return code | (signs & (code + 0x7f7f7f7f));
     }
 }
 
-template <typename Src, typename Dst, u32 N, typename Word, typename R>
-GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], R rule) {
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], Rule rule) {
     u32 sign[N], magnitude[N];
 #pragma unroll
     for (u32 i = 0; i < N; ++i) {
         float x = float32_for_small<Src>(codes[i]);
-        // A conversion may have changed the sign of NaN.
+        // From the code, because a conversion may have changed the sign of NaN.
         sign[i] = Src::is_float && Src::bits != 32 ? sign_of<Src>(codes[i]) : ptx::bits(x);
         if (Src::has_nan && !Dst::has_nan && x != x) {
             // Nothing stands for NaN: it becomes the zero of the other sign.
@@ -144,20 +152,21 @@ GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], R rule) {
 
 // ---- two halves of a word at a time, from FLOAT16 or BFLOAT16 to a float of 8 bits or fewer ----
 
-template <typename Row>
+template <typename DType>
 GPUCAST_CONSTANT bool is_float16() {
-    if constexpr (!Row::is_float) return false;
-    else return Row::bits == 16 && Row::mantissa_bits == 10;
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 16 && DType::mantissa_bits == 10;
 }
 
-// FLOAT16 to a type with as many exponents, one more or none: its code is rounded off as it stands.
+// Whether a FLOAT16's own code is rounded to the destination's: where both have as many exponent bits, and biases that
+// differ by one at most.
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool cuts_halves() {
     if constexpr (!is_small<Dst>()) return false;
     else return is_float16<Src>() && Dst::bits == 8 && Dst::mantissa_bits == 2 && int(Dst::bias) - int(Src::bias) <= 1;
 }
 
-// Where a shortcut by two halves is known. Sums of FLOAT16 must stay within its exponents.
+// Whether there is a fast path for two halves. Sums of FLOAT16 must stay within its exponents.
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool has_halves() {
     if constexpr (GPUCAST_ARCH < 800 || !is_small<Dst>() || Dst::bits > 8) return false;
@@ -166,19 +175,19 @@ GPUCAST_CONSTANT bool has_halves() {
     else return cuts_halves<Src, Dst>() || int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 5 + int(Dst::mantissa_bits);
 }
 
-// FLOAT16 as the carrier of 16-bit integers.
-struct CarrierHalf {
+// FLOAT16 as the compute type of 16-bit integers.
+struct ComputeHalf {
     enum : u32 { bits = 16, mantissa_bits = 10 };
     enum : int { bias = 15 };
     enum : bool { is_float = 1 };
     enum : u64 { inf_code = 0x7c00 };
 };
 
-// Whether 16-bit integers, of which those beyond 511 all overflow, go by way of FLOAT16.
+// Whether the compute type of 16-bit integers is FLOAT16: where all beyond 511 overflow in the destination.
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool has_integer_halves() {
     if constexpr (GPUCAST_ARCH < 900 || !is_small<Dst>() || Src::is_float || Src::bits != 16) return false;
-    else return has_halves<CarrierHalf, Dst>() && int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 8;
+    else return has_halves<ComputeHalf, Dst>() && int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 8;
 }
 
 template <typename Src>
@@ -194,7 +203,7 @@ GPUCAST_INLINE u32 halves_fma(u32 a, u32 b, u32 c) {
     return is_float16<Src>() ? ptx::fma_rn_f16x2(a, b, c) : ptx::fma_rn_bf16x2(a, b, c);
 }
 
-// The value that a destination's code has, as a source's code, in both halves.
+// The source's code for the value of a destination's code, in both halves.
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT u32 both_halves(u32 code) {
     const u32 field = code >> Dst::mantissa_bits, fraction = code & ((1u << Dst::mantissa_bits) - 1);
@@ -202,18 +211,18 @@ GPUCAST_CONSTANT u32 both_halves(u32 code) {
     return repeated<16>(same | fraction << (Src::mantissa_bits - Dst::mantissa_bits));
 }
 
-// As small_magnitude, of two magnitudes; the codes are in the low bytes of the halves. NaN gives the last code.
-template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+// As small_magnitude, for two magnitudes; the codes are in the low bytes of the halves. NaN gives the last code.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule) {
     const u32 shift = Src::mantissa_bits - Dst::mantissa_bits;
-    u32 last = u32(Dst::max_code);
-    if constexpr (overflow == Overflow::infinity) last = u32(Dst::inf_code);
-    if constexpr (overflow == Overflow::nan) last = u32(Dst::nan_code);
+    const u32 last = last_code<Dst, Rule>();
     if constexpr (cuts_halves<Src, Dst>()) {
-        // Of what overflows only the infinity itself is beyond the last code.
-        if constexpr (overflow == Overflow::saturate) a = halves_min<Src>(a, both_halves<Src, Dst>(last));
+        // Without saturation finite numbers round to the last code at most, so that `min` changes only NaN, to
+        // infinity.
+        if constexpr (Rule::overflow() == Overflow::saturate) a = halves_min<Src>(a, both_halves<Src, Dst>(last));
         else a = halves_min<Src>(a, repeated<16>(u32(Src::inf_code)));
-        // One exponent more: normal numbers have it, subnormal ones double their fraction.
+        // The destination's bias is one larger: normal numbers get one more exponent, subnormal ones twice the
+        // fraction.
         if constexpr (int(Dst::bias) != int(Src::bias)) a += halves_min<Src>(a, repeated<16>(1u << Src::mantissa_bits));
         const u32 rounded = a + repeated<16>((1u << (shift - 1)) - 1) + (a >> shift & repeated<16>(1));
         return rounded >> shift;
@@ -222,20 +231,19 @@ GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule<overflow, infinity_is_nan, round
         const u32 least = both_halves<Src, Dst>(1u << Dst::mantissa_bits);
         const u32 power = halves_max<Src>(a, least) & repeated<16>(u32(Src::inf_code));
         const u32 sum = halves_fma<Src>(power, repeated<16>((Src::bias + shift) << Src::mantissa_bits), a);
-        const u32 steps = (Src::bias + 1 - Dst::bias) << Dst::mantissa_bits;
-        return sum + (power >> shift) - power - repeated<16>((shift << Src::mantissa_bits) + steps);
+        const u32 rebias = (Src::bias + 1 - Dst::bias) << Dst::mantissa_bits;
+        return sum + (power >> shift) - power - repeated<16>((shift << Src::mantissa_bits) + rebias);
     }
 }
 
 // Four codes in two words to the bytes of one.
-template <typename Src, typename Dst, Overflow overflow, bool infinity_is_nan, Rounding rounding, RoundMode round_mode>
-GPUCAST_INLINE u32 halves_lanes(
-    u32 low, u32 high, Rule<overflow, infinity_is_nan, rounding, round_mode> rule) {
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 halves_lanes(u32 low, u32 high, Rule rule) {
     const u32 magnitudes = repeated<16>(0x7fff), top = repeated<8>(0x80);
     const u32 a = low & magnitudes, b = high & magnitudes;
-    // A half's top bit is set in the sum where it is NaN; it is copied over the whole byte.
-    const u32 beyond = repeated<16>(0x8000 - u32(Src::inf_code) - (infinity_is_nan ? 0 : 1));
-    const u32 nan = Src::has_nan ? ptx::prmt(a + beyond, b + beyond, 0xfdb9) : 0;
+    // A half's top bit is set in the sum where it is NaN; `prmt` copies it to all bits of the lane.
+    const u32 to_top_bit = repeated<16>(0x8000 - u32(Src::inf_code) - (Rule::infinity_is_nan() ? 0 : 1));
+    const u32 nan = Src::has_nan ? ptx::prmt(a + to_top_bit, b + to_top_bit, 0xfdb9) : 0;
     const u32 code = ptx::prmt(halves_magnitude<Src, Dst>(a, rule), halves_magnitude<Src, Dst>(b, rule), 0x6420);
     u32 signs = ptx::prmt(low, high, 0x7531);
     if constexpr (Dst::has_nan) {
@@ -249,7 +257,8 @@ GPUCAST_INLINE u32 halves_lanes(
     }
 }
 
-// Two integers as FLOAT16, cut to -512 to 511. Added to the fraction of 1024 or 1536 they are at once floats.
+// Two integers as FLOAT16, clamped to -512 to 511. As the fraction of 1024 or 1536 they are floats already, from which
+// that number is subtracted.
 template <typename Src>
 GPUCAST_INLINE u32 halves_of_integers(u32 integers) {
     const u32 one = repeated<16>(0x3c00);
@@ -261,31 +270,29 @@ GPUCAST_INLINE u32 halves_of_integers(u32 integers) {
     }
 }
 
-template <typename Src, typename Dst, typename R>
-GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, R rule) {
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, Rule rule) {
     const u32 a = halves_of_integers<Src>(low), b = halves_of_integers<Src>(high), magnitudes = repeated<16>(0x7fff);
-    const u32 code = ptx::prmt(halves_magnitude<CarrierHalf, Dst>(a & magnitudes, rule),
-                               halves_magnitude<CarrierHalf, Dst>(b & magnitudes, rule), 0x6420);
+    const u32 code = ptx::prmt(halves_magnitude<ComputeHalf, Dst>(a & magnitudes, rule),
+                               halves_magnitude<ComputeHalf, Dst>(b & magnitudes, rule), 0x6420);
     const u32 own = Dst::bits == 8 ? code : code & repeated<8>(u32(Dst::max_code));
     if constexpr (Src::sign_code == 0) return own;
-    // No integer but 0 becomes zero, and 0 has no sign here.
+    // Only the integer 0 becomes zero, and its FLOAT16 has no sign.
     return own | (ptx::prmt(a, b, 0x7531) & repeated<8>(0x80)) >> (8 - Dst::bits);
 }
 
-// The code of an upper half, in the high half.
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode>
-GPUCAST_INLINE u32 upper_half(Word code, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+// A code of BFLOAT16, in the high half.
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 upper_half(Word code, Rule) {
     const float x = as_float32<Src>(code), max = ptx::as_float(u32(Dst::max_code) << 16);
-    const u32 bits = ptx::bits(overflow == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
+    const u32 bits = ptx::bits(Rule::overflow() == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
     const u32 rounded = bits + 0x7fff + (bits >> 16 & 1);
     if (Src::has_nan && x != x) return sign_of<Src>(code) | u32(Dst::nan_code) << 16;
     return rounded;
 }
 
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode>
-GPUCAST_INLINE u32 to_float(Word code, Rule<overflow, infinity_is_nan, rounding, round_mode>) {
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 to_float(Word code, Rule) {
     float x;
     if constexpr (Src::bits == 64 && Src::is_float) {
         x = ptx::cvt_rn_f32(ptx::as_double(code));
@@ -295,7 +302,7 @@ GPUCAST_INLINE u32 to_float(Word code, Rule<overflow, infinity_is_nan, rounding,
         x = as_float32<Src>(code);
     }
     const float max = ptx::as_float(u32(Dst::max_code));
-    const u32 bits = ptx::bits(overflow == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
+    const u32 bits = ptx::bits(Rule::overflow() == Overflow::saturate ? ptx::max(ptx::min(x, max), ptx::neg(max)) : x);
     if (Src::has_nan && x != x) return nan_of_sign<Dst>(sign_of<Src>(code));
     return bits;
 }
@@ -310,20 +317,18 @@ GPUCAST_INLINE u64 to_double(Word code) {
     }
 }
 
-template <typename Src, typename Dst, typename Word, Overflow overflow, bool infinity_is_nan, Rounding rounding,
-          RoundMode round_mode, typename Family>
-GPUCAST_INLINE Word convert(
-    Word code, Rule<overflow, infinity_is_nan, rounding, round_mode> rule, Family family, FloatFamily to) {
+template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
+GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, FloatFamily destination) {
     if constexpr (has_float32<Src>() && is_small<Dst>()) {
         return small_lanes<Src, Dst>({code}, rule);
     } else if constexpr (has_float32<Src>() && is_upper_half<Dst>()) {
         return upper_half<Src, Dst>(code, rule) >> 16;
     } else if constexpr (has_float32<Src>() && Dst::bits == 32) {
         return to_float<Src, Dst>(code, rule);
-    } else if constexpr (has_float32<Src>() && Dst::bits == 64 && overflow != Overflow::saturate) {
+    } else if constexpr (has_float32<Src>() && Dst::bits == 64 && Rule::overflow() != Overflow::saturate) {
         return to_double<Src, Dst>(code);
     } else {
-        return encode<Dst>(decode<Src>(code, family), rule, to);
+        return encode<Dst>(decode<Src>(code, family), rule, destination);
     }
 }
 

@@ -9,6 +9,8 @@ import pytest
 
 # What a user's cache holds is no matter of the tests; those of the library make their own.
 os.environ["GPUCAST_NATIVE"] = "0"
+# JAX would take three quarters of a GPU's memory in each of several test processes.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import gpucast
 from gpucast import PackedArray
 from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import Options, fused_source
+from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, Rule
@@ -26,7 +26,7 @@ RANDOM = Random(seed=0xFEDCBA9876543210, offset=2**64 - 3)
 
 #: Every width on both sides and every family of destination, with what is asked beside the cast.
 CASES = [
-    (dtype(src), dtype(dst), Options(scaling, "a" in flags, "f" in flags), "r" in flags)
+    (dtype(src), dtype(dst), FusedOps(scaling, "a" in flags, "f" in flags), "r" in flags)
     for src, dst, scaling, flags in (
         ("FLOAT", "FLOAT8E4M3FN", "narrow", "a"),
         ("FLOAT", "BFLOAT16", "narrow", "f"),
@@ -51,7 +51,7 @@ CASES = [
 ]
 
 
-def rule_of(src: DType, dst: DType, asked: Options, random: bool) -> Rule:
+def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> Rule:
     return fused_rule(src, dst, scaled=asked.scaling != "none", rounding=STOCHASTIC if random else None)
 
 

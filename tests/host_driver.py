@@ -88,9 +88,9 @@ class HostDriver:
         def launch(src: int, dst: int, n: int, more: Any) -> None:
             assert self.index == device and n > 0, "launched beside its device, or without work"
             self.launched.append((source.name, self.streams[device]))
-            more_bytes = () if more is None else (more.to_bytes(),)
+            more_bytes = None if more is None else more.to_bytes()
             with _RUNNING:
-                kernels.launch_named(source.name, src, 0, dst, n, 0, *more_bytes)
+                kernels.launch(source.name, hostbuild.Arguments(src, dst, n, more=more_bytes))
 
         return launch
 

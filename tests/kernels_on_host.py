@@ -13,7 +13,7 @@ from gpucast.codegen.strides import collapse
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
 from gpucast.parity.cases import NUMERIC
-from gpucast.parity.host_build import HostKernels
+from gpucast.parity.host_build import Arguments, HostKernels
 from gpucast.reference import casting as reference
 
 _GUARD = 0xA5
@@ -62,7 +62,7 @@ def to_bytes(codes: np.ndarray, row: DType) -> np.ndarray:
 def cast_codes(kernels: HostKernels, rule: Rule, codes: np.ndarray) -> np.ndarray:
     """What the contiguous kernel makes of source codes."""
     data, out = to_bytes(codes, rule.src), np.full(rule.dst.nbytes(codes.size), _GUARD, np.uint8)
-    kernels.run(rule, data.ctypes.data, 0, out.ctypes.data, codes.size)
+    kernels.run(rule, Arguments(data.ctypes.data, out.ctypes.data, codes.size))
     return unpack_codes(out, rule.dst.bits, codes.size) if rule.dst.packed else out.view(rule.dst.code_numpy)
 
 
@@ -85,7 +85,7 @@ def check_contiguous(
     source = Placed.of(taken.view(np.uint8) if unpacked else to_bytes(taken, src), src_offset, guard)
     byte, bit = divmod(skip * (8 if unpacked else src.bits), 8)
     out = Placed.of(np.full(dst.nbytes(n), _GUARD, np.uint8), dst_offset, guard)
-    kernels.run(rule, source.address + byte, bit, out.address, n, unpacked=unpacked)
+    kernels.run(rule, Arguments(source.address + byte, out.address, n, bit), unpacked=unpacked)
     case = f"{rule.src} to {rule.dst}, {n} elements from {skip}, at bytes {src_offset} and {dst_offset}"
     assert np.array_equal(out.data, to_bytes(wanted[skip : skip + n], dst)), case
     out.check_guards()
@@ -114,8 +114,8 @@ def check_strided(
     space = Placed.of(np.full(dst.nbytes(x.size if target is None else 720), _GUARD, np.uint8), 0, 64)
     out = space.data if target is None else target(space.data.view(dst.code_numpy))
     dst_strides = (0,) * x.ndim if target is None else out.strides
-    dims = collapse(x.shape, src_strides, dst_strides)
-    kernels.run_strided(rule, address, bit, out.ctypes.data, x.size, dims, unpacked=unpacked)
+    dims = collapse(x.shape, src_strides, dst_strides).to_bytes()
+    kernels.run(rule, Arguments(address, out.ctypes.data, x.size, bit, dims), "strided", unpacked=unpacked)
     assert np.array_equal(out.reshape(-1), to_bytes(wanted, dst) if target is None else wanted)
     # Everything that is no element of `out` is as it was.
     out[...] = np.full(out.itemsize, _GUARD, np.uint8).view(out.dtype)[0]

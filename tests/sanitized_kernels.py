@@ -57,7 +57,7 @@ def overrun() -> None:
     rule = rules(*BY_WIDTH[:2])[0]
     kernels = hostbuild.build([rule], optimize=False, sanitize=True)
     src, dst = np.zeros(rule.src.nbytes(100), np.uint8), np.zeros(rule.dst.nbytes(100) - 1, np.uint8)
-    kernels.run(rule, src.ctypes.data, 0, dst.ctypes.data, 100)
+    kernels.run(rule, hostbuild.Arguments(src.ctypes.data, dst.ctypes.data, 100))
 
 
 if __name__ == "__main__":

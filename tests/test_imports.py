@@ -17,6 +17,7 @@ import gpucast
 
 PACKAGE = Path(gpucast.__file__).parent
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 #: The folders of the package: each imports from those above it alone, and within its own row where no circle arises.
 LAYERS = (
     ("core",),
@@ -51,6 +52,27 @@ NARROW = {
     "codegen.cast": {"core.dtypes", "core.rule"},
     "codegen.strides": {"codegen.cast"},
     "gpu.devices": {"core.errors", "gpu", "gpu.driver"},
+=======
+#: The modules of ours that a module may import. Numeric rooms share the rows and the rule, never each other.
+ALLOWED = {
+    "checks": set(),
+    "dtypes": set(),
+    "rule": {"checks", "dtypes"},
+    "packed_codes": set(),
+    "packed": {"arrays", "dtypes", "packed_codes"},
+    "call": {"dtypes"},
+    # No adapter, and nothing that knows a library.
+    "arrays/adapters": {"call", "dtypes", "packed_codes"},
+    "arrays/unowned": {"dtypes"},
+    "strings": {"dtypes"},
+    "random_bits": {"checks", "rule"},
+    "reference": {"dtypes", "random_bits", "reference_floats", "rule", "strings"},
+    "reference_floats": {"dtypes"},
+    "errors": set(),
+    "device": {"errors", "launch"},
+    "source": {"dtypes", "rule"},
+    "strides": {"source"},
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 }
 #: Folders that must not see each other even through a third: what they say of a cast is evidence for one another.
 STRANGERS = [

@@ -1,149 +1,233 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries: which of the doors an object goes through, and arrays over memory that others own.
+"""Arrays of other libraries: what an adapter for them is, and the registry that finds the adapter of an array.
 
-PyTorch tensors, JAX arrays, then anything with ``__dlpack__`` or ``__cuda_array_interface__``. A library is looked for
-among the modules that the process has loaded; none is imported here, for an array of it cannot exist before.
+No library is named here. Libraries and protocols are registered by their names alone (`gpucast/__init__.py` does it),
+a library is looked for among the modules that the process has loaded, for there is no array of it before, and an
+adapter is imported with the first array that needs it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gpucast.arrays.packed import PackedArray
-from gpucast.core.dtypes import DType, dtype
+from gpucast.arrays.bitpacking import namespace
+from gpucast.core import dtypes
+from gpucast.core.dtypes import DType
 from gpucast.core.options import Call
+
+#: ``cast(x, to, call)``: the cast of an array of ours.
+CastFunction = Callable[[Any, Any, Call], Any]
+
+
+class ArrayAdapter:
+    """How the arrays of one library, or of all that speak one protocol, come in and go back.
+
+    Arrays of ours are those of NumPy and CuPy, and PackedArrays. Only `take` has no default: the other defaults are
+    those of a library whose arrays are cast one by one, and that has no gradients and no compiler. `who` begins the
+    message of an error.
+    """
+
+    #: Whether the arrays share launches with ours in `gpucast.cast_many`, which then asks `empty_like` and `stream`.
+    shares_launches: ClassVar[bool] = False
+
+    # ---- one array ----
+
+    def accepts(self, x: Any) -> bool:
+        """Whether `x`, an object with the attributes of the protocol, comes in by it. Default: always."""
+        return True
+
+    def take(self, x: Any, who: str, writing: bool = False) -> Any:
+        """`x` as an array of ours over the same memory; `writing` where it is to be changed.
+
+        TypeError or ValueError for an `x` whose memory cannot be read, or written.
+        """
+        raise self._lacks("take")
+
+    def cast(self, cast: CastFunction, x: Any, to: Any, call: Call) -> Any:
+        """The cast of `x` as its library has arrays; `cast` does it for arrays of ours. Errors as for `gpucast.cast`.
+
+        Default: `take`, the cast, `finish` and `give_back`; ``call.out`` or `x` itself where the result is that.
+        """
+        array = self.take(x, call.who)
+        y = cast(array, to, call)
+        self.finish(array, y)
+        if call.out is not None:
+            return call.out
+        return x if y is array else self.give_back(y, x, call.who)
+
+    def finish(self, *arrays: Any) -> None:
+        """Called when a cast of these arrays of ours was given to a device. Default: nothing waits for it."""
+
+    def give_back(self, y: Any, like: Any, who: str) -> Any:
+        """A result of ours as an array of the library of `like`. Default: as it is."""
+        return y
+
+    def shape(self, x: Any) -> tuple[int, ...]:
+        """The shape of the elements of `x`. Default: as NumPy finds it."""
+        return np.shape(x)
+
+    def check_scale(self, scale: Any, who: str) -> None:
+        """ValueError for a `scale` of the library that its arrays are not to be multiplied with. Default: none is."""
+
+    def check_into(self, x: Any, who: str) -> None:
+        """ValueError for an `x` that is not to be cast into an `out`. Default: none is."""
+
+    # ---- other forms ----
+
+    def from_packed(self, x: Any) -> Any:
+        """An array of the library over the memory of a PackedArray. ValueError for a shape that it does not have."""
+        raise self._lacks("from_packed")
+
+    def export(self, x: Any) -> Any:
+        """An object over the memory of an array of ours that speaks the protocol; BufferError where it cannot."""
+        raise self._lacks("export")
+
+    # ---- compilers and transforms of functions ----
+
+    def is_transforming(self) -> bool:
+        """Whether arrays stand for values at the moment and have no memory to look at. Default: never."""
+        return False
+
+    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of a function, into which the library's compiler does not look. Default: there is no compiler."""
+        return function(*arguments)
+
+    # ---- many arrays in one launch ----
+
+    def empty_like(self, x: Any, dst: DType, who: str) -> tuple[Any, Any]:
+        """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
+        raise self._lacks("empty_like")
+
+    def stream(self, device: int) -> int:
+        """The stream, on the device of that index, that casts are given to."""
+        raise self._lacks("stream")
+
+    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
+        """The results of casts, as what the library differentiates through. Default: as they are."""
+        return results
+
+    # ---- many arrays like those of an earlier call; anything may be raised for one that no plan is for ----
+
+    def has_plans(self, kind: type) -> bool:
+        """Whether what follows (and `stream`) is there for arrays of exactly this class. Default: for none."""
+        return False
+
+    def describe(self, arrays: Sequence[Any]) -> list[Any]:
+        """All that a cast depends on but addresses and values; equal for arrays that are alike."""
+        raise self._lacks("describe")
+
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        """Where their elements begin."""
+        raise self._lacks("addresses")
+
+    def allocate(self, arrays: Sequence[Any], row: DType) -> list[Any]:
+        """Memory for the results of contiguous arrays, as the caller gets them."""
+        raise self._lacks("allocate")
+
+    def written(self, outs: Sequence[Any]) -> None:
+        """Called for outs, in which nothing is wrong, before they are written. Default: nothing is done."""
+
+    def _lacks(self, hook: str) -> NotImplementedError:
+        return NotImplementedError(f"{type(self).__name__} has no {hook}")
+
+
+#: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.
+Load = Callable[[], ArrayAdapter]
+
+
+class Library(NamedTuple):
+    """A library whose arrays are of a class of its own."""
+
+    #: Its module, and the name of the class in it.
+    name: str
+    array: str
+    load: Load
+    #: The name of the class of its dtypes; None for a library that has those of NumPy.
+    dtype: str | None = None
+    #: The function that tells whether its compiler traces the call, as a path in its module; None without a compiler.
+    is_compiling: tuple[str, ...] | None = None
+
+
+class Protocol(NamedTuple):
+    """A protocol, by the attributes of the objects that speak it."""
+
+    attributes: tuple[str, ...]
+    load: Load
+
 
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
 _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
+#: The classes of arrays of ours that are known at once.
+_OURS: tuple[type, ...] = (np.ndarray, np.generic)
+#: Asked in this order, all libraries before the protocols, which their arrays may speak as well.
+_LIBRARIES: list[Library] = []
+_PROTOCOLS: list[Protocol] = []
 
 
-#: ``inner(x, to, call)``: the cast of an array of ours.
-Inner = Callable[[Any, Any, Call], Any]
+def register(*entries: Library | Protocol) -> None:
+    """Add libraries and protocols."""
+    for entry in entries:
+        if isinstance(entry, Protocol):
+            _PROTOCOLS.append(entry)
+            continue
+        _LIBRARIES.append(entry)
+        if entry.dtype is not None:
+            dtypes.FOREIGN.add((entry.name, entry.dtype))
 
 
-class Door(Protocol):
-    """How the arrays of one library come in and go back: what `gpucast.interop.torch` and its neighbours are."""
-
-    def take(self, x: Any, who: str, writing: bool = False) -> Any:
-        """`x` as a NumPy or CuPy array or a PackedArray over the same memory; `writing` where it is to be changed."""
-
-    def cast(self, inner: Inner, x: Any, to: Any, call: Call) -> Any:
-        """The cast of `x` as an array of its library; `inner` casts arrays of ours."""
+def register_ours(kind: type) -> None:
+    """Say that arrays of a class are ours, whatever protocol they speak."""
+    global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
+    _OURS = (*_OURS, kind)
 
 
-def door(x: Any) -> Door | None:
-    """The door that `x` goes through; None for what is no array of another library."""
-    if type(x) in _PLAIN or isinstance(x, (np.ndarray, np.generic, PackedArray)):
+def find(x: Any) -> ArrayAdapter | None:
+    """The adapter of `x`; None for what is no array of another library."""
+    if type(x) in _PLAIN or isinstance(x, _OURS):
         return None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, getattr(torch, "Tensor", ())):
-        from gpucast.interop import torch as through_torch
-
-        return through_torch
-    jax = sys.modules.get("jax")
-    if jax is not None and isinstance(x, getattr(jax, "Array", ())):
-        from gpucast.interop import jax as through_jax
-
-        return through_jax
-    cupy = sys.modules.get("cupy")
-    if cupy is not None and isinstance(x, cupy.ndarray):
+    for library in _LIBRARIES:
+        module = sys.modules.get(library.name)
+        if module is not None and isinstance(x, getattr(module, library.array, ())):
+            return library.load()
+    if namespace(x) is not None:
         return None
-    if _speaks(x, "__dlpack__") and _speaks(x, "__dlpack_device__"):
-        from gpucast.interop import dlpack as through_dlpack
-
-        if through_dlpack.preferred(x):
-            return through_dlpack
-    if _speaks(x, "__cuda_array_interface__"):
-        from gpucast.interop import cuda_array
-
-        return cuda_array
+    for protocol in _PROTOCOLS:
+        if all(_speaks(x, attribute) for attribute in protocol.attributes):
+            adapter = protocol.load()
+            if adapter.accepts(x):
+                return adapter
     return None
 
 
-def take(x: Any, who: str) -> Any:
-    """Anything but an array of ours as one: over the same memory where a protocol gives it, else as NumPy takes it."""
-    way = door(x)
-    if way is not None:
-        return way.take(x, who)
-    # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
-    array = np.asarray(x)
-    if array.dtype == object and array.ndim == 0 and not isinstance(x, (str, np.ndarray, np.generic, type(None))):
-        raise TypeError(
-            f"{who}: x is of type {type(x).__name__}; expected an array, a number, a text, or an object with "
-            "__dlpack__, __cuda_array_interface__ or __array__"
-        )
-    return array
+def of_library(name: str) -> ArrayAdapter:
+    """The adapter of a registered library, whether that is loaded or not; ImportError where it is not installed."""
+    return next(library for library in _LIBRARIES if library.name == name).load()
 
 
-def destination(to: Any, who: str) -> DType:
-    """The row of `to`, for the caller of `gpucast.cast` or, `to` being the dtype of `like`, of `cast_like`."""
-    return dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
+def of_protocol(attribute: str) -> ArrayAdapter:
+    """The adapter of a registered protocol, by one of its attributes."""
+    return next(protocol for protocol in _PROTOCOLS if attribute in protocol.attributes).load()
 
 
-def _speaks(x: Any, protocol: str) -> bool:
+def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function, which no library's compiler looks into: it would take NumPy's arrays for its own."""
+    for library in _LIBRARIES:
+        if library.is_compiling is not None:
+            asked: Any = sys.modules.get(library.name)
+            for name in library.is_compiling:
+                asked = getattr(asked, name, None)
+            if asked is not None and asked():
+                return library.load().untraced(function, *arguments)
+    return function(*arguments)
+
+
+def _speaks(x: Any, attribute: str) -> bool:
     """Whether an instance has the attribute: some have it on their class, and raise for memory that is not theirs."""
     try:
-        return getattr(x, protocol, None) is not None
+        return getattr(x, attribute, None) is not None
     except Exception:
         return False
-
-
-def view_at(
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...] | None,
-    row: DType,
-    device: int | None,
-    owner: object,
-    readonly: bool = False,
-) -> Any:
-    """A NumPy array (`device` None) or CuPy array over memory that `owner` keeps alive.
-
-    `strides` are in bytes, None for C order. Types below one byte have an element per byte.
-    """
-    plain = row.code_numpy
-    if device is None:
-        if 0 in shape:
-            return np.empty(shape, row.numpy)
-        return np.asarray(_Memory(address, shape, strides, plain, owner, readonly)).view(row.numpy)
-    import cupy
-
-    if strides is None:
-        strides = _c_strides(shape, plain.itemsize)
-    nbytes = sum(stride * (length - 1) for stride, length in zip(strides, shape, strict=True) if stride > 0)
-    memory = cupy.cuda.UnownedMemory(address, nbytes + plain.itemsize, owner, device)
-    return cupy.ndarray(shape, plain, cupy.cuda.MemoryPointer(memory, 0), strides).view(row.numpy)
-
-
-class _Memory:
-    """What NumPy makes an array of; the array keeps it, and it keeps the owner."""
-
-    def __init__(
-        self,
-        address: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None,
-        kind: np.dtype[Any],
-        owner: object,
-        readonly: bool,
-    ) -> None:
-        self.owner = owner
-        self.__array_interface__ = {
-            "version": 3,
-            "typestr": kind.str,
-            "shape": shape,
-            "strides": strides,
-            "data": (address, readonly),
-        }
-
-
-def _c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides = []
-    for length in reversed(shape):
-        strides.append(itemsize)
-        itemsize *= length
-    return tuple(reversed(strides))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
 from gpucast.core.dtypes import DType, dtype
 
@@ -44,9 +45,17 @@ def as_array(x: Any, who: str) -> Any:
     unmasked(x, f"{who}: x")
     if isinstance(x, PackedArray) or namespace(x) not in (None, np):
         return x
-    from gpucast.arrays import adapters as intake
-
-    return intake.take(x, who)
+    adapter = adapters.find(x)
+    if adapter is not None:
+        return adapter.take(x, who)
+    # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
+    array = np.asarray(x)
+    if array.dtype == object and array.ndim == 0 and not isinstance(x, (str, np.ndarray, np.generic, type(None))):
+        raise TypeError(
+            f"{who}: x is of type {type(x).__name__}; expected an array, a number, a text, or an object with "
+            "__dlpack__, __cuda_array_interface__ or __array__"
+        )
+    return array
 
 
 def checked_shape(shape: Any, who: str) -> tuple[int, ...]:
@@ -162,20 +171,15 @@ class PackedArray:
         FLOAT4E2M1: ``torch.float4_e2m1fn_x2``, pairs along the last axis; other types: ``torch.uint8``, the packed
         bytes. The last axis takes whole bytes and is as long as their number; else ValueError.
         """
-        from gpucast.interop import torch
-
-        return torch.from_packed(self)
+        return adapters.of_library("torch").from_packed(self)
 
     def __dlpack__(self, **keywords: Any) -> Any:
         """DLPack: FLOAT4E2M1 alone, in pairs along the last axis, as torch takes it; else BufferError."""
-        from gpucast.interop import dlpack
-
-        return dlpack.Export(self).__dlpack__(**keywords)
+        return adapters.of_protocol("__dlpack__").export(self).__dlpack__(**keywords)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        from gpucast.interop import dlpack
-
-        return dlpack.Export(self).__dlpack_device__()
+        device: tuple[int, int] = adapters.of_protocol("__dlpack__").export(self).__dlpack_device__()
+        return device
 
     def tobytes(self) -> bytes:
         """The packed bytes: what ONNX stores as raw_data."""
@@ -247,6 +251,9 @@ class PackedArray:
     def _values(self) -> np.ndarray[Any, Any]:
         table = np.array([self.dtype.value(code) for code in range(self.dtype.code_mask + 1)])
         return np.asarray(table[self.codes()])
+
+
+adapters.register_ours(PackedArray)
 
 
 def _packed_row(kind: Any, who: str) -> DType:

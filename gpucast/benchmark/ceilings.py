@@ -14,6 +14,8 @@ from gpucast.benchmark.machine import ALIGNMENT, Machine
 from gpucast.benchmark.timing import Times, Work, measure
 
 MEMCPY = "memcpy"
+#: Seconds of copies ahead of all measuring: an idle GPU's clocks are low, and take a while to rise. So many bytes each.
+CLOCK_WARM_UP, _WARM_UP_BYTES = 0.5, 1 << 26
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ def measure_ceilings(
     """Every copy at every size that fits; a size is the sum of the bytes read and written, a multiple of 32."""
     found: list[Ceiling] = []
     copies = _working(machine)
+    warm_clocks(machine)
     for size in sizes:
         count = rotation(machine, size)
         half, step = size // 2, -(-size // 2 // ALIGNMENT) * ALIGNMENT
@@ -49,6 +52,17 @@ def measure_ceilings(
         times = measure(machine, works, samples=samples, limit=limit)
         found += [Ceiling(work.name, size, taken) for work, taken in zip(works, times, strict=True)]
     return found
+
+
+def warm_clocks(machine: Machine, seconds: float | None = None) -> None:
+    """Keep the machine busy for so long (CLOCK_WARM_UP unless told)."""
+    half = min(_WARM_UP_BYTES, machine.free_bytes() // 8) // (2 * ALIGNMENT) * ALIGNMENT
+    arena = machine.empty(2 * half)
+    end = machine.now() + (CLOCK_WARM_UP if seconds is None else seconds)
+    while machine.now() < end:
+        for _ in range(10):
+            machine.copy(arena[half:], arena[:half])
+        machine.synchronize()
 
 
 def _working(machine: Machine) -> dict[str, Callable[[Any, Any], object]]:

@@ -11,8 +11,8 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray
-from gpucast.benchmark.buffers import Sets
-from gpucast.benchmark.machine import Array, Machine
+from gpucast.benchmark.buffers import Sets, TooLarge, moved_bytes
+from gpucast.benchmark.machine import ALIGNMENT, Array, Machine
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
 
@@ -20,6 +20,8 @@ Run = Callable[[int], Any]
 
 #: Our own contenders have names that begin so; the one that writes to `out` is called just this.
 OURS = "gpucast"
+#: A copy by our own kernel of as many bytes, in turn with the casts: what they are measured by. It is no rival.
+COPY = "copy kernel"
 
 
 class Contender(Protocol):
@@ -82,6 +84,39 @@ class Ours(_Streamed):
             return lambda i: cast(xs[i], dst)
         outs = sets.out_arrays()
         return lambda i: cast(xs[i], dst, out=outs[i])
+
+
+class CopyKernel(_Streamed):
+    """Reads and writes as many bytes as a cast does, half of them each, in arrays of its own that rotate as the casts'.
+
+    `choose` gives, for so many bytes, the function that copies: the quickest of the copy kernels at such a size.
+    """
+
+    name = COPY
+    allocates = False
+
+    def __init__(self, machine: Machine, choose: Callable[[float], Callable[[Any, Any], object]]) -> None:
+        super().__init__(machine)
+        self.choose = choose
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        return True
+
+    def prepare(self, sets: Sets) -> Run:
+        moved = moved_bytes(sets.src, sets.dst, sets.n)
+        # Whole vectors.
+        half, count = int(moved) // 32 * 16, len(sets.sources)
+        if not half:
+            raise ValueError(f"{moved:g} bytes are too few for the copy kernel")
+        step = -(-half // ALIGNMENT) * ALIGNMENT
+        if 2 * step * count > self.machine.free_bytes():
+            raise TooLarge(f"{2 * step * count:,} bytes beside those of the casts")
+        arena = self.machine.empty(2 * step * count)
+        # Zeros may be quicker to move.
+        self.machine.fill(arena, 0x5A)
+        sides = [(arena[2 * i * step :][:half], arena[(2 * i + 1) * step :][:half]) for i in range(count)]
+        copy = self.choose(moved)
+        return lambda i: copy(sides[i][1], sides[i][0])
 
 
 def array_codes(machine: Machine, result: Any, dst: DType, count: int) -> Array:
@@ -150,7 +185,7 @@ class CupyAstype(_Streamed):
         self.cupy = cupy
 
     def supports(self, src: DType, dst: DType) -> bool:
-        return {src.numpy_name, dst.numpy_name} <= _CUPY_TYPES
+        return {src.numpy_name, dst.numpy_name} <= CUPY_TYPES
 
     def prepare(self, sets: Sets) -> Run:
         return _astype(sets)
@@ -167,7 +202,7 @@ class CupyCopyto(CupyAstype):
 
 
 #: What CuPy casts. The other types it carries only under the names of ml_dtypes, at most.
-_CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
+CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from gpucast.benchmark.buffers import CONTIGUOUS, Layout, Sets, TooLarge, make_sets, moved_bytes
 from gpucast.benchmark.check import Check, check_head, check_sample, check_windows
-from gpucast.benchmark.contenders import OURS, Contender, Ours, Run
+from gpucast.benchmark.contenders import OURS, Contender, CopyKernel, Ours, Run
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Times, Work, measure
 from gpucast.core.dtypes import DType, dtype
@@ -104,8 +104,7 @@ class Pairs:
 
     def measure(
         self,
-        src: DType,
-        dst: DType,
+        pair: tuple[DType, DType],
         n: int,
         layout: Layout = CONTIGUOUS,
         via: Via = "calls",
@@ -114,7 +113,9 @@ class Pairs:
         samples: int = 100,
         limit: float = math.inf,
     ) -> list[Row]:
-        """The rows of the contenders that have the pair (of those named, with `only`), ours first."""
+        """The rows of the contenders that have the pair, source and destination (of those named, with `only`), ours
+        first."""
+        src, dst = pair
         chosen = [one for one in self.supporting(src, dst) if only is None or one.name in only]
         if via == "graph":
             chosen = [one for one in chosen if one.streamed and not (one.allocates or one.heavy)]
@@ -165,7 +166,8 @@ class Pairs:
         return check, self._graph(contender.name, run, len(sets.sources))
 
     def _checked(self, contender: Contender, sets: Sets) -> Check:
-        if contender.heavy:
+        # Copies give no results to compare.
+        if contender.heavy or isinstance(contender, CopyKernel):
             return Check(0, 0)
         key = contender.name, sets.src.name, sets.dst.name
         if key not in self._checks:

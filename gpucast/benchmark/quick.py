@@ -79,8 +79,9 @@ def run(
     n: int,
     seconds: float,
     advance: Callable[[int], object] = lambda pairs: None,
+    found: Callable[[list[Row]], object] = lambda rows: None,
 ) -> Report:
-    """Measure for about so many seconds, one pair at least."""
+    """Measure for about so many seconds, one pair at least. `found` is called with the rows of each pair at once."""
     end = machine.now() + seconds
     with machine.current():
         # So many bytes that the figure stands for large arrays of every pair.
@@ -89,10 +90,12 @@ def run(
         latencies = _latencies(machine, contenders)
         measured, rows = Pairs(machine, contenders), list[Row]()
         left = len(pairs)
-        for src, dst in pairs:
+        for pair in pairs:
             if rows and machine.now() >= end:
                 break
-            rows += measured.measure(src, dst, n, samples=100, limit=_PAIR_SHARE * seconds)
+            of_pair = measured.measure(pair, n, samples=100, limit=_PAIR_SHARE * seconds)
+            found(of_pair)
+            rows += of_pair
             left -= 1
             advance(1)
         return Report(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)

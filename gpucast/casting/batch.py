@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 
 from gpucast import gpu
 from gpucast.arrays import tree
 from gpucast.arrays.adapters import door
 from gpucast.arrays.item import Leaf, Library, Names
+=======
+from gpucast.arrays.item import Leaf, Names
+
+from gpucast import gpu
+from gpucast.arrays import adapters, tree
+from gpucast.arrays.adapters import ArrayAdapter, untraced
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items as many_leaves
 from gpucast.casting import batch_plans as many_plans
@@ -96,16 +103,6 @@ def cast_leaves(
     return untraced(_cast_leaves, leaves, out, names, dst, call, finite)
 
 
-def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function, which torch's compiler does not look into: it would take NumPy's arrays for tensors."""
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
-    if compiler is not None and compiler.is_compiling():
-        from gpucast.interop import torch_many
-
-        return torch_many.untraced(function, *arguments)
-    return function(*arguments)
-
-
 def _cast_many(arrays: Any, to: Any, call: Call, finite: Any, out: Any) -> Any:
     who = call.who
     leaves, structure = tree.flatten(arrays, f"{who}: arrays")
@@ -121,7 +118,7 @@ def _cast_leaves(
     if call.scale is not None:
         _check_scale(leaves, call)
     results = many_plans.run(leaves, out, dst, call, finite)
-    if results is None and any(getattr(door(leaf), "transformed", bool)() for leaf in leaves):
+    if results is None and _is_transforming(leaves):
         results = _one_by_one(leaves, out, names, dst, call, finite)
     if results is None:
         checked = many_leaves.checked(leaves, out, names, dst, call, finite)
@@ -136,10 +133,15 @@ def _cast_leaves(
 
 def _check_scale(leaves: list[Any], call: Call) -> None:
     """ValueError for a scale that its library would not cast its own arrays with."""
-    way = door(call.scale)
-    check = getattr(way, "check_scale", None)
-    if check is not None and any(door(leaf) is way for leaf in leaves):
-        check(call.scale, call.who)
+    adapter = adapters.find(call.scale)
+    if adapter is not None and any(adapters.find(leaf) is adapter for leaf in leaves):
+        adapter.check_scale(call.scale, call.who)
+
+
+def _is_transforming(leaves: list[Any]) -> bool:
+    """Whether the arrays are those of a library that transforms a function at the moment."""
+    found = (adapters.find(leaf) for leaf in leaves)
+    return any(adapter is not None and adapter.is_transforming() for adapter in found)
 
 
 def _one_by_one(
@@ -153,8 +155,8 @@ def _one_by_one(
         who = f"{call.who}: {names.parameter}{path}"
         results.append(cast(leaf, dst, call._replace(out=target, who=who)))
         if call.seed is not None:
-            way = door(leaf)
-            shape = np.shape(leaf) if way is None else getattr(way, "shape_of", np.shape)(leaf)
+            adapter = adapters.find(leaf)
+            shape = np.shape(leaf) if adapter is None else adapter.shape(leaf)
             call = call._replace(offset=call.offset + math.prod(shape))
     return results
 
@@ -162,8 +164,8 @@ def _one_by_one(
 def _run(leaves: Sequence[Leaf]) -> None:
     texts = [leaf for leaf in leaves if "string" in (leaf.rule.src.family, leaf.rule.dst.family)]
     numbers = [leaf for leaf in leaves if "string" not in (leaf.rule.src.family, leaf.rule.dst.family)]
-    alone = [leaf for leaf in numbers if leaf.way is not None and leaf.library is None]
-    together = [leaf for leaf in numbers if leaf.way is None or leaf.library is not None]
+    alone = [leaf for leaf in numbers if leaf.is_alone]
+    together = [leaf for leaf in numbers if not leaf.is_alone]
     # What may fail comes first: text that is no number, what another library does not take, memory.
     read = [_cast_text(leaf) for leaf in texts]
     for leaf in alone:
@@ -189,19 +191,19 @@ def _run(leaves: Sequence[Leaf]) -> None:
 
 def _attach(leaves: Sequence[Leaf], scale: Any) -> None:
     """Let libraries differentiate through the cast."""
-    of_library: dict[Library, list[Leaf]] = {}
+    by_adapter: dict[ArrayAdapter, list[Leaf]] = {}
     for leaf in leaves:
-        if leaf.library is not None:
-            of_library.setdefault(leaf.library, []).append(leaf)
-    for library, own in of_library.items():
-        results = library.attach([leaf.given for leaf in own], [leaf.result for leaf in own], scale)
+        if leaf.adapter is not None:
+            by_adapter.setdefault(leaf.adapter, []).append(leaf)
+    for adapter, own in by_adapter.items():
+        results = adapter.attach([leaf.given for leaf in own], [leaf.result for leaf in own], scale)
         for leaf, result in zip(own, results, strict=True):
             leaf.result = result
 
 
 def _make_room(leaf: Leaf) -> None:
-    if leaf.library is not None:
-        leaf.result, leaf.target = leaf.library.room(leaf.given, leaf.rule.dst, leaf.who)
+    if leaf.adapter is not None:
+        leaf.result, leaf.target = leaf.adapter.empty_like(leaf.given, leaf.rule.dst, leaf.who)
     elif leaf.home is not None:
         with gpu.driver.driver().on(leaf.home):
             leaf.result = leaf.target = gpu.cast.room(leaf.array, leaf.rule.dst)
@@ -213,10 +215,10 @@ def _cast_alone(leaf: Leaf) -> None:
     def inner(x: Any, to: Any, call: Call) -> Any:
         return _cast(leaf, x, call.out if leaf.target is None else leaf.target)
 
-    way, who = leaf.way, leaf.who
-    assert way is not None
+    adapter, who = leaf.adapter, leaf.who
+    assert adapter is not None
     call = Call(True, "up", DEFAULT_OPSET, None, None, None, 0, None, None, None, leaf.result, True, who, CAST_VERSIONS)
-    leaf.result = way.cast(inner, leaf.given, leaf.rule.dst, call)
+    leaf.result = adapter.cast(inner, leaf.given, leaf.rule.dst, call)
 
 
 def _cast(leaf: Leaf, x: Any, out: Any) -> Any:
@@ -255,10 +257,10 @@ def _cast_on_devices(leaves: Sequence[Leaf]) -> None:
     streams: dict[tuple[int, Any], int] = {}
     for leaf in leaves:
         assert leaf.home is not None
-        key, library = (leaf.home, leaf.way), leaf.library
+        key = (leaf.home, leaf.adapter)
         if key not in streams:
             with driver.on(leaf.home):
-                streams[key] = driver.stream() if library is None else library.stream(leaf.home)
+                streams[key] = driver.stream() if leaf.adapter is None else leaf.adapter.stream(leaf.home)
         groups.setdefault((leaf.home, streams[key]), []).append(leaf)
     ready = []
     for (device, stream), group in groups.items():

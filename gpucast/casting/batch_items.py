@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from collections.abc import Sequence
 from typing import Any
+=======
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 
 import numpy as np
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.arrays.adapters import door
+=======
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.arrays.batch_overlap import Place, check_apart
 from gpucast.arrays.item import Leaf, Names
 from gpucast.arrays.overlap import check_out
@@ -25,6 +36,45 @@ from gpucast.gpu import devices
 _NOTHING = Fusion()
 
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
+=======
+class Names(NamedTuple):
+    """What errors call the arrays of a call."""
+
+    #: The caller's parameter: "arrays".
+    parameter: str
+    #: Where in it the leaves are, such as "['encoder'][3]".
+    paths: Callable[[], Sequence[str]]
+
+
+@dataclass(slots=True)
+class Leaf:
+    """One array of a call of `gpucast.cast_many`."""
+
+    #: What errors call it: "cast_many: arrays['encoder'][3]".
+    who: str
+    #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
+    given: Any
+    adapter: ArrayAdapter | None
+    array: Any
+    #: The index of the device that holds it; None for the host.
+    home: int | None
+    #: What the caller gets, and the same as an array of ours; None until there is one.
+    result: Any
+    target: Any = None
+    rule: Rule = field(init=False)
+    #: What is done beside; None: nothing.
+    fusion: Fusion | None = None
+    #: Elements of the leaves before it.
+    start: int = 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it is of a library whose arrays share no launches with ours."""
+        return self.adapter is not None and not self.adapter.shares_launches
+
+
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 def checked(
     given: Sequence[Any],
     outs: Sequence[Any] | None,
@@ -38,9 +88,9 @@ def checked(
     leaves = []
     paths = names.paths()
     for x, out, path in zip(given, outs or [None] * len(given), paths, strict=True):
-        who, way = f"{call.who}: {names.parameter}{path}", door(x)
-        array = as_array(x, who) if way is None else way.take(x, who)
-        leaves.append(Leaf(who, x, way, array, home(array), out))
+        who, adapter = f"{call.who}: {names.parameter}{path}", adapters.find(x)
+        array = as_array(x, who) if adapter is None else adapter.take(x, who)
+        leaves.append(Leaf(who, x, adapter, array, home(array), out))
     if any(leaf.home is not None for leaf in leaves):
         devices.require(call.who)
     fusion = _fusion(leaves, call, finite)
@@ -89,17 +139,17 @@ def _fusion(leaves: Sequence[Leaf], call: Call, finite: Any) -> Fusion:
 
 
 def _home(x: Any, who: str) -> int | None:
-    way = door(x)
-    return home(x if way is None else way.take(x, who))
+    adapter = adapters.find(x)
+    return home(x if adapter is None else adapter.take(x, who))
 
 
 def _target(leaf: Leaf) -> Any:
     """The `out` of a leaf as an array of ours that can take the cast."""
-    out, way, x, dst = leaf.result, door(leaf.result), leaf.array, leaf.rule.dst
-    if leaf.library is not None:
-        leaf.library.check_into(leaf.given, leaf.who)
-    target = out if way is None else way.take(out, leaf.who, writing=True)
-    if isinstance(x, np.ndarray) and dst.packed and isinstance(target, PackedArray) and leaf.way is not None:
+    out, adapter, x, dst = leaf.result, adapters.find(leaf.result), leaf.array, leaf.rule.dst
+    if leaf.adapter is not None:
+        leaf.adapter.check_into(leaf.given, leaf.who)
+    target = out if adapter is None else adapter.take(out, leaf.who, writing=True)
+    if isinstance(x, np.ndarray) and dst.packed and isinstance(target, PackedArray) and leaf.adapter is not None:
         # A tensor of the host, whose result is packed: into that goes what it would be packed.
         x = PackedArray(np.empty(dst.nbytes(x.size), np.uint8), dst, x.shape)
     check_out(x, leaf.rule, target, leaf.home is not None or home(target) is not None, leaf.who)

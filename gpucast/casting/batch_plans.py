@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast import gpu
-from gpucast.arrays.adapters import door
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.arrays.batch_overlap import apart, is_clear
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.item import Leaf
@@ -36,27 +37,8 @@ if TYPE_CHECKING:
 _CALLS, _SHAPES = 256, 8
 
 
-class Reader(Protocol):
-    """How plans look at arrays of one class. Anything may be raised for an array that no plan is for."""
-
-    def describe(self, arrays: Sequence[Any]) -> list[Any]:
-        """All that a cast depends on but addresses and values; equal for arrays that are alike."""
-
-    def addresses(self, arrays: Sequence[Any]) -> list[int]:
-        """Where their elements begin."""
-
-    def new(self, arrays: Sequence[Any], row: DType) -> list[Any]:
-        """Memory for the results of contiguous arrays, as the caller gets them."""
-
-    def stream(self, device: int) -> int:
-        """The stream of the device that casts are given to."""
-
-    def written(self, outs: Sequence[Any]) -> None:
-        """Tell the library of outs, in which nothing is wrong, that they are written."""
-
-
-class Cupy:
-    """Arrays of CuPy."""
+class Cupy(ArrayAdapter):
+    """Arrays of CuPy, which are ours: how plans look at them."""
 
     describe_one: Callable[[Any], Any] = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
     address: Callable[[Any], int] = attrgetter("data.ptr")
@@ -67,7 +49,7 @@ class Cupy:
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
         return list(map(self.address, arrays))
 
-    def new(self, arrays: Sequence[Any], row: DType) -> list[Any]:
+    def allocate(self, arrays: Sequence[Any], row: DType) -> list[Any]:
         if not arrays:
             return []
         return [gpu.cast.room(arrays[0], row), *(gpu.cast.new(x.shape, row) for x in arrays[1:])]
@@ -77,9 +59,6 @@ class Cupy:
         with driver.on(device):
             return driver.stream()
 
-    def written(self, outs: Sequence[Any]) -> None:
-        pass
-
 
 class Packed(Cupy):
     """PackedArrays over CuPy's."""
@@ -88,7 +67,8 @@ class Packed(Cupy):
     address = attrgetter("data.data.ptr")
 
 
-_READERS: dict[type, Reader] = {PackedArray: Packed()}
+#: By the classes of arrays.
+_ADAPTERS: dict[type, ArrayAdapter] = {PackedArray: Packed()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +95,18 @@ def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call
         if found is None:
             return None
         plan, fusion = found
-        reader = _READERS[type(given[0])]
+        adapter = _ADAPTERS[type(given[0])]
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
         if not _is_apart(src, to, plan, fusion):
             return None
         if outs is not None:
-            _READERS[type(outs[0])].written(outs)
+            _ADAPTERS[type(outs[0])].written(outs)
     except Exception:  # The whole path takes it, or tells what is wrong.
         return None
     device = plan.device
-    with gpu.driver.driver().using(reader.stream(device), device):
+    with gpu.driver.driver().using(adapter.stream(device), device):
         if outs is None or to is None:
-            outs = reader.new(given, dst)
+            outs = adapter.allocate(given, dst)
             to = _addresses(outs, plan)
         plan.launch(src, to, fusion)
     return outs
@@ -163,11 +143,11 @@ def _described(arrays: Sequence[Any]) -> list[Any]:
     kind = type(arrays[0])
     if set(map(type, arrays)) != {kind}:
         raise TypeError("arrays of several classes")
-    return _READERS[kind].describe(arrays)
+    return _ADAPTERS[kind].describe(arrays)
 
 
 def _addresses(arrays: Sequence[Any], plan: Plan) -> npt.NDArray[np.uint64]:
-    found = np.array(_READERS[type(arrays[0])].addresses(arrays), np.uint64)
+    found = np.array(_ADAPTERS[type(arrays[0])].addresses(arrays), np.uint64)
     return found if plan.used is None else found[plan.used]
 
 
@@ -200,10 +180,10 @@ def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: C
         or any(leaf.target is None for leaf in live)
         or not all(type(value) in (bool, int, str, type, type(None)) for value in key[4:])
         or len(live) < 2
-        or any(leaf.home != device or leaf.way is not first.way for leaf in leaves)
+        or any(leaf.home != device or leaf.adapter is not first.adapter for leaf in leaves)
         or not all(gpu.cast.is_contiguous(leaf.array) and gpu.cast.is_contiguous(leaf.target) for leaf in live)
         or any(row not in DTYPES for row in {leaf.rule.src for leaf in live} | {dst})
-        or (outs is None and first.way is not None and dst.packed)
+        or (outs is None and first.adapter is not None and dst.packed)
     ):
         return
     try:
@@ -229,14 +209,14 @@ def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: C
 
 
 def _register(x: Any) -> None:
-    """Find the reader of x's class. TypeError for a class without one."""
+    """Find the adapter of x's class. TypeError for a class that no plan is for."""
     kind = type(x)
-    if kind in _READERS:
+    if kind in _ADAPTERS:
         return
-    way = door(x)
-    if way is None and kind is getattr(namespace(x), "ndarray", None) and kind is not np.ndarray:
-        _READERS[kind] = Cupy()
-    elif (reader := getattr(way, "reader", lambda kind: None)(kind)) is not None:
-        _READERS[kind] = reader
+    adapter = adapters.find(x)
+    if adapter is None and kind is getattr(namespace(x), "ndarray", None) and kind is not np.ndarray:
+        _ADAPTERS[kind] = Cupy()
+    elif adapter is not None and adapter.has_plans(kind):
+        _ADAPTERS[kind] = adapter
     else:
         raise TypeError(f"no plan is for {kind.__name__}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.adapters import destination, door
+from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import PackedArray, as_array, home
@@ -18,8 +18,12 @@ from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused_options import check_apart, resolve_fusion
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.core.fused_ops import Fusion
 from gpucast.core.options import Call
+=======
+from gpucast.core.options import Call, destination
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
 from gpucast.cpu import cast as host_cast
@@ -214,7 +218,7 @@ def _fused_again(
 
 
 def inner(x: Any, to: Any, call: Call) -> Any:
-    """The cast that a call asks for, as the doors want it of arrays of ours."""
+    """The cast that a call asks for, as adapters want it of arrays of ours."""
     return _cast(x, to, *call)
 
 
@@ -225,9 +229,9 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
     if plan is not None and call.seed is call.scale is call.amax is None:
         rule = plan.rule
     else:
-        way = door(x)
-        if way is not None:
-            return way.cast(inner, x, to, call)
+        adapter = adapters.find(x)
+        if adapter is not None:
+            return adapter.cast(inner, x, to, call)
         array = as_array(x, who)
         if array is not x:
             return inner(array, to, call)
@@ -243,9 +247,9 @@ def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan 
     source = home(x)
     remote = source is not None or home(out) is not None or place not in (None, "cpu")
     if out is not None:
-        way = door(out)
-        if way is not None:
-            inner(x, to, call._replace(out=way.take(out, who, writing=True)))
+        adapter = adapters.find(out)
+        if adapter is not None:
+            inner(x, to, call._replace(out=adapter.take(out, who, writing=True)))
             return out
         check_out(x, rule, out, remote, who)
     elif (

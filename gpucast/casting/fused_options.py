@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.adapters import door
+from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import home, unmasked
@@ -101,8 +101,8 @@ def check_apart(fusion: Fusion, x: Any, out: Any, who: str) -> None:
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing: bool) -> Any:
     """An array of one element of some kinds."""
-    way = None if isinstance(value, numbers.Number) else door(value)
-    array = value if way is None else way.take(value, f"{who}: {name}", writing)
+    adapter = None if isinstance(value, numbers.Number) else adapters.find(value)
+    array = value if adapter is None else adapter.take(value, f"{who}: {name}", writing)
     unmasked(array, f"{who}: {name}")
     if namespace(array) is None:
         number = "" if writing else "a number or "

@@ -13,8 +13,12 @@ from typing import Any
 
 import numpy as np
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType
+=======
+from gpucast.core.dtypes import DTYPES, DType, is_foreign
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.core.rule import Rule
 
 #: Spellings of a type and of attributes are many; casts of one program are few.
@@ -44,7 +48,7 @@ def keep(key: tuple[Any, ...], plan: Plan) -> None:
     """Keep a plan, if the key's values can never come to mean something else."""
     _, _, _, to, *attributes = key
     if (
-        (isinstance(to, (np.dtype, DType)) or type(to) in (str, int, type) or type(to).__module__ == "torch")
+        (isinstance(to, (np.dtype, DType)) or type(to) in (str, int, type) or is_foreign(type(to)))
         and all(type(value) in (bool, int, str, type, type(None)) for value in attributes)
         and plan.rule.src in DTYPES
         and plan.rule.dst in DTYPES

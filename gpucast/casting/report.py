@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -12,10 +10,12 @@ import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu import text as host_strings
+from gpucast.cpu.chunks import elements, spans
 from gpucast.gpu import devices
 
 Array = npt.NDArray[Any]
@@ -25,44 +25,6 @@ Array = npt.NDArray[Any]
 _CAST, _COMPARED = 1 << 17, 1 << 15
 #: From this size on the elements of a type of 16 bits or fewer are counted by code, and each code is compared once.
 _COUNTED = 1 << 13
-
-
-@dataclass(frozen=True)
-class CastReport:
-    """Counts over the elements of a cast. Add two reports to join them."""
-
-    #: All elements, and those whose source is not zero (NaN and infinities included).
-    elements: int = 0
-    nonzero: int = 0
-    #: Out of the destination's range after rounding, infinities included, and clamped to its largest or lowest value.
-    saturated: int = 0
-    #: Out of an integer destination's range: the low bits were kept (an infinity gives 0).
-    wrapped: int = 0
-    #: Results that are infinite where the source is not.
-    infinite: int = 0
-    #: Results that are NaN where the source is not.
-    nan: int = 0
-    #: Sources that are NaN where the result is a number.
-    nan_lost: int = 0
-    #: Results that are zero where the source is a number in range other than zero.
-    underflowed: int = 0
-    #: The largest abs(result - source) / abs(source) where both are finite and the source is not zero.
-    max_relative_error: float = 0.0
-
-    def __add__(self, other: CastReport) -> CastReport:
-        if not isinstance(other, CastReport):
-            return NotImplemented
-        joined: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
-        return CastReport(**joined, max_relative_error=max(self.max_relative_error, other.max_relative_error))
-
-    @property
-    def lost(self) -> int:
-        """Values that are no longer near what they were: all the counts of change together."""
-        return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
-
-
-#: The fields but the last one, which is no count.
-_COUNTS = tuple(field.name for field in fields(CastReport))[:-1]
 
 
 def cast_report(
@@ -107,8 +69,7 @@ def result_report(x: Array, y: Array, rule: Rule) -> CastReport:
     counts as saturated where it would be after rounding to nearest."""
     total = CastReport()
     with np.errstate(all="ignore"):
-        for start in range(0, x.size, _COMPARED):
-            part = slice(start, start + _COMPARED)
+        for part in spans(x.size, _COMPARED):
             total += _compare(x[part], rule, rule.src, y[part])
     return total
 
@@ -124,28 +85,17 @@ def _report(x: Array, rule: Rule) -> CastReport:
     if rule.src.bits <= 16 and x.size >= _COUNTED:
         return _by_code(x, rule)
     total = CastReport()
-    for chunk in _chunks(x):
+    for chunk in elements(x, _CAST):
         beyond: list[Array] = []
         if rule.dst.family in ("bool", "string"):
             beyond.append(chunk)
         else:
             after = _double(_cast(chunk, rule), rule.dst) if rule.dst.is_float else chunk
-            for start in range(0, chunk.size, _COMPARED):
-                part = slice(start, start + _COMPARED)
+            for part in spans(chunk.size, _COMPARED):
                 total += _compare_within(chunk[part], after[part], rule, beyond)
         if beyond:
             total += _compare(np.concatenate(beyond), rule, rule.src)
     return total
-
-
-def _chunks(x: Array) -> Iterator[Array]:
-    """The elements in memory order, flat, a chunk at a time; each chunk is used up before the next is asked for."""
-    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
-    with np.nditer(x, flags=flags, order="K", buffersize=_CAST) as chunks:
-        for chunk in chunks:
-            elements: Any = chunk
-            if elements.size:
-                yield elements
 
 
 def _double(x: Array, row: DType) -> Array:
@@ -166,7 +116,7 @@ def _cast(x: Array, rule: Rule) -> Array:
 def _by_code(x: Array, rule: Rule) -> CastReport:
     row = rule.src
     counts = np.zeros(1 << max(8, row.bits), np.int64)
-    for chunk in _chunks(x):
+    for chunk in elements(x, _CAST):
         counts += np.bincount(chunk.view(row.code_numpy.newbyteorder(chunk.dtype.byteorder)), minlength=counts.size)
     found = np.flatnonzero(counts)
     codes = found.astype(row.code_numpy).view(row.numpy)
@@ -193,19 +143,14 @@ def _compare_within(x: Array, after: Array, rule: Rule, beyond: list[Array]) -> 
     def nonzero(values: Array) -> int:
         return int(np.count_nonzero(values != 0)) - int(np.count_nonzero(values[outside]))
 
-    elements, count = x.size - before[outside].size, nonzero(before)
+    size, kept = x.size - before[outside].size, nonzero(before)
     if integers:
-        return CastReport(elements, count)
+        return CastReport(size, kept)
     if dst.family == "int":
         after = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
-    error = np.abs(_difference(x, before, after, None, src, dst))
-    size = np.abs(before)
-    if count < elements:
-        # Zero stays zero: an error of 0, whatever it is divided by.
-        size[size == 0] = 1.0
-    error /= size
+    error = relative(np.abs(_difference(x, before, after, None, src, dst)), np.abs(before))
     error[outside] = 0.0
-    return CastReport(elements, count, underflowed=count - nonzero(after), max_relative_error=float(error.max()))
+    return CastReport(size, kept, underflowed=kept - nonzero(after), max_relative_error=float(error.max()))
 
 
 def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
@@ -221,34 +166,15 @@ def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
 def _compare(x: Array, rule: Rule, src: DType, y: Array | None = None, weights: Array | None = None) -> CastReport:
     """The report of any elements. `y`: their casts, if known; `weights`: how often each counts, if not once."""
     dst = rule.dst
-
-    def count(mask: Array) -> int:
-        return int(np.count_nonzero(mask) if weights is None else weights[mask].sum())
-
     before = _double(x, src)
-    number, nonzero = ~np.isnan(before), before != 0
-    size = x.size if weights is None else int(weights.sum())
     if dst.family in ("bool", "string"):
-        return CastReport(elements=size, nonzero=count(nonzero))
+        if weights is None:
+            return CastReport(x.size, int(np.count_nonzero(before)))
+        return CastReport(int(weights.sum()), int(weights[before != 0].sum()))
     after = _double(_cast(x, rule) if y is None else y, dst)
-    outside = _outside(x, before, src, rule) & number
-    infinite = nan = np.zeros(x.shape, bool)
-    if dst.is_float:
-        infinite, nan = np.isinf(after), np.isnan(after)
-    finite = outside & ~infinite & ~nan
-    comparable = np.isfinite(before) & nonzero & ~infinite & ~nan
-    error = np.abs(_difference(x, before, after, outside, src, rule.dst)[comparable]) / np.abs(before[comparable])
-    return CastReport(
-        elements=size,
-        nonzero=count(nonzero),
-        saturated=count(finite) if rule.overflow == "saturate" else 0,
-        wrapped=count(finite) if rule.overflow == "wrap" else 0,
-        infinite=count(infinite & ~np.isinf(before) & number),
-        nan=count(nan & number),
-        nan_lost=count(~number & ~nan),
-        underflowed=count(number & nonzero & ~outside & (after == 0)),
-        max_relative_error=float(error.max()) if error.size else 0.0,
-    )
+    outside = _outside(x, before, src, rule)
+    difference = _difference(x, before, after, outside, src, dst)
+    return count(before, after, outside, overflow=rule.overflow, difference=difference, weights=weights)
 
 
 def _outside(x: Array, before: Array, src: DType, rule: Rule) -> Array:

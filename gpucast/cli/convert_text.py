@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gpucast.casting.report import CastReport
+from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints import Outcome, Plan
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.planning.tensors import TensorPlan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast info`: versions, devices, cache, what is missing, and one verdict."""
+"""`gpucast info`: versions, devices, cache, what is missing, and one verdict, which comes from a cast that it tries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import json
 import os
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from gpucast.cli import self_test
+from gpucast.cli.self_test import Comparison, Compilation, Problem
 from gpucast.compile import nvidia as driver
 from gpucast.compile.cache_folder import cache_folder, writable
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.core.version import __version__
+=======
+from gpucast.compile.cache_folder import problem as cache_problem
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.gpu import devices as device
 
 _REQUIRED = ("numpy", "ml_dtypes")
@@ -31,7 +38,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "info",
         help="show versions, devices and what is missing",
-        description="Show versions, devices, cache and what is missing. The last line says whether casts run on a GPU.",
+        description="Show versions, devices, cache and what is missing. The last line says whether casts run on a GPU: "
+        "one is compiled, run there and compared with the reference.",
     )
     parser.add_argument("--json", action="store_true", help="an object")
     parser.set_defaults(run=run)
@@ -48,7 +56,8 @@ def collect() -> dict[str, Any]:
     found = driver.find()
     cupy = {name: version for name in ("cupy", *_CUPY) if (version := _version(name)) is not None}
     folder = cache_folder()
-    problem = device.unavailable()
+    compiled = self_test.compilation(() if found is None else found.capabilities)
+    compared, problem = _tried(found, compiled)
     return {
         "gpucast": __version__,
         "python": platform.python_version(),
@@ -57,6 +66,8 @@ def collect() -> dict[str, Any]:
         "cupy": cupy,
         "driver": None if found is None else {"cuda": list(found.cuda), "problem": found.problem or None},
         "devices": [] if found is None else list(found.devices),
+        "compiler": _facts(compiled),
+        "self_test": _facts(compared),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
         "advice": [*_cupy_advice(cupy, found), *_package_advice()],
         "gpu_casts": problem is None,
@@ -99,8 +110,52 @@ def _package_advice() -> list[str]:
     ]
 
 
-def _verdict(problem: tuple[str, str] | None) -> str:
-    return "GPU casts: yes" if problem is None else f"GPU casts: no, because {problem[0]}; {problem[1]}"
+def _tried(found: driver.Driver | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
+    """The cast where one can run, and why casts cannot run on a GPU."""
+    try:
+        unavailable = device.unavailable()
+    except Exception as error:
+        return None, self_test.broken(error, None if found is None else found.cuda)
+    if unavailable is not None:
+        problem = Problem(*unavailable)
+        if problem.remedy != "run gpucast info":
+            return None, problem
+        # This is that command.
+        return None, compiled.problem or Problem(problem.reason, "run nvidia-smi")
+    if compiled.problem is not None:
+        return None, compiled.problem
+    # Devices alike have the same kernel, and the first cast on each takes a while.
+    capabilities = () if found is None else found.capabilities
+    compared = self_test.comparison(sorted(map(capabilities.index, set(capabilities))) or [0])
+    return compared, compared.problem
+
+
+def _facts(tried: Compilation | Comparison | None) -> dict[str, Any] | None:
+    if tried is None:
+        return None
+    return asdict(tried) | {"problem": None if tried.problem is None else _clause(tried.problem)}
+
+
+def _clause(problem: Problem) -> str:
+    return "; ".join(filter(None, problem))
+
+
+def _verdict(problem: Problem | None) -> str:
+    return "GPU casts: yes" if problem is None else f"GPU casts: no, because {_clause(problem)}"
+
+
+def _compiler(facts: Mapping[str, Any]) -> str:
+    if facts["problem"] is not None:
+        return str(facts["problem"])
+    first, last = facts["architectures"][0], facts["architectures"][-1]
+    return f"NVRTC {'.'.join(map(str, facts['version']))} compiles for sm_{first} to sm_{last}"
+
+
+def _self_test(facts: Mapping[str, Any]) -> str:
+    if facts["problem"] is not None:
+        return str(facts["problem"])
+    devices = ", ".join(f"cuda:{index}" for index in facts["devices"])
+    return f"{self_test.PAIR} on {devices}: {facts['elements']:,} elements as in the reference"
 
 
 def _cuda(version: Any) -> str:
@@ -116,8 +171,11 @@ def _as_text(facts: Mapping[str, Any]) -> str:
         "cupy": ", ".join(f"{name} {version}" for name, version in facts["cupy"].items()) or "not installed",
         "driver": "no NVIDIA driver" if found is None else f"runs up to {_cuda(found['cuda'])}",
         "devices": ", ".join(facts["devices"]) or (found or {}).get("problem") or "none",
+        "compiler": _compiler(facts["compiler"]),
+        **({} if facts["self_test"] is None else {"self-test": _self_test(facts["self_test"])}),
         "cache": cache["folder"]
-        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)"),
+        + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)")
+        + (f" (not used: {why}; kernels are kept in memory only)" if (why := cache_problem(cache["folder"])) else ""),
     }
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]

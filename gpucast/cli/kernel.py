@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucast.cli import attributes, disassembler
 from gpucast.codegen.cast import KernelSource
-from gpucast.codegen.fused import Options
+from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin as compiler
 from gpucast.compile import nvidia as driver
 from gpucast.core.rule import resolve
@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     rule = resolve(args.src, args.dst, **attributes.of(args), who="kernel")
-    source = Options()(rule, args.shape, unpacked=args.unpacked)
+    source = CastSpec.of(rule, args.shape, args.unpacked).source()
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")
     data = source.text.encode() if args.emit == "source" else _compiled(source, args.emit, args.arch)

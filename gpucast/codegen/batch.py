@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.codegen.cast import KernelSource, entries, join, kernel_file, options, prelude
-from gpucast.codegen.fused import FusedArguments, Options, fused_prelude, template_options
-from gpucast.core.rule import Rule, resolve
+from gpucast.codegen.fused import FusedArguments, fused_prelude, template_options
+from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.core.rule import resolve
 
 #: Bytes of arguments that a kernel takes: before the CUDA version (of the driver, and of NVRTC) below, and from it on.
 ARGUMENT_BYTES = (4096, 32764)
@@ -22,7 +23,6 @@ LARGE_ARGUMENTS = (12, 1)
 
 #: More of a kernel's name says no more to a reader.
 _NAME = 160
-_PLAIN = Options()
 #: The fewest tiles that a thread casts, so that finding its array is a small part of its work.
 _TILES = 4
 
@@ -41,47 +41,18 @@ _FUSED: tuple[Field, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One of the casts of a kernel."""
-
-    rule: Rule
-    #: A source below one byte comes one element per byte.
-    unpacked: bool = False
-    #: What is done beside the cast, as far as it means something for the source.
-    asked: Options = _PLAIN
-
-    @property
-    def fused(self) -> bool:
-        return self.asked.fuses(self.rule)
-
-    @property
-    def source(self) -> KernelSource:
-        """The kernel that casts a single array so."""
-        return _source(self)
-
-    @property
-    def tiles(self) -> int:
-        """Tiles that a thread casts."""
-        return max(self.source.elements // self.source.tile, _TILES)
-
-
-@lru_cache(maxsize=1024)
-def _source(kind: Kind) -> KernelSource:
-    return kind.asked(kind.rule, unpacked=kind.unpacked)
-
-
 @dataclass(frozen=True, eq=False)
 class ManySource:
     """The text of one kernel. Its one argument is a record of `table`, by value."""
 
     name: str
-    kinds: tuple[Kind, ...]
+    #: Its casts, each of which has a number in the table.
+    kinds: tuple[CastSpec, ...]
     prelude: str
     rows: dict[str, str]
     kernel: str
     threads: int
-    #: ``struct Arrays``, ``FusedArrays`` or ``Choices`` of kernels/many.cu, many_fused.cu and select.cu, named `more`.
+    #: ``struct Arrays``, ``FusedArrays`` or ``Choices``, named `more`, of kernels/batch.cu, batch_fused.cu, select.cu.
     table: np.dtype[np.void]
     more: str
     #: The most arrays of a launch.
@@ -95,16 +66,42 @@ class ManySource:
         return join(self.prelude, self.rows, [self.kernel])
 
 
-def sorted_kinds(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+@dataclass(frozen=True)
+class BatchSpec(KernelSpec[ManySource]):
+    """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`.
+
+    Their operations are as far as they mean something for the source: none tells whether integers are finite.
+    """
+
+    kinds: tuple[CastSpec, ...]
+    #: Bytes of arguments that it takes at most, one of `ARGUMENT_BYTES`.
+    argument_bytes: int
+
+    def source(self) -> ManySource:
+        return _many_source(self.kinds, self.argument_bytes)
+
+
+def sorted_kinds(kinds: Iterable[CastSpec]) -> tuple[CastSpec, ...]:
     """The order in which equal sets of casts have one kernel."""
-    return tuple(sorted(set(kinds), key=lambda kind: kind.source.name))
+    return tuple(sorted(set(kinds), key=lambda kind: source_of(kind).name))
+
+
+@lru_cache(maxsize=1024)
+def source_of(kind: CastSpec) -> KernelSource:
+    """The kernel that casts a single array so."""
+    return kind.source()
+
+
+def tiles_of(kind: CastSpec) -> int:
+    """Tiles that a thread casts."""
+    source = source_of(kind)
+    return max(source.elements // source.tile, _TILES)
 
 
 @lru_cache(maxsize=256)
-def many_source(kinds: tuple[Kind, ...], argument_bytes: int) -> ManySource:
-    """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`."""
-    sources = [kind.source for kind in kinds]
-    fused = any(kind.fused for kind in kinds)
+def _many_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> ManySource:
+    sources = [source_of(kind) for kind in kinds]
+    fused = any(kind.ops is not None for kind in kinds)
     more_columns = _FUSED if fused else ()
     capacity = capacity_of(argument_bytes, *more_columns)
     name = _name([source.name for source in sources], capacity)
@@ -113,21 +110,21 @@ def many_source(kinds: tuple[Kind, ...], argument_bytes: int) -> ManySource:
     threads = sources[0].threads
     listed = ", ".join(f"gpucast::{cast}" for cast in casts)
     files = (
-        [fused_prelude(), *map(kernel_file, ("many.cu", "many_fused.cu"))]
+        [fused_prelude(), *map(kernel_file, ("batch.cu", "batch_fused.cu"))]
         if fused
-        else [prelude(), kernel_file("many.cu")]
+        else [prelude(), kernel_file("batch.cu")]
     )
     return ManySource(
         name=name,
         kinds=kinds,
         prelude="\n".join(files),
         rows={row: text for source in sources for row, text in source.rows},
-        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_MANY({name}, {more}, {threads}, {listed})\n",
+        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {threads}, {listed})\n",
         threads=threads,
         table=table_of(capacity, *more_columns),
         more=f"gpucast::{more}",
         capacity=capacity,
-        elements=np.array([kind.tiles * kind.source.tile * threads for kind in kinds]),
+        elements=np.array([tiles_of(kind) * source_of(kind).tile * threads for kind in kinds]),
         tiles=np.array([source.tile for source in sources]),
     )
 
@@ -140,27 +137,27 @@ def _name(names: list[str], capacity: int) -> str:
     return f"gpucast_many_{casts}_{capacity}"
 
 
-def _cast(name: str, kind: Kind) -> str:
+def _cast(name: str, kind: CastSpec) -> str:
     """The lines that define one of a kernel's casts."""
-    rule, source = kind.rule, kind.source
+    rule, source = kind.rule, source_of(kind)
     src, dst, bits = rule.src.name, rule.dst.name, source.src_bits
-    sizes = f"{source.tile}, {kind.tiles}, {source.threads}"
-    lines = [f"typedef Rule<{options(rule)}> {name}_rule;"]
-    entry = None if kind.fused else entries(rule, bits)
-    if kind.fused:
-        scaling, _, finite = template_options(kind.asked).split(", ")
-        asked = f"Scaling::{scaling}, {finite}"
-        lines.append(f"typedef ManyFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {asked}, {sizes}> {name};")
+    sizes = f"{source.tile}, {tiles_of(kind)}, {source.threads}"
+    lines = [f"typedef CastRule<{options(rule)}> {name}_rule;"]
+    entry = entries(rule, bits) if kind.ops is None else None
+    if kind.ops is not None:
+        scaling, _, finite = template_options(kind.ops).split(", ")
+        ops = f"Scaling::{scaling}, {finite}"
+        lines.append(f"typedef BatchFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {ops}, {sizes}> {name};")
     elif entry is None:
-        lines.append(f"typedef ManyArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
+        lines.append(f"typedef BatchArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
     else:
         table = f"{src}, {entry.name}, {bits}"
         entry_rule = rule if entry is rule.dst else resolve(rule.src, entry)
         lines += [
-            f"typedef Rule<{options(entry_rule)}> {name}_entry_rule;",
+            f"typedef CastRule<{options(entry_rule)}> {name}_entry_rule;",
             f"static __device__ const Table<TableShape<{table}>::words> {name}_entries =",
             f"    make_table<{table}, {name}_entry_rule>();",
-            f"typedef ManyLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
+            f"typedef BatchLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
         ]
     return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
 

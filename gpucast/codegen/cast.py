@@ -163,11 +163,11 @@ def entries(rule: Rule, src_bits: int) -> DType | None:
 
 
 def _rule(name: str, rule: Rule) -> str:
-    return f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name};\n}}\n"
+    return f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name};\n}}\n"
 
 
 def options(rule: Rule) -> str:
-    """The arguments of the template ``gpucast::Rule``."""
+    """The arguments of the template ``gpucast::CastRule``."""
     return ", ".join(
         (
             f"gpucast::Overflow::{rule.overflow}",

@@ -70,7 +70,7 @@ def device_function(
 __device__ __forceinline__ {_type(rule.dst)} {name}({_type(rule.src)} value{parameter}) {{
     typedef gpucast::WordOf<{wide}>::type Word;
     const Word code = {_to_code(rule.src)};
-    const gpucast::Rule<{options(rule)}> rule = {{}};
+    const gpucast::CastRule<{options(rule)}> rule = {{}};
     const Word result = gpucast::{convert}<gpucast::{one}, gpucast::{other}>(code,{argument} rule);
     return {_from_code(rule.dst)};
 }}

@@ -4,8 +4,13 @@
 from __future__ import annotations
 
 import struct
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from dataclasses import dataclass, replace
 from typing import NamedTuple
+=======
+from dataclasses import replace
+from typing import Literal, NamedTuple
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 
 from gpucast.codegen.cast import (
     MAX_DIMS,
@@ -33,52 +38,51 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _TILE = 4
 
 
-@dataclass(frozen=True)
-class Options:
+class FusedOps(NamedTuple):
     """What a kernel does beside the cast: multiply, keep the largest magnitude, tell whether the source is finite.
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
     Called as `gpucast.codegen.cast.kernel_source` is, it gives the kernel of a `gpucast.casting.fused.fused_rule`,
     which is a plain one where nothing is fused. Rounding at random is part of the rule.
+=======
+    Rounding at random is part of the rule.
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
     """
 
     scaling: Scaling = "none"
     amax: bool = False
     finite: bool = False
 
-    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-        if self.fuses(rule):
-            return fused_source(rule, self, shape, unpacked=unpacked)
-        return kernel_source(rule, shape, unpacked=unpacked)
-
     def fuses(self, rule: Rule) -> bool:
         """Whether anything is fused with the cast."""
-        return self != _NOTHING or rule.rounding == STOCHASTIC
+        return self != PLAIN or rule.rounding == STOCHASTIC
 
 
-_NOTHING = Options()
+#: Nothing beside the cast.
+PLAIN = FusedOps()
 
 
-def fused_source(rule: Rule, asked: Options, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-    """The kernel that casts as a `gpucast.casting.fused.fused_rule` says and does what is `asked`.
+def fused_source(rule: Rule, ops: FusedOps, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+    """The kernel that casts as a `gpucast.casting.fused.fused_rule` says and does the `ops`.
 
     Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
     """
     src, dst = rule.src, rule.dst
     if shape == "transposed":
         raise ValueError("fused_source: a fused cast has no transposed kernel; expected 'contiguous' or 'strided'")
-    if not asked.fuses(rule):
+    if not ops.fuses(rule):
         raise ValueError(
             f"fused_source: {src.name} to {dst.name} with nothing beside is a plain cast; see kernel_source"
         )
     plain = kernel_source(resolve(src, dst), shape, unpacked=unpacked)
-    name = fused_name(rule, asked, shape, plain.unpacked)
-    head = f"{name}, {src.name}, {dst.name}, {plain.src_bits}, {template_options(asked)}"
+    name = fused_name(rule, ops, shape, plain.unpacked)
+    head = f"{name}, {src.name}, {dst.name}, {plain.src_bits}, {template_options(ops)}"
     tile, elements = plain.tile, plain.elements
     if shape == "strided":
         line = f"GPUCAST_FUSED_STRIDED({head}, {MAX_DIMS}, {THREADS})\n"
         more = f"gpucast::FusedDims<{MAX_DIMS}>"
     else:
-        tile, tiles = fused_tiles(rule, asked, plain)
+        tile, tiles = fused_tiles(rule, ops, plain)
         elements = tile * tiles
         line = f"GPUCAST_FUSED_CONTIGUOUS({head}, {tile}, {tiles}, {THREADS})\n"
         more = "gpucast::FusedArguments"
@@ -88,7 +92,7 @@ def fused_source(rule: Rule, asked: Options, shape: Shape = "contiguous", *, unp
         rule=rule,
         prelude=fused_prelude(),
         rows=fused_rows(src, dst),
-        kernel=f"namespace gpucast {{\ntypedef Rule<{options(rule)}> {name}_rule;\n}}\n{line}",
+        kernel=f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n{line}",
         tile=tile,
         elements=elements,
         more=more,
@@ -105,24 +109,24 @@ def fused_rows(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
     return rows(src, _FLOAT, _DOUBLE, dst)
 
 
-def template_options(asked: Options) -> str:
+def template_options(ops: FusedOps) -> str:
     """Arguments of the macro ``GPUCAST_FUSED``, as the template ``gpucast::Fused`` ends in."""
-    return ", ".join((asked.scaling, *("true" if flag else "false" for flag in (asked.amax, asked.finite))))
+    return ", ".join((ops.scaling, *("true" if flag else "false" for flag in (ops.amax, ops.finite))))
 
 
-def fused_name(rule: Rule, asked: Options, shape: Shape, unpacked: bool) -> str:
+def fused_name(rule: Rule, ops: FusedOps, shape: Shape, unpacked: bool) -> str:
     """The name of the cast, and what it does beside."""
-    scaled = asked.scaling != "none"
+    scaled = ops.scaling != "none"
     name = kernel_name(replace(rule, src=_DOUBLE) if scaled else rule, unpacked=unpacked)
     if scaled:
         source = rule.src.numpy_name.replace("_", "")
         name = name.replace(f"gpucast_{_DOUBLE.numpy_name}_to_", f"gpucast_{source}_to_", 1)
-    parts = [{"none": "", "narrow": "_scaled", "wide": "_scaled_wide"}[asked.scaling]]
-    parts += ["_amax"] * asked.amax + ["_finite"] * asked.finite + [f"_{shape}"] * (shape != "contiguous")
+    parts = [{"none": "", "narrow": "_scaled", "wide": "_scaled_wide"}[ops.scaling]]
+    parts += ["_amax"] * ops.amax + ["_finite"] * ops.finite + [f"_{shape}"] * (shape != "contiguous")
     return name + "".join(parts)
 
 
-def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, int]:
+def fused_tiles(rule: Rule, ops: FusedOps, plain: KernelSource) -> tuple[int, int]:
     """Elements of a tile, and tiles of a thread, for the contiguous shape; `plain` is the kernel of the cast alone."""
     src, dst = rule.src, rule.dst
     tiles = tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)
@@ -134,9 +138,9 @@ def fused_tiles(rule: Rule, asked: Options, plain: KernelSource) -> tuple[int, i
         # each element has the fewest. Longer ones than these would write half a sector at a time, or spill registers.
         return 8 if dst.bits == 16 or plain.src_bits == 64 or small else 16, 2
     # As in fused.cu: products of two FLOATs that need no DOUBLE.
-    narrow = asked.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
+    narrow = ops.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
     # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
-    costly = small or not (narrow or asked.scaling == "none")
+    costly = small or not (narrow or ops.scaling == "none")
     return min(plain.tile, _TILE) if costly else plain.tile, tiles
 
 

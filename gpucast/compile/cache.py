@@ -2,19 +2,19 @@
 """Bytes kept under a key, in memory and in a folder: the compiled kernels between runs.
 
 Many threads and processes may use one folder. A file appears whole (temporary file, then rename) and ends in a
-checksum, so that what a crash or a full disk left behind counts as absent and is written again. A folder that cannot be
-written is no failure: the entries live in memory then.
+checksum, so that what a crash or a full disk left behind counts as absent and is written again. Entries are code, so a
+folder or file that others could have written is not used (`gpucast.core.trusted_files` has the rule). A folder that cannot
+be used or written is no failure: the entries live in memory then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
-import stat
-import threading
 import time
+
+from gpucast.core.trusted_files import TEMPORARY, Folder
 
 #: The bytes that a folder may hold.
 LIMIT = 256 << 20
@@ -22,10 +22,8 @@ LIMIT = 256 << 20
 _SCAN_SHARE = 64
 #: Temporary files as old as this, in seconds, belong to nobody.
 _ABANDONED = 3600.0
-_SUFFIX, _TEMPORARY = ".kernel", ".tmp"
+_SUFFIX = ".kernel"
 _CHECKSUM = hashlib.sha256().digest_size
-
-_numbers = itertools.count()
 
 
 def limit(who: str) -> int:
@@ -52,25 +50,28 @@ def digest(*parts: str | bytes) -> str:
 class Cache:
     """Entries in `folder`, which is made when it is first needed and holds at most about `limit` bytes.
 
-    `private`: files that others could have written are no entries, as where entries are code of this process.
+    `private`: nobody else may read them. `also`: a folder that is only read, for what `folder` does not have. A fork
+    while another thread is in a method leaves the child nothing to wait for: there is no lock.
     """
 
-    def __init__(self, folder: str, limit: int = LIMIT, *, private: bool = False) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, limit: int = LIMIT, *, private: bool = False, also: str = "") -> None:
+        self.folder, self.also = folder, also
         self.limit = limit
-        self.private = private
+        #: Of folders and of files.
+        self._modes = (0o700, 0o600) if private else (0o755, 0o644)
         #: Why the last entry could not be kept on disk, or "".
         self.problem = ""
         self._memory: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-        #: Bytes written since the last scan; the first write scans.
+        #: Bytes written since the last scan; the first write scans. Threads may lose some: a scan is a little later.
         self._written = limit
 
     def get(self, key: str) -> bytes | None:
         """The entry, or None where there is no sound one."""
         value = self._memory.get(key)
         if value is None:
-            value = self._read(key)
+            value = self._read(self.folder, key)
+            if value is None and self.also:
+                value = self._read(self.also, key)
             if value is not None:
                 self._memory[key] = value
         return value
@@ -81,100 +82,88 @@ class Cache:
         if self.limit <= 0:
             return
         try:
-            os.makedirs(self.folder, 0o700 if self.private else 0o777, exist_ok=True)
-            self._write(key, value)
+            with Folder(self.folder, self._modes[0]) as folder:
+                folder.write(key + _SUFFIX, value + _checksum(key, value), self._modes[1])
+                self._make_room(folder, key + _SUFFIX, len(value))
         except OSError as error:
             self.problem = f"{self.folder}: {error.strerror or error}"
         else:
             self.problem = ""
-            self._make_room(self._path(key), len(value))
+
+    def drop(self, key: str) -> None:
+        """Forget an entry that turned out to be of no use; one that cannot be removed stays on disk."""
+        self._memory.pop(key, None)
+        with contextlib.suppress(OSError), Folder(self.folder) as folder:
+            folder.remove(key + _SUFFIX)
+
+    def is_empty(self) -> bool:
+        """Whether there is no folder that could have an entry, nor one in memory."""
+        return not self._memory and all(map(_is_missing, (self.folder, self.also)))
+
+    def is_writable(self) -> bool:
+        """Whether entries can be kept in the folder, which is made for that."""
+        try:
+            with Folder(self.folder, self._modes[0]) as folder:
+                return folder.is_writable()
+        except OSError:
+            return False
 
     def usage(self) -> tuple[int, int]:
         """The number of entries in the folder, and their bytes."""
-        sizes = [size for path, (_, size) in self._files().items() if path.endswith(_SUFFIX)]
+        try:
+            with Folder(self.folder) as folder:
+                sizes = [status.st_size for name, status in folder.files().items() if name.endswith(_SUFFIX)]
+        except OSError:
+            return 0, 0
         return len(sizes), sum(sizes)
 
-    def _path(self, key: str) -> str:
-        return os.path.join(self.folder, key + _SUFFIX)
-
-    def _read(self, key: str) -> bytes | None:
-        path = self._path(key)
+    def _read(self, where: str, key: str) -> bytes | None:
+        name = key + _SUFFIX
         try:
-            with open(path, "rb", buffering=0) as file:
-                if self.private and not _written_by_us(os.fstat(file.fileno())):
+            with Folder(where) as folder:
+                data = folder.read(name)
+                value, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
+                if _checksum(key, value) != checksum:
                     return None
-                data = file.read()
+                if where == self.folder:
+                    # The time of last use, for `_make_room`; the folder may be read-only.
+                    with contextlib.suppress(OSError):
+                        folder.touch(name)
         except OSError:
             return None
-        value, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
-        if _checksum(key, value) != checksum:
-            return None
-        # The time of last use, for `_make_room`; the folder may be read-only.
-        with contextlib.suppress(OSError):
-            os.utime(path)
         return value
 
-    def _write(self, key: str, value: bytes) -> None:
-        path = self._path(key)
-        temporary = f"{path}.{os.getpid()}-{next(_numbers)}-{os.urandom(4).hex()}{_TEMPORARY}"
-        try:
-            with open(temporary, "xb", buffering=0, opener=_opened_by_us if self.private else None) as file:
-                data = value + _checksum(key, value)
-                if file.write(data) != len(data):
-                    raise OSError("the disk is full")
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-    def _make_room(self, newest: str, size: int) -> None:
+    def _make_room(self, folder: Folder, newest: str, size: int) -> None:
         """Remove the entries used longest ago until the folder keeps the limit; `newest` stays whatever its size."""
-        with self._lock:
-            self._written += size
-            if self._written * _SCAN_SHARE < self.limit:
-                return
-            self._written = 0
-        files = self._files()
-        total = sum(size for _, size in files.values())
+        self._written += size
+        if self._written * _SCAN_SHARE < self.limit:
+            return
+        self._written = 0
+        try:
+            files = {name: status for name, status in folder.files().items() if _ours(name)}
+        except OSError:
+            return
+        total = sum(status.st_size for status in files.values())
         now = time.time()
-        for path, (used, size) in sorted(files.items(), key=lambda item: item[1]):
-            abandoned = path.endswith(_TEMPORARY) and now - used > _ABANDONED
-            if path != newest and (abandoned or (total > self.limit and path.endswith(_SUFFIX))):
+        for name, status in sorted(files.items(), key=lambda item: (item[1].st_mtime, item[1].st_size)):
+            abandoned = name.endswith(TEMPORARY) and now - status.st_mtime > _ABANDONED
+            if name != newest and (abandoned or (total > self.limit and name.endswith(_SUFFIX))):
                 # Another process may have been quicker.
                 with contextlib.suppress(OSError):
-                    os.unlink(path)
-                total -= size
-
-    def _files(self) -> dict[str, tuple[float, int]]:
-        """Our files in the folder: the time of last use and the size of each."""
-        files = {}
-        try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    # Files come and go while we look.
-                    with contextlib.suppress(OSError):
-                        if _ours(entry.name) and entry.is_file(follow_symlinks=False):
-                            status = entry.stat(follow_symlinks=False)
-                            files[entry.path] = (status.st_mtime, status.st_size)
-        except OSError:
-            pass
-        return files
+                    folder.remove(name)
+                total -= status.st_size
 
 
-def _written_by_us(status: os.stat_result) -> bool:
-    """Whether a file belongs to us and nobody else may write it: False on Windows, which tells neither."""
-    mine = hasattr(os, "geteuid") and status.st_uid == os.geteuid()
-    return mine and stat.S_ISREG(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _opened_by_us(path: str, flags: int) -> int:
-    # Whatever the umask.
-    return os.open(path, flags, 0o600)
+def _is_missing(path: str) -> bool:
+    try:
+        Folder(path).close()
+    except OSError:
+        return True
+    return False
 
 
 def _ours(name: str) -> bool:
-    return name.endswith(_SUFFIX) or (f"{_SUFFIX}." in name and name.endswith(_TEMPORARY))
+    return name.endswith(_SUFFIX) or (f"{_SUFFIX}." in name and name.endswith(TEMPORARY))
 
 
 def _checksum(key: str, value: bytes) -> bytes:

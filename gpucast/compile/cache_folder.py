@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder for what gpucast keeps between runs."""
+"""The folders for what gpucast keeps between runs.
+
+Environment: ``GPUCAST_CACHE_DIR``, the user's own folder; ``GPUCAST_CACHE_READ``, one that is only read, for what his
+own does not have, such as the kernels that were compiled into a container's image. Neither is used where others than
+this user and root could have written it (`gpucast.core.trusted_files`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import sys
+
+from gpucast.core import trusted_files
+
+#: What the folders hold: compiled kernels, and the C library of the host.
+KERNELS, NATIVE = "kernels", "native"
 
 
 def cache_folder() -> str:
-    """``GPUCAST_CACHE_DIR``, or `gpucast` in the user's cache folder. It need not exist."""
+    """``GPUCAST_CACHE_DIR``, or `gpucast` in the user's cache folder. It need not exist.
+
+    Where all may write the chosen folder and it is sticky, as /tmp is, each user has one in it, named by his number.
+    """
     chosen = os.environ.get("GPUCAST_CACHE_DIR")
     if chosen:
-        return os.path.abspath(chosen)
+        chosen = os.path.abspath(chosen)
+        return os.path.join(chosen, str(os.geteuid())) if _is_shared(chosen) else chosen
     home = os.path.expanduser("~")
     if sys.platform == "win32":
         return os.path.join(
@@ -20,6 +36,26 @@ def cache_folder() -> str:
     if sys.platform == "darwin":
         return os.path.join(home, "Library", "Caches", "gpucast")
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.join(home, ".cache"), "gpucast")
+
+
+def read_folder(kind: str) -> str:
+    """The folder of `kind` in ``GPUCAST_CACHE_READ``, or "" without one. It need not exist."""
+    chosen = os.environ.get("GPUCAST_CACHE_READ")
+    return os.path.join(os.path.abspath(chosen), kind) if chosen else ""
+
+
+def problem(folder: str) -> str:
+    """Why nothing, or not all, that lies in a cache folder is used; "" where all is."""
+    return next(filter(None, (trusted_files.problem(os.path.join(folder, kind)) for kind in (KERNELS, NATIVE))), "")
+
+
+def _is_shared(folder: str) -> bool:
+    if trusted_files.OWNERS_ARE_KNOWN:
+        # What is no folder, or not to be seen, is told by who opens it.
+        with contextlib.suppress(OSError):
+            mode = os.stat(folder).st_mode
+            return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
+    return False
 
 
 def writable(folder: str) -> bool:

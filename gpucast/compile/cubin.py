@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA text and an architecture in, a cubin out; the only owner of the kernel cache. Needs neither a GPU nor CuPy.
 
-Environment: ``GPUCAST_CACHE_DIR`` (the folder of the cache) and ``GPUCAST_CACHE_SIZE`` (the MiB that it may hold, 256
-unless told; 0 keeps compiled kernels in memory only).
+Environment: ``GPUCAST_CACHE_DIR`` (the folder of the cache), ``GPUCAST_CACHE_READ`` (another that is only read) and
+``GPUCAST_CACHE_SIZE`` (the MiB that the first may hold, 256 unless told; 0 keeps compiled kernels in memory only).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from gpucast.compile import nvrtc
 from gpucast.compile.cache import Cache, digest, limit
-from gpucast.compile.cache_folder import cache_folder
+from gpucast.compile.cache_folder import KERNELS, cache_folder, read_folder
 from gpucast.compile.nvrtc import CompileError, Nvrtc
 from gpucast.compile.nvrtc_search import Found, find
 from gpucast.core.errors import DeviceUnavailable
@@ -66,10 +66,15 @@ class Compiler:
         minimal = ("--minimal",) if self.version >= (12, 4) else ()
         return ("--std=c++17", *minimal)
 
+    @property
+    def served(self) -> tuple[int, ...]:
+        """The architectures that the kernels are made for, too, ascending."""
+        return tuple(number for number in self.architectures if number >= _OLDEST)
+
     def compile(self, text: str, name: str, arch: str) -> Cubin:
         """The kernel `name` in `text`, compiled for `arch`, from the cache where it is there.
 
-        CompileError when NVRTC refuses it, DeviceUnavailable when NVRTC cannot be loaded.
+        CompileError when NVRTC refuses it, DeviceUnavailable when NVRTC or its builtins cannot be loaded.
         """
         key = digest("kernel", _FORMAT, self._version_text, arch, *self.options, name, text)
         with self._lock:
@@ -111,16 +116,16 @@ class Compiler:
 
     def parse(self, arch: str) -> str:
         """The architecture that a person wrote: "sm_90", "sm_100a", "compute_90", "90" or "9.0"; else ValueError."""
-        served = [number for number in self.architectures if number >= _OLDEST]
         match = _ARCH.fullmatch(arch)
         if match:
             kind, number, minor, variant = match.groups()
             name = f"{kind or 'sm'}_{number}{minor or ''}{variant}"
-            if int(number + (minor or "")) in served and (not variant or self.accepts(name)):
+            if int(number + (minor or "")) in self.served and (not variant or self.accepts(name)):
                 return name
+        served = ", ".join(f"sm_{number}" for number in self.served)
         raise ValueError(
             f"{arch!r} is not an architecture that gpucast compiles for with NVRTC {self._version_text}; expected "
-            f"{', '.join(f'sm_{number}' for number in served)}, one of them with the suffix a or f where it has such a "
+            f"{served}, one of them with the suffix a or f where it has such a "
             "variant, or with compute_ in place of sm_"
         )
 
@@ -176,7 +181,8 @@ def compiler() -> Compiler:
 
 @lru_cache(maxsize=1)
 def _compiler() -> Compiler:
-    return Compiler(find(), Cache(os.path.join(cache_folder(), "kernels"), limit("compile")))
+    kept = Cache(os.path.join(cache_folder(), KERNELS), limit("compile"), also=read_folder(KERNELS))
+    return Compiler(find(), kept)
 
 
 def compile(text: str, name: str, arch: str) -> Cubin:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import importlib.util
 import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 Language = Literal["c", "c++"]
@@ -42,3 +45,26 @@ def find(language: Language, who: str) -> list[str]:
         f"{who}: no {language.upper()} compiler; install {names[0]} or {names[1]}, set {variable}, or run: "
         f"{shlex.quote(sys.executable)} -m pip install ziglang"
     )
+
+
+def versions(command: Sequence[str]) -> tuple[str, ...]:
+    """What tells one version of a compiler from another, for each word of its command, which may name a program.
+
+    Of a program: where it lies, its size and when it changed. To ask the compiler takes longer, for ever if it hangs.
+    """
+    return tuple(map(_version, command))
+
+
+def _version(word: str) -> str:
+    if word == "ziglang":
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(word)
+    # A script need not be a program.
+    found = shutil.which(word) or word
+    try:
+        status = os.stat(found) if os.path.isabs(found) else None
+    except OSError:
+        status = None
+    if status is None:
+        return ""
+    return f"{os.path.realpath(found)} {status.st_size} {status.st_mtime_ns}"

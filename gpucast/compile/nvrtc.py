@@ -15,8 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpucast.compile import nvrtc_builtins
+from gpucast.core.errors import DeviceUnavailable
+
 #: nvrtcResult: the codes that are told apart here.
-_SUCCESS, _INVALID_OPTION, _COMPILATION = 0, 5, 6
+_SUCCESS, _INVALID_OPTION, _COMPILATION, _BUILTIN_OPERATION_FAILURE = 0, 5, 6, 7
 #: What the assembler writes about inline PTX. NVRTC quotes the CUDA lines that it refuses, but not these.
 _PTX_LINE = re.compile(r"ptx input, line (\d+)")
 #: How many PTX lines and how many lines of the log an error shows; the whole log is its attribute.
@@ -54,6 +57,7 @@ class Nvrtc:
         self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
         #: Such as (12, 9).
         self.version = (major.value, minor.value)
+        self._builtins = nvrtc_builtins.load(library, self.version)
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
@@ -61,10 +65,16 @@ class Nvrtc:
         #: The compute capabilities that it compiles for, ascending, such as 75 for 7.5.
         self.architectures = tuple(sorted(numbers))
 
+    @property
+    def path(self) -> str:
+        """The file that it was loaded from; "" where the system does not tell."""
+        return self._builtins.nvrtc
+
     def compile(self, text: str, name: str, arch: str, options: Sequence[str] = ()) -> Compiled:
         """`text` compiled for `arch`: "sm_90" gives a cubin, "compute_90" PTX. `name` is what messages call the text.
 
-        CompileError when NVRTC refuses the text, the architecture or an option.
+        CompileError when NVRTC refuses the text, the architecture or an option, DeviceUnavailable when it lacks the
+        library of its builtins and so compiles nothing.
         """
         if "\0" in text:
             raise ValueError(f"compile: the text of {name} holds a NUL character, at which NVRTC would stop reading")
@@ -80,11 +90,17 @@ class Nvrtc:
                 return Compiled(self._read(program, kind), log)
         finally:
             self._library.nvrtcDestroyProgram(reference)
+        if code == _BUILTIN_OPERATION_FAILURE:
+            # No word about the text or the architecture: nobody may remember it as one.
+            raise DeviceUnavailable(self._builtins.missing())
         quoted = self._quoted(text, name, arch, options, log)
         raise CompileError(self._explain(code, name, arch, log, quoted), code, log)
 
     def accepts(self, arch: str) -> bool:
-        """Whether it compiles for `arch`. NVRTC lists the numbers, but not the variants (sm_100a): this tries."""
+        """Whether it compiles for `arch`. NVRTC lists the numbers, but not the variants (sm_100a): this tries.
+
+        DeviceUnavailable as for `compile`.
+        """
         try:
             self.compile("", "probe", arch)
         except CompileError as error:

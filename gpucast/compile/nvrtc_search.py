@@ -13,16 +13,10 @@ from dataclasses import dataclass
 from gpucast.compile import nvidia as driver
 from gpucast.compile import nvrtc
 from gpucast.compile.nvrtc import Nvrtc
+from gpucast.compile.nvrtc_files import MAJORS, file_name, in_wheels
 from gpucast.core.errors import DeviceUnavailable
 
-#: The CUDA majors that are served, newest first.
-MAJORS = (13, 12)
 _WINDOWS = sys.platform == "win32"
-#: Under a folder of Python packages: where the wheels nvidia-cuda-nvrtc and nvidia-cuda-nvrtc-cu12 put the library.
-_WHEELS = {
-    13: "nvidia/cu13/bin/x86_64" if _WINDOWS else "nvidia/cu13/lib",
-    12: "nvidia/cuda_nvrtc/bin" if _WINDOWS else "nvidia/cuda_nvrtc/lib",
-}
 #: Under the root of a CUDA toolkit.
 _TOOLKIT = ("bin/x64", "bin") if _WINDOWS else ("lib64", "lib", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib")
 
@@ -57,16 +51,6 @@ def find() -> Found:
         if os.path.isfile(path):
             return Found(path)
     raise DeviceUnavailable(_missing(version))
-
-
-def file_name(major: int) -> str:
-    return f"nvrtc64_{major}0_0.dll" if _WINDOWS else f"libnvrtc.so.{major}"
-
-
-def in_wheels(major: int) -> Iterator[str]:
-    """Where the wheel of a CUDA major would have put the library."""
-    for entry in sys.path:
-        yield os.path.join(entry or os.curdir, _WHEELS[major], file_name(major))
 
 
 def _files(majors: list[int]) -> Iterator[str]:

@@ -239,6 +239,15 @@ DTYPES: tuple[DType, ...] = _table("""
 # One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
 _NUMPY_CODE = re.compile(r"[<>=|]?[A-Za-z?][0-9]{0,2}")
 
+#: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
+#: Filled where libraries are registered.
+FOREIGN: set[tuple[str, str]] = set()
+
+
+def is_foreign(kind: type) -> bool:
+    """Whether a class is that of a registered library's dtypes."""
+    return (kind.__module__, kind.__name__) in FOREIGN
+
 
 class Lookup:
     """``gpucast.dtype(anything) -> DType``: find the row that `anything` names.
@@ -314,8 +323,9 @@ class Lookup:
             raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
         if isinstance(anything, type):
             return self._from_type(anything)
-        if type(anything).__module__ == "torch" and type(anything).__name__ == "dtype":
-            return self._from_name(str(anything).removeprefix("torch.").removesuffix("_x2"))
+        if is_foreign(type(anything)):
+            name = str(anything).removeprefix(f"{type(anything).__module__}.")
+            return self._from_name(name.removesuffix("_x2"))
         try:
             return self._numbers[operator.index(anything)]
         except (TypeError, KeyError):

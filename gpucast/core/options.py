@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from gpucast.core.dtypes import DType, dtype
+
 
 class Call(NamedTuple):
     """The keywords of `gpucast.cast` as they were given, then who asks and the versions of its operator.
@@ -30,3 +32,8 @@ class Call(NamedTuple):
 
 #: The operator's attributes, and the keywords of ours that reach further: what decides on a rule.
 ATTRIBUTES = Call._fields[:5]
+
+
+def destination(to: Any, who: str) -> DType:
+    """The row of `to`, for the caller of `gpucast.cast` or, `to` being the dtype of `like`, of `cast_like`."""
+    return dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")

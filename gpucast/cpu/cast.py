@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import PackedArray
+from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, Rule
 from gpucast.cpu import lanes as host
 from gpucast.cpu import stochastic as host_stochastic
 from gpucast.cpu import text as host_strings
-
-#: Elements of a PackedArray that are unpacked at a time: whole bytes of every layout, and few enough for the cache.
-_CHUNK = 1 << 16
+from gpucast.cpu.chunks import packed_pairs
 
 
 def apply(x: Any, rule: Rule, out: Any = None, random: Random | None = None) -> Any:
@@ -45,7 +43,7 @@ def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None, random
         # All of it before `out` is touched: a text that is no number leaves `out` as it was.
         result = (host_strings.parse if rule.src.family == "string" else host_strings.format)(x, rule)
     elif out is None or np.may_share_memory(x, out):
-        result = np.empty_like(x, dtype=rule.dst.numpy, order="K", subok=False)
+        result = empty_like(x, rule.dst)
         _into(x, rule, result, random)
     else:
         _into(x, rule, out, random)
@@ -57,30 +55,25 @@ def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None, random
 
 
 def _packed(x: PackedArray, rule: Rule, out: Any, random: Random | None) -> Any:
-    src, dst = rule.src, rule.dst
     if out is None:
-        whole = np.empty(dst.nbytes(x.size), np.uint8) if dst.packed else np.empty(x.shape, dst.numpy)
-        out = PackedArray(whole, dst, x.shape) if dst.packed else whole
-    if dst.family == "string":
+        out = empty_like(x, rule.dst)
+    if rule.dst.family == "string":
         out[...] = host_strings.format(x.get(), rule)
         return out
-    # In place (equal layouts) each chunk is unpacked before it is written.
-    flat = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
-    for start in range(0, x.size, _CHUNK):
-        count = min(_CHUNK, x.size - start)
-        first = src.nbytes(start)
-        codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
-        part = random and random._replace(offset=random.offset + start)
-        if dst.packed:
-            first = dst.nbytes(start)
-            result = np.empty(count, dst.numpy)
-            _into(codes, rule, result, part)
-            flat[first : first + dst.nbytes(count)] = pack_codes(result.view(np.uint8), dst.bits)
-        else:
-            _into(codes, rule, flat[start : start + count], part)
-    if not dst.packed and not out.flags.c_contiguous:
-        out[...] = flat.reshape(out.shape)
+    start = 0
+    for some, room in packed_pairs(x, rule.dst, out):
+        _into(some, rule, room, random and random._replace(offset=random.offset + start))
+        start += some.size
     return out
+
+
+def empty_like(x: Any, row: DType) -> Any:
+    """A new array for the cast of `x` to a dtype, of the kind that `x` is."""
+    if not isinstance(x, PackedArray):
+        return np.empty_like(x, dtype=row.numpy, order="K", subok=False)
+    if not row.packed:
+        return np.empty(x.shape, row.numpy)
+    return PackedArray(np.empty(row.nbytes(x.size), np.uint8), row, x.shape)
 
 
 def short_way(rule: Rule) -> Callable[[Any, Any], Any]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Fusion
@@ -22,6 +21,7 @@ from gpucast.cpu import cast as host_cast
 from gpucast.cpu import lanes as host
 from gpucast.cpu import stochastic as host_stochastic
 from gpucast.cpu import stochastic_steps as host_steps
+from gpucast.cpu.chunks import CHUNK, codes_of, packed_pairs, pairs
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +34,7 @@ def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
         return host_cast.apply(x, rule, out, fusion.random)
     result = out
     if out is None or np.may_share_memory(*(a.data if isinstance(a, PackedArray) else a for a in (x, out))):
-        result = _new_like(x, rule.dst)
+        result = host_cast.empty_like(x, rule.dst)
     pass_ = _Pass(rule, fusion)
     with np.errstate(all="ignore"):
         for codes, room in _chunks(x, rule, result, row_major=fusion.random is not None):
@@ -151,69 +151,17 @@ def _to(src: DType, wide: DType) -> Rule:
 # ---- chunks ----
 
 
-def _new_like(x: Any, row: DType) -> Any:
-    if not isinstance(x, PackedArray):
-        return np.empty_like(x, dtype=row.numpy, order="K", subok=False)
-    if not row.packed:
-        return np.empty(x.shape, row.numpy)
-    return PackedArray(np.empty(row.nbytes(x.size), np.uint8), row, x.shape)
-
-
 def _is_plain(x: Array, row: DType) -> bool:
     return type(x) is np.ndarray and x.dtype is row.numpy and x.flags.carray
 
 
 def _chunks(x: Any, rule: Rule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
     """Flat pieces of x, each with room for its result, which is in `out` once the next piece is asked for."""
+    src, dst = rule.src, rule.dst
     if isinstance(x, PackedArray):
-        return _packed_chunks(x, rule, out)
-    if 0 < x.size <= host.CHUNK and _is_plain(x, rule.src) and _is_plain(out, rule.dst):
+        return packed_pairs(x, dst, out)
+    if 0 < x.size <= CHUNK and _is_plain(x, src) and _is_plain(out, dst):
         return ((x.reshape(-1), out.reshape(-1)),)
-    return _array_chunks(x, rule, out, row_major)
-
-
-def _array_chunks(x: Array, rule: Rule, out: Array, row_major: bool) -> Iterator[tuple[Array, Array]]:
-    src, dst = rule.src, rule.dst
-    kinds = [row.code_numpy for row in (src, dst)]
-    given = [
-        array.view(kind if array.dtype.isnative else kind.newbyteorder(array.dtype.byteorder))
-        for array, kind in zip((np.asarray(x), np.asarray(out)), kinds, strict=True)
-    ]
-    if not x.size:
-        return
-    if all(array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in given):
-        codes, room = (array.reshape(-1) for array in given)
-        for start in range(0, x.size, host.CHUNK):
-            part = slice(start, start + host.CHUNK)
-            yield codes[part].view(src.numpy), room[part].view(dst.numpy)
-        return
-    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
-        given,
-        flags=["external_loop", "buffered"],
-        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
-        op_dtypes=kinds,
-        order="C" if row_major else "K",
-        casting="equiv",
-        buffersize=host.CHUNK,
-    )
-    with chunks:
-        for codes, room in chunks:
-            yield codes.view(src.numpy), room.view(dst.numpy)
-
-
-def _packed_chunks(x: PackedArray, rule: Rule, out: Any) -> Iterator[tuple[Array, Array]]:
-    src, dst = rule.src, rule.dst
-    flat = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
-    for start in range(0, x.size, host.CHUNK):
-        count = min(host.CHUNK, x.size - start)
-        first = src.nbytes(start)
-        codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
-        if dst.packed:
-            room = np.empty(count, dst.numpy)
-            yield codes, room
-            first = dst.nbytes(start)
-            flat[first : first + dst.nbytes(count)] = pack_codes(room.view(np.uint8), dst.bits)
-        else:
-            yield codes, flat[start : start + count]
-    if not dst.packed and not out.flags.c_contiguous:
-        out[...] = flat.reshape(out.shape)
+    codes = codes_of(np.asarray(x), src), codes_of(np.asarray(out), dst)
+    chunks = pairs(*codes, row_major=row_major)
+    return ((some.view(src.numpy), room.view(dst.numpy)) for some, room in chunks)

@@ -26,14 +26,13 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
 from gpucast.cpu import tables as host_tables
+from gpucast.cpu.chunks import CHUNK, codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode, encode
 from gpucast.cpu.store import Lane, store
 
 Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
-#: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
-CHUNK = 1 << 16
 #: Elements up to which an array is short: calls of NumPy take longer than its elements.
 SHORT = 1 << 11
 
@@ -46,23 +45,21 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
     """
     if not x.size:
         return
-    codes, result = _codes(x, rule.src), _codes(out, rule.dst)
-    flat = _flat(codes, result)
-    if flat is not None and x.size <= SHORT:
-        _short_lanes(rule)(*flat)
+    codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
+    views = flat(codes, result)
+    if views is not None and x.size <= SHORT:
+        _short_lanes(rule)(*views)
         return
     with np.errstate(all="ignore"):
-        if flat is None:
-            _apply_strided(codes, result, rule)
-            return
         lane = _one_pass(rule)
-        if lane is not None:
-            lane(*flat)
+        if lane is not None and views is not None:
+            lane(*views)
             return
-        chunk = min(x.size, chunk_of(rule))
-        lane = _lane(rule, x.size, chunk)
-        for start in range(0, x.size, chunk):
-            lane(flat[0][start : start + chunk], flat[1][start : start + chunk])
+        chunk = min(x.size, CHUNK if views is None else chunk_of(rule))
+        lane = lane or _lane(rule, x.size, chunk)
+        chunks = gathered(codes, result, chunk) if views is None else pairs(*views, chunk)
+        for some, room in chunks:
+            lane(some, room)
 
 
 def lane(rule: Rule, size: int, chunk: int) -> Lane:
@@ -71,25 +68,6 @@ def lane(rule: Rule, size: int, chunk: int) -> Lane:
     if size <= SHORT:
         return _short_lanes(rule)
     return _one_pass(rule) or _lane(rule, size, chunk)
-
-
-def _codes(x: Array, row: DType) -> Array:
-    kind = row.code_numpy
-    return x.view(kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder))
-
-
-def _flat(x: Array, out: Array) -> tuple[Array, Array] | None:
-    """Flat views of both arrays in one order, where both are native and lie in memory without gaps in that order."""
-    of_x, of_out = x.flags, out.flags
-    if not (of_x.c_contiguous and of_out.c_contiguous):
-        order = np.argsort([-stride for stride in x.strides], kind="stable")
-        x, out = x.transpose(order), out.transpose(order)
-        of_x, of_out = x.flags, out.flags
-        if not (of_x.c_contiguous and of_out.c_contiguous):
-            return None
-    if not (of_x.aligned and of_out.aligned and x.dtype.isnative and out.dtype.isnative):
-        return None
-    return (x, out) if x.ndim == 1 else (x.reshape(-1), out.reshape(-1))
 
 
 class _ShortLanes:
@@ -136,22 +114,6 @@ def _silent(make: Callable[[], Lane]) -> Lane:
 
 
 _short_lanes = lru_cache(maxsize=host_tables.KEPT)(_ShortLanes)
-
-
-def _apply_strided(x: Array, out: Array, rule: Rule) -> None:
-    """Gather chunks of both arrays into native, contiguous buffers of NumPy's iterator."""
-    lane = _one_pass(rule) or _lane(rule, x.size, min(x.size, CHUNK))
-    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
-        [x, out],
-        flags=["external_loop", "buffered"],
-        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
-        op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
-        casting="equiv",
-        buffersize=CHUNK,
-    )
-    with chunks:
-        for codes, result in chunks:
-            lane(codes, result)
 
 
 def chunk_of(rule: Rule) -> int:

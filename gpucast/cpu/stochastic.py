@@ -21,6 +21,7 @@ from gpucast.core.random import Random
 from gpucast.core.rule import Rule
 from gpucast.cpu import stochastic_steps as host_steps
 from gpucast.cpu import tables as host_tables
+from gpucast.cpu.chunks import codes_of, pairs
 from gpucast.cpu.encode import decode
 from gpucast.cpu.philox import Words
 
@@ -41,37 +42,12 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
     if not x.size:
         return
     words, lane = Words(random, min(x.size, CHUNK)), lane_of(rule, x.size)
-    codes, result = x.view(_codes(x, rule.src)), out.view(_codes(out, rule.dst))
-    if _is_plain(codes) and _is_plain(result):
-        codes, result = codes.reshape(-1), result.reshape(-1)
-        with np.errstate(all="ignore"):
-            for start in range(0, x.size, CHUNK):
-                part = codes[start : start + CHUNK]
-                lane(part, words(start, part.size), result[start : start + CHUNK])
-        return
-    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
-        [codes, result],
-        flags=["external_loop", "buffered"],
-        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
-        op_dtypes=[rule.src.code_numpy, rule.dst.code_numpy],
-        order="C",
-        casting="equiv",
-        buffersize=CHUNK,
-    )
+    codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
     start = 0
-    with chunks, np.errstate(all="ignore"):
-        for codes, result in chunks:
-            lane(codes, words(start, codes.size), result)
-            start += codes.size
-
-
-def _is_plain(x: Array) -> bool:
-    return x.flags.c_contiguous and x.flags.aligned and x.dtype.isnative
-
-
-def _codes(x: Array, row: DType) -> np.dtype[Any]:
-    kind = row.code_numpy
-    return kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder)
+    with np.errstate(all="ignore"):
+        for some, room in pairs(codes, result, CHUNK, row_major=True):
+            lane(some, words(start, some.size), room)
+            start += some.size
 
 
 def lane_of(rule: Rule, size: int) -> Lane:

@@ -26,10 +26,9 @@ from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
 from gpucast.cpu import lanes as host
+from gpucast.cpu.chunks import spans
 
 Array = npt.NDArray[Any]
-
-CHUNK = 1 << 16
 
 # From these characters Python's float() accepts exactly the texts that `strings.parse` does.
 _PLAIN = b"0123456789.+-eE"
@@ -56,8 +55,9 @@ def parse(x: Array, rule: Rule) -> Array:
     """
     flat = x.reshape(-1)
     result = np.empty(flat.size, rule.dst.numpy)
-    for first in range(0, flat.size, CHUNK):
-        texts, error = _texts(flat[first : first + CHUNK], first)
+    for part in spans(flat.size):
+        first = part.start
+        texts, error = _texts(flat[part], first)
         # A text that is no number is reported before a later element that is no text.
         result[first : first + len(texts)] = _READ[rule.dst.family](texts, first, rule)
         if error is not None:
@@ -72,9 +72,8 @@ def format(x: Array, rule: Rule) -> Array:
         return parse(x, rule)
     flat = x.reshape(-1)
     result = np.empty(flat.size, dtype=object)
-    for first in range(0, flat.size, CHUNK):
-        chunk = flat[first : first + CHUNK].astype(row.numpy, copy=False)
-        result[first : first + CHUNK] = _format(chunk, row, flat.size)
+    for part in spans(flat.size):
+        result[part] = _format(flat[part].astype(row.numpy, copy=False), row, flat.size)
     return result.reshape(x.shape)
 
 
@@ -296,6 +295,8 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
     Such a decimal has at most 9 digits, so that repr of its nearest double shows just these digits. It is sought with
     ever more digits, in double arithmetic; what comes close to a tie is left to the exact way.
     """
+    # repr(float(str(x))) of NumPy's scalars gives the same texts, in 1.5 (any bits) to 3 times (normal distribution)
+    # the time of a million FLOATs.
     with np.errstate(invalid="ignore"):  # signalling NaN
         result = values.astype(np.float64)
     exact: list[int] = []

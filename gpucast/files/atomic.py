@@ -85,10 +85,21 @@ def mode_of(target: str) -> int:
 
 
 def new_mode() -> int:
-    """The permissions that a plain ``open`` gives a new file."""
-    umask = os.umask(0)
-    os.umask(umask)
-    return 0o666 & ~umask
+    """The permissions that a plain ``open`` gives a new file.
+
+    The umask can only be asked for by setting it, for all threads: files that others make meanwhile would get it. So it
+    is read where the system shows it, else from a file that is made for that.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Umask:"):
+                return 0o666 & ~int(line.split()[1], 8)
+    with tempfile.TemporaryDirectory(prefix="gpucast-") as folder:
+        handle = os.open(os.path.join(folder, "new"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            return stat.S_IMODE(os.fstat(handle).st_mode)
+        finally:
+            os.close(handle)
 
 
 def sync_folder(folder: str) -> None:

@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core import text as strings
-from gpucast.core.dtypes import DType
-from gpucast.files import npy_header
+from gpucast.files import npy_header, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes
 
 
@@ -78,23 +77,7 @@ def write(file: BinaryIO, spec: Spec, chunks: Iterable[Array], path: str) -> int
         file.write(array.view(np.uint8).data)
         return array.nbytes
     file.write(npy_header.write(row, spec.shape))
-    return write_codes(file, row, chunks)
-
-
-def write_codes(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
-    """The elements as little-endian codes; their bytes."""
-    total = 0
-    for chunk in chunks:
-        data = encoded(row, chunk)
-        file.write(data.data)
-        total += data.nbytes
-    return total
-
-
-def encoded(row: DType, chunk: Array) -> Array:
-    """The bytes of flat elements as little-endian codes."""
-    codes = chunk.view(row.code_numpy).astype(row.code_numpy.newbyteorder("<"), copy=False)
-    return np.ascontiguousarray(codes).view(np.uint8)
+    return raw_data.write(file, row, chunks)
 
 
 def copy(file: BinaryIO, spec: Spec) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import npy, onnx_graph, onnx_pb, raw_data
+from gpucast.files import onnx_graph, onnx_pb, raw_data
 from gpucast.files.inside import inside
 from gpucast.files.tensor import (
     Array,
@@ -183,15 +183,14 @@ class Writer:
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         row = spec.row
         assert row is not None
-        store = raw_data.write if row.packed else npy.write_codes
         if spec.name in self._external:
             offset = self._place(row.nbytes(spec.size))
             assert self._data is not None
-            nbytes = store(self._data, row, chunks)
+            nbytes = raw_data.write(self._data, row, chunks)
             self._keep(spec, offset, nbytes)
             return nbytes
         data = io.BytesIO()
-        nbytes = store(data, row, chunks)
+        nbytes = raw_data.write(data, row, chunks)
         proto = self._empty(spec)
         proto.raw_data = data.getvalue()
         return nbytes

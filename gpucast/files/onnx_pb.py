@@ -149,7 +149,7 @@ class Writer:
             nbytes = self._add_texts(proto, spec, chunks)
         else:
             data = io.BytesIO()
-            nbytes = (raw_data.write if row.packed else npy.write_codes)(data, row, chunks)
+            nbytes = raw_data.write(data, row, chunks)
             proto.raw_data = data.getvalue()
         self._file.write(proto.SerializeToString())
         return nbytes

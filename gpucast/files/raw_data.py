@@ -41,7 +41,7 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
 
 
 def write(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
-    """Pack unpacked elements; the bytes written."""
+    """The elements of flat chunks, packed where their type is; the bytes written."""
     total = 0
     for chunk in chunks:
         data = encoded(row, chunk)
@@ -51,5 +51,8 @@ def write(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
 
 
 def encoded(row: DType, chunk: Array) -> Array:
-    """The bytes of flat unpacked elements."""
-    return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits))
+    """The bytes of flat elements: packed codes, or little-endian ones."""
+    if row.packed:
+        return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits))
+    codes = chunk.view(row.code_numpy).astype(row.code_numpy.newbyteorder("<"), copy=False)
+    return np.ascontiguousarray(codes).view(np.uint8)

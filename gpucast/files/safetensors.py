@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import npy, raw_data
+from gpucast.files import raw_data
 from gpucast.files.tensor import (
     CHUNK_BYTES,
     Array,
@@ -53,7 +53,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         position = end
     if position != held:
         raise FileError(f"{path}: the header claims {position} bytes of data, the file holds {held}")
-    for name, entry in _described(metadata, path).items():
+    for name, entry in _described(metadata).items():
         # Another program may have dropped the tensor and kept the metadata.
         if name in tensors:
             tensors[name] = _raw_data(tensors[name], entry, path)
@@ -140,7 +140,7 @@ def _row(code: str) -> DType | None:
         return None
 
 
-def _described(metadata: Mapping[str, str], path: str) -> dict[str, tuple[str, str | None]]:
+def _described(metadata: Mapping[str, str]) -> dict[str, tuple[str, str | None]]:
     return {
         key.removeprefix(_DTYPE): (text, metadata.get(_SHAPE + key.removeprefix(_DTYPE)))
         for key, text in metadata.items()
@@ -218,8 +218,7 @@ class Writer:
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         assert spec.row is not None
         self._file.seek(self.begin(spec))
-        store = raw_data.write if spec.row.packed else npy.write_codes
-        return store(self._file, spec.row, chunks)
+        return raw_data.write(self._file, spec.row, chunks)
 
     def begin(self, spec: Spec) -> int:
         """The byte of the file where a tensor of the plan begins."""
@@ -229,8 +228,7 @@ class Writer:
         """The byte of the file where flat elements of a tensor go, those from `start` on (a multiple of 4), and their
         bytes: for who writes them past this writer."""
         assert spec.row is not None
-        encode = raw_data.encoded if spec.row.packed else npy.encoded
-        return self.begin(spec) + spec.row.nbytes(start), encode(spec.row, chunk)
+        return self.begin(spec) + spec.row.nbytes(start), raw_data.encoded(spec.row, chunk)
 
     def copy(self, spec: Spec) -> int:
         assert spec.source is not None

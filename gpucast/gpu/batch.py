@@ -12,9 +12,15 @@ import numpy.typing as npt
 
 from gpucast.arrays.item import Leaf
 from gpucast.arrays.packed import PackedArray
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.codegen.batch import ARGUMENT_BYTES, Kind, ManySource, many_source, sorted_kinds
 from gpucast.codegen.fused import Options
 from gpucast.core.fused_ops import Fusion
+=======
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, ManySource, sorted_kinds
+from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.spec import CastSpec, KernelSpec
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.core.rule import STOCHASTIC
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch
@@ -77,9 +83,9 @@ def prepare(leaves: Sequence[Leaf], device: int) -> Launch:
     kinds = [_kind(leaf) for leaf in leaves]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
-    fused = any(kind.fused for kind in places)
+    fused = any(kind.ops is not None for kind in places)
     prepared = Prepared(
-        partial(many_source, places),
+        partial(BatchSpec, places),
         [number[kind] for kind in kinds],
         [leaf.array.size for leaf in leaves],
         device,
@@ -95,12 +101,13 @@ def prepare(leaves: Sequence[Leaf], device: int) -> Launch:
     return run
 
 
-def _kind(leaf: Leaf) -> Kind:
+def _kind(leaf: Leaf) -> CastSpec:
     fusion, src = leaf.fusion, leaf.rule.src
     unpacked = src.packed and not isinstance(leaf.array, PackedArray)
     if fusion is None:
-        return Kind(leaf.rule, unpacked)
-    return Kind(leaf.rule, unpacked, Options(fusion.scaling, False, fusion.finite is not None and src.has_nan))
+        return CastSpec(leaf.rule, unpacked=unpacked)
+    ops = FusedOps(fusion.scaling, False, fusion.finite is not None and src.has_nan)
+    return CastSpec.of(leaf.rule, unpacked=unpacked, ops=ops)
 
 
 class Prepared:
@@ -111,19 +118,20 @@ class Prepared:
 
     def __init__(
         self,
-        source_of: Callable[[int], ManySource],
+        spec_of: Callable[[int], KernelSpec[ManySource]],
         kind: Sequence[int],
         n: Sequence[int],
         device: int,
         columns: Mapping[str, Sequence[int]],
     ) -> None:
-        """Array i has n[i] > 0 elements and is cast by kinds[kind[i]] of ``source_of(argument_bytes)``; `columns` are
+        """Array i has n[i] > 0 elements and is cast by kinds[kind[i]] of ``spec_of(argument_bytes)``; `columns` are
         others that are known."""
         # A short list of arguments is quicker to give.
-        source = source_of(ARGUMENT_BYTES[0])
-        if len(n) > source.capacity:
-            source = source_of(launch.driver().argument_bytes)
-        self._kernel = launch.many_kernel(source, device)
+        spec = spec_of(ARGUMENT_BYTES[0])
+        if len(n) > spec.source().capacity:
+            spec = spec_of(launch.driver().argument_bytes)
+        source = spec.source()
+        self._kernel = launch.many_kernel(spec, device)
         places = np.array(kind)
         self._n = np.array(n, np.int64)
         self._elements = source.elements[places]

@@ -13,8 +13,9 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import apart
 from gpucast.arrays.packed import PackedArray, home
-from gpucast.codegen.cast import KernelSource, Shape, kernel_source, square_side
-from gpucast.codegen.fused import FusedArguments, Options
+from gpucast.codegen.cast import Shape, square_side
+from gpucast.codegen.fused import FusedArguments, FusedOps
+from gpucast.codegen.spec import CastSpec
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Fusion
@@ -149,7 +150,7 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any], Any]:
         try:
             kernel = kernels[device]
         except KeyError:
-            kernel = kernels[device] = launch.kernel(rule, "contiguous", unpacked, device)
+            kernel = kernels[device] = launch.kernel(CastSpec(rule, "contiguous", unpacked), device)
         kernel(begin, target, n, None)
         return out
 
@@ -223,11 +224,11 @@ def launch_of(
         transpose = squares(dims, x.itemsize, out.itemsize, square_side(8 * x.itemsize, 8 * out.itemsize))
         if transpose is not None:
             shape, (dims, n) = "transposed", transpose
-    make: Callable[..., KernelSource] = kernel_source
+    ops: FusedOps | None = None
     more: Dims | FusedArguments | None = dims
     if fusion is not None:
-        make, more = fused_kernel(fusion, dims)
-    return launch.kernel(rule, shape, unpacked, device, make), (address(x), address(out), n, more)
+        ops, more = fused_kernel(fusion, dims)
+    return launch.cast_kernel(rule, shape, unpacked, ops, device), (address(x), address(out), n, more)
 
 
 def dims_of(x: Any, out: Any, in_order: bool) -> Dims | None:
@@ -240,8 +241,8 @@ def dims_of(x: Any, out: Any, in_order: bool) -> Dims | None:
     return _dims(x.shape, _strides(x), _strides(out), _itemsize(x), _itemsize(out), in_order)
 
 
-def fused_kernel(fusion: Fusion, dims: Dims | None) -> tuple[Options, FusedArguments]:
-    """The options of a fused kernel, and its last argument."""
+def fused_kernel(fusion: Fusion, dims: Dims | None) -> tuple[FusedOps, FusedArguments]:
+    """The operations of a fused kernel, and its last argument."""
     number, scale_at = 1.0, 0
     if isinstance(fusion.scale, float):
         number = fusion.scale
@@ -251,8 +252,8 @@ def fused_kernel(fusion: Fusion, dims: Dims | None) -> tuple[Options, FusedArgum
     seed, offset = fusion.random or (0, 0)
     # Of `cast_many`, whose arrays go on in one stream, the offset may be beyond 64 bits.
     first = max(0, offset - _LAST)
-    options = Options(fusion.scaling, fusion.amax is not None, fusion.finite is not None)
-    return options, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
+    ops = FusedOps(fusion.scaling, fusion.amax is not None, fusion.finite is not None)
+    return ops, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
 
 
 @lru_cache(maxsize=1024)

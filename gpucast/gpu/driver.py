@@ -19,7 +19,9 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.codegen.batch import ARGUMENT_BYTES, LARGE_ARGUMENTS, ManySource
-from gpucast.codegen.cast import KernelSource, Shape, kernel_source
+from gpucast.codegen.cast import KernelSource, Shape
+from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import cubin as compiler
 from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
@@ -320,8 +322,10 @@ class CupyDriver:
 
 
 _driver: Driver = CupyDriver()
-_kernels: dict[tuple[Rule, Shape, bool, int, Callable[..., KernelSource]], Kernel] = {}
-_many: dict[tuple[ManySource, int], ManyKernel] = {}
+_kernels: dict[tuple[KernelSpec[KernelSource], int], Kernel] = {}
+#: Those of casts again, by the fields of their `CastSpec`: to make one and to hash it takes longer than to look it up.
+_casts: dict[tuple[Rule, Shape, bool, FusedOps | None, int], Kernel] = {}
+_many: dict[tuple[KernelSpec[ManySource], int], ManyKernel] = {}
 _available = False
 
 
@@ -343,34 +347,44 @@ def use(other: Driver) -> Driver:
     before, _driver = _driver, other
     _available = False
     _kernels.clear()
+    _casts.clear()
     _many.clear()
     for forget in gpu.ON_NEW_DRIVER:
         forget()
     return before
 
 
-def kernel(
-    rule: Rule, shape: Shape, unpacked: bool, device: int, make: Callable[..., KernelSource] = kernel_source
-) -> Kernel:
-    """The kernel for a cast on the current device, whose index is `device`; `make` gives its source.
+def kernel(spec: KernelSpec[KernelSource], device: int) -> Kernel:
+    """The kernel on the current device, whose index is `device`.
 
     RuntimeError for one that is not loaded yet while a CUDA graph is captured: loading would break the capture.
     """
-    key = (rule, shape, unpacked, device, make)
-    found = _kernels.get(key)
+    found = _kernels.get((spec, device))
     if found is None:
-        _check_capture(f"cast: {rule.src.name} to {rule.dst.name}", " (gpucast.warmup compiles ahead of time)")
+        source = spec.source()
+        src, dst = source.rule.src.name, source.rule.dst.name
+        _check_capture(f"cast: {src} to {dst}", " (gpucast.warmup compiles ahead of time)")
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
-        found = _kernels[key] = _driver.load(make(rule, shape, unpacked=unpacked))
+        found = _kernels[spec, device] = _driver.load(source)
     return found
 
 
-def many_kernel(source: ManySource, device: int) -> ManyKernel:
-    """The kernel on the current device, whose index is `device`; RuntimeError as for `kernel`."""
-    found = _many.get((source, device))
+def cast_kernel(rule: Rule, shape: Shape, unpacked: bool, ops: FusedOps | None, device: int) -> Kernel:
+    """``kernel(CastSpec(rule, shape, unpacked, ops), device)``, more quickly."""
+    key = (rule, shape, unpacked, ops, device)
+    found = _casts.get(key)
     if found is None:
+        found = _casts[key] = kernel(CastSpec(rule, shape, unpacked, ops), device)
+    return found
+
+
+def many_kernel(spec: KernelSpec[ManySource], device: int) -> ManyKernel:
+    """The kernel for many arrays on the current device, whose index is `device`; RuntimeError as for `kernel`."""
+    found = _many.get((spec, device))
+    if found is None:
+        source = spec.source()
         _check_capture(f"gpucast: {source.name}")
-        found = _many[source, device] = _driver.load_many(source)
+        found = _many[spec, device] = _driver.load_many(source)
     return found
 
 

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.codegen.fused import FusedArguments, Options
 from gpucast.core.fused_ops import Scaling, scaling_of
+=======
+from gpucast.codegen.fused import FusedArguments, FusedOps
+from gpucast.codegen.spec import CastSpec
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
 from gpucast.gpu import cast as device_cast
@@ -89,7 +94,8 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any
         key = (device, scaling, amax is not None)
         kernel = kernels.get(key)
         if kernel is None:
-            kernel = launch.kernel(rule, "contiguous", unpacked, device, Options(scaling, amax is not None))
+            ops = FusedOps(scaling, amax is not None)
+            kernel = launch.kernel(CastSpec(rule, "contiguous", unpacked, ops), device)
             kernels[key] = kernel
         seed, offset = random or (0, 0)
         kernel(begin, target, n, FusedArguments(number, scale_at, amax_at, 0, seed, offset))

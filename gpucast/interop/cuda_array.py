@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.adapters import Inner, view_at
+from gpucast.arrays.adapters import ArrayAdapter
+from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import Call
+from gpucast.gpu import devices as device
+from gpucast.gpu import driver as launch
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
     """A CuPy array over the memory; CuPy's current stream waits for the stream that the interface names."""
-    from gpucast.gpu import devices as device
-    from gpucast.gpu import driver as launch
-
     interface = x.__cuda_array_interface__
     device.require(who)
     driver = launch.driver()
@@ -54,10 +53,11 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     return view_at(address, shape, None if strides is None else tuple(strides), row, index, x)
 
 
-def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
-    """See `gpucast.arrays.adapters.Door`. A library without a way back gets CuPy arrays, which speak its protocol."""
-    array = take(x, call.who)
-    y = inner(array, to, call)
-    if call.out is not None:
-        return call.out
-    return x if y is array else y
+class CudaArrayAdapter(ArrayAdapter):
+    """Objects with ``__cuda_array_interface__``. Results are CuPy arrays, which speak it too."""
+
+    def take(self, x: Any, who: str, writing: bool = False) -> Any:
+        return take(x, who, writing)
+
+
+ADAPTER = CudaArrayAdapter()

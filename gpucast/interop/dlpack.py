@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.adapters import Inner, view_at
+from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.options import Call
 
 # DLDeviceType.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -98,16 +98,6 @@ def code_of(row: DType) -> int | None:
     if row.family == "int":
         return _INT if row.signed else _UINT
     return _FLOAT if row.numpy_name == f"float{row.bits}" else _CODES.get(row.numpy_name)
-
-
-def preferred(x: Any) -> bool:
-    """Whether an object that speaks DLPack comes in by it: from a device, or where NumPy does not take it as well, or
-    where its library can take the result back."""
-    try:
-        kind = int(x.__dlpack_device__()[0])
-    except Exception:
-        return not hasattr(x, "__array__")
-    return kind not in _ON_HOST or not hasattr(x, "__array__") or _way_back(x) is not None
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
@@ -217,6 +207,7 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
     """See `gpucast.arrays.adapters.Door`. The result is what the library's own `from_dlpack` makes of it, where it has
     one."""
@@ -228,6 +219,8 @@ def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
     return x if y is array else _given(y, x, call.who)
 
 
+=======
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 def settle(*arrays: Any) -> None:
     """Wait for the devices of some arrays: the library of an array on loan may use its memory again once it is back."""
     for device in {index for index in map(home, arrays) if index is not None}:
@@ -237,8 +230,9 @@ def settle(*arrays: Any) -> None:
             launch.driver().synchronize()
 
 
-def _given(y: Any, like: Any, who: str) -> Any:
-    from_dlpack = _way_back(like)
+def give_back(y: Any, like: Any, who: str) -> Any:
+    """What the `from_dlpack` of the library of `like` makes of an array of ours; the array itself without one."""
+    from_dlpack = _from_dlpack_of(like)
     if from_dlpack is None or isinstance(y, PackedArray) or y.dtype == object:
         return y
     try:
@@ -250,7 +244,7 @@ def _given(y: Any, like: Any, who: str) -> Any:
         ) from error
 
 
-def _way_back(x: Any) -> Any:
+def _from_dlpack_of(x: Any) -> Any:
     """`from_dlpack` of the library that an object belongs to, or None."""
     namespace = getattr(x, "__array_namespace__", None)
     try:
@@ -294,3 +288,30 @@ class Export:
         managed: Any = _CAPSULES[name][0].from_address(_pointer(capsule, name))
         managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._row.bits, self._lanes
         return capsule
+
+
+class DlpackAdapter(ArrayAdapter):
+    """Objects with ``__dlpack__`` and ``__dlpack_device__``; results are what their library's `from_dlpack` makes."""
+
+    def accepts(self, x: Any) -> bool:
+        """From a device, or where NumPy does not take it as well, or where its library can take the result back."""
+        try:
+            kind = int(x.__dlpack_device__()[0])
+        except Exception:
+            return not hasattr(x, "__array__")
+        return kind not in _ON_HOST or not hasattr(x, "__array__") or _from_dlpack_of(x) is not None
+
+    def take(self, x: Any, who: str, writing: bool = False) -> Any:
+        return take(x, who, writing)
+
+    def finish(self, *arrays: Any) -> None:
+        settle(*arrays)
+
+    def give_back(self, y: Any, like: Any, who: str) -> Any:
+        return give_back(y, like, who)
+
+    def export(self, x: Any) -> Export:
+        return Export(x)
+
+
+ADAPTER = DlpackAdapter()

@@ -22,13 +22,13 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
-from gpucast.arrays.adapters import Inner, destination
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.packed import PackedArray, home
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Call
+from gpucast.core.options import Call, destination
 from gpucast.interop import dlpack
 
-__all__ = ["cast", "take"]
+__all__ = ["ADAPTER", "take"]
 
 #: XLA shares host memory that begins at a multiple of so many bytes, and copies all other.
 _ALIGNMENT = 64
@@ -60,23 +60,6 @@ def _on_cpu(x: Any) -> bool:
     return all(device.platform == "cpu" for device in x.devices())
 
 
-def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
-    """See `gpucast.arrays.adapters.Door`."""
-    who, out = call.who, call.out
-    array = take(x, who)
-    dst = destination(to, who)
-    if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
-        raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
-    inside = call
-    if out is None and call.device in (None, "cpu") and home(array) is None and _shareable(dst) and call.copy is True:
-        inside = call._replace(out=_aligned(array.shape, dst))
-    y = inner(array, to, inside)
-    dlpack.settle(array, y)
-    if out is not None:
-        return out
-    return x if y is array else _given(y, x)
-
-
 def _shareable(dst: DType) -> bool:
     return dst.family != "string" and not dst.packed
 
@@ -89,6 +72,7 @@ def _aligned(shape: tuple[int, ...], row: DType) -> np.ndarray[Any, Any]:
 
 
 def _given(y: Any, like: Any) -> Any:
+    """A result of ours as a JAX array, where JAX has its type."""
     if isinstance(y, PackedArray) or y.dtype == object:
         return y
     if not isinstance(y, np.ndarray):
@@ -96,3 +80,29 @@ def _given(y: Any, like: Any) -> Any:
     if dtype(y.dtype).bits == 6:
         return PackedArray.pack(y)
     return jax.device_put(y, next(iter(like.devices())) if _on_cpu(like) else jax.devices("cpu")[0])
+
+
+class JaxAdapter(ArrayAdapter):
+    """JAX arrays."""
+
+    def take(self, x: Any, who: str, writing: bool = False) -> Any:
+        return take(x, who, writing)
+
+    def cast(self, cast: CastFunction, x: Any, to: Any, call: Call) -> Any:
+        who, out = call.who, call.out
+        array = take(x, who)
+        dst = destination(to, who)
+        if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
+            raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+        inside = call
+        on_host = call.device in (None, "cpu") and home(array) is None
+        if out is None and on_host and _shareable(dst) and call.copy is True:
+            inside = call._replace(out=_aligned(array.shape, dst))
+        y = cast(array, to, inside)
+        dlpack.settle(array, y)
+        if out is not None:
+            return out
+        return x if y is array else _given(y, x)
+
+
+ADAPTER = JaxAdapter()

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays import adapters as intake
 from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.arrays.unowned import view_at
 from gpucast.casting.creation import from_bytes
 from gpucast.core.dtypes import DType, dtype
 
@@ -125,7 +125,7 @@ def _is_known(row: DType) -> bool:
 def _memory(value: onnxruntime.OrtValue) -> npt.NDArray[np.uint8]:
     """The bytes of an OrtValue on the host."""
     size = value.tensor_size_in_bytes()
-    memory: npt.NDArray[np.uint8] = intake.view_at(value.data_ptr(), (size,), None, dtype("UINT8"), None, value)
+    memory: npt.NDArray[np.uint8] = view_at(value.data_ptr(), (size,), None, dtype("UINT8"), None, value)
     return memory
 
 

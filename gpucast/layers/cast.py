@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.adapters import door
+from gpucast.arrays import adapters
 from gpucast.arrays.packed import as_array
 from gpucast.casting import fused as fused_cast
 from gpucast.casting.cast import cast, cast_like
@@ -30,7 +30,15 @@ __all__ = ["Cast", "CastLike"]
 class _Layer:
     """What both layers share: the attributes, and the way back."""
 
-    def __init__(self, saturate: bool, round_mode: str, training: bool, lda_coeff: float, name: str) -> None:
+    def __init__(
+        self,
+        *,
+        saturate: bool = True,
+        round_mode: str = "up",
+        training: bool = True,
+        lda_coeff: float = 1.0,
+        name: str = "",
+    ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"{self._who}: name={name!r} must be a string")
         if not isinstance(training, (bool, np.bool_)):
@@ -92,7 +100,7 @@ class _Layer:
         coefficient = self._coefficient(self.lda_coeff)
         if coefficient == 1:
             return cast(dy, row, saturate=self.saturate, round_mode=self.round_mode)
-        if door(dy) is not None:
+        if adapters.find(dy) is not None:
             raise TypeError(
                 f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
                 "PackedArray"
@@ -135,7 +143,7 @@ class Cast(_Layer):
         lda_coeff: float = 1.0,
         name: str = "",
     ) -> None:
-        super().__init__(saturate, round_mode, training, lda_coeff, name)
+        super().__init__(saturate=saturate, round_mode=round_mode, training=training, lda_coeff=lda_coeff, name=name)
         self.to = dtype(to, who=f"{self._who}: to=")
 
     def forward(self, x: Any) -> Any:
@@ -150,17 +158,6 @@ class Cast(_Layer):
 
 class CastLike(_Layer):
     """The operator CastLike as a layer; the parameters of `Cast` less `to`."""
-
-    def __init__(
-        self,
-        *,
-        saturate: bool = True,
-        round_mode: str = "up",
-        training: bool = True,
-        lda_coeff: float = 1.0,
-        name: str = "",
-    ) -> None:
-        super().__init__(saturate, round_mode, training, lda_coeff, name)
 
     def forward(self, x: Any, like: Any) -> Any:
         """``gpucast.cast_like(x, like)`` with the layer's attributes. No gradient goes back to `like`."""

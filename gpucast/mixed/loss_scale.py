@@ -207,7 +207,7 @@ class DynamicLossScale(LossScale):
             raise ValueError(f"{who}: loss_scale={loss_scale!r} is below min_loss_scale={min_loss_scale!r}")
         if steps >= self.period:
             raise ValueError(f"{who}: counter={counter!r} must be below period={period!r}")
-        #: ``struct LossScale`` of kernels/mixed.cu: the bits of the scale and of its inverse, and the counter.
+        #: ``struct LossScale`` of kernels/loss_scale.cu: the bits of the scale and of its inverse, and the counter.
         self._state: Any = np.zeros(3, np.uint32)
         self._write(np.float32(scale), steps)
 

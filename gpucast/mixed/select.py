@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.arrays import adapters
 from gpucast.arrays import tree as trees
-from gpucast.arrays.adapters import door
 from gpucast.arrays.batch_overlap import Place, check_apart
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import home
@@ -83,7 +83,7 @@ def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     if place is None and target is None:
         return
     for leaf in (x, y):
-        if door(leaf) is not None:
+        if adapters.find(leaf) is not None:
             wanted = "with out=" if place is None else "with the flag on a device"
             raise TypeError(f"{who} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
         if place is not None and home(leaf) != place:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -71,24 +72,33 @@ class Kernels:
         self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
+=======
+        from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+        from gpucast.codegen.fused import FusedArguments
+        from gpucast.codegen.spec import CastSpec
+        from gpucast.parity import host_build as hostbuild
+
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
         # Those that take random words have a longer prelude.
         kernels, fused = (
             hostbuild.build(
-                [make(case.rule) for case in cases if (case.random is not None) == at_random], optimize=optimize
+                [CastSpec.of(case.rule).source() for case in cases if (case.random is not None) == at_random],
+                optimize=optimize,
             )
-            for make, at_random in ((kernel_source, False), (Options(), True))
+            for at_random in (False, True)
         )
 
         def cast(case: Case, codes: Array) -> Array:
             src, dst = case.rule.src, case.rule.dst
             data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
             out = np.empty(dst.nbytes(codes.size), np.uint8)
-            addresses = data.ctypes.data, 0, out.ctypes.data
+            arguments = hostbuild.Arguments(data.ctypes.data, out.ctypes.data, codes.size)
             if case.random is None:
-                kernels.run(case.rule, *addresses, codes.size)
+                kernels.run(case.rule, arguments)
             else:
                 more = FusedArguments(seed=case.random.seed, offset=case.random.offset).to_bytes()
-                fused.launch(case.rule, "contiguous", False, *addresses, codes.size, 0, more)
+                fused.run(case.rule, replace(arguments, more=more))
             return np.asarray(unpack_codes(out, dst.bits, codes.size) if dst.packed else out.view(dst.code_numpy))
 
         return cast

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ import numpy as np
 
 from gpucast.codegen.batch import ManySource
 from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
-from gpucast.codegen.strides import Dims
 from gpucast.compile import cxx as host_compiler
 from gpucast.core.rule import Rule
 
@@ -63,11 +63,11 @@ inline int redux_max(int a) {
 #define GPUCAST_OVERLAY struct
 #define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
 // Before the barrier each thread leaves what it has found.
-#define GPUCAST_MERGE(LANES, FOUND) \\
-    static decltype(FOUND) found_by[1024]; \\
-    found_by[threadIdx.x] = FOUND; \\
+#define GPUCAST_MERGE(LANES, STATS) \\
+    static decltype(STATS) stats_by[1024]; \\
+    stats_by[threadIdx.x] = STATS; \\
     GPUCAST_BARRIER() \\
-    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) FOUND.merge(found_by[i]);
+    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) STATS.merge(stats_by[i]);
 """
 
 #: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
@@ -107,6 +107,19 @@ def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
     return [*chosen, "-fno-sanitize=all"]
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """What a kernel is launched with: the addresses of the first elements and how many there are."""
+
+    src: int
+    dst: int
+    n: int
+    #: Where in its first byte a packed source begins, 0 to 7.
+    src_bit: int = 0
+    #: The bytes of `KernelSource.more`, for a kernel that has it.
+    more: bytes | None = None
+
+
 class HostKernels:
     """Compiled kernels, found by name, or by the rule, shape and packing of their source."""
 
@@ -122,70 +135,28 @@ class HostKernels:
     def run(
         self,
         rule: Rule,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
+        arguments: Arguments,
+        shape: Shape = "contiguous",
         *,
         unpacked: bool = False,
         first_block: int = 0,
         blocks: int | None = None,
     ) -> None:
-        """Cast n elements between contiguous arrays at two addresses: those of so many blocks (None: all) from
-        `first_block` on.
+        """Launch the kernel of a rule and a shape; the rest as for `launch`."""
+        self.launch(self._names[rule, shape, unpacked], arguments, first_block=first_block, blocks=blocks)
+
+    def launch(self, name: str, arguments: Arguments, *, first_block: int = 0, blocks: int | None = None) -> None:
+        """Launch the kernel of a name, of which fused kernels have one each for the same rule: so many of its blocks
+        (None: all) from `first_block` on.
 
         RuntimeError for a misaligned access, on which a GPU would stop.
         """
-        self.launch(rule, "contiguous", unpacked, src, src_bit, dst, n, first_block, blocks=blocks)
-
-    def run_strided(
-        self,
-        rule: Rule,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        dims: Dims,
-        *,
-        unpacked: bool = False,
-        first_block: int = 0,
-    ) -> None:
-        """As `run`, for any strides; the addresses are those of the first elements, n the product of the lengths."""
-        self.launch(rule, "strided", unpacked, src, src_bit, dst, n, first_block, dims.to_bytes())
-
-    def launch(
-        self,
-        rule: Rule,
-        shape: Shape,
-        unpacked: bool,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        first_block: int,
-        *more: bytes,
-        blocks: int | None = None,
-    ) -> None:
-        """Any kernel, `more` being the bytes of its `KernelSource.more` where it has one."""
-        name = self._names[rule, shape, unpacked]
-        self.launch_named(name, src, src_bit, dst, n, first_block, *more, blocks=blocks)
-
-    def launch_named(
-        self,
-        name: str,
-        src: int,
-        src_bit: int,
-        dst: int,
-        n: int,
-        first_block: int,
-        *more: bytes,
-        blocks: int | None = None,
-    ) -> None:
-        """The kernel of a name, which fused kernels have one each of for the same rule."""
         source, function = self._kernels[name]
+        src, dst, n = arguments.src, arguments.dst, arguments.n
         end = source.blocks(n) if blocks is None else first_block + blocks
+        more = () if arguments.more is None else (arguments.more,)
         misaligned = function(
-            ctypes.c_void_p(src), ctypes.c_uint(src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
+            ctypes.c_void_p(src), ctypes.c_uint(arguments.src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
             ctypes.c_uint(first_block), ctypes.c_uint(end),
         )  # fmt: skip
         if misaligned:

@@ -35,10 +35,12 @@ def sweep(
     threads: int,
     advance: Callable[[int], object] = lambda codes: None,
     seed: int = 0,
+    differs_at: Callable[[Mismatch], object] = lambda mismatch: None,
 ) -> Outcome:
     """Compare every code of a source of 32 bits or fewer, for one rule.
 
-    `advance` is called with the number of codes done since its last call.
+    `advance` is called with the number of codes done since its last call, `differs_at` with the first mismatch of each
+    chunk that has some, as soon as it is found.
     """
     rule, count = case.rule, 1 << case.rule.src.bits
     wanted = intervals(rule, seed) if piecewise_constant(rule) else None
@@ -61,6 +63,8 @@ def sweep(
             if differs.any():
                 wrong += int(np.count_nonzero(differs))
                 found.append(mismatch(case, codes, got, int(differs.argmax()), start))
+                with lock:
+                    differs_at(found[-1])
             with lock:
                 advance(codes.size)
         return wrong, found

@@ -30,11 +30,12 @@ def run(
     threads: int,
     seconds: float | None = None,
     advance: Callable[[int], object] = lambda cases: None,
+    found: Callable[[Outcome], object] = lambda outcome: None,
 ) -> list[Outcome]:
     """The outcomes of the cases, in their order; of the first ones only, where `seconds` do not suffice for all.
 
     `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `advance` is called
-    with the number of cases done since its last call.
+    with the number of cases done since its last call, `found` with each outcome as it is there.
     """
     # NumPy and the compiler leave the interpreter to other threads.
     batches = _Batches(cases, backend.batch, seconds)
@@ -52,6 +53,7 @@ def run(
                 done[number] = compare(cast, case, codes)
                 with batches.lock:
                     advance(1)
+                    found(done[number])
         return done
 
     outcomes: dict[int, Outcome] = {}

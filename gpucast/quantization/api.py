@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpucast import gpu
+from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, as_array, home
-from gpucast.casting.batch import untraced
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
@@ -85,21 +86,26 @@ def quantize(
     elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
     order nor the transpose of such an array is copied first.
     """
-    return untraced(_quantize, x, format, axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+    request = _Request(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+    return untraced(_quantize, x, format, request)
 
 
-def _quantize(
-    x: Any,
-    format: Any,
-    axis: int,
-    scale_layout: Any,
-    transpose: bool | str,
-    rounding: str | None,
-    seed: int | None,
-    offset: int,
-    scale: Any,
-    device: str | None,
-) -> Any:
+@dataclass(frozen=True)
+class _Request:
+    """The keywords of `quantize`, unchecked."""
+
+    axis: Any
+    scale_layout: Any
+    transpose: Any
+    rounding: Any
+    seed: Any
+    offset: Any
+    scale: Any
+    device: Any
+
+
+def _quantize(x: Any, format: Any, request: _Request) -> Any:
+    axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _WHO)
     array = as_array(x, _WHO)
     if isinstance(array, PackedArray):
@@ -109,8 +115,8 @@ def _quantize(
         raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
         raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
-    random = _random(format, rounding, seed, offset)
-    place = devices.parse(device, _WHO)
+    random = _random(format, request.rounding, request.seed, request.offset)
+    place = devices.parse(request.device, _WHO)
     if place is not None and (place != "cpu" or home(array) is not None):
         if place != "cpu":
             devices.index(place, _WHO)
@@ -120,7 +126,7 @@ def _quantize(
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
         on = checked_axis(axis, shape, format, _WHO)
         check_layout(scale_layout, shape, on, format, _WHO)
-        wanted.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
+        wanted.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
     made = [
         _quantized(parts, format, row, on, scale_layout)
         for parts, (_, on, _) in zip(engine.quantize(array, format, wanted, random), wanted, strict=True)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpucast import gpu
+from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, home
 from gpucast.core.checks import integer
@@ -104,12 +105,10 @@ class Quantized:
         Of the types below one byte FLOAT4E2M1 alone has a form there, in pairs; else BufferError (`data.data` holds the
         packed bytes). ValueError for a part that there is not.
         """
-        from gpucast.interop import dlpack
-
         parts = self.parts()
         if part not in parts:
             raise ValueError(f"dlpack: part={part!r} is none of {', '.join(parts)}")
-        return dlpack.Export(parts[part])
+        return adapters.of_protocol("__dlpack__").export(parts[part])
 
     def linear_scales(self) -> Any:
         """The scales in the layout "linear"."""

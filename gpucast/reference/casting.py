@@ -254,6 +254,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
+    # Not that of the host path, which it judges: agreement is evidence only between implementations that share nothing.
     low, half = np.uint64(2**32 - 1), np.uint64(32)
     a, b, c, d = counter
     for turn in range(10):

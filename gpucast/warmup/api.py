@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import Options
+from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
 from gpucast.core.options import ATTRIBUTES
-from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
+from gpucast.core.rule import STOCHASTIC, has_stochastic
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from gpucast.codegen.batch import ManySource
-    from gpucast.codegen.cast import KernelSource, Shape
+    from gpucast.codegen.cast import KernelSource
 
+_WHO = "warmup"
 #: NVRTC lets no more threads than these work at a time, nearly; processes share nothing.
 _THREADS = 4
 #: Weights, activations and gradients come in these.
@@ -31,12 +34,23 @@ _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 class Task(NamedTuple):
     """A kernel to compile, and for what."""
 
-    rule: Rule
-    shape: Shape
-    unpacked: bool
+    spec: KernelSpec[KernelSource | ManySource]
     arch: str
-    #: What makes the source: of a cast, what is done beside.
-    asked: Callable[..., KernelSource | ManySource]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `warmup` is asked for, in its words, but for the architectures."""
+
+    pairs: Iterable[tuple[Any, Any]] | None = None
+    scale: bool = False
+    amax: bool = False
+    transposed: bool = False
+    fused: bool = False
+    many: bool = False
+    mixed: bool = False
+    quantize: str | Iterable[Any] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def warmup(
@@ -76,18 +90,7 @@ def warmup(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    work = tasks(
-        pairs,
-        arch,
-        scale=scale,
-        amax=amax,
-        transposed=transposed,
-        fused=fused,
-        many=many,
-        mixed=mixed,
-        quantize=quantize,
-        **attributes,
-    )
+    work = tasks(Request(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     return len(work)
@@ -99,92 +102,86 @@ def every_pair() -> Iterator[tuple[DType, DType]]:
     return ((src, dst) for src in numeric for dst in numeric)
 
 
-def tasks(
-    pairs: Iterable[tuple[Any, Any]] | None,
-    arch: str | Sequence[str] | None,
-    who: str = "warmup",
-    *,
-    scale: bool = False,
-    amax: bool = False,
-    transposed: bool = False,
-    fused: bool = False,
-    many: bool = False,
-    mixed: bool = False,
-    quantize: str | Iterable[Any] = (),
-    **attributes: Any,
-) -> list[Task]:
-    """Every kernel that what `warmup` names can launch, for every architecture, each once."""
-    flags = {"scale": scale, "amax": amax, "transposed": transposed, "fused": fused, "many": many, "mixed": mixed}
+def tasks(request: Request, arch: str | Sequence[str] | None) -> list[Task]:
+    """Every kernel that what `warmup` names can launch, for every architecture, each once. Errors as of `warmup`."""
+    specs = dict.fromkeys(_specs(request))
+    architectures = _architectures(arch)
+    return [Task(spec, name) for spec in specs for name in architectures]
+
+
+def _specs(request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+    flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise TypeError(f"{who}: {name}={value!r} must be True or False")
+            raise TypeError(f"{_WHO}: {name}={value!r} must be True or False")
+    attributes = request.attributes
     unknown = [name for name in attributes if name not in ATTRIBUTES]
     if unknown:
-        raise TypeError(f"{who}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, *ATTRIBUTES))}")
-    wanted = _formats(quantize)
+        raise TypeError(f"{_WHO}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, *ATTRIBUTES))}")
+    formats, pairs = _formats(request.quantize), request.pairs
     if pairs is None:
-        pairs = () if wanted or mixed else every_pair()
-    found: dict[tuple[Rule, Shape, bool, Callable[..., KernelSource | ManySource]], None] = {}
+        pairs = () if formats or request.mixed else every_pair()
     for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"{who}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
-        rows = tuple(dtype(name, who=f"{who}: ") for name in pair)
-        # With a scale, with amax, at random.
-        asked = {(scale, amax, False)}
-        if fused:
-            asked |= {(True, False, False), (False, True, False), (True, True, False)}
-            asked |= {(False, False, True)} if has_stochastic(rows[1]) and rows[0].family != "string" else set()
-        for scaled, largest, random in sorted(asked):
-            given = attributes | ({"rounding": STOCHASTIC} if random else {})
-            rule = fused_rule(*rows, scaled=scaled, who=who, **given)
-            for unpacked in (False, True) if rule.src.packed else (False,):
-                for shape, make in _of_cast(rule, scaled, largest, transposed, many):
-                    if shape != "transposed" or not (rule.dst.packed or (rule.src.packed and not unpacked)):
-                        found[rule, shape, unpacked, make] = None
-    if wanted:
+        yield from _of_pair(pair, request)
+    if formats:
         from gpucast.core.formats import find
         from gpucast.warmup import kinds as warmup_kinds
 
         rounding = attributes.get("rounding")
-        for format, src in itertools.product([find(name, who) for name in wanted], _USUAL):
+        for format, src in itertools.product([find(name, _WHO) for name in formats], _USUAL):
             if rounding == STOCHASTIC:
-                fused_rule(src, format.element, scaled=False, who=who, rounding=rounding)
-            for rule, work in warmup_kinds.of_quantize(format, src, rounding):
-                found[rule, "contiguous", False, work] = None
-    if mixed:
+                fused_rule(src, format.element, scaled=False, who=_WHO, rounding=rounding)
+            yield from warmup_kinds.of_quantize(format, src, rounding)
+    if request.mixed:
         from gpucast.warmup import kinds as warmup_kinds
 
-        for rule, make, shape in warmup_kinds.of_mixed(_USUAL):
-            found[rule, shape, False, make] = None
-    architectures = _architectures(arch, who)
-    return [Task(rule, shape, unpacked, name, make) for rule, shape, unpacked, make in found for name in architectures]
+        yield from warmup_kinds.of_mixed(_USUAL)
+
+
+def _of_pair(pair: Any, request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+    """The kernels of the casts of one pair."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"{_WHO}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
+    src, dst = (dtype(name, who=f"{_WHO}: ") for name in pair)
+    # With a scale, with amax, at random.
+    asked = {(request.scale, request.amax, False)}
+    if request.fused:
+        asked |= {(True, False, False), (False, True, False), (True, True, False)}
+        asked |= {(False, False, True)} if has_stochastic(dst) and src.family != "string" else set()
+    for scaled, amax, random in sorted(asked):
+        given = {**request.attributes, **({"rounding": STOCHASTIC} if random else {})}
+        rule = fused_rule(src, dst, scaled=scaled, who=_WHO, **given)
+        for unpacked in (False, True) if rule.src.packed else (False,):
+            yield from _of_cast(CastSpec(rule, unpacked=unpacked), scaled, amax, request)
 
 
 def _of_cast(
-    rule: Rule, scaled: bool, amax: bool, transposed: bool, many: bool
-) -> Iterator[tuple[Shape, Callable[..., KernelSource | ManySource]]]:
-    """The shapes of the kernels of one cast, and what makes them."""
+    cast: CastSpec, scaled: bool, amax: bool, request: Request
+) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+    """The kernels of one cast: `cast` with the operations that are asked for, in all shapes."""
+    rule, unpacked = cast.rule, cast.unpacked
     if "string" in (rule.src.family, rule.dst.family):
-        raise ValueError(f"warmup: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
+        raise ValueError(f"{_WHO}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
     scalings: tuple[Scaling, ...] = ("narrow", "wide") if scaled else ("none",)
     for scaling in scalings:
-        options = Options(scaling, amax)
-        yield "contiguous", options
-        yield "strided", options
-        if transposed and not options.fuses(rule):
-            yield "transposed", options
-        if many and not amax:
+        ops = FusedOps(scaling, amax)
+        yield CastSpec.of(rule, "contiguous", unpacked, ops)
+        yield CastSpec.of(rule, "strided", unpacked, ops)
+        if request.transposed and not ops.fuses(rule):
+            # Packed arrays have no transpose.
+            if not (rule.dst.packed or (rule.src.packed and not unpacked)):
+                yield CastSpec(rule, "transposed", unpacked)
+        if request.many and not amax:
             from gpucast.warmup import kinds as warmup_kinds
 
-            for make, shape in warmup_kinds.of_many(rule, options):
-                yield shape, make
+            yield from warmup_kinds.of_many(rule, unpacked, ops)
 
 
 def _formats(quantize: str | Iterable[Any]) -> list[Any]:
     return [quantize] if isinstance(quantize, str) else list(quantize)
 
 
-def _architectures(arch: str | Sequence[str] | None, who: str) -> list[str]:
+def _architectures(arch: str | Sequence[str] | None) -> list[str]:
     from gpucast.compile import cubin as compiler
     from gpucast.compile import nvidia as driver
 
@@ -192,11 +189,11 @@ def _architectures(arch: str | Sequence[str] | None, who: str) -> list[str]:
         machine = driver.find()
         if machine is None or not machine.capabilities:
             reason = "there is no NVIDIA driver" if machine is None else machine.problem
-            raise DeviceUnavailable(f"{who}: no architecture is given, and {reason}; name one, such as 'sm_90'")
+            raise DeviceUnavailable(f"{_WHO}: no architecture is given, and {reason}; name one, such as 'sm_90'")
         return list(dict.fromkeys(map(compiler.architecture, machine.capabilities)))
     names = [arch] if isinstance(arch, str) else arch
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{who}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
+        raise TypeError(f"{_WHO}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
     return [compiler.compiler().parse(name) for name in names]
 
 
@@ -216,6 +213,6 @@ def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int
 def _compile(task: Task) -> str:
     from gpucast.compile import cubin as compiler
 
-    source = task.asked(task.rule, task.shape, unpacked=task.unpacked)
+    source = task.spec.source()
     compiler.compile(source.text, source.name, task.arch)
     return compiler.compiler().cache.problem

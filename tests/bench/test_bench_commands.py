@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench`, `bench/gpu.sh`, and what talks to CUDA: everything up to the GPU itself."""
+"""`python -m bench`, and what talks to CUDA: all up to the GPU itself. tests/bench/test_gpu_run.py has bench/gpu.sh."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +23,12 @@ from gpucast.cli import disassembler
 from gpucast.compile import cubin as compiler
 from gpucast.gpu import devices as device
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 ROOT = Path(__file__).resolve().parents[2]
 
 
+=======
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 # ---- python -m bench ----
 
 
@@ -104,119 +106,6 @@ def test_a_failure_is_the_exit_code(ran: list[Any], monkeypatch: pytest.MonkeyPa
 def test_a_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--report-only", "--results", str(tmp_path)]) == 1
     assert "holds no results of a GPU" in capsys.readouterr().err
-
-
-# ---- bench/gpu.sh ----
-
-_STUB = """#!/bin/bash
-printf '%s\\n' "${*//$'\\n'/ }" >>"$STUB_LOG"
-case "$*" in
-  "-c import xdist") exit 1 ;;
-  "-c "*) exec "$REAL_PYTHON" "$@" ;;
-  "-m gpucast info --json") echo "$STUB_INFO"; exit 0 ;;
-esac
-echo "output of $*"
-[ -n "$STUB_FAIL" ] && [[ "$*" == *"$STUB_FAIL"* ]] && exit 3
-[ -n "$STUB_SLOW" ] && [[ "$*" == *"$STUB_SLOW"* ]] && exec sleep 30
-exit 0
-"""
-_INFO = {"verdict": "GPU casts: yes", "gpu_casts": True, "devices": ["cuda:0 NVIDIA H200 (sm_90)"]}
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[..., tuple[int, str, list[str], Path]]:
-    """Runs bench/gpu.sh with a Python that only notes what it is asked."""
-    stub, log, out = tmp_path / "python", tmp_path / "log", tmp_path / "results"
-    stub.write_text(_STUB)
-    stub.chmod(0o755)
-    (tmp_path / "compute-sanitizer").write_text('#!/bin/bash\nwhile [ "$1" != "$PYTHON" ]; do shift; done\nexec "$@"\n')
-    (tmp_path / "compute-sanitizer").chmod(0o755)
-
-    def run(*parts: str, **variables: str) -> tuple[int, str, list[str], Path]:
-        log.write_text("")
-        environment = {
-            **os.environ, "PYTHON": str(stub), "REAL_PYTHON": sys.executable, "RESULTS": str(out),
-            "PATH": f"{tmp_path}:{os.environ['PATH']}", "STUB_LOG": str(log), "STUB_FAIL": "", "STUB_SLOW": "",
-            "STUB_INFO": json.dumps(_INFO), **variables,
-        }  # fmt: skip
-        command = ["bash", str(ROOT / "bench" / "gpu.sh"), *parts]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        return done.returncode, done.stderr + done.stdout, log.read_text().splitlines(), out
-
-    return run
-
-
-def test_all_parts_run_in_the_order_of_their_worth(script: Any) -> None:
-    code, output, calls, out = script()
-    assert code == 0, output
-    order = (
-        "gpucast warmup",
-        "pytest",
-        "parity --backend gpu --full",
-        "bench --quick",
-        "gpu_sweep",
-        "--exhaustive",
-        "bench --many",
-        "bench --quantize",
-        "bench --results",
-    )
-    places = [next(number for number, call in enumerate(calls) if part in call) for part in order]
-    assert places == sorted(places)
-    assert sum("gpu_sweep" in call for call in calls) == 3 and sum("--exhaustive" in call for call in calls) == 8
-    head, *summary = output.split("== summary ")[1].splitlines()
-    assert re.fullmatch(r"\(nvidia-h200-sm-90, commit \S*, code [0-9a-f]{8}\)", head)
-    assert len(summary) == 1 + 3 + 3 + 8 + 3 and all(": passed, " in line for line in summary)
-    names = [path.name for path in out.iterdir()]
-    assert all(re.search(r"-nvidia-h200-sm-90-\d{4}-\d\d-\d\d-\d{6}\.(log|txt)$", name) for name in names), names
-    (memcheck,) = out.glob("gpu-memcheck-*.log")
-    assert "output of -m bench.gpu_sweep --seconds" in memcheck.read_text()
-
-
-def test_the_parts_share_the_time(script: Any) -> None:
-    def limits(output: str) -> dict[str, int]:
-        return {name: int(limit) for name, limit in re.findall(r"^== ([\w-]+) \(up to (\d+) s\)", output, re.MULTILINE)}
-
-    _, output, calls, _ = script()
-    every = limits(output)
-    assert sum(every[name] for name in ("tests", "parity", "quick", "memcheck", "racecheck", "initcheck")) < 570
-    assert every["bench"] <= 570 and "--budget-s" in next(call for call in calls if "bench --results" in call)
-    _, output, calls, _ = script("bench", GPU_SECONDS="300")
-    assert limits(output).keys() == {"warmup", "bench"} and 290 <= limits(output)["bench"] <= 300
-    budget = next(call for call in calls if "bench --results" in call).split("--budget-s ")[1]
-    assert 240 <= int(budget) <= 255
-
-
-@pytest.mark.parametrize(
-    "part", ["-m pytest", "parity --backend gpu --full", "bench --quick", "gpu_sweep", "bench --results"]
-)
-def test_every_part_goes_on_when_another_fails(part: str, script: Any) -> None:
-    code, output, calls, _ = script(STUB_FAIL=part)
-    assert code == 1 and "FAILED (3)" in output
-    assert len(calls) == len(script()[2]), "as many calls as when all goes well"
-
-
-def test_a_part_out_of_time_is_told(script: Any) -> None:
-    code, output, _, _ = script("quick", "bench", STUB_SLOW="bench --quick", GPU_SECONDS="24")
-    assert code == 1 and "quick: OUT OF TIME" in output and "bench: passed" in output
-
-
-def test_some_parts_only(script: Any) -> None:
-    code, _, calls, _ = script("quick", "tests")
-    assert code == 0
-    work = [call for call in calls if not call.startswith("-c ") and "info" not in call]
-    assert [call.split()[:4] for call in work][1:] == [
-        ["-m", "pytest", "-q", "-m"],
-        ["-m", "gpucast", "bench", "--quick"],
-    ]
-    assert "tests/gpu/test_gpu.py" in work[1].split()
-    code, output, none, _ = script("nonsense")
-    assert code == 2 and "nonsense is no part; expected some of tests parity" in output and not none
-
-
-def test_no_gpu_is_an_error(script: Any) -> None:
-    info = {"verdict": "GPU casts: no, because", "gpu_casts": False, "devices": []}
-    code, output, _, _ = script(STUB_INFO=json.dumps(info))
-    assert code == 1 and "GPU casts: no, because" in output and "no GPU that gpucast can use" in output
 
 
 # ---- what talks to CUDA ----

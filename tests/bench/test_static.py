@@ -26,7 +26,7 @@ from bench.static_model import GPUS, estimate, estimates, resident_threads
 from gpucast import dtype
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.cast import kernel_source
-from gpucast.codegen.fused import Options, fused_source
+from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
@@ -85,7 +85,7 @@ def test_fused_casts_keep_their_instructions() -> None:
     for src, dst, scaling, flags, _ in FUSED:
         rounding = STOCHASTIC if "random" in flags else None
         one = fused_rule(dtype(src), dtype(dst), scaled=scaling != "none", rounding=rounding)
-        sources.append(fused_source(one, Options(scaling, "amax" in flags, "finite" in flags)))
+        sources.append(fused_source(one, FusedOps(scaling, "amax" in flags, "finite" in flags)))
     for kernel, (*_, most) in zip(facts(sources, "sm_90"), FUSED, strict=True):
         assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)
         assert min(kernel.loads) == 16

@@ -21,8 +21,9 @@ from codes import assert_same, random_codes
 from gpucast import PackedArray, dtype
 from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused import fused_rule
-from gpucast.codegen.batch import ARGUMENT_BYTES, Kind, many_source, sorted_kinds
-from gpucast.codegen.fused import Options
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, sorted_kinds
+from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.spec import CastSpec
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, device_array, download, upload
@@ -203,7 +204,10 @@ def test_every_kind_of_leaf(driver: HostDriver) -> None:
 def test_more_arrays_than_a_table_holds(driver: HostDriver) -> None:
     driver.argument_bytes = ARGUMENT_BYTES[0]
     arrays = [values("FLOAT", 1 + i % 40, i) for i in range(300)]
-    there, capacity = [upload(x) for x in arrays], many_source((Kind(resolve(dtype(1), dtype(10))),), 4096).capacity
+    there, capacity = (
+        [upload(x) for x in arrays],
+        BatchSpec((CastSpec(resolve(dtype(1), dtype(10))),), 4096).source().capacity,
+    )
     for _ in range(2):
         driver.launched.clear()
         for x, y in zip(arrays, gpucast.cast_many(there, "FLOAT16"), strict=True):
@@ -214,7 +218,7 @@ def test_more_arrays_than_a_table_holds(driver: HostDriver) -> None:
 def test_a_launch_has_no_block_without_work() -> None:
     """Those of aligned arrays are as many as their elements fill."""
     launches: list[tuple[int, Any]] = []
-    source = many_source((Kind(resolve(dtype("FLOAT"), dtype("FLOAT16"))),), ARGUMENT_BYTES[0])
+    source = BatchSpec((CastSpec(resolve(dtype("FLOAT"), dtype("FLOAT16"))),), ARGUMENT_BYTES[0]).source()
     run = HostDriver().load_many(source)
 
     def launch_kernel(function: int, blocks: int, *rest: int) -> None:
@@ -571,22 +575,22 @@ def test_on_a_gpu() -> None:
 
 def test_equal_sets_have_one_kernel() -> None:
     to = dtype("FLOAT16")
-    kinds = [Kind(resolve(dtype(name), to)) for name in ("FLOAT", "INT8", "FLOAT", "FLOAT8E5M2")]
-    one, other = (many_source(sorted_kinds(order), ARGUMENT_BYTES[1]) for order in (kinds, kinds[::-1]))
+    kinds = [CastSpec(resolve(dtype(name), to)) for name in ("FLOAT", "INT8", "FLOAT", "FLOAT8E5M2")]
+    one, other = (BatchSpec(sorted_kinds(order), ARGUMENT_BYTES[1]).source() for order in (kinds, kinds[::-1]))
     assert one is other
     assert one.name == "gpucast_many_float32_to_float16_float8e5m2_to_float16_int8_to_float16_1128"
     for limit in ARGUMENT_BYTES:
-        for asked in (Options(), Options("narrow", finite=True)):
-            rule = fused_rule(dtype(1), to, scaled=asked.scaling != "none")
-            source = many_source((Kind(rule, asked=asked),), limit)
+        for ops in (FusedOps(), FusedOps("narrow", finite=True)):
+            rule = fused_rule(dtype(1), to, scaled=ops.scaling != "none")
+            source = BatchSpec((CastSpec.of(rule, ops=ops),), limit).source()
             assert source.table.itemsize <= limit < source.table.itemsize * (source.capacity + 16) / source.capacity
 
 
-SETS: list[tuple[dict[str, Any], Options, tuple[str, ...], str]] = [
-    ({}, Options(), ("FLOAT", "FLOAT16"), "BFLOAT16"),
-    ({}, Options(), ("FLOAT8E4M3FN", "INT4", "FLOAT"), "FLOAT16"),
-    ({}, Options("narrow", finite=True), ("FLOAT16", "BFLOAT16"), "FLOAT"),
-    ({"rounding": "stochastic"}, Options(), ("FLOAT", "BFLOAT16"), "BFLOAT16"),
+SETS: list[tuple[dict[str, Any], FusedOps, tuple[str, ...], str]] = [
+    ({}, FusedOps(), ("FLOAT", "FLOAT16"), "BFLOAT16"),
+    ({}, FusedOps(), ("FLOAT8E4M3FN", "INT4", "FLOAT"), "FLOAT16"),
+    ({}, FusedOps("narrow", finite=True), ("FLOAT16", "BFLOAT16"), "FLOAT"),
+    ({"rounding": "stochastic"}, FusedOps(), ("FLOAT", "BFLOAT16"), "BFLOAT16"),
 ]
 
 
@@ -603,12 +607,12 @@ def test_the_machine_code_keeps_the_budget_of_one_cast(exhaustive: bool) -> None
 
 @pytest.mark.parametrize(("arch", "number"), [("sm_100a", 0), ("sm_80", 1), ("sm_90", 2), ("sm_80", 3)])
 def test_kernels_compile_without_local_memory(arch: str, number: int, exhaustive: bool) -> None:
-    attributes, asked, sources, to = SETS[number]
-    rules = [fused_rule(dtype(src), dtype(to), scaled=asked.scaling != "none", **attributes) for src in sources]
-    kinds = sorted_kinds(Kind(rule, asked=asked) for rule in rules)
+    attributes, ops, sources, to = SETS[number]
+    rules = [fused_rule(dtype(src), dtype(to), scaled=ops.scaling != "none", **attributes) for src in sources]
+    kinds = sorted_kinds(CastSpec.of(rule, ops=ops) for rule in rules)
     for major in INSTALLED if exhaustive else INSTALLED[:1]:
         for limit in ARGUMENT_BYTES if exhaustive else ARGUMENT_BYTES[1:]:
-            source = many_source(kinds, limit)
+            source = BatchSpec(kinds, limit).source()
             result = nvrtc(major).compile(source.text, source.name, arch, ("--std=c++17", "--fmad=false"))
             assert result.log == ""
             (fact,) = cubin.kernels(result.code).values()

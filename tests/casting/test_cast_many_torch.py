@@ -16,7 +16,7 @@ from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download, upload
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-from gpucast.interop import torch as door  # noqa: E402
+from gpucast.interop.torch import tensors as adapted  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -26,8 +26,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Every tensor is taken for one on device 1."""
     driver = HostDriver()
     before = launch.use(driver)
-    monkeypatch.setattr(door, "_device", lambda x, who: 1)
-    monkeypatch.setattr(door, "stream", lambda device: 700 + 77 * device)
+    monkeypatch.setattr(adapted, "_device", lambda x, who: 1)
+    monkeypatch.setattr(adapted, "stream", lambda device: 700 + 77 * device)
     try:
         yield driver
     finally:

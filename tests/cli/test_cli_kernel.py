@@ -18,19 +18,26 @@ from gpucast import dtype
 from gpucast.cli import disassembler, main
 from gpucast.codegen.batch import ManySource
 from gpucast.codegen.cast import KernelSource, kernel_source
-from gpucast.codegen.fused import Options, fused_source
+from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.compile import nvidia as driver
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, select_tree
-from gpucast.warmup.api import every_pair, tasks, warmup
+from gpucast.warmup.api import Request, Task, every_pair, warmup
+from gpucast.warmup.api import tasks as listed_tasks
 from host_driver import HostDriver, upload
 from nvrtc_wheels import INSTALLED, load
 
 NAME = "gpucast_float32_to_float8e4m3fn"
 TEXT = kernel_source(resolve(dtype("float32"), dtype("float8e4m3fn"))).text
+
+
+def tasks(pairs: Any, arch: Any, **options: Any) -> list[Task]:
+    """What `warmup` would compile, by its keywords."""
+    flags = {name: options.pop(name) for name in Request.__dataclass_fields__ if name in options}
+    return listed_tasks(Request(pairs, attributes=options, **flags), arch)
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +74,7 @@ def test_the_text(capsysbinary: pytest.CaptureFixture[bytes], machine: Path) -> 
     assert main(["kernel", "INT4", "INT8", "--unpacked", "--overflow", "saturate"]) == 0
     assert b"gpucast_int4_to_int8_saturate_unpacked" in capsysbinary.readouterr().out
     rule = resolve(dtype("float32"), dtype("float8e4m3fn"), rounding="stochastic")
-    assert kernel(capsysbinary, "--rounding", "stochastic") == fused_source(rule, Options()).text.encode()
+    assert kernel(capsysbinary, "--rounding", "stochastic") == fused_source(rule, FusedOps()).text.encode()
 
 
 def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
@@ -163,7 +170,7 @@ def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
 def test_warmup_of_fused_casts(machine: Path) -> None:
     def names(**options: Any) -> set[str]:
         work = tasks([("FLOAT", "FLOAT8E4M3FN"), ("FLOAT8E4M3FN", "FLOAT8E4M3FN")], "sm_90", **options)
-        return {task.asked(task.rule, task.shape).name for task in work}
+        return {task.spec.source().name for task in work}
 
     def shapes(*casts: str) -> set[str]:
         return {f"gpucast_{cast}{shape}" for cast in casts for shape in ("", "_strided")}
@@ -177,7 +184,7 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     assert scaled == shapes(f"{there}_stochastic_scaled_amax", f"{same}_stochastic_scaled_amax")
     assert warmup([("FLOAT", "BFLOAT16")], "sm_90", rounding="stochastic") == 2
     kept = compiler.compiler().cache.usage()[0]
-    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic"), Options())
+    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic"), FusedOps())
     assert compiler.compile_for(source.text, source.name, (9, 0))
     assert compiler.compiler().cache.usage()[0] == kept
 
@@ -186,7 +193,7 @@ def test_warmup_of_more_kinds() -> None:
     def names(pair: tuple[str, str] = ("FLOAT", "FLOAT16"), **options: Any) -> list[str]:
         work = tasks([pair], "sm_90", **options)
         assert len(work) == len(set(work))
-        return [task.asked(task.rule, task.shape, unpacked=task.unpacked).name for task in work]
+        return [task.spec.source().name for task in work]
 
     plain = {"gpucast_float32_to_float16", "gpucast_float32_to_float16_strided"}
     assert set(names(transposed=True)) == plain | {"gpucast_float32_to_float16_transposed"}
@@ -204,7 +211,7 @@ def test_warmup_of_more_kinds() -> None:
     together = set(names(many=True, fused=True)) - fused
     assert "gpucast_float32_to_float16_scaled_finite_strided" in together
     assert any(name.startswith("gpucast_many_float32_to_float16_scaled_finite_") for name in together)
-    assert [task.rule.src.name for task in tasks((), "sm_90", quantize=["mxfp4"]) if "rows" in str(task.asked)] == [
+    assert [task.spec.rule.src.name for task in tasks((), "sm_90", quantize=["mxfp4"]) if "rows" in str(task.spec)] == [
         "FLOAT",
         "FLOAT16",
         "BFLOAT16",
@@ -232,7 +239,7 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
                         one.dequantize(kind)
     finally:
         launch.use(before)
-    listed = {task.asked(task.rule).name for task in tasks((), "sm_90", quantize=[name])}
+    listed = {task.spec.source().name for task in tasks((), "sm_90", quantize=[name])}
     casts = {launched for launched, _ in quiet.loaded if not launched.startswith("gpucast_quantize")}
     assert {launched for launched, _ in quiet.loaded} - casts <= listed
     assert all("_strided" in cast or "_transposed" in cast for cast in casts), "x is copied first, at most"
@@ -266,7 +273,7 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
     finally:
         launch.use(before)
     work = tasks(None, "sm_90", mixed=True)
-    listed = [task.asked(task.rule, task.shape, unpacked=task.unpacked).name for task in work]
+    listed = [task.spec.source().name for task in work]
     assert len(listed) == len(set(listed))
     # An array that is not contiguous is copied before the choice.
     assert {name for name, _ in quiet.loaded} == {*listed, "gpucast_float32_to_float32_strided"}

@@ -19,7 +19,7 @@ from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_dev
 from gpucast import PackedArray
 from gpucast.casting import fused as fused_cast
 from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import FusedArguments, Options, fused_source
+from gpucast.codegen.fused import FusedArguments, FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Fusion
@@ -162,7 +162,7 @@ def check(source: Any, rule: Rule, fusion: Fusion) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_the_kernel_is_the_host(case: tuple[DType, DType, Options, bool], driver: HostDriver) -> None:
+def test_the_kernel_is_the_host(case: tuple[DType, DType, FusedOps, bool], driver: HostDriver) -> None:
     src, dst, asked, random = case
     rule = rule_of(*case)
     scales: tuple[float | None, ...] = {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]
@@ -198,7 +198,7 @@ def test_the_kernel_is_the_host(case: tuple[DType, DType, Options, bool], driver
 
 @pytest.mark.parametrize("case", SHORT_PRODUCTS, ids=lambda case: " ".join(map(str, case)))
 def test_the_short_product_is_the_long_one(
-    case: tuple[DType, DType, Options, bool], driver: HostDriver, exhaustive: bool
+    case: tuple[DType, DType, FusedOps, bool], driver: HostDriver, exhaustive: bool
 ) -> None:
     """Kernels that multiply FLOATs, against the host's products of DOUBLEs: every code of 16 bits, FLOATs near ties; or
     all FLOATs."""
@@ -216,13 +216,13 @@ def test_the_short_product_is_the_long_one(
 def every_float(dst: DType, scale: float, begin: int = 0, end: int = 1 << 32) -> None:
     """For all codes: against the kernel that multiplies DOUBLEs."""
     rule, count = fused_rule(FLOAT, dst, scaled=True), 1 << 20
-    short, long = (fused_source(rule, Options(scaling)) for scaling in ("narrow", "wide"))
+    short, long = (fused_source(rule, FusedOps(scaling)) for scaling in ("narrow", "wide"))
     kernels, arguments = hostbuild.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
     got, wanted = (np.empty(count, dst.code_numpy) for _ in range(2))
     for first in range(begin, end, count):
         codes = np.arange(first, first + count, dtype=np.uint32)
         for source, out in ((short, got), (long, wanted)):
-            kernels.launch_named(source.name, codes.ctypes.data, 0, out.ctypes.data, count, 0, arguments)
+            kernels.launch(source.name, hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
 
 
@@ -253,9 +253,9 @@ def test_the_kernels_compile(arch: str, exhaustive: bool) -> None:
 def test_sources_that_are_none() -> None:
     rule = fused_rule(FLOAT, dtype("FLOAT16"), scaled=False)
     with pytest.raises(ValueError, match="^fused_source: a fused cast has no transposed kernel; expected 'contiguous'"):
-        fused_source(rule, Options(amax=True), "transposed")
+        fused_source(rule, FusedOps(amax=True), "transposed")
     with pytest.raises(ValueError, match="^fused_source: FLOAT to FLOAT16 with nothing beside is a plain cast"):
-        fused_source(rule, Options())
+        fused_source(rule, FusedOps())
 
 
 def test_names_and_arguments() -> None:
@@ -271,7 +271,7 @@ def test_names_and_arguments() -> None:
     gpucast.gpu.devices.unavailable() is not None, reason="siblings above run the kernels without a GPU"
 )
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, Options, bool]) -> None:
+def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, FusedOps, bool]) -> None:
     src, dst, asked, random = case
     rule = rule_of(*case)
     for scale in {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]:

@@ -70,6 +70,7 @@ def test_only_a_codes_own_bits_count(row: DType) -> None:
     for source in sources:
         rule = source.rule
         out = np.empty(rule.dst.nbytes(256), np.uint8)
-        kernels.run(rule, codes.ctypes.data, 0, out.ctypes.data, 256, unpacked=source.unpacked)
+        arguments = hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, 256)
+        kernels.run(rule, arguments, unpacked=source.unpacked)
         own = (codes != 0).astype(np.uint8) if row.family == "bool" else codes & np.uint8(row.code_mask)
         assert np.array_equal(out, to_bytes(wanted_codes(own, rule), rule.dst)), rule

@@ -19,7 +19,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.parity import host_build as hostbuild
 from gpucast.parity.cases import NUMERIC, rules
-from gpucast.parity.host_build import HostKernels
+from gpucast.parity.host_build import Arguments, HostKernels
 from kernels_on_host import BY_WIDTH, check_contiguous, check_strided, to_bytes, wanted_codes
 
 PAIRS = tuple(itertools.product(BY_WIDTH, BY_WIDTH))
@@ -84,7 +84,7 @@ def test_in_place() -> None:
             data = np.zeros(offset + wanted.size, np.uint8)
             data[offset:] = to_bytes(codes, rule.src)
             address = data.ctypes.data + offset
-            kernels.run(rule, address, 0, address, codes.size)
+            kernels.run(rule, Arguments(address, address, codes.size))
             assert np.array_equal(data[offset:], wanted), (rule, offset)
 
 
@@ -96,7 +96,8 @@ def test_more_elements_than_32_bits_count() -> None:
     n, half = (1 << 33) + 1002, 1 << 31
     src, dst = np.zeros(rule.src.nbytes(n), np.uint8), np.zeros(rule.dst.nbytes(n), np.uint8)
     src[half:] = np.arange(1, 252)
-    kernels.run(rule, src.ctypes.data, 0, dst.ctypes.data, n, first_block=contiguous.blocks(n) - 1)
+    arguments = Arguments(src.ctypes.data, dst.ctypes.data, n)
+    kernels.run(rule, arguments, first_block=contiguous.blocks(n) - 1)
     # The last byte holds two elements; its other bits are padding.
     src[-1] &= 0b1111
     assert not dst[half - 1000 : half].any()
@@ -104,9 +105,10 @@ def test_more_elements_than_32_bits_count() -> None:
 
     # A source of n / 2 equal bytes, then n / 2 others, with stride 0 along the row.
     pair = np.array([1, 2], np.uint8)
-    dims = collapse((2, n // 2), (1, 0), (0, 0))
+    dims = collapse((2, n // 2), (1, 0), (0, 0)).to_bytes()
+    arguments = Arguments(pair.ctypes.data, dst.ctypes.data, n, more=dims)
     last = strided.blocks(n) - 1
-    kernels.run_strided(rule, pair.ctypes.data, 0, dst.ctypes.data, n, dims, unpacked=True, first_block=last)
+    kernels.run(rule, arguments, "strided", unpacked=True, first_block=last)
     written = last * strided.elements * strided.threads // 4
     assert written > half - 1000
     assert (dst[written:-1] == 0b10101010).all() and dst[-1] == 0b1010
@@ -132,7 +134,7 @@ def test_the_first_block_of_more_bits_than_32_bits_count(src: str, dst: str, n: 
     begin = -out.ctypes.data % 16 // out.itemsize + 1
     for more in (0, -1, 5):
         out[...] = 0
-        kernels.run(rule, x.ctypes.data, 0, out[begin:].ctypes.data, n + more, blocks=1)
+        kernels.run(rule, Arguments(x.ctypes.data, out[begin:].ctypes.data, n + more), blocks=1)
         assert not out[:begin].any()
         assert np.array_equal(out[begin : begin + some - 64], x[: some - 64].astype(rule.dst.numpy))
 
@@ -196,7 +198,8 @@ def test_transposes(src: DType, dst: DType) -> None:
             assert found is not None
             dims, n = found
             assert n >= x.size and n % side**2 == 0
-            kernels.launch(rule, "transposed", False, x.ctypes.data, 0, out.ctypes.data, n, 0, dims.to_bytes())
+            arguments = Arguments(x.ctypes.data, out.ctypes.data, n, more=dims.to_bytes())
+            kernels.run(rule, arguments, "transposed")
             assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
             rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
             assert not rest.any(), "written beside the elements"
@@ -222,7 +225,8 @@ def test_strided_elements_at_odd_addresses(kernels: HostKernels) -> None:
         record["x"] = codes
         rule = resolve(src, dst)
         x, y = record["x"], record["y"]
-        kernels.run_strided(rule, x.ctypes.data, 0, y.ctypes.data, 101, collapse(x.shape, x.strides, y.strides))
+        dims = collapse(x.shape, x.strides, y.strides).to_bytes()
+        kernels.run(rule, Arguments(x.ctypes.data, y.ctypes.data, 101, more=dims), "strided")
         assert np.array_equal(y, wanted_codes(codes, rule))
         assert np.array_equal(x, codes) and not record["pad"].any()
 
@@ -254,9 +258,9 @@ def test_a_misaligned_access_is_noticed() -> None:
     kernels = hostbuild.build([replace(source, prelude=broken)], optimize=False)
     codes = np.arange(64, dtype=np.uint8)
     out = np.empty(64, np.uint16)
-    kernels.run(rule, codes.ctypes.data, 0, out.ctypes.data, 63)
+    kernels.run(rule, Arguments(codes.ctypes.data, out.ctypes.data, 63))
     with pytest.raises(RuntimeError, match="gpucast_int8_to_int16: [0-9]+ misaligned accesses"):
-        kernels.run(rule, codes.ctypes.data + 1, 0, out.ctypes.data, 63)
+        kernels.run(rule, Arguments(codes.ctypes.data + 1, out.ctypes.data, 63))
 
 
 def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,10 +90,13 @@ def test_known_answers_of_the_reference() -> None:
         blocks = tuple(np.array([word], np.uint64) for word in _words(counter))
         found = reference.philox(blocks, tuple(_words(key)))  # type: ignore[arg-type]
         assert [int(word[0]) for word in found] == _words(result)
-        space = np.zeros((6, 3), np.uint64)
-        space[:4, 1] = _words(counter)
         low, high = _words(key)
-        assert [int(word[1]) for word in host_random.philox(space, high << 32 | low)] == _words(result)
+        keys = host_random._keys(high << 32 | low)
+        space = np.zeros((4, 3), np.uint64)
+        space[:, 1] = _words(counter)
+        assert [int(word[1]) for word in host_random.philox(tuple(space), keys, 2**32 - 1)] == _words(result)
+        integers = host_random.philox(tuple(_words(counter)), keys, 2**32 - 1)  # type: ignore[arg-type]
+        assert list(integers) == _words(result)
 
 
 STREAMS = [Random(0), Random(0x299F31D0A4093822, 5), Random(2**64 - 1, 2**64 - 2), Random(7, 2**34 - 3)]
@@ -179,7 +182,7 @@ void convert(const In* codes, const gpucast::u32* words, Out* out, int n, R rule
         code, out = (f"gpucast::u{max(row.bits, 8)}" for row in (rule.src, rule.dst))
         text += f"""
 extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words, {out}* out, int n) {{
-    const gpucast::Rule<{options(rule)}> rule = {{}};
+    const gpucast::CastRule<{options(rule)}> rule = {{}};
     convert<gpucast::{rule.src.name}, gpucast::{rule.dst.name}, {word}>(codes, words, out, n, rule);
 }}
 """

@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpucast.compile import cache
 from gpucast.compile.cache import Cache, digest
 
 KEY = digest("a key")
@@ -103,9 +103,16 @@ def test_a_folder_that_refuses_means_memory_only(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     kept = Cache(str(tmp_path))
+
+    def open_what_exists(path: Any, flags: int, *args: Any, **keywords: Any) -> int:
+        if flags & os.O_CREAT:
+            refuse()
+        return open_any(path, flags, *args, **keywords)
+
+    open_any = os.open
     with monkeypatch.context() as patched:
         if function == "open":
-            patched.setattr(cache, "open", refuse, raising=False)
+            patched.setattr(os, "open", open_what_exists)
         else:
             patched.setattr(os, "replace", refuse)
         kept.put(KEY, b"value")
@@ -141,7 +148,7 @@ def test_a_read_only_folder_still_serves(tmp_path: Path, monkeypatch: pytest.Mon
         raise PermissionError(errno.EROFS, "Read-only file system")
 
     Cache(str(tmp_path)).put(KEY, b"value")
-    assert files(tmp_path)[0].stat().st_mode & 0o777 == 0o666 & ~umask()
+    assert files(tmp_path)[0].stat().st_mode & 0o777 == 0o644 & ~umask()
     monkeypatch.setattr(os, "utime", refuse)
     assert Cache(str(tmp_path)).get(KEY) == b"value"
 

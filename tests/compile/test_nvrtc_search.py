@@ -13,7 +13,8 @@ import pytest
 
 from gpucast.compile import nvidia as driver
 from gpucast.compile import nvrtc, nvrtc_search
-from gpucast.compile.nvrtc_search import Found, file_name, find
+from gpucast.compile.nvrtc_files import file_name
+from gpucast.compile.nvrtc_search import Found, find
 from gpucast.core.errors import DeviceUnavailable
 from nvrtc_wheels import INSTALLED, load, wheels
 

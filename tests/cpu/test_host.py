@@ -14,6 +14,7 @@ import pytest
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import Rule, resolve
+from gpucast.cpu import chunks as host_chunks
 from gpucast.cpu import integers as host_integers
 from gpucast.cpu import lanes as host
 from gpucast.cpu import tables as host_tables
@@ -125,9 +126,9 @@ def test_unaligned_out(rule: Rule) -> None:
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_chunk_boundaries(rule: Rule, extra: int) -> None:
     # The same codes at every place of a chunk; those of the whole array come from one chunk's.
-    part = sample(rule.src, host.CHUNK // 4)
+    part = sample(rule.src, host_chunks.CHUNK // 4)
     wanted = reference.apply(part, rule).view(rule.dst.code_numpy)
-    for size in (host.CHUNK + extra, 4 * host.CHUNK + extra):
+    for size in (host_chunks.CHUNK + extra, 4 * host_chunks.CHUNK + extra):
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
         for source in (x, np.repeat(x, 2)[::2]):
             out = np.empty(size, rule.dst.numpy)
@@ -148,7 +149,7 @@ def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) 
     ordinary = reference.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
     few = np.resize(ordinary, 20 * min(codes.size, 2000))
     few[::20] = codes[: few.size // 20]
-    x = np.concatenate([codes, np.resize(ordinary, host.CHUNK), few]).view(src.numpy)
+    x = np.concatenate([codes, np.resize(ordinary, host_chunks.CHUNK), few]).view(src.numpy)
     for rule in rules(src, dst, [28]):
         check(x, rule)
 
@@ -227,7 +228,7 @@ def test_extra_memory_is_bounded(rule: Rule) -> None:
         finally:
             tracemalloc.stop()
         # A dozen arrays of one chunk, where every element of it has to be mended; x alone may have 256.
-        assert peak < 12 * 8 * host.CHUNK, peak
+        assert peak < 12 * 8 * host_chunks.CHUNK, peak
 
 
 def test_kept_tables_are_bounded() -> None:

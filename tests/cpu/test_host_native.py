@@ -33,7 +33,7 @@ from gpucast.cpu.native.cast import Found, Place
 from gpucast.parity import hard_values
 from gpucast.quantization.cpu import native as quantization_native
 from gpucast.quantization.cpu import quantize as quantization_host
-from gpucast.quantization.cpu.block_grid import Plan
+from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.reference import casting as reference
 from gpucast.reference.quantize import quantize as quantize_by_reference
 from quantization_cases import beside_midpoints, rows
@@ -271,8 +271,8 @@ def test_quantized_arrays_are_the_references(name: str, src: str, library: ctype
             assert found.scales.tobytes() == wanted.scales.tobytes()
             for part in ("zero_points", "global_scale"):
                 assert np.array_equal(getattr(found, part), getattr(wanted, part)), part
-    plan = Plan.make(format, x.shape, 1)
-    assert quantization_native.find(np.zeros(plan.shape, x.dtype), plan, format) is not None
+    grid = BlockGrid.of(format, x.shape, 1)
+    assert quantization_native.find(np.zeros(grid.shape, x.dtype), grid, format) is not None
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "int8_32", "int8_axis", "int4_zp_128", "uint4_zp_32"])
@@ -376,8 +376,13 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    us = os.geteuid()
-    monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    # Root's folders are anybody's.
+    us, native = os.geteuid(), tmp_path / "native"
+    if us == 0:
+        native.mkdir()
+        os.chown(native, 1, 1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     monkeypatch.setattr(host_compiler, "find", lambda *_: pytest.fail("nothing can be kept"))
     assert made(tmp_path / "native").library() is None
     assert list(tmp_path.glob("native/*")) == []
@@ -406,7 +411,7 @@ def test_a_damaged_file_is_not_loaded(folder: Path, tmp_path: Path) -> None:
         assert host_native.Native(Cache(str(tmp_path / "native"), private=True)).library() is None
     # What is no library, but as it was kept.
     cache = Cache(str(tmp_path / "native"), private=True)
-    cache.put(host_native._key(), b"\x7fELF")
+    cache.put(host_native.Native(cache).key(), b"\x7fELF")
     assert host_native.Native(Cache(str(tmp_path / "native"), private=True)).library() is None
 
 

@@ -19,6 +19,7 @@ from gpucast.core import text as strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.cpu import text as host_strings
+from gpucast.cpu.chunks import CHUNK
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 from gpucast.reference import casting as reference
 
@@ -366,7 +367,7 @@ BAD: list[tuple[list[Any], str, type[Exception], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize("before", [0, 5, host_strings.CHUNK - 1])
+@pytest.mark.parametrize("before", [0, 5, CHUNK - 1])
 def test_errors_name_the_first_bad_element(before: int) -> None:
     for texts, to, kind, index, words in BAD if before < 10 else BAD[::6]:
         with pytest.raises(kind) as caught:

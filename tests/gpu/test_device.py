@@ -14,8 +14,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import device_views
 import gpucast
 from gpucast import PackedArray
+from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast as device_cast
@@ -144,6 +146,36 @@ def test_transposes_go_by_squares(dst: str, driver: HostDriver) -> None:
     assert same(values(out), wanted.transpose(0, 2, 1))
     shape = "strided" if row.packed else "transposed"
     assert driver.launched == [(f"gpucast_float32_to_{row.numpy_name}_{shape}", 0)]
+
+
+@pytest.mark.parametrize(("src", "dst"), PAIRS[::7], ids=str)
+def test_views_on_the_device_are_strided_and_misaligned(src: DType, dst: DType, driver: HostDriver) -> None:
+    """The sibling of test_every_pair in tests/gpu/test_gpu.py: what it does there, and that it launches what it means."""
+    assert device_views.SIZES[1] == 7
+    odd: list[int] = []
+    real = driver.load
+
+    def load(source: Any) -> Any:
+        kernel = real(source)
+
+        def launch(x: int, y: int, n: int, more: Any) -> None:
+            odd.append((x | y) % 16)
+            kernel(x, y, n, more)
+
+        return launch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "load", load)
+        device_views.check_pair(src, dst, (1, 7, 131))
+    cast = source_of(src, dst)
+    shapes = {name.rsplit("_", 1)[-1] == "strided" for name, _ in driver.launched if name.startswith(cast)}
+    assert shapes == ({False} if src.packed else {False, True}), "packed types have no strides"
+    assert {1, 0} <= set(odd) and any(odd)
+
+
+def source_of(src: DType, dst: DType) -> str:
+    """How the names of the kernels of a pair begin."""
+    return kernel_source(resolve(src, dst)).name
 
 
 def test_contiguous_and_permuted_arrays_take_the_contiguous_kernel(driver: HostDriver) -> None:

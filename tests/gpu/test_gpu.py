@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from codes import assert_same, random_codes
+from device_views import check_pair
 from gpucast import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.parity.cases import NUMERIC
@@ -17,19 +17,11 @@ PROBLEM = gpucast.gpu.devices.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
 
 
-def on_host(x: object) -> np.ndarray:
-    result = gpucast.cast(x, x.dtype, device="cpu")  # type: ignore[attr-defined]
-    return result.get() if isinstance(result, PackedArray) else result
-
-
 @pytest.mark.parametrize("dst", NUMERIC, ids=str)
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
 def test_every_pair(src: DType, dst: DType) -> None:
-    for size in (1, 7, 4099, 100_003):
-        host = random_codes(src, size, size).view(src.numpy)
-        for device in (gpucast.cast(host, src, device="cuda"), gpucast.cast(host[::-1], src, device="cuda")):
-            wanted = gpucast.reference.cast(on_host(device), dst)
-            assert_same(on_host(gpucast.cast(device, dst)), wanted)
+    """Contiguous, strided and misaligned; the sibling in tests/gpu/test_device.py sees which kernels that launches."""
+    check_pair(src, dst)
 
 
 def test_strides_streams_and_graphs() -> None:

@@ -13,7 +13,6 @@ import pytest
 import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray
-from gpucast.arrays import adapters as intake
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download
@@ -21,6 +20,7 @@ from host_driver import HostDriver, download
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402
 
+from gpucast.arrays.packed import as_array  # noqa: E402
 from gpucast.interop import dlpack  # noqa: E402
 from gpucast.interop import jax as door  # noqa: E402
 
@@ -65,7 +65,7 @@ def test_every_pair_both_ways(src: DType) -> None:
 @pytest.mark.parametrize("row", WHOLE, ids=str)
 def test_nothing_is_copied_where_nothing_has_to_be(row: DType, monkeypatch: pytest.MonkeyPatch) -> None:
     x = jnp.asarray(values(row, (64,)))
-    assert intake.take(x, "test").ctypes.data == x.unsafe_buffer_pointer()
+    assert as_array(x, "test").ctypes.data == x.unsafe_buffer_pointer()
     rooms = []
     allocate = door._aligned
     monkeypatch.setattr(door, "_aligned", lambda *arguments: rooms.append(allocate(*arguments)) or rooms[-1])
@@ -93,7 +93,7 @@ def test_jax_types_name_types() -> None:
 
 
 def test_lent_memory_outlives_the_array() -> None:
-    taken = intake.take(jnp.arange(1000, dtype=jnp.float32) * 2, "test")
+    taken = as_array(jnp.arange(1000, dtype=jnp.float32) * 2, "test")
     gc.collect()
     for _ in range(20):
         jnp.zeros(1000, jnp.float32).block_until_ready()

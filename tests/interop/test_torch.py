@@ -26,7 +26,7 @@ from host_driver import HostDriver, both_shapes, download
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from gpucast.interop import torch as door  # noqa: E402
+from gpucast.interop.torch import tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -110,13 +110,13 @@ def test_nothing_is_copied_where_nothing_has_to_be() -> None:
     for row in WHOLE:
         x = tensor(values(row, (4, 6)))
         for view in (x, x.T, x[1:, ::2]):
-            assert door.take(view, "test").ctypes.data == view.data_ptr()
+            assert tensors.take(view, "test").ctypes.data == view.data_ptr()
         if row.family != "bool":
             assert gpucast.cast(x, row, copy=False) is x
         y = gpucast.cast(x, row)
         assert y is not x and y.data_ptr() != x.data_ptr()
     pairs = tensor(values(PAIRED, (4, 6)))
-    assert door.take(pairs, "test").data.ctypes.data == pairs.data_ptr()
+    assert tensors.take(pairs, "test").data.ctypes.data == pairs.data_ptr()
     packed = gpucast.cast(torch.ones(4, 6), "INT4")
     assert packed.to_torch().data_ptr() == packed.data.ctypes.data
     x = torch.nn.Parameter(torch.ones(3))
@@ -399,7 +399,7 @@ def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func or while"
     for device in (None, 1):
-        monkeypatch.setattr(door, "_device", lambda x, who, device=device: device)
+        monkeypatch.setattr(tensors, "_device", lambda x, who, device=device: device)
         for call in (
             lambda: torch.func.grad(total)(x),
             lambda: torch.vmap(total)(x),
@@ -734,8 +734,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Tensors of the host count as tensors of device 1, whose current stream in torch is 777."""
     driver = HostDriver()
     before = launch.use(driver)
-    monkeypatch.setattr(door, "_device", lambda x, who: 1)
-    monkeypatch.setattr(door, "stream", lambda device: 700 + 77 * device)
+    monkeypatch.setattr(tensors, "_device", lambda x, who: 1)
+    monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
     yield driver
     assert driver.index == 0 and driver.streams == {0: 0, 1: 100}
     launch.use(before)

@@ -22,7 +22,7 @@ from gpucast.compile.cubin import Compiler
 from gpucast.compile.nvrtc_search import Found
 from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
-from gpucast.mixed.gpu.kernels import FLAG_TO_WORDS, adjust_source, select_source
+from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
 from host_driver import HostDriver, download, upload
 from nvrtc_wheels import INSTALLED, load
 
@@ -291,14 +291,14 @@ def test_trees_that_cannot_be_selected_from(
 
 # ---- on a device ----
 
-SELECT = select_source(ARGUMENT_BYTES[0]).name
-ADJUST = adjust_source(FLAG_TO_WORDS, "contiguous", unpacked=False)
+SELECT = SelectSpec(ARGUMENT_BYTES[0]).source().name
+ADJUST = AdjustSpec().source()
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
 def test_the_kernels_compile(arch: str) -> None:
     options = Compiler(Found(None, load(INSTALLED[0])), Cache("", limit=0)).options
-    for source in (ADJUST, *map(select_source, ARGUMENT_BYTES)):
+    for source in (ADJUST, *(SelectSpec(limit).source() for limit in ARGUMENT_BYTES)):
         result = load(INSTALLED[0]).compile(source.text, source.name, arch, options)
         assert result.log == ""
         assert cubin.kernels(result.code)[source.name].local == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,19 @@ def test_the_bench_image(image: Any, exhaustive: bool) -> None:
     assert any("uv pip install" in line and "--extra bench" in line for line in made.ran)
     kernels = list(made.inside("/var/cache/gpucast/kernels").iterdir())
     assert len(kernels) >= (3 * 160 if exhaustive else 8)
+    # They are for all to read, and for nobody to write; what is compiled later is each user's own.
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in kernels)
+    assert {made.inside(f"/var/cache/gpucast{path}").stat().st_mode & 0o7777 for path in ("", "/kernels")} == {0o755}
+    users = made.inside("/var/cache/gpucast-users")
+    assert users.stat().st_mode & 0o7777 == 0o1777
+    own = users / str(os.geteuid())
+    assert f"{own}\n" in made.execute(["gpucast", "info"]).stdout
+    warmed = ["gpucast", "warmup", "--arch", "sm_90", "--quiet", "--jobs", "1", "--pair"]
+    assert made.execute([*warmed, "FLOAT:FLOAT16"]).returncode == 0
+    assert not own.exists()
+    assert made.execute([*warmed, "FLOAT:UINT64"]).returncode == 0
+    assert list(own.glob("kernels/*.kernel"))
+    assert len(list(made.inside("/var/cache/gpucast/kernels").iterdir())) == len(kernels)
     # The command that pip made runs what the image holds.
     where = made.execute(["python", "-c", "import gpucast; print(gpucast.__file__)"])
     assert Path(where.stdout.strip()) == made.inside("/gpucast/gpucast/__init__.py")

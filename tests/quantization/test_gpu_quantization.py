@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpu_quantize_calls as calls
 import gpucast
 import quotient_cases
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import SOURCES, Parts
+from gpucast.core.formats import Parts
 from gpucast.core.random import Random
 from gpucast.quantization import FORMATS, Quantized, quantize
 from gpucast.quantization.cpu import quantize as host
 from gpucast.reference import quantize as reference
-from quantization_cases import LENGTH, matrix, same
+from quantization_cases import same
 
 PROBLEM = gpucast.gpu.devices.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
@@ -35,76 +36,67 @@ def compare(q: Quantized, expected: Parts) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_edges_of_blocks(name: str) -> None:
+def test_edges_of_blocks(name: str, exhaustive: bool) -> None:
     format = FORMATS[name]
-    for row in SOURCES:
-        x = matrix(format, row.name)
-        for view, axis in ((x, 1), (x.T, 0), (x[:, : LENGTH // 128 * 128], 1)):
-            q = quantize(view, name, axis=axis, device="cuda")
-            expected = reference.quantize(view, format, axis=axis)
+    for row in calls.sources(name, exhaustive):
+        for x, keywords, back in calls.edges(name, row):
+            q = quantize(x, name, device="cuda", **keywords)
+            expected = reference.quantize(x, format, **keywords)
             compare(q, expected)
-            back = gpucast.cast(q.dequantize(row), row, device="cpu")
-            assert same(back, reference.dequantize(expected, format, row, axis=axis))
+            on_host = gpucast.cast(q.dequantize(back), back, device="cpu")
+            assert same(on_host, reference.dequantize(expected, format, row, **keywords))
 
 
-@pytest.mark.parametrize(
-    "name", ["float8e4m3fn_tensor", "float8e4m3fn_128x128", "mxfp8e4m3", "mxfp4", "nvfp4", "int4_128"]
-)
-@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16"])
+@pytest.mark.parametrize("name", calls.RANDOM_DATA)
+@pytest.mark.parametrize("source", calls.USUAL)
 def test_much_random_data(name: str, source: str) -> None:
-    x = gpucast.cast(np.random.default_rng(1).standard_normal((1000, 4096)).astype(np.float32), source)
-    compare(quantize(x, name, device="cuda"), host.quantize(x, FORMATS[name]))
+    for x, keywords, _ in calls.random_data(name, source):
+        compare(quantize(x, name, device="cuda", **keywords), host.quantize(x, FORMATS[name]))
 
 
-@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16", "FLOAT16"])
-@pytest.mark.parametrize("name", ["float8e4m3fn_axis", "float8e5m2_axis", "int8_axis", "int4_axis", "int2_axis"])
+@pytest.mark.parametrize("source", calls.QUOTIENT_SOURCES)
+@pytest.mark.parametrize("name", calls.QUOTIENTS)
 def test_quotients_beside_midpoints(name: str, source: str) -> None:
     """By the device's own conversions, where it has them."""
     quotient_cases.check_device(name, source, 400)
 
 
-@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16"])
+@pytest.mark.parametrize("source", calls.USUAL)
 def test_scales_and_quotients_of_blocks_beside_midpoints(source: str) -> None:
     quotient_cases.check_device_blocks(source, 60)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if "axis" not in name])
-def test_both_ways_and_the_other_axis(name: str) -> None:
+@pytest.mark.parametrize("name", calls.BOTH_WAYS)
+def test_both_ways_and_the_other_axis(name: str, exhaustive: bool) -> None:
     """In one read; siblings: tests/quantization/test_quantization_tiles.py."""
     format = FORMATS[name]
-    for row in SOURCES:
-        x = matrix(format, row.name)[:, : LENGTH - 1]
-        turned = np.ascontiguousarray(x.T)
-        for axis in (-1, -2):
-            expected = [host.quantize(view, format, axis=axis) for view in (x, turned)]
-            for q, one in zip(quantize(x, name, axis=axis, transpose="both", device="cuda"), expected, strict=True):
-                compare(q, one)
-            compare(quantize(x, name, axis=axis, transpose=True, device="cuda"), expected[1])
-            compare(quantize(x, name, axis=axis, device="cuda"), expected[0])
+    for row in calls.sources(name, exhaustive):
+        for x, keywords, _ in calls.ways(name, row):
+            views = {False: [x], True: [np.ascontiguousarray(x.T)]}
+            views["both"] = views[False] + views[True]
+            made = quantize(x, name, device="cuda", **keywords)
+            results = made if isinstance(made, tuple) else (made,)
+            for q, view in zip(results, views[keywords["transpose"]], strict=True):
+                compare(q, host.quantize(view, format, axis=keywords["axis"]))
 
 
-@pytest.mark.parametrize("name", ["mxfp8e4m3", "mxfp6e3m2", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "int4_zp_128"])
-@pytest.mark.parametrize("source", ["FLOAT", "BFLOAT16"])
+@pytest.mark.parametrize("name", calls.MANY_TILES)
+@pytest.mark.parametrize("source", calls.USUAL)
 def test_many_tiles(name: str, source: str) -> None:
-    """Whole tiles, ragged ones, and rows that are not aligned."""
-    for shape in ((1024, 2048), (3, 200, 328), (1000, 250)):
-        x = gpucast.cast(np.random.default_rng(1).standard_normal(shape).astype(np.float32), source)
-        for q, view in zip(
-            quantize(x, name, transpose="both", device="cuda"),
-            (x, np.ascontiguousarray(x.swapaxes(-1, -2))),
-            strict=True,
-        ):
-            compare(q, host.quantize(view, FORMATS[name]))
-        compare(quantize(x, name, axis=-2, device="cuda"), host.quantize(x, FORMATS[name], axis=-2))
-    if FORMATS[name].element.family == "float":
-        at_random = quantize(x, name, transpose="both", device="cuda", rounding="stochastic", seed=3, offset=5)
-        for q, view in zip(at_random, (x, np.ascontiguousarray(x.T)), strict=True):
-            compare(q, host.quantize(view, FORMATS[name], random=Random(3, 5)))
+    format = FORMATS[name]
+    for x, keywords, _ in calls.tiles(name, source):
+        made = quantize(x, name, device="cuda", **keywords)
+        if "transpose" not in keywords:
+            compare(made, host.quantize(x, format, **keywords))
+            continue
+        random = Random(keywords["seed"], keywords["offset"]) if "rounding" in keywords else None
+        for q, view in zip(made, (x, np.ascontiguousarray(x.swapaxes(-1, -2))), strict=True):
+            compare(q, host.quantize(view, format, random=random))
 
 
 def test_rounding_at_random_layouts_and_transposes() -> None:
     x = np.random.default_rng(2).standard_normal((130, 256)).astype(np.float32)
-    for name in ("mxfp6e3m2", "nvfp4", "float8e4m3fn_1x128"):
+    for name in calls.AT_RANDOM:
         q = quantize(x, name, device="cuda", rounding="stochastic", seed=3, offset=5)
         compare(q, host.quantize(x, FORMATS[name], random=Random(3, 5)))
     one, other = quantize(x, "mxfp4", device="cuda", scale_layout="linear", transpose="both")

@@ -21,8 +21,8 @@ from gpucast.core.rule import Rule
 from gpucast.gpu import driver as launch
 from gpucast.parity import host_build as hostbuild
 from gpucast.quantization import FORMATS, Quantized, quantize, swizzle
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, Work
-from gpucast.quantization.gpu.tile_source import Tiles
+from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
+from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.reference import quantize as reference
 from host_driver import HostDriver, device_array, download, upload
 from quantization_cases import LENGTH, matrix, same
@@ -48,22 +48,22 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
     for kind in KINDS:
         for lanes in (1, WARP) if kind == "extremes" else (1,):
             elements = kind == "elements"
-            yield Work(format, kind, random and elements, lanes, single=single and elements)(rule)
+            yield QuantizeSpec(rule, format, kind, random and elements, lanes, single=single and elements).source()
     if block in ROW_BLOCKS:
-        yield Work(format, "rows", random, block=block)(rule)
+        yield QuantizeSpec(rule, format, "rows", random, block=block).source()
         for run in ("along", "down"):
-            yield Tiles(format, block, run, stochastic=random)(rule)
+            yield TileSpec(rule, format, block, run, stochastic=random).source()
     elif format.min_ndim == 2:
-        yield Tiles(format, 128, "square")(rule)
+        yield TileSpec(rule, format, 128, "square").source()
     if format.scale is dtype("FLOAT") and not format.zero_points and format.nan_in_scale:
-        yield Work(format, "kept")(rule)
+        yield QuantizeSpec(rule, format, "kept").source()
     if format.global_scale:
-        yield Work(format, "top", lanes=WARP)(rule)
-        yield Work(format, "global")(rule)
+        yield QuantizeSpec(rule, format, "top", lanes=WARP).source()
+        yield QuantizeSpec(rule, format, "global").source()
     back = Rule(format.element, dtype(source))
-    yield Work(format, "back", single=single)(back)
+    yield QuantizeSpec(back, format, "back", single=single).source()
     if block in ROW_BLOCKS:
-        yield Work(format, "back", block=block)(back)
+        yield QuantizeSpec(back, format, "back", block=block).source()
 
 
 @pytest.fixture(scope="module")

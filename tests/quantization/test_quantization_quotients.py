@@ -20,7 +20,8 @@ from gpucast.core.rule import Rule
 from gpucast.parity import host_build as hostbuild
 from gpucast.parity.host_build import HostKernels
 from gpucast.quantization import FORMATS
-from gpucast.quantization.gpu.source import Blocks, QuantizeArguments, Work, divide_by
+from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec, divide_by
 
 #: Below sm_89 no conversion to float8, below sm_100a none to float4.
 SOME = {
@@ -34,11 +35,11 @@ VECTOR = 16
 
 
 def forth(name: str, source: str) -> KernelSource:
-    return Work(FORMATS[name], "elements")(Rule(dtype(source), FORMATS[name].element))
+    return QuantizeSpec(Rule(dtype(source), FORMATS[name].element), FORMATS[name], "elements").source()
 
 
 def back(name: str, to: str) -> KernelSource:
-    return Work(FORMATS[name], "back")(Rule(FORMATS[name].element, dtype(to)))
+    return QuantizeSpec(Rule(FORMATS[name].element, dtype(to)), FORMATS[name], "back").source()
 
 
 class Run:
@@ -54,13 +55,14 @@ class Run:
         whole, zeros = np.array([g], np.float32), np.full(shape[0], zero & 0xFF, np.uint8)
         scales = np.ascontiguousarray(scales)
         arguments = QuantizeArguments(
-            Blocks(1, *shape, 1, shape[1], shape[0], 1, True),
+            BlockGrid((1, *shape), (1, 1, shape[1]), (1, shape[0], 1)),
             scales.ctypes.data,
             zeros.ctypes.data if format.zero_points else 0,
             whole.ctypes.data if format.global_scale else 0,
         )
         n = shape[0] * shape[1]
-        self.kernels.launch_named(kernel.name, src.ctypes.data, 0, out.ctypes.data, n, 0, arguments.to_bytes())
+        more = arguments.to_bytes()
+        self.kernels.launch(kernel.name, hostbuild.Arguments(src.ctypes.data, out.ctypes.data, n, more=more))
 
     def codes(
         self, name: str, source: str, x: np.ndarray, scales: np.ndarray, zero: int = 0, g: float = 1

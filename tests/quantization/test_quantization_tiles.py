@@ -16,8 +16,8 @@ from gpucast.core.formats import SOURCES
 from gpucast.core.rule import Rule, resolve
 from gpucast.gpu import driver as launch
 from gpucast.quantization import FORMATS, Format, quantize, swizzle
-from gpucast.quantization.gpu.source import Kind, Work
-from gpucast.quantization.gpu.tile_source import BLOCKS, Run, Tiles
+from gpucast.quantization.gpu.source import Kind, QuantizeSpec
+from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileSpec
 from gpucast.reference import quantize as reference
 from host_driver import HostDriver, download, upload
 from quantization_cases import LENGTH, matrix, same
@@ -60,29 +60,33 @@ BESIDE: tuple[tuple[str, str, tuple[tuple[Kind, int, int], ...]], ...] = (
 )
 
 
-def tiles(format: Format, way: tuple[int, bool | str], *, stochastic: bool = False, given: bool = False) -> Tiles:
+def tiles(
+    rule: Rule, format: Format, way: tuple[int, bool | str], *, stochastic: bool = False, given: bool = False
+) -> KernelSource:
     same_run, swapped = WAYS[way]
     block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
     whole: Run | None = "everywhere" if format.block == "tensor" else "square" if format.min_ndim == 2 else None
     if whole is not None:
         same_run, swapped = (run if run == "nothing" else whole for run in (same_run, swapped))
-    return Tiles(format, block, same_run, swapped, given, stochastic)
+    return TileSpec(rule, format, block, same_run, swapped, given, stochastic).source()
 
 
 def sources() -> Iterator[KernelSource]:
     """All kernels of the tests, because building them together is quicker."""
     for name, source, ways in SOME:
         for way in ways:
-            yield tiles(FORMATS[name], way)(Rule(dtype(source), FORMATS[name].element))
+            yield tiles(Rule(dtype(source), FORMATS[name].element), FORMATS[name], way)
     for name, ways in STOCHASTIC:
         for way in ways:
-            yield tiles(FORMATS[name], way, stochastic=True)(Rule(dtype("FLOAT"), FORMATS[name].element))
+            yield tiles(Rule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, stochastic=True)
     for name, way in GIVEN:
-        yield tiles(FORMATS[name], way, given=True)(Rule(dtype("FLOAT"), FORMATS[name].element))
+        yield tiles(Rule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, given=True)
     for name, source, passes in BESIDE:
         rule = Rule(dtype(source), FORMATS[name].element)
-        yield from (Work(FORMATS[name], kind, lanes=lanes, block=block)(rule) for kind, lanes, block in passes)
-    yield tiles(FORMATS["mxfp4"], (-1, True))(Rule(dtype("FLOAT"), dtype("FLOAT4E2M1")))
+        yield from (
+            QuantizeSpec(rule, FORMATS[name], kind, lanes=lanes, block=block).source() for kind, lanes, block in passes
+        )
+    yield tiles(Rule(dtype("FLOAT"), dtype("FLOAT4E2M1")), FORMATS["mxfp4"], (-1, True))
     for shape in SHAPES:
         yield kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT")), shape)
 
@@ -160,7 +164,7 @@ def test_every_format_source_and_way(exhaustive: bool) -> None:
             for row in SOURCES:
                 rule = Rule(row, format.element)
                 random = [{}, {"rounding": "stochastic", "seed": 7}][: 1 + (format.element.family == "float")]
-                driver.prepare(tiles(format, way, stochastic=bool(more))(rule) for way in WAYS for more in random)
+                driver.prepare(tiles(rule, format, way, stochastic=bool(more)) for way in WAYS for more in random)
                 for x in arrays(format, row):
                     for way in WAYS:
                         for more in random:

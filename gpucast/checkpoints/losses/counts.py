@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.casting.report import CastReport, cast_report
+from gpucast.casting.loss_counts import CastReport, magnitudes, nonzero_codes
+from gpucast.casting.report import cast_report
 from gpucast.core.dtypes import DType
+from gpucast.cpu.chunks import spans
 from gpucast.cpu.native.cast import Found
-from gpucast.files.tensor import Array, slices
+from gpucast.files.tensor import Array
 
 #: Elements that are looked at while they are in the cache.
 _BLOCK = 1 << 17
@@ -32,26 +34,26 @@ def count(
     if not is_quick(src, dst):
         return cast_report(x, dst, **attributes)
     if _holds(dst, src) and attributes.get("overflow") is None:
-        return CastReport(x.size, sum(_nonzero(_magnitudes(block, src)) for block in slices(x, 1, _BLOCK)))
+        return CastReport(x.size, sum(nonzero_codes(magnitudes(x[part], src)) for part in spans(x.size, _BLOCK)))
     beyond = CastReport()
     zeros = zeroed = 0
-    for start in range(0, x.size, _BLOCK):
-        before, after = x[start : start + _BLOCK], y[start : start + _BLOCK]
+    for part in spans(x.size, _BLOCK):
+        before, after = x[part], y[part]
         fnuz = dst.specials == "fnuz" and (after.view(dst.code_numpy) == dst.nan_code).any()
-        if fnuz or (not dst.has_nan and _magnitudes(before, src).max() > src.max_code):
+        if fnuz or (not dst.has_nan and magnitudes(before, src).max() > src.max_code):
             # The NaN of the one would pass for zero, and in the other no NaN is left to see.
             beyond += cast_report(before, dst, **attributes)
             continue
-        magnitudes = _magnitudes(after, dst)
-        if magnitudes.max() >= dst.max_code:
-            edge = np.flatnonzero(magnitudes >= dst.max_code)
+        codes = magnitudes(after, dst)
+        if codes.max() >= dst.max_code:
+            edge = np.flatnonzero(codes >= dst.max_code)
             beyond += cast_report(before[edge], dst, **attributes)
-        if magnitudes.min() == 0:
-            none = np.flatnonzero(magnitudes == 0)
+        if codes.min() == 0:
+            none = np.flatnonzero(codes == 0)
             # Few are picked out; of many all sources are looked at, the others being no zeros.
-            few = none.size * 8 < magnitudes.size
-            sources = _magnitudes(before[none] if few else before, src)
-            kept = sources.size - _nonzero(sources)
+            few = none.size * 8 < codes.size
+            sources = magnitudes(before[none] if few else before, src)
+            kept = sources.size - nonzero_codes(sources)
             zeros += kept
             zeroed += none.size - kept
     elements = x.size - beyond.elements
@@ -72,18 +74,6 @@ def told_by(seen: Found, size: int, src: DType, dst: DType, attributes: Mapping[
 def is_quick(src: DType, dst: DType) -> bool:
     """Whether the counts come from the codes; else a few large pieces are counted sooner than many small ones."""
     return src.family == dst.family == "float" and src.specials != "fnuz"
-
-
-def _magnitudes(x: Array, row: DType) -> Array:
-    """The codes without their signs: they order as the magnitudes do, infinity and NaN above all numbers; the NaN of
-    the FNUZ types alone is 0."""
-    codes = x.view(row.code_numpy)
-    return np.asarray(codes & codes.dtype.type(row.code_mask & ~row.sign_code))
-
-
-def _nonzero(magnitudes: Array) -> int:
-    # The least is found more quickly than all zeros are counted, and mostly there are none.
-    return int(np.count_nonzero(magnitudes)) if magnitudes.size and magnitudes.min() == 0 else magnitudes.size
 
 
 @lru_cache

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpucast.casting.report import CastReport
+from gpucast.casting.loss_counts import CastReport
 
 #: The share of a tensor's non-zero values that may be lost without --allow-loss.
 LIMIT = 0.01

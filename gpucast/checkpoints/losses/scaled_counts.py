@@ -6,14 +6,16 @@ from __future__ import annotations
 import numpy as np
 
 from gpucast.casting.cast import cast
-from gpucast.casting.report import CastReport
+from gpucast.casting.loss_counts import CastReport, count, magnitudes, nonzero_codes, relative
 from gpucast.checkpoints.streaming.pieces import axis, dequantized
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
+from gpucast.cpu.chunks import spans
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.files.tensor import Array
 from gpucast.quantization.cpu import native as host_native
-from gpucast.quantization.cpu.block_grid import Plan, spread
+from gpucast.quantization.cpu.block_grid import spread, tiles
+from gpucast.quantization.cpu.blocks import BlockGrid
 
 _FLOAT = dtype("FLOAT")
 #: Elements that are looked at while their float64 values are in the cache.
@@ -49,29 +51,27 @@ def _nonzero_of_finite(values: Array) -> int | None:
     seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
     if seen is not None:
         return codes.size - seen[1] if seen[0] <= row.max_code else None
-    magnitude = codes.dtype.type(row.code_mask & ~row.sign_code)
-    for start in range(0, codes.size, _CODES):
-        block = codes[start : start + _CODES] & magnitude
+    for part in spans(codes.size, _CODES):
+        block = magnitudes(codes[part], row)
         if block.max() > row.max_code:
             return None
-        # Mostly there is no zero.
-        found += block.size if block.min() else int(np.count_nonzero(block))
+        found += nonzero_codes(block)
     return found
 
 
 def _beside_zero_points(parts: Parts, format: Format) -> int:
     """How many codes are not their block's zero point, which stands for zero."""
     mask = np.uint8(format.element.code_mask)
-    plan = Plan.make(format, parts.data.shape, axis(format) % 2)
-    codes = parts.data.view(np.uint8).reshape(plan.shape)
-    zero = (parts.zero_points.view(np.uint8) & mask).reshape(plan.grid)
-    equal = host_native.equal(codes, plan, zero)
+    grid = BlockGrid.of(format, parts.data.shape, axis(format) % 2)
+    codes = parts.data.view(np.uint8).reshape(grid.shape)
+    zero = (parts.zero_points.view(np.uint8) & mask).reshape(grid.counts)
+    equal = host_native.equal(codes, grid, zero)
     if equal is not None:
         return int(codes.size) - equal
     found = 0
-    for box in plan.boxes():
-        blocks = codes[box.elements].reshape(box.split)
-        found += int(np.count_nonzero(blocks != spread(zero, box)))
+    for tile in tiles(grid):
+        blocks = codes[tile.elements].reshape(tile.split)
+        found += int(np.count_nonzero(blocks != spread(zero, tile)))
     return found
 
 
@@ -89,55 +89,39 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
         return 0
     d = scales if parts.global_scale is None else scales * np.float64(parts.global_scale)
     limits = np.asarray(float(format.element.max) * d * _beyond(format.element))
-    plan = Plan.make(format, x.shape, axis(format) % 2)
-    source = x.reshape(plan.shape)
-    native = host_native.find(source, plan, format)
+    grid = BlockGrid.of(format, x.shape, axis(format) % 2)
+    source = x.reshape(grid.shape)
+    native = host_native.find(source, grid, format)
     if native is not None:
         # All that are beyond have the largest code, however they were rounded.
-        return native.beyond(source, plan, limits.reshape(plan.grid))
+        return native.beyond(source, grid, limits.reshape(grid.counts))
     edge = np.flatnonzero(_at_largest(parts.data, format.element))
-    limits = limits.reshape(-1)[_blocks(format, x.shape, edge)]
+    limits = limits.reshape(-1)[grid.block_of(edge)]
     return int(np.count_nonzero(np.abs(_values(x.reshape(-1)[edge])) > limits))
-
-
-def _blocks(format: Format, shape: tuple[int, ...], where: Array) -> Array:
-    """The blocks of these flat indices of a piece."""
-    along = axis(format) % 2
-    rows, columns = format.lengths(shape, along)
-    row, column = np.divmod(where, shape[1])
-    return np.asarray(row // rows * format.grid(shape, along)[1] + column // columns)
 
 
 def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
     """As `counted`, of a piece with infinities or NaN."""
-    finite, back = np.isfinite(values), np.isfinite(restored)
-    was_nan, is_nan = np.isnan(values), np.isnan(restored)
-    nonzero = values != 0
-    saturated = 0
-    if not format.zero_points:
-        edge = _at_largest(parts.data, format.element) & back
-        saturated = int(np.count_nonzero(edge & (np.abs(values) > np.abs(restored) * _beyond(format.element))))
-    return CastReport(
-        elements=values.size,
-        nonzero=int(np.count_nonzero(nonzero)),
-        saturated=saturated,
-        infinite=int(np.count_nonzero(finite & ~back & ~is_nan)),
-        nan=int(np.count_nonzero(is_nan & ~was_nan)),
-        nan_lost=int(np.count_nonzero(was_nan & ~is_nan)),
-        underflowed=int(np.count_nonzero((restored == 0) & nonzero & finite)),
-        max_relative_error=_largest_error(values[finite & back], restored[finite & back]),
-    )
+    report = CastReport()
+    values, restored, codes = values.reshape(-1), restored.reshape(-1), parts.data.reshape(-1)
+    with np.errstate(all="ignore"):
+        for part in spans(values.size, _BLOCK):
+            before, after = values[part].astype(np.float64), restored[part]
+            outside = np.zeros(before.shape, bool)
+            if not format.zero_points:
+                outside = np.abs(before) > np.abs(after) * _beyond(format.element)
+                outside &= _at_largest(codes[part], format.element)
+            report += count(before, after, outside, overflow="saturate")
+    return report
 
 
 def _largest_error(before: Array, after: Array) -> float:
     """The largest relative error of flat finite values that are not zero."""
     largest = 0.0
     with np.errstate(all="ignore"):
-        for start in range(0, before.size, _BLOCK):
-            x, y = before[start : start + _BLOCK].astype(np.float64), after[start : start + _BLOCK]
-            error = np.abs(y - x)
-            size = np.abs(x, out=x)
-            np.divide(error, size, out=error, where=size != 0)
+        for part in spans(before.size, _BLOCK):
+            x = before[part].astype(np.float64)
+            error = relative(np.abs(after[part] - x), np.abs(x))
             largest = max(largest, float(error.max(initial=0.0)))
     return largest
 
@@ -146,10 +130,9 @@ def _at_largest(codes: Array, row: DType) -> Array:
     """Which codes are that of the largest number, or of its negative."""
     raw = codes.view(np.uint8)
     if row.family == "float":
-        found: Array = raw & (row.code_mask & ~row.sign_code) == row.max_code
-        return found
+        return np.asarray(magnitudes(raw, row) == row.max_code)
     largest, mask = int(row.max), row.code_mask
-    found = raw & mask == largest
+    found: Array = raw & mask == largest
     return found | (raw & mask == -largest & mask) if row.signed else found
 
 

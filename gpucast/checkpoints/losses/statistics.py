@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from gpucast.casting.cast import cast
-from gpucast.casting.report import CastReport
+from gpucast.casting.loss_counts import CastReport, relative
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.core.dtypes import dtype
+from gpucast.cpu.chunks import spans
 from gpucast.files.tensor import Array
 
 #: Elements that are looked at while their float64 values are in the cache.
@@ -88,14 +89,12 @@ class Errors:
         if not finite.all():
             before, after = before[finite], after[finite]
         size, error = np.abs(before), np.abs(after - before)
-        nonzero = size != 0
-        count = int(np.count_nonzero(nonzero))
-        self.compared += count
+        self.compared += int(np.count_nonzero(size))
         # Squares that overflow make the ratio unknown, and it is told so.
         self.signal += float(np.dot(size, size))
         self.noise += float(np.dot(error, error))
         self.largest = max(self.largest, float(error.max(initial=0.0)))
-        self.relative += float(np.divide(error, size, out=np.zeros_like(error), where=nonzero).sum())
+        self.relative += float(relative(error, size).sum())
 
     def join(self, other: Errors) -> None:
         for name in _SUMS:
@@ -129,8 +128,7 @@ class Statistics:
         if self.errors is None or dtype(y.dtype).family == "string":
             return
         with np.errstate(all="ignore"):
-            for start in range(0, x.size, _BLOCK):
-                part = slice(start, start + _BLOCK)
+            for part in spans(x.size, _BLOCK):
                 self.errors.add(cast(x[part], "DOUBLE"), cast(y[part], "DOUBLE"))
 
     def join(self, other: Statistics) -> None:

@@ -83,7 +83,7 @@ class Opened:
         if row is None:
             specs: list[Spec] = [files.kept(tensor, out)]
         else:
-            found = self.scaled(tensor, row)
+            found = self.scaled(tensor)
             if found is not None and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
             specs = [Spec(tensor.name, row, tensor.shape)] if found is None else list(found.specs)
@@ -93,7 +93,7 @@ class Opened:
         names = tuple(spec.name for spec in specs)
         return TensorPlan(tensor.name, kind, row, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
 
-    def scaled(self, tensor: Tensor, row: DType) -> Scaled | None:
+    def scaled(self, tensor: Tensor) -> Scaled | None:
         """How a tensor is cast that gets scales; None where it gets none."""
         stored = self._all_stored().get(tensor.name)
         return None if stored is None else Scaled(tensor, stored, self._request.random(tensor.name))

@@ -14,7 +14,8 @@ import numpy as np
 from gpucast import files, gpu
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
-from gpucast.casting.report import CastReport, cast_report, result_report
+from gpucast.casting.loss_counts import CastReport
+from gpucast.casting.report import cast_report, result_report
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.tensors import Request
@@ -24,6 +25,7 @@ from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Rule, resolve
 from gpucast.cpu import lanes as host
+from gpucast.cpu.chunks import pairs
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native.cast import Found, Place
 from gpucast.files import Spec, Tensor
@@ -154,8 +156,8 @@ class Casting:
             if native is not None:
                 return y, native(codes, result)
             with np.errstate(all="ignore"):
-                for begin in range(0, x.size, step):
-                    lane(codes[begin : begin + step], result[begin : begin + step])
+                for some, room in pairs(codes, result, step):
+                    lane(some, room)
             return y, None
 
         return cast

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from gpucast import files
-from gpucast.casting.report import CastReport
+from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.identity import stamp
@@ -225,7 +225,7 @@ class _Run:
         """Write what takes the place of a tensor; the record of it."""
         request = self._plan.request
         statistics = Statistics(errors=Errors() if request.detail == "all" else None)
-        scaled = None if plan.row is None else opened.scaled(tensor, plan.row)
+        scaled = None if plan.row is None else opened.scaled(tensor)
         if plan.row is None:
             (spec,) = specs
             self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))

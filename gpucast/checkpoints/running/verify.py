@@ -37,7 +37,7 @@ def verify(source_path: str, written: str, file: FilePlan, plan: Plan, everythin
             raise FileError(f"{name}: verify: holds {len(by_place)} tensors; expected {len(wanted)}")
         for tensor in file.tensors or ():
             source = sources[tensor.name]
-            scaled = opened.scaled(source, tensor.row) if tensor.row is not None else None
+            scaled = opened.scaled(source) if tensor.row is not None else None
             if scaled is not None:
                 parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
                 compared += scaled.verify(parts, everything, f"{name}: verify")

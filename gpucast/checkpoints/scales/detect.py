@@ -164,7 +164,7 @@ class Catalogue:
         names = {"data": candidate.data, "scales": candidate.scale, **candidate.more}
         paths = {part: self.path_of(name, path) for part, name in names.items()}
         tensors = {part: self.files[where].tensors[names[part]] for part, where in paths.items() if where is not None}
-        if candidate.style != "gpucast" and not is_narrow(data, tensors):
+        if candidate.style != "gpucast" and not is_narrow(data):
             return None
         extra = [candidate.base.removesuffix("weight") + name for name in _COMPANIONS]
         where = {tensor.name: str(paths[part]) for part, tensor in tensors.items()}

@@ -34,7 +34,7 @@ class _Problem(ValueError):
     pass
 
 
-def is_narrow(data: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+def is_narrow(data: Tensor) -> bool:
     """Whether these can be codes; another tensor with a name like this is a weight like all."""
     row = data.row
     if row is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpucast.casting.report import CastReport
+from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses.scaled_counts import counted
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.stored import Stored

@@ -3,7 +3,7 @@
 // the fields are.
 #include "host_native.h"
 
-// As gpucast/quantization/boxes.py has them: an array of three dimensions, each cut into blocks.
+// As gpucast/quantization/blocks.py has them: an array of three dimensions, each cut into blocks.
 typedef struct {
     u64 shape[3], lengths[3], grid[3];
 } Blocks;

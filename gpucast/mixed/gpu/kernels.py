@@ -14,10 +14,11 @@ import numpy as np
 from gpucast.arrays.packed import home
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
-from gpucast.codegen.batch import Field, Kind, ManySource, capacity_of, table_of
-from gpucast.codegen.cast import KernelSource, Shape, kernel_file, kernel_source, options, prelude
+from gpucast.codegen.batch import Field, ManySource, capacity_of, source_of, table_of, tiles_of
+from gpucast.codegen.cast import KernelSource, kernel_file, kernel_source, options, prelude
+from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from gpucast.gpu.batch import Prepared
 from gpucast.gpu.cast import address, is_contiguous
@@ -30,7 +31,7 @@ _CHOICES: tuple[Field, ...] = (("otherwise", np.uint64, True), ("chosen", np.uin
 
 @dataclass(frozen=True)
 class Adjustment:
-    """``struct Adjustment`` of kernels/mixed.cu: by what a loss scale changes."""
+    """``struct Adjustment`` of kernels/loss_scale.cu: by what a loss scale changes."""
 
     factor: float
     least: float
@@ -44,7 +45,7 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
     """Adjust a loss scale: `state` is a CuPy array of the words of ``struct LossScale``, `finite` a byte beside it."""
     device = int(state.device.id)
     with launch.driver().on(device):
-        kernel = launch.kernel(FLAG_TO_WORDS, "contiguous", False, device, adjust_source)
+        kernel = launch.kernel(AdjustSpec(), device)
         kernel(finite.data.ptr, state.data.ptr, 1, by)
 
 
@@ -63,7 +64,7 @@ def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
             src, otherwise, dst = (
                 np.array([address(array) for array in column], np.uint64) for column in zip(*pieces, strict=True)
             )
-            prepared = Prepared(select_source, [0] * len(n), n, device, {})
+            prepared = Prepared(SelectSpec, [0] * len(n), n, device, {})
             prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
         for i, (x, _, out) in enumerate(rows):
             if out is not None and out is not results[i]:
@@ -76,42 +77,54 @@ def _dense(x: Any) -> Any:
     return x if is_contiguous(x) else cast(x, x.dtype, out=empty_like(x))
 
 
-def adjust_source(rule: Rule, shape: Shape, *, unpacked: bool) -> KernelSource:
-    """The kernel of `adjust`; the parameters are those of `gpucast.codegen.cast.kernel_source`."""
-    name = "gpucast_adjust_loss_scale"
-    return replace(
-        kernel_source(rule, shape, unpacked=unpacked),
-        name=name,
-        prelude=f"{prelude()}\n{kernel_file('mixed.cu')}",
-        kernel=f"GPUCAST_ADJUST({name})\n",
-        tile=1,
-        elements=1,
-        threads=1,
-        more="gpucast::Adjustment",
-    )
+@dataclass(frozen=True)
+class AdjustSpec(KernelSpec[KernelSource]):
+    """The kernel of `adjust`."""
+
+    def source(self) -> KernelSource:
+        name = "gpucast_adjust_loss_scale"
+        return replace(
+            kernel_source(FLAG_TO_WORDS),
+            name=name,
+            kernel=kernel_file("loss_scale.cu"),
+            tile=1,
+            elements=1,
+            threads=1,
+            more="gpucast::Adjustment",
+        )
+
+
+@dataclass(frozen=True)
+class SelectSpec(KernelSpec[ManySource]):
+    """The kernel of `select`; its elements are bytes."""
+
+    #: As of a `gpucast.codegen.batch.BatchSpec`.
+    argument_bytes: int
+
+    def source(self) -> ManySource:
+        return _select_source(self.argument_bytes)
 
 
 @lru_cache
-def select_source(argument_bytes: int) -> ManySource:
-    """The kernel of `select`, given so many bytes of arguments; its elements are bytes."""
-    kind = Kind(resolve(dtype("UINT8"), dtype("UINT8")))
-    copy = kind.source
+def _select_source(argument_bytes: int) -> ManySource:
+    kind = CastSpec(resolve(dtype("UINT8"), dtype("UINT8")))
+    copy = source_of(kind)
     capacity = capacity_of(argument_bytes, *_CHOICES)
     name, choices = f"gpucast_select_{capacity}", f"Choices<{capacity}>"
     casts = (
-        f"typedef Rule<{options(kind.rule)}> {name}_rule;\n"
-        f"typedef ManySelect<UINT8, {name}_rule, {copy.tile}, {kind.tiles}, {copy.threads}> {name}_0;\n"
+        f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
+        f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {tiles_of(kind)}, {copy.threads}> {name}_0;\n}}\n"
     )
     return ManySource(
         name=name,
         kinds=(kind,),
-        prelude="\n".join([prelude(), *map(kernel_file, ("many.cu", "select.cu"))]),
+        prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),
         rows=dict(copy.rows),
-        kernel=f"namespace gpucast {{\n{casts}}}\nGPUCAST_MANY({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
+        kernel=f"namespace gpucast {{\n{casts}GPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
         threads=copy.threads,
         table=table_of(capacity, *_CHOICES),
         more=f"gpucast::{choices}",
         capacity=capacity,
-        elements=np.array([kind.tiles * copy.tile * copy.threads]),
+        elements=np.array([tiles_of(kind) * copy.tile * copy.threads]),
         tiles=np.array([copy.tile]),
     )

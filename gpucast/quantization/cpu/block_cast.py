@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of boxes on the host: what they need is made once for all boxes of an array."""
+"""Casts of tiles on the host: what they need is made once for all tiles of an array."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class Cast:
-    """The cast of an array's boxes by one rule, where floating-point errors are ignored. For one thread."""
+    """The cast of an array's tiles by one rule, where floating-point errors are ignored. For one thread."""
 
     def __init__(self, rule: Rule, size: int) -> None:
         """`size`: elements of the array."""
@@ -34,7 +34,7 @@ class Cast:
 
 
 class Widened:
-    """The numbers of an array's boxes in a type that holds them: as they lie there, or in scratch memory, contiguous.
+    """The numbers of an array's tiles in a type that holds them: as they lie there, or in scratch memory, contiguous.
 
     NaN may keep its payload.
     """

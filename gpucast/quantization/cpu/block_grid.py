@@ -1,78 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays cut into boxes that fit the cache and in which blocks lie evenly, for the host path."""
+"""Arrays cut into tiles that fit the cache and in which blocks lie evenly, for the host path."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.formats import Format
+from gpucast.quantization.cpu.blocks import BlockGrid
 
 Array = npt.NDArray[Any]
-Triple = tuple[int, int, int]
 
-#: Elements of a box: a few scratch arrays of 4 or 8 bytes fit the second-level cache.
+#: Elements of a tile: a few scratch arrays of 4 or 8 bytes fit the second-level cache.
 ELEMENTS = 1 << 16
 #: Up to this length of blocks it pays to repeat what they share.
 _REPEATED = 512
-#: The dimensions of `Box.split` that lie within a block.
+#: The dimensions of `Tile.split` that lie within a block.
 WITHIN = (1, 3, 5)
 
 
-class Box(NamedTuple):
-    """A part of a `Plan`'s array of three dimensions."""
+class Tile(NamedTuple):
+    """A part of a `BlockGrid`'s array of three dimensions."""
 
     #: Which elements.
     elements: tuple[slice, slice, slice]
-    #: Which blocks, in the grid of blocks.
+    #: Which blocks, in an array over all blocks.
     blocks: tuple[slice, slice, slice]
     #: The elements as (blocks, length in the block) for each dimension in turn.
     split: tuple[int, int, int, int, int, int]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How an array is seen: three dimensions, each cut into blocks. No elements are moved for it."""
-
-    shape: Triple
-    lengths: Triple
-    #: The number of blocks in each dimension.
-    grid: Triple
-
-    @classmethod
-    def make(cls, format: Format, shape: tuple[int, ...], axis: int) -> Plan:
-        """`axis` is not negative; a block of two lengths lies on the last two dimensions."""
-        if format.block == "tensor":
-            size = math.prod(shape)
-            return cls((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1))
-        before, n, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-        if format.block == "axis":
-            return cls((before, n, after), (max(before, 1), 1, max(after, 1)), (1, n, 1))
-        lengths, grid = format.lengths(shape, axis), format.grid(shape, axis)
-        if format.min_ndim == 2:
-            lead, i, j = math.prod(shape[:-2]), -2, -1
-            return cls((lead, shape[i], shape[j]), (1, lengths[i], lengths[j]), (lead, grid[i], grid[j]))
-        if after == 1:
-            return cls((1, before, n), (1, 1, lengths[axis]), (1, before, grid[axis]))
-        return cls((before, n, after), (1, lengths[axis], 1), (before, grid[axis], after))
-
-    def boxes(self) -> Iterator[Box]:
-        """All boxes; each element is in one. A block longer than a box has several."""
-        third = _step(ELEMENTS, self.shape[2], self.lengths[2])
-        second = _step(ELEMENTS // third, self.shape[1], self.lengths[1])
-        first = _step(ELEMENTS // (third * second), self.shape[0], self.lengths[0])
-        cuts = [
-            list(_cuts(n, length, step))
-            for n, length, step in zip(self.shape, self.lengths, (first, second, third), strict=True)
-        ]
-        for a, b, c in itertools.product(*cuts):
-            yield Box((a[0], b[0], c[0]), (a[1], b[1], c[1]), (*a[2], *b[2], *c[2]))
+def tiles(grid: BlockGrid) -> Iterator[Tile]:
+    """All tiles; each element is in one. A block longer than a tile has several."""
+    third = _step(ELEMENTS, grid.shape[2], grid.lengths[2])
+    second = _step(ELEMENTS // third, grid.shape[1], grid.lengths[1])
+    first = _step(ELEMENTS // (third * second), grid.shape[0], grid.lengths[0])
+    cuts = [
+        list(_cuts(n, length, step))
+        for n, length, step in zip(grid.shape, grid.lengths, (first, second, third), strict=True)
+    ]
+    for a, b, c in itertools.product(*cuts):
+        yield Tile((a[0], b[0], c[0]), (a[1], b[1], c[1]), (*a[2], *b[2], *c[2]))
 
 
 def _step(limit: int, n: int, length: int) -> int:
@@ -94,10 +65,10 @@ def _cuts(n: int, length: int, step: int) -> Iterator[tuple[slice, slice, tuple[
         start = stop
 
 
-def spread(of_blocks: Array, box: Box) -> Array:
-    """An array over all blocks, for those of a box: shaped so that it goes with the elements in their `Box.split`."""
-    x = of_blocks[box.blocks]
-    length = box.split[5]
+def spread(of_blocks: Array, tile: Tile) -> Array:
+    """An array over all blocks, for those of a tile: shaped so that it goes with the elements in their `Tile.split`."""
+    x = of_blocks[tile.blocks]
+    length = tile.split[5]
     if 1 < length <= _REPEATED:
         # NumPy works on long rows more quickly than on short ones with a number each.
         x = np.repeat(x, length, axis=2)

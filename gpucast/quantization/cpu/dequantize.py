@@ -20,19 +20,19 @@ from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
 from gpucast.cpu import lanes as host
 from gpucast.quantization.cpu.block_cast import Cast
-from gpucast.quantization.cpu.block_grid import ELEMENTS, Box, spread
+from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 from gpucast.quantization.cpu.quotient import odd
 
 Array = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _BFLOAT16 = dtype("FLOAT"), dtype("DOUBLE"), dtype("BFLOAT16")
 _E8M0 = dtype("FLOAT8E8M0")
-#: Up to so many numbers of a box are quickly looked at one by one.
+#: Up to so many numbers of a tile are quickly looked at one by one.
 _FEW = 1024
 
 
 class Product:
-    """Multiplies the codes of boxes with their blocks' scales (DOUBLE), and stores the products as numbers of `to`."""
+    """Multiplies the codes of tiles with their blocks' scales (DOUBLE), and stores the products as numbers of `to`."""
 
     def __init__(
         self, data: Array, format: Format, to: DType, s: Array, g: np.float64 | None, zero: Array | None
@@ -62,26 +62,26 @@ class Product:
         self._bits = np.empty(elements if self._mended else 0, np.uint32)
         self._low = np.empty(elements if self._mended and to is _BFLOAT16 else 0, np.uint16)
 
-    def __call__(self, codes: Array, box: Box, out: Array) -> None:
-        """Write all of `out`, a box of the result."""
+    def __call__(self, codes: Array, tile: Tile, out: Array) -> None:
+        """Write all of `out`, a tile of the result."""
         direct = self._store is None and out.flags.c_contiguous
         value = out if direct else self._value[: codes.size].reshape(codes.shape)
         if self._load is None:
             np.copyto(value, codes, casting="unsafe")
         else:
             self._load(codes, value)
-        blocks = value.reshape(box.split)
+        blocks = value.reshape(tile.split)
         if self._zero is not None:
-            np.subtract(blocks, spread(self._zero, box), out=blocks)
-        nan = spread(self._lost, box) if self._any_lost else None
+            np.subtract(blocks, spread(self._zero, tile), out=blocks)
+        nan = spread(self._lost, tile) if self._any_lost else None
         if self._any_extreme:
             # Processors differ in the sign of the NaN that comes of infinity times zero.
-            nan = spread(self._lost, box) | (spread(self._infinite, box) & (blocks == 0))
-            nan |= spread(self._nothing, box) & np.isinf(blocks)
-        np.multiply(blocks, spread(self._factor, box), out=blocks)
+            nan = spread(self._lost, tile) | (spread(self._infinite, tile) & (blocks == 0))
+            nan |= spread(self._nothing, tile) & np.isinf(blocks)
+        np.multiply(blocks, spread(self._factor, tile), out=blocks)
         if self._last is not None:
             np.multiply(value, self._last, out=value)
-        midpoints = self._mend(codes, value, box) if self._mended else None
+        midpoints = self._mend(codes, value, tile) if self._mended else None
         if nan is not None:
             np.copyto(blocks, np.nan, where=nan)
         if self._store is None:
@@ -107,7 +107,7 @@ class Product:
         np.copyto(out.view(np.uint16), bits, casting="unsafe")
         out[midpoints] = value[midpoints]
 
-    def _mend(self, codes: Array, value: Array, box: Box) -> Array:
+    def _mend(self, codes: Array, value: Array, tile: Tile) -> Array:
         """Round to odd where FLOAT gave a midpoint of the destination; the places of all of these."""
         find = self._midpoints_of_bfloat16 if self._to is _BFLOAT16 else self._midpoints
         found = find(value.reshape(-1))
@@ -116,14 +116,14 @@ class Product:
         midpoints = places = np.flatnonzero(found)
         if places.size > _FEW:
             # Most of them are exact, where scales are short.
-            places = np.flatnonzero(found.reshape(box.split) & spread(self._rounds, box))
-        block = np.unravel_index(places, box.split)[::2]
-        if self._rounds[box.blocks][block].any():
+            places = np.flatnonzero(found.reshape(tile.split) & spread(self._rounds, tile))
+        block = np.unravel_index(places, tile.split)[::2]
+        if self._rounds[tile.blocks][block].any():
             exact = np.empty(places.size)
             host.apply(codes.reshape(-1)[places], self._decode, exact)
             if self._zero is not None:
-                exact -= self._zero[box.blocks][block]
-            exact *= self._d[box.blocks][block]
+                exact -= self._zero[tile.blocks][block]
+            exact *= self._d[tile.blocks][block]
             value.reshape(-1)[places] = odd(exact)
         return midpoints
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
-from gpucast.quantization.cpu.block_grid import ELEMENTS, WITHIN, Box, Plan
+from gpucast.quantization.cpu.block_grid import ELEMENTS, WITHIN, Tile, tiles
+from gpucast.quantization.cpu.blocks import BlockGrid
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +23,7 @@ Array = npt.NDArray[Any]
 _SHORT = 64
 
 
-def extremes(source: Array, plan: Plan, format: Format) -> tuple[Array, Array, Array]:
+def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array]:
     """For each block, over its finite numbers: the lowest one or 0 and the largest one or 0 (formats with zero points)
     or 0 and the largest magnitude, as DOUBLE; and whether the block is lost to a NaN or an infinity."""
     row = dtype(source.dtype)
@@ -30,47 +31,47 @@ def extremes(source: Array, plan: Plan, format: Format) -> tuple[Array, Array, A
     infinity, sign = row.code_numpy.type(row.inf_code), row.code_numpy.type(row.sign_code)
     magnitude = ~sign
     # As unsigned integers the negative numbers are above the others, by their magnitude; as signed ones below 0.
-    high, low = np.zeros(plan.grid, row.code_numpy), np.zeros(plan.grid, row.code_numpy)
-    lost = np.zeros(plan.grid, bool)
+    high, low = np.zeros(grid.counts, row.code_numpy), np.zeros(grid.counts, row.code_numpy)
+    lost = np.zeros(grid.counts, bool)
     scratch = np.empty(ELEMENTS, row.code_numpy)
-    for box in plan.boxes():
-        x = codes[box.elements]
+    for tile in tiles(grid):
+        x = codes[tile.elements]
         room = scratch[: x.size].reshape(x.shape)
         if not format.zero_points:
             x = np.bitwise_and(x, magnitude, out=room)
         elif not x.flags.c_contiguous:
             np.copyto(room, x)
             x = room
-        top, bottom = _box_extremes(x, box, format.zero_points)
+        top, bottom = _tile_extremes(x, tile, format.zero_points)
         bad = (top >= infinity) | (bottom >= infinity | sign)
         if bad.any():
-            lost[box.blocks] |= bad & format.nan_in_scale
+            lost[tile.blocks] |= bad & format.nan_in_scale
             finite = np.where((x & magnitude) < infinity, x, row.code_numpy.type(0))
-            top, bottom = _box_extremes(finite, box, format.zero_points)
-        np.maximum(high[box.blocks], top, out=high[box.blocks])
-        np.maximum(low[box.blocks], bottom, out=low[box.blocks])
+            top, bottom = _tile_extremes(finite, tile, format.zero_points)
+        np.maximum(high[tile.blocks], top, out=high[tile.blocks])
+        np.maximum(low[tile.blocks], bottom, out=low[tile.blocks])
     return _values(low, source.dtype), _values(high, source.dtype), lost
 
 
-def _box_extremes(codes: Array, box: Box, signed: bool) -> tuple[Array, Array]:
+def _tile_extremes(codes: Array, tile: Tile, signed: bool) -> tuple[Array, Array]:
     """The codes of the largest number of each block, at least 0, and of its lowest one, or 0; `signed`: False where all
     numbers are positive."""
-    top = _largest(codes, box)
+    top = _largest(codes, tile)
     if not signed:
         return top, np.zeros((), codes.dtype)
     sign = np.iinfo(codes.dtype).max // 2 + 1
-    largest = _largest(codes.view(f"i{codes.itemsize}"), box)
+    largest = _largest(codes.view(f"i{codes.itemsize}"), tile)
     return np.maximum(largest, 0).view(codes.dtype), np.where(top >= sign, top, 0)
 
 
-def _largest(codes: Array, box: Box) -> Array:
+def _largest(codes: Array, tile: Tile) -> Array:
     """The largest integer of each block."""
-    length = box.split[5]
-    if 1 < length <= _SHORT and box.split[1] == box.split[3] == 1:
+    length = tile.split[5]
+    if 1 < length <= _SHORT and tile.split[1] == tile.split[3] == 1:
         codes = codes.reshape(-1)
         while length % 2 == 0:
             codes, length = np.maximum(codes[::2], codes[1::2]), length // 2
-    largest: Array = codes.reshape(*box.split[:5], length).max(axis=WITHIN)
+    largest: Array = codes.reshape(*tile.split[:5], length).max(axis=WITHIN)
     return largest
 
 

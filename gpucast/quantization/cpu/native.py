@@ -20,7 +20,7 @@ from gpucast.core.rule import resolve
 from gpucast.cpu.encode import decode, encode
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
-from gpucast.quantization.cpu.block_grid import Plan
+from gpucast.quantization.cpu.blocks import BlockGrid
 
 Array = npt.NDArray[Any]
 
@@ -82,34 +82,34 @@ class Native:
         row = host_native_cast.row(resolve(self._src, format.element))
         return self._library[f"{self._load}_{how}"], _Quotient(row, zeros)
 
-    def extremes(self, source: Array, plan: Plan) -> tuple[Array, Array, Array] | None:
+    def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
         row, ranges = self._src, self._format.zero_points
-        found = np.zeros((*plan.grid, 1 + ranges), row.code_numpy)
+        found = np.zeros((*grid.counts, 1 + ranges), row.code_numpy)
         # As unsigned integers negative numbers begin with -0; as signed ones the others do with 0.
         found[..., :-1] = row.sign_code
         run = self._library[f"{'range' if ranges else 'largest'}_of_{row.bits}"]
         of_blocks = _array(found, found.itemsize * (1 + ranges))
-        self._each(run, _array(source), _array(source), _blocks(plan), of_blocks, None)
+        self._each(run, _array(source), _array(source), _blocks(grid), of_blocks, None)
         if (found & (row.sign_code - 1)).max(initial=0) > row.max_code:
             return None
         values = found.view(row.numpy).astype(np.float64)
-        low = values[..., 0] if ranges else np.zeros(plan.grid)
-        return low, values[..., -1], np.zeros(plan.grid, bool)
+        low = values[..., 0] if ranges else np.zeros(grid.counts)
+        return low, values[..., -1], np.zeros(grid.counts, bool)
 
-    def codes(self, source: Array, plan: Plan, d: Array, zero: Array, data: Array) -> None:
+    def codes(self, source: Array, grid: BlockGrid, d: Array, zero: Array, data: Array) -> None:
         """Write the codes of all quotients by the blocks' `d` (DOUBLE), with the blocks' zero points (INT32)."""
         if self._format.element.family == "int":
-            of_blocks = np.empty(plan.grid, _STEP)
+            of_blocks = np.empty(grid.counts, _STEP)
             of_blocks["d"], of_blocks["zero"] = d, zero
         elif self._format.global_scale:
             of_blocks = np.ascontiguousarray(d)
         else:
             of_blocks = (1 / d if self._powers else d).astype(np.float32)
         more = ctypes.byref(self._more)
-        self._each(self._run, _array(source), _array(data), _blocks(plan), _array(of_blocks), more)
+        self._each(self._run, _array(source), _array(data), _blocks(grid), _array(of_blocks), more)
 
-    def beyond(self, source: Array, plan: Plan, limits: Array) -> int:
+    def beyond(self, source: Array, grid: BlockGrid, limits: Array) -> int:
         """How many numbers of an array without NaN are larger, as magnitudes, than the limits of their blocks, which
         are DOUBLE, not negative."""
         with np.errstate(over="ignore"):
@@ -118,31 +118,31 @@ class Native:
         below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
         counts = np.zeros(_COUNTS, np.uint32)
         x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
-        self._each(self._library[f"{self._load}_beyond"], x, x, _blocks(plan), _array(below), more)
+        self._each(self._library[f"{self._load}_beyond"], x, x, _blocks(grid), _array(below), more)
         return int(counts.sum(dtype=np.uint64))
 
 
-def equal(codes: Array, plan: Plan, of_blocks: Array) -> int | None:
+def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
     """How many codes of a contiguous array are those of their blocks, all UINT8; None without the library."""
     library = host_native.library()
-    if library is None or not _is_long_enough(plan):
+    if library is None or not _is_long_enough(grid):
         return None
     count, x = ctypes.c_uint64(), _array(codes)
-    library["each_run"](library["equal"], x, x, _blocks(plan), _array(of_blocks), ctypes.byref(count))
+    library["each_run"](library["equal"], x, x, _blocks(grid), _array(of_blocks), ctypes.byref(count))
     return count.value
 
 
-def find(source: Array, plan: Plan, format: Format) -> Native | None:
+def find(source: Array, grid: BlockGrid, format: Format) -> Native | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
     src = dtype(source.dtype)
-    if src is _DOUBLE or not source.size or not _is_long_enough(plan):
+    if src is _DOUBLE or not source.size or not _is_long_enough(grid):
         return None
     library = host_native.library()
     return None if library is None else _checked(library, src, format)
 
 
-def _is_long_enough(plan: Plan) -> bool:
-    return min(_SHORTEST, plan.shape[2]) <= plan.lengths[2] and plan.shape[2] < 1 << 32
+def _is_long_enough(grid: BlockGrid) -> bool:
+    return min(_SHORTEST, grid.shape[2]) <= grid.lengths[2] and grid.shape[2] < 1 << 32
 
 
 @lru_cache(maxsize=64)
@@ -173,9 +173,9 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
             wanted = (codes.astype(np.int64) & element.code_mask).astype(np.uint8)
         else:
             wanted = encode(quotients.reshape(-1), resolve(_DOUBLE, element)).reshape(shape)
-    data, plan = np.empty(shape, np.uint8), Plan((1, *shape), (1, 1, 64), (1, 64, 1))
-    native.codes(source, plan, d.reshape(plan.grid), zero.reshape(plan.grid), data)
-    found = native.extremes(source, plan)
+    data, grid = np.empty(shape, np.uint8), BlockGrid((1, *shape), (1, 1, 64), (1, 64, 1))
+    native.codes(source, grid, d.reshape(grid.counts), zero.reshape(grid.counts), data)
+    found = native.extremes(source, grid)
     lowest, largest = (values, values) if format.zero_points else (np.zeros(shape), np.abs(values))
     limits = np.abs(values).mean(1)
     same = (
@@ -183,17 +183,17 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
         and np.array_equal(found[0].reshape(-1), lowest.min(1, initial=0))
         and np.array_equal(found[1].reshape(-1), largest.max(1, initial=0))
         and np.array_equal(data, wanted)
-        and native.beyond(source, plan, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
+        and native.beyond(source, grid, limits) == np.count_nonzero(np.abs(values) > limits[:, None])
     )
     return native if same else None
 
 
-def _blocks(plan: Plan) -> Any:
-    shape, lengths, grid = plan.shape, plan.lengths, plan.grid
+def _blocks(grid: BlockGrid) -> Any:
+    shape, lengths, counts = grid.shape, grid.lengths, grid.counts
     if lengths[:2] == (1, 1) and shape[2] % lengths[2] == 0:
         # No block ends with its row alone: one run, however short the rows are.
-        shape, grid = (1, 1, math.prod(shape)), (1, 1, math.prod(grid))
-    return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, grid))))
+        shape, counts = (1, 1, math.prod(shape)), (1, 1, math.prod(counts))
+    return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, counts))))
 
 
 def _array(x: Array, itemsize: int | None = None) -> _Array:

@@ -21,7 +21,8 @@ from gpucast.cpu import cast as host_cast
 from gpucast.cpu import lanes as host
 from gpucast.quantization.cpu import native as host_native
 from gpucast.quantization.cpu.block_cast import Cast
-from gpucast.quantization.cpu.block_grid import ELEMENTS, Plan, spread
+from gpucast.quantization.cpu.block_grid import ELEMENTS, spread, tiles
+from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.cpu.dequantize import Product
 from gpucast.quantization.cpu.extremes import extremes
 from gpucast.quantization.cpu.quotient import Quotient
@@ -39,16 +40,16 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     8 bytes per element.
     """
     axis = axis % x.ndim if x.ndim else 0
-    plan, shape = Plan.make(format, x.shape, axis), format.scales_shape(x.shape, axis)
-    source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(plan.shape)
+    grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
+    source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
     with np.errstate(all="ignore"):
         # Where blocks have the scales of their own numbers, quotients are none that only NumPy knows.
         is_own = random is None and (scale is None or format.global_scale)
-        native = host_native.find(source, plan, format) if is_own else None
-        found = None if native is None else native.extremes(source, plan)
-        low, high, lost = extremes(source, plan, format) if found is None else found
+        native = host_native.find(source, grid, format) if is_own else None
+        found = None if native is None else native.extremes(source, grid)
+        low, high, lost = extremes(source, grid, format) if found is None else found
         stored, g = _scales(low, high, format, scale, shape)
-        stored = stored.reshape(plan.grid)
+        stored = stored.reshape(grid.counts)
         s = _cast(stored, _DOUBLE)
         d = s * g if format.global_scale else s
         zero = _zero_points(low, s, format)
@@ -56,14 +57,14 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         if any_lost:
             zero[lost] = 0
             stored[lost] = _cast(np.float64(np.nan), format.scale)
-        data = np.empty(plan.shape, format.element.numpy)
+        data = np.empty(grid.shape, format.element.numpy)
         if random is not None:
-            _stochastic(source, plan, format, d, lost, data, random)
+            _stochastic(source, grid, format, d, lost, data, random)
         elif native is not None and found is not None:
-            native.codes(source, plan, d, zero, data)
+            native.codes(source, grid, d, zero, data)
         else:
             limits = _limits(low, high, d, zero, format)
-            _nearest(source, plan, format, d, zero, lost if any_lost else None, data, limits)
+            _nearest(source, grid, format, d, zero, lost if any_lost else None, data, limits)
     return Parts(
         data.reshape(x.shape),
         stored.reshape(shape),
@@ -140,7 +141,7 @@ def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> t
 
 def _nearest(
     source: Array,
-    plan: Plan,
+    grid: BlockGrid,
     format: Format,
     d: Array,
     zero: Array,
@@ -157,22 +158,22 @@ def _nearest(
     least, most = (
         None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.row.numpy) for limit in limits
     )
-    for box in plan.boxes():
-        q = divide(source[box.elements], box)
-        blocks = q.reshape(box.split)
+    for tile in tiles(grid):
+        q = divide(source[tile.elements], tile)
+        blocks = q.reshape(tile.split)
         if integers:
             if format.zero_points:
-                np.add(blocks, spread(shift, box), out=blocks)
+                np.add(blocks, spread(shift, tile), out=blocks)
             if least is not None:
                 np.maximum(q, least[: q.size].reshape(q.shape), out=q)
             if most is not None:
                 np.minimum(q, most[: q.size].reshape(q.shape), out=q)
         if lost is not None:
-            np.copyto(blocks, 0, where=spread(lost, box))
+            np.copyto(blocks, 0, where=spread(lost, tile))
         if store is None:
-            _store_integers(q, data[box.elements], format.element)
+            _store_integers(q, data[tile.elements], format.element)
         else:
-            store(q, data[box.elements])
+            store(q, data[tile.elements])
 
 
 def _store_integers(q: Array, out: Array, row: DType) -> None:
@@ -183,14 +184,16 @@ def _store_integers(q: Array, out: Array, row: DType) -> None:
         np.bitwise_and(out.view(np.uint8), row.code_mask, out=out.view(np.uint8))
 
 
-def _stochastic(source: Array, plan: Plan, format: Format, d: Array, lost: Array, data: Array, random: Random) -> None:
+def _stochastic(
+    source: Array, grid: BlockGrid, format: Format, d: Array, lost: Array, data: Array, random: Random
+) -> None:
     """As `_nearest`, of all elements at once: an element's random number goes by its place in the array."""
     divide = Quotient(source, format, d, wide=True)
-    whole = np.empty(plan.shape)
-    for box in plan.boxes():
-        q = divide(source[box.elements], box)
-        np.copyto(q.reshape(box.split), 0, where=spread(lost, box))
-        whole[box.elements] = q
+    whole = np.empty(grid.shape)
+    for tile in tiles(grid):
+        q = divide(source[tile.elements], tile)
+        np.copyto(q.reshape(tile.split), 0, where=spread(lost, tile))
+        whole[tile.elements] = q
     rule = resolve(_DOUBLE, format.element, rounding="stochastic")
     host_cast.apply(whole, rule, data, random)
 
@@ -201,14 +204,14 @@ def _stochastic(source: Array, plan: Plan, format: Format, d: Array, lost: Array
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
     """As `gpucast.quantization.reference.dequantize`, to the floating type `to`."""
     shape: tuple[int, ...] = parts.data.shape
-    plan = Plan.make(format, shape, axis % len(shape) if shape else 0)
-    data = np.ascontiguousarray(parts.data).reshape(plan.shape)
-    out: Array = np.empty(plan.shape, to.numpy)
+    grid = BlockGrid.of(format, shape, axis % len(shape) if shape else 0)
+    data = np.ascontiguousarray(parts.data).reshape(grid.shape)
+    out: Array = np.empty(grid.shape, to.numpy)
     with np.errstate(all="ignore"):
-        s = _cast(parts.scales, _DOUBLE).reshape(plan.grid)
+        s = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
         g = None if parts.global_scale is None else np.float64(parts.global_scale)
-        zero = None if parts.zero_points is None else parts.zero_points.reshape(plan.grid)
+        zero = None if parts.zero_points is None else parts.zero_points.reshape(grid.counts)
         multiply = Product(data, format, to, s, g, zero)
-        for box in plan.boxes():
-            multiply(data[box.elements], box, out[box.elements])
+        for tile in tiles(grid):
+            multiply(data[tile.elements], tile, out[tile.elements])
     return out.reshape(shape)

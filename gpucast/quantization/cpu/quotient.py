@@ -18,7 +18,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
 from gpucast.quantization.cpu.block_cast import Widened
-from gpucast.quantization.cpu.block_grid import ELEMENTS, Box, spread
+from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 
 Array = npt.NDArray[Any]
 
@@ -27,7 +27,7 @@ _BESIDE = 3
 
 
 class Quotient:
-    """Divides the elements of boxes by their blocks' `d` (DOUBLE); integer formats get whole numbers, ties to even.
+    """Divides the elements of tiles by their blocks' `d` (DOUBLE); integer formats get whole numbers, ties to even.
 
     The result is scratch memory, valid until the next. `row` is its type: DOUBLE where it is that of the elements,
     where that is asked for, and, with a global scale, for integers and for tiny `d`; else FLOAT.
@@ -49,20 +49,20 @@ class Quotient:
         elements = min(source.size, ELEMENTS)
         self._q, self._scratch = np.empty(elements, self.row.numpy), np.empty(elements, self.row.numpy)
 
-    def __call__(self, x: Array, box: Box) -> Array:
+    def __call__(self, x: Array, tile: Tile) -> Array:
         x = self._widened(x)
         q = self._q[: x.size].reshape(x.shape)
         operation = np.multiply if self._powers else np.divide
-        operation(x.reshape(box.split), spread(self._factor, box), out=q.reshape(box.split))
+        operation(x.reshape(tile.split), spread(self._factor, tile), out=q.reshape(tile.split))
         if not self._integers:
             if self._mended:
-                self._mend(x, q, self._beside_midpoints(q), box)
+                self._mend(x, q, self._beside_midpoints(q), tile)
             return q
         whole = np.rint(q, out=self._scratch[: q.size].reshape(q.shape))
         if self._mended:
             np.subtract(q, whole, out=q)
             if not (q.max() < 0.5 and q.min() > -0.5):  # NaN counts as a midpoint here.
-                self._mend(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), box)
+                self._mend(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), tile)
         return whole
 
     def _beside_midpoints(self, q: Array) -> Array:
@@ -81,11 +81,11 @@ class Quotient:
         kept: Array = near[(magnitude != 0) & (magnitude != self._format.divisor)]
         return kept
 
-    def _mend(self, x: Array, q: Array, places: Array, box: Box) -> None:
+    def _mend(self, x: Array, q: Array, places: Array, tile: Tile) -> None:
         """Write the true quotients, rounded to odd, or to integers."""
         if places.size:
-            block = np.unravel_index(places, box.split)
-            d = self._d[box.blocks][block[0], block[2], block[4]]
+            block = np.unravel_index(places, tile.split)
+            d = self._d[tile.blocks][block[0], block[2], block[4]]
             true = x.reshape(-1)[places].astype(np.float64) / d
             q.reshape(-1)[places] = np.rint(true) if self._integers else odd(true)
 

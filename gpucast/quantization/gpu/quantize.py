@@ -23,7 +23,8 @@ from gpucast.core.random import Random
 from gpucast.core.rule import Rule, resolve
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Blocks, Kind, QuantizeArguments, Work, found_bytes
+from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, found_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import Wanted, plan
 
@@ -35,7 +36,7 @@ _ALIGNMENT = 16
 #: Elements that 32 bits count, with room for the threads of a block; the kinds that count them.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
 #: Any format will do: scales are moved as they are.
-_SWIZZLES = tuple(Work(FORMATS["mxfp4"], kind) for kind in ("swizzle", "unswizzle"))
+_ANY = FORMATS["mxfp4"]
 
 
 def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random | None = None) -> list[Parts]:
@@ -99,7 +100,7 @@ def _fill(
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
         sides = sorted(zip(wanted, results, strict=True), key=lambda side: side[0].swapped)
         places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
-        found.run(_address(x), row, device, places, _address(results[0].global_scale), **_seed(random))
+        found.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
         return results
     if len(wanted) > 1:
         return [
@@ -130,10 +131,15 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
         out = device_cast.new(shape if back else (size,), row)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
-            blocks = Blocks(1, rows, columns, 1, 1, rows, columns, True)
-            kernel = launch.kernel(Rule(row, row), "contiguous", False, device, _SWIZZLES[back])
+            blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
+            kernel = launch.kernel(swizzle_spec(row, back), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
+
+
+def swizzle_spec(row: DType, back: bool) -> QuantizeSpec:
+    """The kernel of `swizzle`, for scales of a type."""
+    return QuantizeSpec(Rule(row, row), _ANY, "unswizzle" if back else "swizzle")
 
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
@@ -147,13 +153,14 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
             raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
         out = device_cast.new(shape, to)
         if out.size:
-            blocks = blocks_of(shape, format, axis)
+            blocks = BlockGrid.of(format, shape, axis)
             arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
+            rule = Rule(format.element, to)
             if _in_rows(blocks, parts.data):
-                work = Work(format, "back", block=blocks.block_columns)
+                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
             else:
-                work = Work(format, "back", single=format.block == "tensor", large=out.size > _LARGE)
-            kernel = launch.kernel(Rule(format.element, to), "contiguous", False, device, work)
+                spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+            kernel = launch.kernel(spec, device)
             kernel(_address(parts.data), _address(out), out.size, arguments)
     return out
 
@@ -163,10 +170,11 @@ class _Call:
 
     def __init__(self, x: Any, row: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
         self.x, self.row, self.format, self.device, self.random = x, row, format, device, random
-        self.blocks = blocks_of(x.shape, format, axis)
+        self.blocks = BlockGrid.of(format, x.shape, axis)
 
     def find_global_scale(self) -> Any:
-        everything = Blocks(1, 1, self.x.size, 1, max(self.x.size, 1), 1, 1, False)
+        size = self.x.size
+        everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
         found, arguments = self._extremes("top", everything)
         result = device_cast.new((), _FLOAT)
         self._launch("global", WARP, result, arguments)
@@ -185,9 +193,9 @@ class _Call:
 
     def find_scales(self, result: Parts, *, given: bool) -> None:
         """Fill the scales and zero points; of `given` scales those of blocks that are lost."""
-        if self.blocks.count and not (given and not self.format.nan_in_scale):
+        if self.blocks.size and not (given and not self.format.nan_in_scale):
             found, arguments = self._extremes("extremes", self.blocks, self._arguments(result))
-            self._launch("kept" if given else "scales", self.blocks.count * WARP, result.data, arguments)
+            self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
             # Memory that is given back now is used again by what is launched later on this stream only.
             del found
 
@@ -200,55 +208,39 @@ class _Call:
         return QuantizeArguments(self.blocks, *places, **_seed(self.random))
 
     def _extremes(
-        self, kind: Kind, blocks: Blocks, beside: QuantizeArguments | None = None
+        self, kind: Kind, blocks: BlockGrid, beside: QuantizeArguments | None = None
     ) -> tuple[Any, QuantizeArguments]:
-        lanes = 1 if blocks.block_columns == 1 else WARP
-        teams = blocks.count * lanes
+        lanes = 1 if blocks.lengths[2] == 1 else WARP
+        teams = blocks.size * lanes
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
         # Whole vectors for each lane.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
-        found = device_cast.new((blocks.count * parts * found_bytes(self.row),), _BYTE)
-        arguments = replace(beside or QuantizeArguments(blocks), found=_address(found), parts=parts, chunk=chunk)
+        found = device_cast.new((blocks.size * parts * found_bytes(self.row),), _BYTE)
+        arguments = replace(beside or QuantizeArguments(blocks), stats=_address(found), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, found, arguments, lanes)
         return found, arguments
 
     def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
         random = self.random is not None and kind in ("rows", "elements")
-        block = self.blocks.block_columns if kind == "rows" else 0
+        block = self.blocks.lengths[2] if kind == "rows" else 0
         single = kind == "elements" and self.format.block == "tensor"
-        make = Work(self.format, kind, random, lanes, block, kind in _COUNTING and self.x.size > _LARGE, single)
-        kernel = launch.kernel(Rule(self.row, self.format.element), "contiguous", False, self.device, make)
+        large = kind in _COUNTING and self.x.size > _LARGE
+        rule = Rule(self.row, self.format.element)
+        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
+        kernel = launch.kernel(spec, self.device)
         kernel(_address(self.x), _address(dst), n, arguments)
 
 
-def _in_rows(blocks: Blocks, x: Any) -> bool:
+def _in_rows(blocks: BlockGrid, x: Any) -> bool:
     """Whether rows hold whole blocks of a length that kernels know, and x is aligned for vectors."""
     return (
         blocks.apart
-        and blocks.block_rows == 1
-        and blocks.block_columns in ROW_BLOCKS
-        and blocks.columns % blocks.block_columns == 0
+        and blocks.lengths[1] == 1
+        and blocks.lengths[2] in ROW_BLOCKS
+        and blocks.shape[2] % blocks.lengths[2] == 0
         and _address(x) % _ALIGNMENT == 0
     )
-
-
-def blocks_of(shape: tuple[int, ...], format: Format, axis: int) -> Blocks:
-    """An array in C order, and the blocks of the format, in three dimensions. Shape () counts as (1,)."""
-    shape = shape or (1,)
-    if format.block == "tensor":
-        size = math.prod(shape)
-        return Blocks(1, 1, size, 1, max(size, 1), 1, 1, False)
-    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    if format.block == "axis":
-        return Blocks(before, shape[axis], after, 1, max(after, 1), shape[axis], 1, False)
-    lengths, grid = format.lengths(shape, axis), format.grid(shape, axis)
-    if format.min_ndim == 2:
-        (rows, columns), (down, along), (grid_rows, grid_columns) = shape[-2:], lengths[-2:], grid[-2:]
-        return Blocks(math.prod(shape[:-2]), rows, columns, down, along, grid_rows, grid_columns, True)
-    if axis == len(shape) - 1:
-        return Blocks(1, before, shape[-1], 1, lengths[-1], before, grid[-1], True)
-    return Blocks(before, shape[axis], after, lengths[axis], 1, grid[axis], after, True)
 
 
 def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:

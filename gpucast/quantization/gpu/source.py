@@ -14,11 +14,13 @@ from typing import Literal
 
 import numpy as np
 
-from gpucast.codegen.cast import THREADS, KernelSource, Shape, kernel_file, options, rows
+from gpucast.codegen.cast import THREADS, KernelSource, kernel_file, options, rows
 from gpucast.codegen.fused import fused_prelude
+from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
+from gpucast.quantization.cpu.blocks import BlockGrid
 
 #: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost),
 #: then elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
@@ -35,9 +37,12 @@ ROW_BLOCKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
-class Work:
-    """Which kernel: called with a rule (source to element; "back": element to destination), it gives its source."""
+class QuantizeSpec(KernelSpec[KernelSource]):
+    """A kernel that quantizes or dequantizes."""
 
+    #: Source to element; "back": element to destination; "swizzle" and "unswizzle": from and to the type of the scales.
+    rule: Rule
+    #: Any will do for "swizzle" and "unswizzle", which move scales as they are.
     format: Format
     kind: Kind
     stochastic: bool = False
@@ -50,8 +55,8 @@ class Work:
     #: Of the kinds "elements" and "back": whether all elements share a scale.
     single: bool = False
 
-    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-        format, back = self.format, self.kind == "back"
+    def source(self) -> KernelSource:
+        rule, format, back = self.rule, self.format, self.kind == "back"
         other = rule.dst if back else rule.src
         name = self._name(other)
         elements = self._elements(other)
@@ -130,9 +135,9 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
     lines = [
         f"typedef {element.name} element;",
         f"typedef {scale.name} scale;",
-        f"typedef Rule<{options(of_element)}> element_rule;",
-        f"typedef Rule<{options(of_scale)}> scale_rule;",
-        f"typedef Rule<{options(to_float)}> global_rule;",
+        f"typedef CastRule<{options(of_element)}> element_rule;",
+        f"typedef CastRule<{options(of_scale)}> scale_rule;",
+        f"typedef CastRule<{options(to_float)}> global_rule;",
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
@@ -165,38 +170,14 @@ def _bool(flag: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Blocks:
-    """The array as outer x rows x columns, and its blocks; ``struct Blocks`` of kernels/quantize.cu."""
-
-    outer: int
-    rows: int
-    columns: int
-    block_rows: int
-    block_columns: int
-    grid_rows: int
-    grid_columns: int
-    #: False where one block spans all of the outer dimension.
-    apart: bool
-
-    @property
-    def count(self) -> int:
-        return (self.outer if self.apart else 1) * self.grid_rows * self.grid_columns
-
-    @property
-    def largest(self) -> int:
-        """Elements of a block that is not cut."""
-        return self.block_columns * (self.block_rows if self.apart else self.outer)
-
-
-@dataclass(frozen=True)
 class QuantizeArguments:
     """The last argument of a kernel; addresses are on its device, those of what there is not are 0."""
 
-    blocks: Blocks
+    blocks: BlockGrid
     scales: int = 0
     zero_points: int = 0
     global_scale: int = 0
-    found: int = 0
+    stats: int = 0
     parts: int = 1
     chunk: int = 0
     seed: int = 0
@@ -204,21 +185,24 @@ class QuantizeArguments:
 
     def to_bytes(self) -> bytes:
         """``struct QuantizeArguments`` of kernels/quantize.cu."""
-        b = self.blocks
-        divisions = (divide_by(n) for n in (b.columns, b.rows, b.block_columns, b.block_rows))
+        blocks = self.blocks
+        _, rows, columns = blocks.shape
+        _, block_rows, block_columns = blocks.lengths
+        _, grid_rows, grid_columns = blocks.counts
+        divisions = (divide_by(n) for n in (columns, rows, block_columns, block_rows))
         return struct.pack(
             "<4Q2q2Q8q12I",
             *(
                 self.scales,
                 self.zero_points,
                 self.global_scale,
-                self.found,
+                self.stats,
                 self.parts,
                 self.chunk,
                 self.seed,
                 self.offset,
             ),
-            *(b.outer, b.rows, b.columns, b.block_rows, b.block_columns, b.grid_rows, b.grid_columns, b.apart),
+            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.apart),
             *(number for division in divisions for number in division),
         )
 

@@ -10,8 +10,9 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpucast.codegen.cast import KernelSource, Shape, kernel_file, rows
+from gpucast.codegen.cast import KernelSource, kernel_file, rows
 from gpucast.codegen.fused import fused_prelude
+from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import Rule
@@ -28,9 +29,11 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """Which kernel: called with a rule (source to element), it gives its source."""
+class TileSpec(KernelSpec[KernelSource]):
+    """A kernel that quantizes in tiles."""
 
+    #: Source to element.
+    rule: Rule
     format: Format
     #: Elements of a block along one axis; of no meaning for "everywhere".
     block: int
@@ -41,8 +44,8 @@ class Tiles:
     given: bool = False
     stochastic: bool = False
 
-    def __call__(self, rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-        format, size, name = self.format, self.size(rule.src), self._name(rule.src)
+    def source(self) -> KernelSource:
+        rule, format, size, name = self.rule, self.format, self.size, self._name(self.rule.src)
         lines = [
             f"enum : u32 {{ rows = {size.rows}, columns = {size.columns}, block = {self.block} }};",
             f"enum : u32 {{ tile_rows = {size.tile_rows}, tile_columns = {_TILE_COLUMNS} }};",
@@ -70,8 +73,10 @@ class Tiles:
             more="gpucast::TileArguments",
         )
 
-    def size(self, src: DType) -> Size:
-        """For an array of a type."""
+    @property
+    def size(self) -> Size:
+        """Of a tile, for arrays of the source's type."""
+        src = self.rule.src
         # 64 elements of a thread are 128 bytes or more under way. Its rows are vectors of 16 bytes, or two of them:
         # eight elements below a byte fill a word, as the quick ways to codes want it.
         columns = 8 if src.bits == 16 or (src.bits == 32 and self.format.element.bits < 8) else 4

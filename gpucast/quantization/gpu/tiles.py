@@ -13,7 +13,8 @@ from gpucast.core.formats import Format
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
 from gpucast.gpu import driver as launch
-from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, Tiles
+from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
 
 #: Tiles that may be mostly empty; of more than these a sixteenth must be elements.
 _FEW, _WASTE = 256, 16
@@ -35,22 +36,20 @@ class Wanted:
 class Plan:
     """A kernel, and the array as `matrices` of rows x columns for it."""
 
-    work: Tiles
+    spec: TileSpec
     matrices: int
     rows: int
     columns: int
 
-    def run(
-        self, x: int, row: DType, device: int, results: Sequence[TileResult], global_scale: int, **seed: int
-    ) -> None:
+    def run(self, x: int, device: int, results: Sequence[TileResult], global_scale: int, **seed: int) -> None:
         """Launch it for an array at an address; a result for each of same and swapped that there is."""
-        size, sides = self.work.size(row), iter(results)
+        size, sides = self.spec.size, iter(results)
         same, swapped = (
-            TileResult() if run == "nothing" else next(sides) for run in (self.work.same, self.work.swapped)
+            TileResult() if run == "nothing" else next(sides) for run in (self.spec.same, self.spec.swapped)
         )
         tiles = size.tiles(self.rows, self.columns)
         arguments = TileArguments(self.rows, self.columns, tiles, same, swapped, global_scale, **seed)
-        kernel = launch.kernel(Rule(row, self.work.format.element), "contiguous", False, device, self.work)
+        kernel = launch.kernel(self.spec, device)
         kernel(x, results[0].data, self.matrices * math.prod(tiles) * size.tile_rows * size.tile_columns, arguments)
 
 
@@ -65,13 +64,10 @@ def plan(
     if not math.prod(shape) or (isinstance(format.block, str) and not (format.block == "tensor" and turned)):
         return None
     if format.min_ndim < 2 and not turned:
-        # Any axis: what is before it counts as matrices, what is behind it as columns.
         (one,) = wanted
-        last = one.axis == len(shape) - 1
-        matrices, rows, columns = math.prod(shape[: one.axis]), shape[one.axis], math.prod(shape[one.axis + 1 :])
-        if last:
-            matrices, rows, columns = 1, matrices, rows
-        runs: list[Run] = ["along" if last else "down"]
+        # Any axis: what is before it counts as matrices, what is behind it, if there is anything, as columns.
+        matrices, rows, columns = BlockGrid.of(format, shape, one.axis).shape
+        runs: list[Run] = ["along" if math.prod(shape[one.axis + 1 :]) == 1 else "down"]
     else:
         matrices, rows, columns = math.prod(shape[:-2]), *shape[-2:]
         runs = [_run(one, len(shape), format) for one in wanted]
@@ -87,13 +83,13 @@ def plan(
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # Nothing has to be found.
         return None
-    work = Tiles(format, block, same, swapped, given, random is not None)
-    size = work.size(row)
+    spec = TileSpec(Rule(row, format.element), format, block, same, swapped, given, random is not None)
+    size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)
     if empty or tiles >= 2**31:
         return None
-    return Plan(work, matrices, rows, columns)
+    return Plan(spec, matrices, rows, columns)
 
 
 def _run(one: Wanted, ndim: int, format: Format) -> Run:

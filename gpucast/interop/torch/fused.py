@@ -16,7 +16,7 @@ from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Call
 from gpucast.core.random import Random
-from gpucast.interop import torch as door
+from gpucast.interop.torch import tensors
 
 _SIZE = 2**64
 #: Of an op, behind the tensors: an op takes neither integers of more than 64 bits nor unsigned ones.
@@ -31,12 +31,12 @@ def cast(
 ) -> Any:
     """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
     if isinstance(call.scale, torch.Tensor):
-        door.check_scale(call.scale, call.who)
-    if door.transformed() and call.scale is not None and not isinstance(call.scale, torch.Tensor):
+        tensors.check_scale(call.scale, call.who)
+    if tensors.transformed() and call.scale is not None and not isinstance(call.scale, torch.Tensor):
         # Whatever stands for a number is one there.
         call = call._replace(scale=resolve_scale(call.scale, x.device.index if x.is_cuda else None, call.who))
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
-    arguments = (dst.name, *(attributes or door.DEFAULTS.values()), seed, offset)
+    arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
     if _traced(call):
         return _cast_traced(x, dst, arguments, call, place)
     return _cast_at_once(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, place)
@@ -50,12 +50,12 @@ def _signed(value: int) -> int:
 def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
     """The keywords of a cast of arrays, but `scale` and `amax`."""
     _, *attributes, seed, offset = arguments
-    return door.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
+    return tensors.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
 
 
 def _traced(call: Call) -> bool:
     """Whether the cast is to be one of ops: of tensors (and a number), where not only the result matters."""
-    if not (torch.compiler.is_compiling() or door.transformed()):
+    if not (torch.compiler.is_compiling() or tensors.transformed()):
         return False
     return (
         (call.scale is None or type(call.scale) in (float, int) or isinstance(call.scale, torch.Tensor))
@@ -71,17 +71,17 @@ def _traced(call: Call) -> bool:
 def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, place: torch.device) -> Any:
     out, who = call.out, call.who
     if out is not None:
-        door.check_out(x, dst, out, who)
+        tensors.check_out(x, dst, out, who)
         if isinstance(out, PackedArray):
-            with door.on_stream_of(x, who):
-                door.write(door.take(x, who), dst, keywords, out, who)
+            with tensors.on_stream_of(x, who):
+                tensors.write(tensors.take(x, who), dst, keywords, out, who)
         else:
-            door.fill(x, out, dst, keywords, False)
+            tensors.fill(x, out, dst, keywords, False)
         return out
-    shape = door.shape_of(x)
-    door.check_pairs(shape, dst, who)
+    shape = tensors.shape_of(x)
+    tensors.check_pairs(shape, dst, who)
     y = _AtOnce.apply(x, dst, keywords, keywords["scale"]).to(place)
-    return door.given(y, shape, dst, who) if dst.packed else y
+    return tensors.given(y, shape, dst, who) if dst.packed else y
 
 
 class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
@@ -89,12 +89,12 @@ class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not th
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
-        ctx.src, ctx.scale = door.row_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
+        ctx.src, ctx.scale = tensors.row_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
         if ctx.scale is not scale:
             # Refused in the backward pass if it has changed until then.
             ctx.save_for_backward(scale)
-        y = door.new(x, dst.name)
-        door.fill(x, y, dst, keywords, dst.packed)
+        y = tensors.new(x, dst.name)
+        tensors.fill(x, y, dst, keywords, dst.packed)
         return y
 
     @staticmethod
@@ -112,16 +112,16 @@ def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: 
     if not isinstance(scale, torch.Tensor) and scale is not None:
         number, scale = float(scale), None
     if out is not None:
-        door.check_out(x, dst, out, who)
+        tensors.check_out(x, dst, out, who)
         _op_out(x, out, scale, amax, *arguments, number)
         return out
-    shape = door.shape_of(x)
-    door.check_pairs(shape, dst, who)
+    shape = tensors.shape_of(x)
+    tensors.check_pairs(shape, dst, who)
     y, found = _Traced.apply(x, scale, amax, *arguments, number)
     if amax is not None:
         amax.copy_(found)
     y = y.to(place)
-    return door.given(y, shape, dst, who) if dst.packed else y
+    return tensors.given(y, shape, dst, who) if dst.packed else y
 
 
 class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
@@ -137,7 +137,7 @@ class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
         x, scale, *_, number = inputs
-        ctx.src, ctx.number, ctx.inputs = door.row_of(x, "cast").name, number, len(inputs)
+        ctx.src, ctx.number, ctx.inputs = tensors.row_of(x, "cast").name, number, len(inputs)
         ctx.scaled = scale is not None
         if scale is not None:
             ctx.save_for_backward(scale)
@@ -146,7 +146,7 @@ class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
         scale = ctx.saved_tensors[0] if ctx.scaled else None
-        dx, _ = _Traced.apply(dy, scale, None, ctx.src, *door.DEFAULTS.values(), None, 0, ctx.number)
+        dx, _ = _Traced.apply(dy, scale, None, ctx.src, *tensors.DEFAULTS.values(), None, 0, ctx.number)
         return dx, *[None] * (ctx.inputs - 1)
 
 
@@ -155,12 +155,12 @@ def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch
     if amax is not None:
         found.copy_(amax)
     dst = dtype(arguments[0])
-    door.fill(x, y, dst, _all_keywords(scale, None if amax is None else found, arguments), dst.packed)
+    tensors.fill(x, y, dst, _all_keywords(scale, None if amax is None else found, arguments), dst.packed)
     return y, found
 
 
 def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:
-    door.fill(x, out, dtype(arguments[0], who="cast: to="), _all_keywords(scale, amax, arguments), False)
+    tensors.fill(x, out, dtype(arguments[0], who="cast: to="), _all_keywords(scale, amax, arguments), False)
 
 
 def _all_keywords(scale: Any, amax: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def _all_keywords(scale: Any, amax: Any, arguments: tuple[Any, ...]) -> dict[str
 
 
 def _fake(x: torch.Tensor, scale: Any, amax: Any, to: str, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    y = door.new(x, to, *arguments[: len(door.DEFAULTS)])
+    y = tensors.new(x, to, *arguments[: len(tensors.DEFAULTS)])
     return y, x.new_empty(0, dtype=torch.float32) if amax is None else torch.empty_like(amax)
 
 

@@ -1,58 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch: `gpucast.cast` of tensors, as the custom op ``torch.ops.gpucast.cast``.
-
-`gpucast.cast` and `cast_like` take tensors in host memory and on CUDA devices and give tensors, on torch's current
-stream and in torch's memory, with no copy beside the cast itself. Types of one byte or more have torch's own dtype.
-FLOAT4E2M1 is ``torch.float4_e2m1fn_x2``: pairs along the last axis, whose length must be even. The other types below
-one byte are a `PackedArray` over a tensor's memory (torch has no packed integers, cannot even print its ``int4``, and
-has no float6); `PackedArray.to_torch` gives the tensor of bytes. As input ``torch.int4``, ``uint4``, ``int2`` and
-``uint2`` have one element per byte. STRING is a NumPy array of str.
-
-Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)``, with the defaults
-of `gpucast.cast`: rounding and clamping count as the identity. torch hands over dy in the type of y. To and from
-integers, BOOL and types below one byte nothing is differentiable. The transforms of ``torch.func``, but for forward
-mode, take casts to types of one byte or more; in a ``vmap`` each part of the batch takes the same random bits, as if it
-were cast alone.
-With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the number. None goes to `scale`
-itself, nor by way of `amax`; both may be tensors on x's device.
-
-``torch.compile`` keeps a cast as one node of the graph (not where the result is a `PackedArray`: call
-``torch.ops.gpucast.cast``, which gives its bytes as a flat uint8 tensor). With `amax` the node gives a new one, which
-is copied into it. Inductor fuses nothing into that node. Within a chain of element-wise operations
-``x.to(torch.bfloat16)`` is the better choice: inductor fuses it with its neighbours, and saves whole passes over
-memory. Use gpucast where its rules matter (float8 with ONNX's saturation, FLOAT8E8M0, float4, integers, one rounding
-from float64) or where the cast stands alone.
-"""
+"""Tensors: their memory as arrays of ours, their types, shapes and streams, and what may be written."""
 
 from __future__ import annotations
 
 import contextlib
-import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 
-try:
-    import torch
-except ImportError as error:
-    raise ImportError(f"gpucast.interop.torch needs PyTorch ({error}): pip install torch") from error
-
-if not hasattr(torch.library, "register_vmap"):
-    raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
-
-from gpucast.arrays import adapters as intake
 from gpucast.arrays.packed import PackedArray, home
-from gpucast.casting import cast as casting
+from gpucast.arrays.unowned import view_at
+from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.options import Call
-from gpucast.core.random import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
 from gpucast.gpu import devices
-
-if TYPE_CHECKING:
-    from gpucast.casting import batch_plans as many_plans
-
-__all__ = ["attach", "cast", "check_into", "check_scale", "from_packed", "reader", "room", "stream", "take"]
 
 #: torch's dtype of every type that it has whole elements of: for types below one byte, one element per byte.
 TORCH_DTYPES: dict[DType, Any] = {
@@ -63,7 +25,7 @@ _CODES: dict[DType, Any] = {row: getattr(torch, row.code_numpy.name) for row in 
 _ROWS: dict[Any, DType] = {kind: row for row, kind in TORCH_DTYPES.items()}
 #: Two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch that is older than that.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
-_PAIRED = dtype("FLOAT4E2M1")
+PAIRED = dtype("FLOAT4E2M1")
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
 
@@ -109,7 +71,7 @@ def _view(x: torch.Tensor, row: DType, device: int | None, who: str) -> Any:
             "torch traces a graph; expected one with elements to read: call it outside"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return intake.view_at(address, tuple(x.shape), strides, row, device, x)
+    return view_at(address, tuple(x.shape), strides, row, device, x)
 
 
 def _address(x: torch.Tensor) -> int:
@@ -167,6 +129,7 @@ def transformed() -> bool:
     return bool(active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03:gpucast/interop/torch.py
 def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
     """See `gpucast.arrays.adapters.Door`."""
     attributes: tuple[Any, ...] = call[: len(DEFAULTS)]
@@ -214,8 +177,10 @@ def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
     return (given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))) if dst.packed else (y, array)
 
 
+=======
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5:gpucast/interop/torch/tensors.py
 def check_pairs(shape: Any, dst: DType, who: str) -> None:
-    if dst is _PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
+    if dst is PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(
             f"{who}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose length must "
             "be even: pad it, or cast an array of NumPy or CuPy"
@@ -224,26 +189,18 @@ def check_pairs(shape: Any, dst: DType, who: str) -> None:
 
 def given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
     """The packed bytes of a result as the caller gets them."""
-    if dst is _PAIRED and PAIRS is not None:
+    if dst is PAIRED and PAIRS is not None:
         return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
     return PackedArray(take(y, who), dst, tuple(shape))
 
 
-def _check(src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], who: str) -> None:
+def check_attributes(src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], who: str) -> None:
     resolve(src, dst, **named(attributes), versions=versions, who=who)
 
 
 def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
     """The keywords of a cast. torch leaves out the last arguments of an op where they have their default."""
     return dict(zip(DEFAULTS, attributes, strict=False))
-
-
-def _place(x: torch.Tensor, device: Any, who: str) -> torch.device:
-    """Where the result belongs."""
-    place = devices.parse(device, who)
-    if place is None:
-        return x.device
-    return torch.device("cpu") if place == "cpu" else torch.device("cuda", devices.index(place, who))
 
 
 def check_scale(scale: torch.Tensor, who: str) -> None:
@@ -258,22 +215,12 @@ def check_into(x: torch.Tensor, who: str) -> None:
         raise ValueError(f"{who}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
 
 
-def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
-    check_out(x, dst, out, who)
-    if isinstance(out, PackedArray):
-        with on_stream_of(x, who):
-            write(take(x, who), dst, named(attributes), out, who)
-    else:
-        _op_out(x, out, dst.name, *attributes)
-    return out
-
-
 def check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
     check_into(x, who)
     if isinstance(out, PackedArray):
         return
     if not isinstance(out, torch.Tensor):
-        wanted = "a PackedArray" if dst.packed and dst is not _PAIRED else "a tensor"
+        wanted = "a PackedArray" if dst.packed and dst is not PAIRED else "a tensor"
         shape = tuple(shape_of(x))
         raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {dst.name} and shape {shape}")
     check_writable(out, who)
@@ -294,15 +241,7 @@ def from_packed(x: PackedArray) -> torch.Tensor:
     else:
         y = torch.utils.dlpack.from_dlpack(x.data)
     y = y.reshape(*x.shape[:-1], x.shape[-1] * row.bits // 8)
-    return y.view(PAIRS) if row is _PAIRED and PAIRS is not None else y
-
-
-# ---- the op ----
-
-_SCHEMA = (
-    f"str to, bool saturate=True, str round_mode='up', int opset={DEFAULT_OPSET}, str? rounding=None, "
-    "str? overflow=None"
-)
+    return y.view(PAIRS) if row is PAIRED and PAIRS is not None else y
 
 
 def shape_of(x: torch.Tensor) -> Any:
@@ -316,7 +255,7 @@ def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     """Room for a result: order "K" for whole bytes, and the flat bytes of a packed type."""
     src, dst = row_of(x, "cast"), dtype(to, who="cast: to=")
     if attributes:
-        _check(src, dst, attributes, CAST_VERSIONS, "cast")
+        check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
     if dst.family == "string":
         raise TypeError("cast: torch has no STRING; gpucast.cast gives a NumPy array")
     if dst.packed:
@@ -338,7 +277,7 @@ def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any],
 def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
     """Cast an array into `out`, which is packed for types below one byte, on the host as on a device."""
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
-        casting.cast(array, dst, **keywords, out=out)
+        cast(array, dst, **keywords, out=out)
         return
     if out.dtype is not dst:
         raise TypeError(f"{who}: out has dtype {out.dtype}; expected {dst}")
@@ -347,6 +286,7 @@ def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) 
     if home(out) is not None:
         raise ValueError(f"{who}: out is on cuda:{home(out)}; the result belongs on the host")
     # An array with an element per byte gives such an array on the host.
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03:gpucast/interop/torch.py
     out.data[...] = PackedArray.pack(casting.cast(array, dst, **keywords)).data
 
 
@@ -402,3 +342,6 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
     from gpucast.interop import torch_many
 
     return torch_many.attach(sources, results, scale)
+=======
+    out.data[...] = PackedArray.pack(cast(array, dst, **keywords)).data
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5:gpucast/interop/torch/tensors.py

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fused casts of many arrays: many.cu with the converter of fused.cu.
+// Fused casts of a batch of arrays: batch.cu with the converter of fused.cu.
 namespace gpucast {
 
 template <u32 Capacity>
 struct FusedArrays {
     Arrays<Capacity> arrays;
-    // In place of that in `given`.
+    // Of each array, in place of `given.first`.
     i64 first[Capacity];
     FusedArguments given;
 };
@@ -15,16 +15,16 @@ GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const FusedArrays<Capacity>& fu
     return fused.arrays;
 }
 
-template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename R, Scaling scaling,
+template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename Rule, Scaling scaling,
           bool has_finite, u32 Elements, u32 Unroll, u32 Threads>
-struct ManyFused {
+struct BatchFused {
     enum : u32 { shared_bytes = 0 };
 
     template <u32 Capacity>
     static GPUCAST_INLINE void cast(const FusedArrays<Capacity>& fused, u32 i, u32 block, FourCopies*) {
         FusedArguments given = fused.given;
         given.first = fused.first[i];
-        Fused<Src, Dst, Float, Double, SrcBits, R, scaling, false, has_finite> converter(given);
+        Fused<Src, Dst, Float, Double, SrcBits, Rule, scaling, false, has_finite> converter(given);
         const Arrays<Capacity>& arrays = fused.arrays;
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(
             arrays.src[i], 0, arrays.dst[i], arrays.n[i], block, converter);

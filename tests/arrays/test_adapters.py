@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which door an object goes through, arrays over the memory of others, and __cuda_array_interface__."""
+"""Which adapter an object has, arrays over the memory of others, and __cuda_array_interface__."""
 
 from __future__ import annotations
 
+import ast
 import pickle
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ import pytest
 import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray, files
-from gpucast.arrays import adapters as intake
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter, find
+from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.gpu import driver as launch
 from gpucast.interop import cuda_array, dlpack
@@ -64,7 +68,7 @@ def driver() -> Iterator[HostDriver]:
     launch.use(before)
 
 
-def test_doors(driver: HostDriver) -> None:
+def test_which_adapter_an_object_has(driver: HostDriver) -> None:
     host = np.ones(3, np.float32)
     device = upload(host)
     packed = PackedArray.pack(host.astype(ml_dtypes.float4_e2m1fn)[[0, 1]])
@@ -86,10 +90,10 @@ def test_doors(driver: HostDriver) -> None:
         device[::2],
         range(3),
     ):
-        assert intake.door(x) is None
-    assert intake.door(Interface(host)) is cuda_array
+        assert find(x) is None
+    assert find(Interface(host)) is cuda_array.ADAPTER
     # NumPy takes it as well, and nothing could be given back: as before, by NumPy.
-    assert intake.door(Speaker(host)) is None
+    assert find(Speaker(host)) is None
 
     class OnDevice(Speaker):
         def __dlpack_device__(self) -> Any:
@@ -102,10 +106,10 @@ def test_doors(driver: HostDriver) -> None:
         def __array_namespace__(self) -> Any:
             return np
 
-    assert intake.door(OnDevice(host)) is intake.door(WithWayBack(host)) is dlpack
+    assert find(OnDevice(host)) is find(WithWayBack(host)) is dlpack.ADAPTER
     del Speaker.__array__
     try:
-        assert intake.door(Speaker(host)) is dlpack
+        assert find(Speaker(host)) is dlpack.ADAPTER
         assert_same(gpucast.cast(Speaker(host), "INT8"), np.ones(3, np.int8))
     finally:
         Speaker.__array__ = lambda self, dtype=None, copy=None: self.x.copy()  # type: ignore[method-assign]
@@ -122,7 +126,7 @@ def test_an_attribute_that_raises_is_no_protocol() -> None:
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
             return np.ones(3, np.float32)
 
-    assert intake.door(Shy()) is None
+    assert find(Shy()) is None
     assert_same(gpucast.cast(Shy(), "INT8"), np.ones(3, np.int8))
 
 
@@ -146,6 +150,65 @@ def test_no_library_is_imported_for_an_array_of_another() -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
 
 
+def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that defines `take` alone: all else has a default that works."""
+
+    class Array:
+        def __init__(self, x: np.ndarray) -> None:
+            self.x = x
+
+    class Adapter(ArrayAdapter):
+        def take(self, x: Any, who: str, writing: bool = False) -> Any:
+            return x.x
+
+    loads: list[Adapter] = []
+    adapter = Adapter()
+
+    def load() -> Adapter:
+        loads.append(adapter)
+        return adapter
+
+    monkeypatch.setattr(adapters, "_LIBRARIES", [*adapters._LIBRARIES])
+    adapters.register(adapters.Library("a_library", "Array", load))
+    x = Array(np.array([1.5, -2.5], np.float32))
+    assert find(x) is None and adapters.untraced(int, "3") == 3
+    library = types.ModuleType("a_library")
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    assert find(x) is None and not loads
+    library.Array = Array  # type: ignore[attr-defined]
+    assert find(x) is adapter and adapters.of_library("a_library") is adapter
+    assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming() and not adapter.has_plans(Array)
+    assert adapter.untraced(int, "3") == 3 and adapter.attach([x], ["y"], None) == ["y"]
+    assert_same(gpucast.cast(x, "INT8"), np.array([1, -2], np.int8))
+    assert gpucast.cast(x, "FLOAT", copy=False) is x
+    out = Array(np.zeros(2, np.int8))
+    assert gpucast.cast(x, "INT8", out=out) is out and out.x.tolist() == [1, -2]
+    many = gpucast.cast_many([x, x.x], "INT8", scale=2.0)
+    assert [y.tolist() for y in many] == [[3, -5], [3, -5]]
+    for hook in (adapter.from_packed, adapter.export, adapter.stream):
+        with pytest.raises(NotImplementedError, match=f"Adapter has no {hook.__name__}"):
+            hook(0)
+
+
+def test_who_names_other_libraries() -> None:
+    """What is no adapter, benchmark or table of libraries asks the registry: it neither imports one nor has its name.
+    (A PackedArray asks by name for its tensor.)"""
+    package = Path(gpucast.__file__).parent
+    named = set()
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in ("interop", "benchmark"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            found: list[Any] = [node.value] if isinstance(node, ast.Constant) else []
+            if isinstance(node, ast.Import):
+                found = [part for alias in node.names for part in alias.name.split(".")]
+            elif isinstance(node, ast.ImportFrom):
+                found = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            if any(name in ("torch", "jax", "interop") for name in found):
+                named.add(path.name)
+    assert named == {"__init__.py", "packed.py"}
+
+
 # ---- __cuda_array_interface__ ----
 
 
@@ -154,11 +217,11 @@ def test_every_type_that_the_interface_has(row: DType, driver: HostDriver) -> No
     host = random_codes(row, (4, 6)).view(row.numpy)
     driver.memory_of = 1
     for view in (host, host.T, host[::2, ::-1], host[:0], host[1, 2, ...]):
-        taken = intake.take(Interface(view), "test")
+        taken = as_array(Interface(view), "test")
         assert taken.device.id == (1 if view.size else 0) and not driver.waits
         assert_same(download(taken), view)
         assert not view.size or (taken.data.ptr, taken.strides) == (view.ctypes.data, view.strides)
-    assert_same(download(intake.take(Interface(host, strides=None), "test")), host)
+    assert_same(download(as_array(Interface(host, strides=None), "test")), host)
 
 
 def test_a_cast_of_an_interface_gives_cupy_arrays(driver: HostDriver) -> None:
@@ -181,7 +244,7 @@ def test_the_stream_of_an_interface_is_waited_for(driver: HostDriver) -> None:
     driver.memory_of = 1
     for stream in (None, 1, 2, 0x5510):
         driver.waits.clear()
-        intake.take(Interface(host, stream=stream), "test")
+        as_array(Interface(host, stream=stream), "test")
         # Device 1's current stream is 100.
         assert driver.waits == ([] if stream is None else [(100, stream)])
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpucast.cast_many` needs of tensors, beside the door of each: plans, gradients, and a way out of graphs."""
+"""What `gpucast.cast_many` needs of tensors: plans, gradients, and calls outside of graphs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
-from gpucast.casting import batch
+from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
-from gpucast.interop import torch as door
+from gpucast.interop.torch import tensors
 
+<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03:gpucast/interop/torch_many.py
 #: Calls a function, which torch.compile runs as it is, between two graphs: `gpucast.casting.batch.untraced`.
+=======
+#: Calls a function, which torch.compile runs as it is, between two graphs.
+>>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5:gpucast/interop/torch/batch.py
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
 
@@ -35,40 +39,42 @@ class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not ther
         dx: list[Any] = [None] * len(dy)
         for kind in set(ctx.kinds):
             places = [i for i, one in enumerate(dy) if one is not None and ctx.kinds[i] is kind]
-            gradients = batch.cast_many([dy[i] for i in places], kind, scale=scale)
+            gradients = cast_many([dy[i] for i in places], kind, scale=scale)
             for i, gradient in zip(places, gradients, strict=True):
                 dx[i] = gradient
         return None, None, *dx
 
 
-class Reader:
-    """Tensors that take part in differentiation have no plan."""
+_describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", "is_cuda")
+_requires_grad = attrgetter("requires_grad")
 
-    _describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", "is_cuda")
-    _states = attrgetter("requires_grad")
 
-    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
-        if torch.is_grad_enabled() and any(map(self._states, arrays)):
-            raise TypeError("a tensor requires grad")
-        if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
-            raise TypeError("a tensor is not contiguous, or a negated view")
-        return list(map(self._describe, arrays))
+def describe(arrays: Sequence[torch.Tensor]) -> list[Any]:
+    """As `ArrayAdapter.describe`. Tensors that take part in differentiation have no plan."""
+    if torch.is_grad_enabled() and any(map(_requires_grad, arrays)):
+        raise TypeError("a tensor requires grad")
+    if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
+        raise TypeError("a tensor is not contiguous, or a negated view")
+    return list(map(_describe, arrays))
 
-    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
-        return list(map(torch.Tensor.data_ptr, arrays))
 
-    def new(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
-        kind = door.TORCH_DTYPES[row]
-        return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
+def addresses(arrays: Sequence[torch.Tensor]) -> list[int]:
+    """As `ArrayAdapter.addresses`."""
+    return list(map(torch.Tensor.data_ptr, arrays))
 
-    def stream(self, device: int) -> int:
-        return door.stream(device)
 
-    def written(self, outs: Sequence[torch.Tensor]) -> None:
-        for out in outs:
-            door.check_writable(out, "cast_many")
-        for out in outs:
-            door.written(out)
+def allocate(arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
+    """As `ArrayAdapter.allocate`."""
+    kind = tensors.TORCH_DTYPES[row]
+    return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
+
+
+def written(outs: Sequence[torch.Tensor]) -> None:
+    """As `ArrayAdapter.written`; ValueError before any of them counts as written."""
+    for out in outs:
+        tensors.check_writable(out, "cast_many")
+    for out in outs:
+        tensors.written(out)
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
@@ -79,7 +85,10 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
     places = [
         i
         for i, (x, y) in enumerate(zip(sources, results, strict=True))
-        if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype is not door.PAIRS and y.dtype.is_floating_point
+        if x.requires_grad
+        and isinstance(y, torch.Tensor)
+        and y.dtype is not tensors.PAIRS
+        and y.dtype.is_floating_point
     ]
     attached = list(results)
     if places and torch.is_grad_enabled():

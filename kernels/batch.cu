@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many arrays in one launch: each block finds its array in a table among the kernel's arguments, and casts a part of it
-// as a kernel for that array alone would.
+// A batch of arrays in one launch: each block finds its array in a table among the kernel's arguments, and casts a part
+// of it as a kernel for that array alone would.
 //
-// gpucast/many_source.py puts this file behind the others, for these kernels alone.
+// gpucast/many_source.py puts this file behind those that every kernel needs.
 #ifndef GPUCAST_GRID_CONSTANT
 #define GPUCAST_GRID_CONSTANT(TYPE) const __grid_constant__ TYPE
 #endif
 
 namespace gpucast {
 
-// The arrays of a launch; those without elements are not among them. Where there are none, first_block is 2^32 - 1.
+// The arrays of a launch; arrays without elements are left out. In unused places first_block is 2^32 - 1.
 template <u32 Capacity>
 struct Arrays {
     const u8* src[Capacity];
     u8* dst[Capacity];
     i64 n[Capacity];
     u32 first_block[Capacity];
-    // Which of the kernel's casts an array takes.
+    // The number of the array's cast among those of the kernel.
     u8 kind[Capacity];
 };
 
-// Kernels are given an `Arrays`, or what has one (many_fused.cu, select.cu).
+// The argument of a kernel is an `Arrays`, or a struct that begins with one (batch_fused.cu, select.cu).
 template <u32 Capacity>
 GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Arrays<Capacity>& arrays) {
     return arrays;
@@ -37,25 +37,25 @@ GPUCAST_INLINE u32 array_of(const Arrays<Capacity>& arrays, u32 block) {
     return found;
 }
 
-// ---- the casts of a kernel: what each of them does with its part of an array ----
+// ---- the casts of a kernel: each has a function for a block's part of an array ----
 
-template <typename Src, typename Dst, u32 SrcBits, typename R, u32 Elements, u32 Unroll, u32 Threads>
-struct ManyArithmetic {
+template <typename Src, typename Dst, u32 SrcBits, typename Rule, u32 Elements, u32 Unroll, u32 Threads>
+struct BatchArithmetic {
     enum : u32 { shared_bytes = 0 };
 
     template <typename Given>
     static GPUCAST_INLINE void cast(const Given& given, u32 i, u32 block, FourCopies*) {
         const auto& arrays = arrays_of(given);
-        const Arithmetic<Src, Dst, SrcBits, R> converter = {};
+        const Arithmetic<Src, Dst, SrcBits, Rule> converter = {};
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(
             arrays.src[i], 0, arrays.dst[i], arrays.n[i], block, converter);
     }
 };
 
-template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename R, u32 Elements, u32 Unroll, u32 Threads,
+template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename Rule, u32 Elements, u32 Unroll, u32 Threads,
           const Table<TableShape<Src, Entry, SrcBits>::words>& entries>
-struct ManyLookup {
-    typedef Lookup<Src, Dst, Entry, SrcBits, R, Threads> Converter;
+struct BatchLookup {
+    typedef Lookup<Src, Dst, Entry, SrcBits, Rule, Threads> Converter;
     enum : u32 { shared_bytes = Converter::shared_bytes };
 
     template <typename Given>
@@ -67,7 +67,7 @@ struct ManyLookup {
     }
 };
 
-// Casts take turns in one piece of shared memory.
+// The shared memory that all casts of a kernel use: a block needs that of one of them.
 template <typename... Casts>
 GPUCAST_CONSTANT u32 shared_bytes_of() {
     const u32 bytes[] = {u32(Casts::shared_bytes)...};
@@ -88,7 +88,7 @@ GPUCAST_INLINE void cast_kind(u32 kind, const Given& given, u32 i, u32 block, Fo
 }
 
 template <typename... Casts, typename Given>
-GPUCAST_INLINE void cast_many(const Given& given, FourCopies* shared) {
+GPUCAST_INLINE void cast_batch(const Given& given, FourCopies* shared) {
     const auto& arrays = arrays_of(given);
     const u32 i = array_of(arrays, blockIdx.x);
     cast_kind<0, Casts...>(arrays.kind[i], given, i, blockIdx.x - arrays.first_block[i], shared);
@@ -96,9 +96,9 @@ GPUCAST_INLINE void cast_many(const Given& given, FourCopies* shared) {
 
 }  // namespace gpucast
 
-// many_source.py names the casts.
-#define GPUCAST_MANY(NAME, GIVEN, THREADS, ...)                                                                        \
+// A macro, because the name of a kernel is that of its casts, which many_source.py defines.
+#define GPUCAST_BATCH(NAME, GIVEN, THREADS, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(GPUCAST_GRID_CONSTANT(gpucast::GIVEN) given) {          \
         __shared__ gpucast::FourCopies shared[gpucast::shared_bytes_of<__VA_ARGS__>() / sizeof(gpucast::FourCopies)];  \
-        gpucast::cast_many<__VA_ARGS__>(given, shared);                                                                \
+        gpucast::cast_batch<__VA_ARGS__>(given, shared);                                                                \
     }

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernels a call would launch: it is made for nothing, and every text that would be compiled is kept.
+
+Real CuPy arrays without memory, the real `gpucast.gpu.driver.CupyDriver`, and CUDA that does nothing. Needs CuPy, no GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from bench import idle_cuda
+
+_places = itertools.count(1)
+
+
+class Kernel(NamedTuple):
+    """What the compiler is given, but for the architecture."""
+
+    name: str
+    text: str
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[dict[Kernel, None]]:
+    """Casts of the ``with`` block end before the GPU; the kernels that they ask for, in their order."""
+    found: dict[Kernel, None] = {}
+
+    def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
+        found[Kernel(name, text)] = None
+        return b""
+
+    with contextlib.ExitStack() as stack:
+        driver = stack.enter_context(idle_cuda.idle(compile_for=compile_for))
+        for name, replacement in (("to_device", array_like), ("to_host", _zeros), ("count", lambda: 1)):
+            stack.enter_context(mock.patch.object(driver, name, replacement))
+        yield found
+
+
+def array(shape: tuple[int, ...], dtype: Any) -> Any:
+    """A CuPy array that has no memory of its own: nothing reads it."""
+    import cupy
+
+    nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+    # Aligned as CUDA's are, and apart from all others.
+    address = next(_places) << 40
+    memory = cupy.cuda.UnownedMemory(address, nbytes, None, 0)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def array_like(x: Any) -> Any:
+    return array(x.shape, x.dtype)
+
+
+def _zeros(x: Any) -> np.ndarray[Any, Any]:
+    return np.zeros(x.shape, x.dtype)

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a run on a GPU, as data: what each starts, the seconds that it gets, and how these are reckoned.
+
+The seconds are for 16 cores and one H200 within calls of 570 s; nothing of them was measured on a GPU. What one part
+leaves is shared by those behind it.
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench import gpu_sweep
+from bench.revision import ROOT
+
+#: Processes of the tests, each with a context on the GPU.
+_TEST_PROCESSES = 8
+#: Seconds of a part's limit that its own work must leave: to start (CUDA, CuPy), and to write reports at the end.
+_START, _REPORTS = 15, 25
+#: The sanitizer instruments CUDA's own modules at the start.
+_SANITIZER_START = 20
+TOOLS = ("memcheck", "racecheck", "initcheck")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A process: Python with `command`, behind `before`. `lines`: the file in which it tells what it reached."""
+
+    name: str
+    command: Sequence[str]
+    lines: Path | None = None
+    before: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run keeps its files, and how they are called."""
+
+    folder: Path
+    #: Such as "nvidia-h200"; the day, and the digest of the code.
+    gpu: str
+    date: str
+    code: str
+
+    def file(self, kind: str, suffix: str) -> Path:
+        """The file to go on with, of an earlier day too, or a new one."""
+        found = sorted(self.folder.glob(f"{kind}-gpu-{self.gpu}-*-{self.code}{suffix}"))
+        return found[-1] if found else self.folder / f"{kind}-gpu-{self.gpu}-{self.date}-{self.code}{suffix}"
+
+
+@dataclass(frozen=True)
+class Part:
+    """`steps` takes the place and the seconds that the part has."""
+
+    name: str
+    #: The call of bench/gpu.sh that it belongs to.
+    call: str
+    seconds: int
+    reckoned: str
+    steps: Callable[[Place, float], list[Step]]
+
+
+class LeftOut(Exception):
+    """Why a part cannot run here."""
+
+
+def _tests(place: Place, seconds: float) -> list[Step]:
+    # Only files with such tests: others import what is not needed here.
+    files = [path for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    lines = place.file("tests", ".jsonl")
+    command = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "bench.pytest_lines"]
+    # Packages of other versions than ours may warn.
+    command += ["--lines", str(lines), "-W", "default", "--continue-on-collection-errors"]
+    if importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(_TEST_PROCESSES)]
+    return [Step("tests", [*command, *(path.relative_to(ROOT).as_posix() for path in files)], lines)]
+
+
+def _parity(place: Place, seconds: float) -> list[Step]:
+    lines = place.file("parity", ".jsonl")
+    command = ["-m", "bench.gpu_parity", "--lines", str(lines), "--seconds", _own(seconds, _START)]
+    command += ["--json", str(place.file("parity", ".json")), "--picture", str(place.file("parity", ".svg"))]
+    if os.environ.get("GPU_RANDOM"):
+        command += ["--random", os.environ["GPU_RANDOM"]]
+    return [Step("parity", command, lines)]
+
+
+def _layouts(place: Place, seconds: float) -> list[Step]:
+    lines = place.file("layouts", ".jsonl")
+    command = ["-m", "bench.gpu_sweep", "--lines", str(lines), "--seconds", _own(seconds, _START)]
+    return [Step("layouts", command, lines)]
+
+
+def _sweeps(place: Place, seconds: float) -> list[Step]:
+    lines = place.file("sweeps", ".jsonl")
+    command = ["-m", "bench.gpu_sweeps", "--lines", str(lines), "--seconds", _own(seconds, _START)]
+    return [Step("sweeps", command, lines)]
+
+
+def _sanitizer(place: Place, seconds: float) -> list[Step]:
+    sanitizer, option = _find_sanitizer()
+    steps = []
+    for tool in TOOLS:
+        lines = place.file(tool, ".jsonl")
+        # The time counts from the first launch on: the start is beside.
+        own = _own(seconds / len(TOOLS), _SANITIZER_START)
+        command = ["-m", "bench.gpu_sweep", "--lines", str(lines), "--seconds", own]
+        command += ["--launches", str(gpu_sweep.KERNELS)]
+        # Of CuPy's and CUDA's kernels nothing is asked.
+        before = [sanitizer, "--tool", tool, "--error-exitcode", "9", option, "kns=gpucast_"]
+        steps.append(Step(tool, command, lines, before))
+    return steps
+
+
+def _find_sanitizer() -> tuple[str, str]:
+    """compute-sanitizer, and its option that names kernels."""
+    wheels = (f"{folder}/nvidia/**/compute-sanitizer" for folder in sys.path if folder)
+    found = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
+    found = found or next((path for pattern in wheels for path in glob.glob(pattern, recursive=True)), None)
+    if found is None:
+        raise LeftOut("compute-sanitizer is not on PATH, in /usr/local/cuda/bin or in a wheel")
+    try:
+        told = subprocess.run([found, "--help"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LeftOut(f"{found} does not start: {error}") from None
+    # Its name before 2024.
+    return found, "--kernel-regex" if "--kernel-regex" in told and "--kernel-name" not in told else "--kernel-name"
+
+
+def _quick(place: Place, seconds: float) -> list[Step]:
+    lines = place.file("quick", ".jsonl")
+    command = ["-m", "bench.gpu_quick", "--lines", str(lines), "--json", str(place.file("quick", ".json"))]
+    return [Step("quick", [*command, "--seconds", str(min(20, int(_own(seconds, 10))))], lines)]
+
+
+def _cases(kind: str) -> Callable[[Place, float], list[Step]]:
+    def steps(place: Place, seconds: float) -> list[Step]:
+        lines = place.file(kind, ".jsonl")
+        command = ["-m", "bench", f"--{kind}", "--lines", str(lines), "--json", str(place.file(kind, ".json"))]
+        return [Step(kind, command, lines)]
+
+    return steps
+
+
+def _bench(place: Place, seconds: float) -> list[Step]:
+    lines = place.file("bench", ".jsonl")
+    command = ["-m", "bench", "--results", str(place.folder), "--lines", str(lines)]
+    return [Step("bench", [*command, "--budget-s", _own(seconds, _START + _REPORTS)], lines)]
+
+
+def _own(seconds: float, beside: int) -> str:
+    """Of a part's seconds those of its own work: but for what is beside, or half of them where they are few."""
+    return f"{max(seconds - beside, seconds / 2, 1.0):.0f}"
+
+
+#: By call: the seconds in which the pool compiles. What it does not reach is left to the parts.
+COMPILE = {"first": 80, "second": 50}
+COMPILE_RECKONED = {
+    "first": "1,075 plain casts 138, 650 quantization kernels 340 (323 of tiles), 46 fused ones 9, and parity's 1,611 "
+    "others 294 processor seconds: 781 / 16 = 49 s, the start of 16 processes 5 s",
+    "second": "700 plain casts 90, quantize's 55 kernels 23, many's 6 kernels 3 processor seconds: 8 s; CuPy's casts "
+    "of 169 pairs, 3 kernels each at 0.4 s, 203 / 16 = 13 s; the start of 16 CUDA contexts 10 s",
+}
+
+#: In the order of their worth.
+PARTS = (
+    Part(
+        "tests",
+        "first",
+        130,
+        "1,050 tests: 625 pairs at 0.15 s, 64 formats at 1 s, 45 sources of PyTorch and JAX at 1 s, on the host; 8 "
+        "processes share them: 25 s; their start 15 s, torch.compile 30 s; kernels are there",
+        _tests,
+    ),
+    Part(
+        "parity",
+        "first",
+        60,
+        "2,237 rules: the reference takes 17 processor seconds, comparing and copies as many; 3 ms to load each "
+        "kernel 7 s; start 5 s: 30 s",
+        _parity,
+    ),
+    Part(
+        "layouts",
+        "first",
+        30,
+        "4,575 launches at 2 ms (two allocations, two copies, the reference), 1,075 kernels to load at 3 ms: 13 s; "
+        "start 5 s",
+        _layouts,
+    ),
+    Part(
+        "sweeps",
+        "first",
+        110,
+        "8 destinations of 16,384 chunks, each 0.15 ms of NumPy and 0.3 ms of host work for the cast and copies of "
+        "1.3 MiB, half of it one thread at a time: 5 to 12 s each",
+        _sweeps,
+    ),
+    Part(
+        "sanitizer",
+        "first",
+        145,
+        f"3 tools, 20 s of start each, and 28 s for up to {gpu_sweep.KERNELS:,} launches, one of each kernel: at 26 ms "
+        "for a launch with its instrumentation all are reached; unmeasured",
+        _sanitizer,
+    ),
+    Part("quick", "second", 35, "20 s of measuring, start 5 s, calls 3 s", _quick),
+    Part(
+        "many",
+        "second",
+        45,
+        "4 cases, twice: 10 ways of 100 batches of 1 to 2 ms or 2 s, arrays of 2 GB filled by 300 copies from the host",
+        _cases("many"),
+    ),
+    Part(
+        "quantize",
+        "second",
+        75,
+        "32 cases of 4 or 5 ways at 50 batches of 1 ms: 0.3 s, and 0.7 s of filling and of the host's results: 32 s; "
+        "8 cases again beside rivals that compile, 3 s each",
+        _cases("quantize"),
+    ),
+    Part(
+        "bench",
+        "second",
+        345,
+        "by bench.gpu_plan's own estimate: all pairs 164 to 192 s, common pairs at all sizes 63 to 99 s, graphs, "
+        "layouts, odd and huge 62 to 82 s; a second call: shared pairs 199 s, rivals that compile 285 to 307 s",
+        _bench,
+    ),
+)
+CALLS = tuple(COMPILE)

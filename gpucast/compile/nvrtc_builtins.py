@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVRTC's second library, which holds the functions that are built into CUDA C++.
+
+NVRTC opens it by its bare name when it first compiles. Where it has no RPATH, as in the wheel 13.0.88, the loader finds
+that name only if the library is loaded already, which is done here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpucast.compile.nvrtc_files import MAJORS, builtins_name, package, wheel_folders
+
+#: dlinfo's request for the link_map of a library.
+_RTLD_DI_LINKMAP = 2
+#: The longest path of Windows.
+_MAX_PATH = 1 << 15
+
+
+class _LinkMap(ctypes.Structure):
+    """The start of the C library's link_map."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("name", ctypes.c_char_p))
+
+
+@dataclass(frozen=True)
+class Builtins:
+    """What came of loading the builtins library of an NVRTC of some version, which is the file `nvrtc`."""
+
+    version: tuple[int, int]
+    nvrtc: str
+    #: The one that was loaded, or None.
+    path: str | None
+    #: Why none was loaded, or "".
+    problem: str
+
+    def missing(self) -> str:
+        """What an NVRTC that cannot use it ends in, with the command that mends it."""
+        reason = self.problem or f"{self.path} is damaged or of another version"
+        return (
+            f"compile: NVRTC {'.'.join(map(str, self.version))} ({self.nvrtc}) cannot use "
+            f"{builtins_name(self.version)}, without which it compiles nothing: {reason}; "
+            f"run: pip install --force-reinstall '{package(self.version)}'"
+        )
+
+
+def load(library: Any, version: tuple[int, int]) -> Builtins:
+    """Load the builtins library that belongs to a loaded NVRTC, if it is beside it or in a wheel.
+
+    No failure where there is none: the loader may know of one.
+    """
+    nvrtc = path_of(library)
+    problem = ""
+    for folder in _folders(nvrtc, version[0]):
+        # Never the "alt" library, which is that of another NVRTC.
+        path = os.path.join(folder, builtins_name(version))
+        if os.path.isfile(path):
+            try:
+                ctypes.CDLL(path)
+            except OSError as error:
+                problem = problem or f"it cannot be loaded ({error})"
+            else:
+                return Builtins(version, nvrtc, path, "")
+    return Builtins(version, nvrtc, None, problem or f"it is not in {os.path.dirname(nvrtc) or 'any known folder'}")
+
+
+def path_of(library: Any) -> str:
+    """The file that a library was loaded from, also if somebody else loaded it; "" where the system does not tell."""
+    handle = ctypes.c_void_p(library._handle)
+    if sys.platform == "win32":
+        name = ctypes.create_unicode_buffer(_MAX_PATH)
+        ctypes.WinDLL("kernel32").GetModuleFileNameW(handle, name, len(name))
+        return name.value
+    found = ctypes.POINTER(_LinkMap)()
+    if ctypes.CDLL(None).dlinfo(handle, _RTLD_DI_LINKMAP, ctypes.byref(found)):
+        return ""
+    return os.fsdecode(found.contents.name)
+
+
+def _folders(nvrtc: str, major: int) -> Iterator[str]:
+    """Its own folder (that of the file itself where it is a link), then those of the wheels."""
+    if nvrtc:
+        yield os.path.dirname(nvrtc)
+        yield os.path.dirname(os.path.realpath(nvrtc))
+    if major in MAJORS:
+        yield from wheel_folders(major)

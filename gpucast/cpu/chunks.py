@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of the host walked chunk by chunk, so that what is done to a chunk finds it in the cache.
+
+Whoever casts or counts gets flat, contiguous, aligned chunks in the machine's byte order, whatever the arrays' strides
+and byte orders are. Extra memory is that of a chunk or two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.arrays.packed import PackedArray
+from gpucast.core.dtypes import DType
+
+Array = npt.NDArray[Any]
+
+#: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
+#: Whole bytes of every packed layout.
+CHUNK = 1 << 16
+
+
+def spans(size: int, chunk: int = CHUNK) -> Iterator[slice]:
+    """Where the chunks of so many flat elements lie."""
+    for start in range(0, size, chunk):
+        yield slice(start, min(start + chunk, size))
+
+
+def codes_of(x: Array, row: DType) -> Array:
+    """An array of a dtype seen as its codes, in the byte order that it has."""
+    kind = row.code_numpy
+    return x.view(kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder))
+
+
+def flat(x: Array, out: Array, *, row_major: bool = False) -> tuple[Array, Array] | None:
+    """Flat views of two arrays of codes, of equal shapes, in one order: where both are native and aligned and lie in
+    memory without gaps in that order. `row_major`: the order has to be that of their indices."""
+    of_x, of_out = x.flags, out.flags
+    if not (of_x.c_contiguous and of_out.c_contiguous):
+        if row_major:
+            return None
+        order = np.argsort([-stride for stride in x.strides], kind="stable")
+        x, out = x.transpose(order), out.transpose(order)
+        of_x, of_out = x.flags, out.flags
+        if not (of_x.c_contiguous and of_out.c_contiguous):
+            return None
+    if not (of_x.aligned and of_out.aligned and x.dtype.isnative and out.dtype.isnative):
+        return None
+    return (x, out) if x.ndim == 1 else (x.reshape(-1), out.reshape(-1))
+
+
+def pairs(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) -> Iterator[tuple[Array, Array]]:
+    """Chunks of two arrays of codes, of equal shapes: codes to read, and room for as many results.
+
+    The results are in `out` once the next pair is asked for. `row_major`: the chunks follow the order of indices.
+    """
+    views = flat(x, out, row_major=row_major)
+    if views is None:
+        yield from gathered(x, out, chunk, row_major=row_major)
+        return
+    codes, room = views
+    for start in range(0, codes.size, chunk):
+        yield codes[start : start + chunk], room[start : start + chunk]
+
+
+def gathered(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) -> Iterator[tuple[Array, Array]]:
+    """As `pairs`, of arrays that have no `flat` views: by way of buffers where they do not lie as chunks have to."""
+    chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
+        [x, out],
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["readonly", "contig", "aligned"], ["writeonly", "contig", "aligned"]],
+        op_dtypes=[array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=") for array in (x, out)],
+        order="C" if row_major else "K",
+        casting="equiv",
+        buffersize=chunk,
+    )
+    with chunks:
+        for codes, room in chunks:
+            if codes.size:
+                yield codes, room
+
+
+def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, Array]]:
+    """As `pairs`, of a PackedArray over NumPy memory: unpacked elements, and room for their casts to `dst`.
+
+    `out` is a PackedArray if `dst` is packed, else an array. In place (equal layouts) each chunk is unpacked before it
+    is written.
+    """
+    src = x.dtype
+    flat_out = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
+    for start in range(0, x.size, CHUNK):
+        count, first = min(CHUNK, x.size - start), src.nbytes(start)
+        codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
+        if dst.packed:
+            room = np.empty(count, dst.numpy)
+            yield codes, room
+            first = dst.nbytes(start)
+            flat_out[first : first + dst.nbytes(count)] = pack_codes(room.view(np.uint8), dst.bits)
+        else:
+            yield codes, flat_out[start : start + count]
+    if not dst.packed and not out.flags.c_contiguous:
+        out[...] = flat_out.reshape(out.shape)
+
+
+def elements(x: Array, chunk: int = CHUNK) -> Iterator[Array]:
+    """The elements of one array in memory order; each chunk is used up before the next is asked for."""
+    flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+    with np.nditer(x, flags=flags, order="K", buffersize=chunk) as chunks:
+        for part in chunks:
+            found: Any = part
+            if found.size:
+                yield found

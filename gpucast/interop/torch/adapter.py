@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter of tensors: `gpucast.cast` of them as custom ops, and what `gpucast.cast_many` asks."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction
+from gpucast.arrays.packed import PackedArray
+from gpucast.core.dtypes import DType
+from gpucast.core.options import Call, destination
+from gpucast.core.random import resolve_random
+from gpucast.core.rule import CAST_VERSIONS
+from gpucast.gpu import devices
+from gpucast.interop.torch import batch, fused, tensors
+from gpucast.interop.torch.op import cast_op, cast_out_op
+from gpucast.interop.torch.tensors import DEFAULTS, named
+
+
+class TorchAdapter(ArrayAdapter):
+    """Tensors of PyTorch."""
+
+    shares_launches = True
+
+    def take(self, x: torch.Tensor, who: str, writing: bool = False) -> Any:
+        return tensors.take(x, who, writing)
+
+    def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, call: Call) -> Any:
+        attributes: tuple[Any, ...] = call[: len(DEFAULTS)]
+        device, out, copy, who = call.device, call.out, call.copy, call.who
+        dst = destination(to, who)
+        src = tensors.row_of(x, who)
+        if dst.family == "string":
+            with tensors.on_stream_of(x, who):
+                return cast(tensors.take(x, who), dst, call)
+        if not isinstance(copy, (bool, np.bool_)):
+            raise TypeError(f"{who}: copy={copy!r} must be True or False")
+        if call.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
+            attributes = ()
+        else:
+            tensors.check_attributes(src, dst, attributes, call.versions, who)
+            saturate, round_mode, opset, rounding, overflow = attributes
+            # An op takes Python's own types only.
+            attributes = bool(saturate), round_mode, int(opset), rounding, overflow
+        place = x.device if device is None else _place(x, device, who)
+        random = resolve_random(call.rounding, call.seed, call.offset, who)
+        if random is not None or call.scale is not None or call.amax is not None or tensors.transformed():
+            return fused.cast(x, dst, attributes, random, call, place)
+        if out is not None:
+            return _into(x if place == x.device else x.to(place), dst, attributes, out, who)
+        shape = tensors.shape_of(x)
+        tensors.check_pairs(shape, dst, who)
+        if place != x.device and not 0 < dst.bits < src.bits:
+            x = x.to(place)
+        if not copy and src is dst and place == x.device and not (src.packed or src.family == "bool"):
+            return x
+        y = cast_op(x, dst.name, *attributes)
+        if place != x.device:
+            y = y.to(place)
+        return tensors.given(y, shape, dst, who) if dst.packed else y
+
+    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        return tuple(tensors.shape_of(x))
+
+    def check_scale(self, scale: torch.Tensor, who: str) -> None:
+        tensors.check_scale(scale, who)
+
+    def check_into(self, x: torch.Tensor, who: str) -> None:
+        tensors.check_into(x, who)
+
+    def from_packed(self, x: PackedArray) -> torch.Tensor:
+        return tensors.from_packed(x)
+
+    def is_transforming(self) -> bool:
+        return tensors.transformed()
+
+    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return batch.untraced(function, *arguments)
+
+    def empty_like(self, x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
+        shape = tensors.shape_of(x)
+        tensors.check_pairs(shape, dst, who)
+        y = tensors.new(x, dst.name)
+        array = tensors.take(y, who, writing=True)
+        if not dst.packed:
+            return y, array
+        return tensors.given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))
+
+    def stream(self, device: int) -> int:
+        return tensors.stream(device)
+
+    def attach(self, sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
+        return batch.attach(sources, results, scale)
+
+    def has_plans(self, kind: type) -> bool:
+        # A tensor of another class may mean anything by its methods.
+        return kind in (torch.Tensor, torch.nn.Parameter)
+
+    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        return batch.describe(arrays)
+
+    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
+        return batch.addresses(arrays)
+
+    def allocate(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
+        return batch.allocate(arrays, row)
+
+    def written(self, outs: Sequence[torch.Tensor]) -> None:
+        batch.written(outs)
+
+
+def _place(x: torch.Tensor, device: Any, who: str) -> torch.device:
+    """Where the result belongs."""
+    place = devices.parse(device, who)
+    if place is None:
+        return x.device
+    return torch.device("cpu") if place == "cpu" else torch.device("cuda", devices.index(place, who))
+
+
+def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
+    tensors.check_out(x, dst, out, who)
+    if isinstance(out, PackedArray):
+        with tensors.on_stream_of(x, who):
+            tensors.write(tensors.take(x, who), dst, named(attributes), out, who)
+    else:
+        cast_out_op(x, out, dst.name, *attributes)
+    return out
+
+
+ADAPTER = TorchAdapter()

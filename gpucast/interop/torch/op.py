@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The custom ops of plain casts: ``torch.ops.gpucast.cast``, and ``cast_out``, which writes into a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.interop.torch.tensors import DEFAULTS, fill, named, new, row_of
+
+_SCHEMA = (
+    f"str to, bool saturate=True, str round_mode='up', int opset={DEFAULT_OPSET}, str? rounding=None, "
+    "str? overflow=None"
+)
+
+
+def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
+    y = new(x, to, *attributes)
+    dst = dtype(to)
+    fill(x, y, dst, named(attributes), dst.packed)
+    return y
+
+
+def _cast_out(x: torch.Tensor, out: torch.Tensor, to: str, *attributes: Any) -> None:
+    fill(x, out, dtype(to, who="cast: to="), named(attributes), False)
+
+
+def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+    return cast_op(dy, ctx.src), None, *[None for _ in DEFAULTS]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.src = row_of(inputs[0], "cast").name
+
+
+def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
+    """An element-wise op takes a batch as it is; in the bytes of a packed type a batch could not be told apart."""
+    if dtype(to, who="cast: to=").packed:
+        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
+    return cast_op(x, to, *attributes), dims[0]
+
+
+cast_op: Any = torch.library.custom_op(
+    "gpucast::cast", _cast, mutates_args=(), schema=f"(Tensor x, {_SCHEMA}) -> Tensor"
+)
+cast_op.register_fake(new)
+cast_op.register_autograd(_backward, setup_context=_setup)
+cast_op.register_vmap(_batched)
+cast_out_op: Any = torch.library.custom_op(
+    "gpucast::cast_out", _cast_out, mutates_args=("out",), schema=f"(Tensor x, Tensor(a!) out, {_SCHEMA}) -> ()"
+)
+cast_out_op.register_fake(lambda *arguments: None)

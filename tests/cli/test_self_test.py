@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict of `gpucast info`: from a cast that was compiled, launched and compared, whatever goes wrong with it."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_cuda import Cuda
+from gpucast.cli import main
+from gpucast.codegen.cast import KernelSource
+from gpucast.compile import nvidia as driver
+from gpucast.compile import nvrtc_search
+from gpucast.compile.nvrtc import CompileError, Nvrtc
+from gpucast.compile.nvrtc_search import Found
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.gpu import devices as device
+from gpucast.gpu import driver as launch
+from host_driver import HostDriver
+from nvrtc_wheels import INSTALLED, load, wheels
+
+PAIR = "FLOAT to FLOAT8E4M3FN"
+KERNEL = "gpucast_float32_to_float8e4m3fn"
+H200 = driver.Driver((13, 0), ("cuda:0 NVIDIA H200 (sm_90)",), capabilities=((9, 0),))
+
+
+class Wrong(HostDriver):
+    """Inverts the first byte that a launch writes."""
+
+    def load(self, source: KernelSource) -> Any:
+        right = super().load(source)
+
+        def run(src: int, dst: int, n: int, more: Any) -> None:
+            right(src, dst, n, more)
+            byte = ctypes.c_uint8.from_address(dst)
+            byte.value ^= 0xFF
+
+        return run
+
+
+class Failing(HostDriver):
+    """Raises `error` where a kernel is loaded."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def load(self, source: KernelSource) -> Any:
+        raise self.error
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """One of an H200 whose casts the host's builds of the kernels do."""
+    load(INSTALLED[-1])
+    monkeypatch.setattr(nvrtc_search, "find", lambda: Found(wheels()[INSTALLED[-1]]))
+    monkeypatch.setattr(driver, "find", lambda: H200)
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
+    before = launch.use(HostDriver())
+    yield
+    launch.use(before)
+
+
+def info(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
+    """What the command says as JSON and as lines, of which the verdict is the last."""
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert main(["info"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == facts["verdict"]
+    assert facts["gpu_casts"] == (facts["verdict"] == "GPU casts: yes")
+    return facts, lines
+
+
+def said(lines: list[str], name: str) -> list[str]:
+    return [line.removeprefix(name).strip() for line in lines if line.startswith(f"{name} ")]
+
+
+def test_yes_after_a_cast_that_is_right(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    facts, lines = info(capsys)
+    assert facts["verdict"] == "GPU casts: yes"
+    nvrtc = load(INSTALLED[-1])
+    architectures = [number for number in nvrtc.architectures if number >= 75]
+    assert facts["compiler"] == {
+        "version": list(nvrtc.version), "path": wheels()[INSTALLED[-1]], "architectures": architectures,
+        "compiled": ["sm_90"], "problem": None,
+    }  # fmt: skip
+    version = ".".join(map(str, nvrtc.version))
+    assert said(lines, "compiler") == [f"NVRTC {version} compiles for sm_75 to sm_{architectures[-1]}"]
+    tried = facts["self_test"]
+    assert tried == {"devices": [0], "elements": tried["elements"], "wrong": 0, "problem": None}
+    assert tried["elements"] > 1000
+    assert said(lines, "self-test") == [f"{PAIR} on cuda:0: {tried['elements']:,} elements as in the reference"]
+    host = launch.driver()
+    assert isinstance(host, HostDriver)
+    assert [name for name, _ in host.launched] == [KERNEL] * 2
+    # What it compiled is not kept, so it is compiled anew by the next one.
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_device_of_each_kind_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = (9, 0), (9, 0), (8, 0), (9, 0)
+    monkeypatch.setattr(driver, "find", lambda: driver.Driver((13, 0), ("",) * 4, capabilities=kinds))
+    launch.use(HostDriver(4))
+    launch.driver().streams = dict.fromkeys(range(4), 0)  # type: ignore[attr-defined]
+    facts, lines = info(capsys)
+    assert facts["compiler"]["compiled"] == ["sm_90", "sm_80"]
+    assert facts["self_test"]["devices"] == [0, 2]
+    assert said(lines, "self-test")[0].startswith(f"{PAIR} on cuda:0, cuda:2: ")
+
+
+def test_no_where_the_bits_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    launch.use(Wrong())
+    facts, lines = info(capsys)
+    assert facts["self_test"]["wrong"] == 1
+    assert facts["verdict"].startswith(
+        f"GPU casts: no, because casts on cuda:0 give wrong results: 1 of {facts['self_test']['elements']:,} elements "
+        f"differ from the reference; {PAIR}: index 0, input 0x00000000 (0.0): wanted 0x00 (0.0), got 0xff ("
+    )
+    assert facts["verdict"].endswith("; run gpucast parity")
+    assert said(lines, "self-test") == [facts["self_test"]["problem"]]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            RuntimeError("an illegal\naddress"),
+            "a cast on cuda:0 ended in RuntimeError: an illegal address; run nvidia-smi",
+        ),
+        (MemoryError("16 MiB"), "a cast on cuda:0 ended in MemoryError: 16 MiB; run nvidia-smi"),
+        (DeviceUnavailable("compile: gone; run: pip install it"), "gone; run: pip install it"),
+    ],
+    ids=["launch", "memory", "remedy"],
+)
+def test_no_where_the_cast_raises(capsys: pytest.CaptureFixture[str], error: Exception, reason: str) -> None:
+    launch.use(Failing(error))
+    assert info(capsys)[0]["verdict"] == f"GPU casts: no, because {reason}"
+
+
+def test_no_where_cuda_itself_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the real driver object, whose copies to the device find no device here."""
+    if driver._load() is not None:
+        pytest.skip("there is a driver")
+    with Cuda().in_use():
+        facts, _ = info(capsys)
+    assert facts["verdict"].startswith("GPU casts: no, because a cast on cuda:0 ended in CUDARuntimeError: cudaError")
+    assert facts["verdict"].endswith("; run nvidia-smi")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DeviceUnavailable("compile: NVRTC has no builtins; run: pip install some"),
+         "NVRTC has no builtins; run: pip install some"),
+        (CompileError("compile: NVRTC 13.0 cannot\ncompile", 6, "log"),
+         "CompileError: NVRTC 13.0 cannot compile; run: pip install --upgrade --force-reinstall 'gpucast[EXTRA]'"),
+    ],
+    ids=["no builtins", "refused"],
+)  # fmt: skip
+def test_no_where_the_kernel_does_not_compile(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Nvrtc, "compile", fail)
+    facts, lines = info(capsys)
+    reason = reason.replace("EXTRA", f"cuda{INSTALLED[-1]}")
+    assert facts["verdict"] == f"GPU casts: no, because {reason}"
+    assert said(lines, "compiler") == [facts["compiler"]["problem"]] == [reason]
+    assert facts["compiler"]["version"] == list(load(INSTALLED[-1]).version)
+    assert (facts["compiler"]["compiled"], facts["self_test"]) == ([], None)
+    # The driver asks for the architecture by itself, and refers to this very command.
+    monkeypatch.setattr(device, "unavailable", lambda: ("compile: the same at more length", "run gpucast info"))
+    assert info(capsys)[0]["verdict"] == f"GPU casts: no, because {reason}"
+
+
+def test_no_without_a_compiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Found:
+        raise DeviceUnavailable("compile: NVRTC was not found; run: pip install 'gpucast[cuda13]'")
+
+    monkeypatch.setattr(nvrtc_search, "find", none)
+    facts, lines = info(capsys)
+    assert facts["verdict"] == "GPU casts: no, because NVRTC was not found; run: pip install 'gpucast[cuda13]'"
+    assert facts["compiler"]["version"] is None
+    assert said(lines, "compiler") == ["NVRTC was not found; run: pip install 'gpucast[cuda13]'"]
+
+
+def test_without_a_gpu_the_compiler_is_tried_for_the_oldest(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "find", lambda: None)
+    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+    facts, lines = info(capsys)
+    assert facts["compiler"]["compiled"] == ["sm_75"]
+    assert facts["self_test"] is None
+    assert said(lines, "self-test") == []
+    assert facts["verdict"] == "GPU casts: no, because there is no NVIDIA driver; run on the host"
+
+
+def test_a_question_that_raises_is_an_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise AttributeError("module 'numpy' has no attribute 'float'")
+
+    monkeypatch.setattr(device, "unavailable", fail)
+    assert info(capsys)[0]["verdict"] == (
+        "GPU casts: no, because AttributeError: module 'numpy' has no attribute 'float'; "
+        "run: pip install --upgrade --force-reinstall 'gpucast[cuda13]'"
+    )

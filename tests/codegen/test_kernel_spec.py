@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel specifications of every kind: values that can be keys and go to other processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import pytest
+
+from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import FORMATS
+from gpucast.core.rule import resolve
+from gpucast.warmup.api import Request, tasks
+
+REQUEST = Request(
+    [("FLOAT", "FLOAT16"), ("INT4", "FLOAT")],
+    transposed=True,
+    fused=True,
+    many=True,
+    mixed=True,
+    quantize=("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "float8e4m3fn_128x128"),
+)
+
+
+def specs(request: Request = REQUEST) -> list[KernelSpec[Any]]:
+    return [task.spec for task in tasks(request, "sm_90")]
+
+
+def test_every_kind_is_a_value() -> None:
+    kinds = set()
+    for spec in specs():
+        kinds.add(type(spec).__name__)
+        copy = pickle.loads(pickle.dumps(spec))
+        assert copy == spec and hash(copy) == hash(spec) and copy is not spec
+        assert (copy.source().name, copy.source().text) == (spec.source().name, spec.source().text)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            spec.rule = None  # type: ignore[attr-defined]
+    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "AdjustSpec", "SelectSpec"}
+
+
+def test_each_kernel_has_one_specification() -> None:
+    # Formats share kernels.
+    found = specs(dataclasses.replace(REQUEST, quantize="nvfp4"))
+    names = [spec.source().name for spec in found]
+    assert len(set(names)) == len(names) == len(set(found))
+
+
+def test_a_cast_is_plain_or_fused() -> None:
+    """There is one way to say so: operations that are none are no operations."""
+    plain = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
+    random = resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic")
+    assert CastSpec.of(plain) == CastSpec(plain)
+    assert CastSpec.of(random) == CastSpec(random, ops=FusedOps())
+    assert CastSpec.of(plain, ops=FusedOps(amax=True)) == CastSpec(plain, ops=FusedOps(amax=True))
+    with pytest.raises(ValueError, match="with nothing beside is a plain cast"):
+        CastSpec(plain, ops=FusedOps()).source()
+    with pytest.raises(ValueError, match="at random has only fused kernels"):
+        CastSpec(random).source()
+
+
+def test_formats_share_the_kernel_that_moves_scales() -> None:
+    """Scales are moved as they are, so that no format has a kernel of its own for it."""
+    request = Request((), quantize=[name for name, format in FORMATS.items() if format.scale.name == "FLOAT8E8M0"])
+    moved = {spec for spec in specs(request) if "swizzle" in spec.source().name}
+    assert len(moved) == 2

@@ -1,0 +1,431 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks on the caches: a stranger's code, a library that harms the process, and what kept others waiting."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_trusted_files import STRANGER, as_root, exchanging
+
+import gpucast
+from gpucast import cli
+from gpucast.compile import cache_folder
+from gpucast.compile.cache import Cache, digest
+from gpucast.cpu.native import library as host_native
+from gpucast.cpu.native import trial as host_native_trial
+from gpucast.files import atomic
+
+ROOT = Path(gpucast.__file__).parents[1]
+KEY = digest("a kernel")
+
+
+def run(code: str, *arguments: str, **variables: str) -> str:
+    """What a process of its own prints; it is ended should it hang."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+
+
+def put(folder: Path, value: bytes, private: bool = False) -> Path:
+    Cache(str(folder), private=private).put(KEY, value)
+    return folder / f"{KEY}.kernel"
+
+
+# ---- 1: a stranger's code ----
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_an_entry_that_is_a_link(tmp_path: Path, private: bool) -> None:
+    """To a file that is ours: one that we downloaded, or converted from what we downloaded."""
+    downloaded = put(tmp_path / "downloads", b"evil", private)
+    (tmp_path / "cache").mkdir(0o700)
+    (tmp_path / "cache" / downloaded.name).symlink_to(downloaded)
+    kept = Cache(str(tmp_path / "cache"), private=private)
+    assert kept.get(KEY) is None
+    kept.put(KEY, b"good")
+    assert Cache(kept.folder).get(KEY) == b"good"
+    assert Cache(str(tmp_path / "downloads")).get(KEY) == b"evil"
+
+
+@as_root
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("what", ["folder", "parent", "file"])
+def test_what_belongs_to_another(tmp_path: Path, private: bool, what: str) -> None:
+    entry = put(tmp_path / "parent" / "cache", b"evil", private)
+    os.chown({"folder": entry.parent, "parent": entry.parent.parent, "file": entry}[what], STRANGER, STRANGER)
+    before = entry.read_bytes()
+    kept = Cache(str(entry.parent), private=private)
+    assert kept.get(KEY) is None
+    kept.put(KEY, b"good")
+    assert kept.get(KEY) == b"good"
+    if what != "file":
+        assert f"belongs to another user (uid {STRANGER})" in kept.problem
+        assert kept.usage() == (0, 0)
+        assert not kept.is_writable()
+        assert entry.read_bytes() == before
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+@pytest.mark.parametrize("private", [False, True])
+def test_a_folder_that_others_may_write(tmp_path: Path, private: bool, mode: int) -> None:
+    entry = put(tmp_path / "cache", b"evil", private)
+    entry.parent.chmod(mode)
+    kept = Cache(str(entry.parent), private=private)
+    assert kept.get(KEY) is None
+    kept.put(KEY, b"good")
+    assert kept.problem == f"{entry.parent}: {entry.parent} can be written by others"
+    entry.parent.chmod(0o755)
+    assert Cache(str(entry.parent)).get(KEY) == b"evil"
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_an_entry_that_others_may_write(tmp_path: Path, private: bool) -> None:
+    put(tmp_path, b"evil", private).chmod(0o646)
+    assert Cache(str(tmp_path), private=private).get(KEY) is None
+
+
+def test_an_entry_that_is_exchanged_all_the_time(tmp_path: Path) -> None:
+    evil = put(tmp_path / "downloads", b"evil")
+    entry = put(tmp_path / "cache", b"good")
+    good, link = entry.with_name("good"), entry.with_name("link")
+    shutil.copy2(entry, good)
+
+    def place_link() -> None:
+        link.symlink_to(evil)
+        link.replace(entry)
+
+    def place_file() -> None:
+        shutil.copy2(good, link)
+        link.replace(entry)
+
+    with exchanging(place_link, place_file):
+        seen = {Cache(str(entry.parent)).get(KEY) for _ in range(2000)}
+    assert seen <= {b"good", None}
+    assert b"good" in seen
+
+
+def test_info_says_that_a_cache_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "cache" / "kernels").mkdir(parents=True)
+    for path, said in ((tmp_path / "cache" / "kernels", True), (tmp_path / "cache", True), (None, False)):
+        if path is not None:
+            path.chmod(0o777)
+        assert cli.main(["info"]) == 0
+        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cache"))
+        wanted = f" (not used: {path} can be written by others; kernels are kept in memory only)"
+        assert (wanted in line) == said
+        assert ("not used" in line) == said
+        if path is not None:
+            path.chmod(0o755)
+
+
+# ---- a cache that is only read, and one for each user ----
+
+
+def test_a_cache_that_is_only_read(tmp_path: Path) -> None:
+    put(tmp_path / "image", b"of the image")
+    other = digest("another")
+    kept = Cache(str(tmp_path / "own"), also=str(tmp_path / "image"))
+    assert (kept.get(KEY), kept.get(other)) == (b"of the image", None)
+    assert not (tmp_path / "own").exists()
+    kept.put(other, b"later")
+    kept.put(KEY, b"newer")
+    assert len(os.listdir(tmp_path / "image")) == 1
+    again = Cache(str(tmp_path / "own"), also=str(tmp_path / "image"))
+    assert (again.get(KEY), again.get(other)) == (b"newer", b"later")
+    # It is trusted no more than the own one.
+    (tmp_path / "image").chmod(0o777)
+    assert Cache(str(tmp_path / "none"), also=str(tmp_path / "image")).get(KEY) is None
+
+
+def test_a_folder_for_all_has_one_for_each_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("GPUCAST_CACHE_READ", raising=False)
+    assert cache_folder.cache_folder() == str(tmp_path)
+    assert cache_folder.read_folder("kernels") == ""
+    tmp_path.chmod(0o1777)
+    assert cache_folder.cache_folder() == str(tmp_path / str(os.geteuid()))
+    monkeypatch.setenv("GPUCAST_CACHE_READ", "image")
+    assert cache_folder.read_folder("kernels") == os.path.abspath("image/kernels")
+
+
+USER = """
+import os, sys
+from gpucast.compile import cache_folder
+from gpucast.compile.cache import Cache, digest
+os.setgroups([])
+os.setgid(1000)
+os.setuid(1000)
+base, key, other = sys.argv[1], digest("a kernel"), digest("another")
+os.environ["GPUCAST_CACHE_DIR"], os.environ["GPUCAST_CACHE_READ"] = base + "/users", base + "/image"
+own = cache_folder.cache_folder()
+kept = Cache(own + "/kernels", also=cache_folder.read_folder("kernels"))
+print(own.replace(base, ""), kept.get(key), kept.get(other))
+kept.put(other, b"later")
+print(kept.problem.replace(base, "") or "kept", Cache(kept.folder).get(other), Cache(kept.folder).get(key))
+print(cache_folder.problem(own).replace(base, "") or "trusted", cache_folder.problem(base + "/image") or "trusted")
+"""
+
+
+@pytest.fixture
+def image() -> Iterator[Path]:
+    """As the Docker image has it: kernels of root's, and a folder for those of each user. Others get there."""
+    with tempfile.TemporaryDirectory() as name:
+        base = Path(name)
+        base.chmod(0o755)
+        put(base / "image" / "kernels", b"of the image")
+        (base / "users").mkdir()
+        (base / "users").chmod(0o1777)
+        if any(not parent.stat().st_mode & stat.S_IXOTH for parent in base.parents):
+            pytest.skip(f"others do not get to {base.parent}")
+        yield base
+
+
+@as_root
+def test_a_user_of_the_image(image: Path) -> None:
+    assert run(USER, str(image)).splitlines() == [
+        "/users/1000 b'of the image' None",
+        "kept b'later' None",
+        "trusted trusted",
+    ]
+    assert (image / "users" / "1000" / "kernels").stat().st_uid == 1000
+    assert len(os.listdir(image / "image" / "kernels")) == 1
+    # The next time it is there.
+    assert run(USER, str(image)).startswith("/users/1000 b'of the image' b'later'\n")
+
+
+@as_root
+def test_a_user_of_the_image_whose_folder_another_made_first(image: Path) -> None:
+    evil = put(image / "users" / "1000" / "kernels", b"evil")
+    for path, owner in ((evil, 1000), (evil.parent, 1000), (evil.parent.parent, STRANGER)):
+        os.chown(path, owner, owner)
+    why = f"/users/1000 belongs to another user (uid {STRANGER})"
+    assert run(USER, str(image)).splitlines() == [
+        "/users/1000 b'of the image' None",
+        f"/users/1000/kernels: {why} None None",
+        f"{why} trusted",
+    ]
+
+
+# ---- the host's library ----
+
+
+@pytest.fixture(scope="module")
+def gcc() -> str:
+    found = shutil.which("gcc")
+    if found is None:
+        pytest.skip("no gcc")
+    return found
+
+
+def compiled(gcc: str, made: Path, text: str, *flags: str) -> str:
+    """The library of a text. What is loaded under a name is not loaded again."""
+    source = made.with_suffix(".c")
+    source.write_text(text)
+    subprocess.run([gcc, *flags, "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
+    return str(made)
+
+
+def finish() -> None:
+    for thread in threading.enumerate():
+        if thread.name == host_native.THREAD:
+            thread.join()
+
+
+LIBRARY = """
+import sys, threading
+import numpy as np
+from gpucast.cpu.native import library as host_native
+def products():
+    x = np.array([2.0**-149, 2.0**-1074])
+    return float(np.float32(x[0]) * np.float32(x.size - 1)), float(x[1] * (x.size - 1))
+native = host_native._native()
+found = native.library() if sys.argv[1:] else None
+for thread in threading.enumerate():
+    if thread.name == host_native.THREAD:
+        thread.join()
+found = native.library() if sys.argv[1:] else host_native.library()
+print(found is not None, products() == (2.0**-149, 2.0**-1074))
+"""
+
+
+@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast"])
+def test_flags_of_the_compiler_do_not_serve_runs_without_them(gcc: str, tmp_path: Path, flag: str) -> None:
+    """5: it flushed subnormal numbers to zero in the whole process, NumPy's too."""
+    variables = {"GPUCAST_CACHE_DIR": str(tmp_path), "GPUCAST_NATIVE": "1"}
+    assert run(LIBRARY, "compile", CC=f"gcc {flag}", **variables) in ("True True\n", "False True\n")
+    assert run(LIBRARY, "compile", CC="gcc", **variables) == "True True\n"
+    assert run(LIBRARY, **variables, CC="gcc") == "True True\n"
+    assert run(LIBRARY, CC=f"gcc {flag}", **variables).endswith(" True\n")
+
+
+def test_the_key_has_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(command: str) -> str:
+        monkeypatch.setenv("CC", command)
+        return host_native.Native(Cache(str(tmp_path))).key()
+
+    script = tmp_path / "compiler"
+    commands = [str(script), f"{script} -ffast-math", f"env {script}", f"{script} -O1 -g", f"{script} '-O1 -g'"]
+    keys = []
+    for version in ("old", "newer", "newer"):
+        script.write_text(f"#!/bin/sh\n# {version}\n")
+        script.chmod(0o755)
+        os.utime(script, (1, 1))
+        keys.append([key(command) for command in commands])
+    assert len({*keys[0], *keys[1]}) == 2 * len(commands)
+    assert keys[1] == keys[2]
+
+
+@pytest.mark.parametrize("machine", ["known", "another"])
+def test_a_library_that_changes_how_the_processor_rounds(
+    gcc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
+) -> None:
+    """It is noticed by what is computed where nobody knows how the system keeps the processor's state."""
+    if machine == "another":
+        monkeypatch.setattr(host_native_trial.platform, "machine", lambda: machine)
+    harmless = compiled(gcc, tmp_path / "harmless.so", "int nothing;\n")
+    assert host_native_trial.load(harmless, []) is not None
+    text = "#include <fenv.h>\n__attribute__((constructor)) static void begin(void) { fesetround(FE_UPWARD); }\n"
+    harmful = compiled(gcc, tmp_path / "harmful.so", text, "-lm")
+    tenth = np.array([0.1, -0.1])
+    before = (tenth * 3).tobytes()
+    with pytest.raises(host_native_trial.Unfit, match="changes how the processor rounds"):
+        host_native_trial.load(harmful, [])
+    assert (tenth * 3).tobytes() == before
+
+
+def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path) -> None:
+    """16: it was an AttributeError for ever."""
+    folder = tmp_path / "native"
+    other = compiled(gcc, tmp_path / "other.so", "void sum_words(void) {}\n")
+    kept = Cache(str(folder), private=True)
+    key = host_native.Native(kept).key()
+    kept.put(key, Path(other).read_bytes())
+    (entry,) = folder.iterdir()
+    with pytest.raises(host_native_trial.Unfit, match="it lacks cast_file, each_run, "):
+        host_native_trial.load(other, host_native.FUNCTIONS)
+    native = host_native.Native(Cache(str(folder), private=True))
+    assert native.library() is None
+    assert not entry.exists()
+    again = host_native.Native(Cache(str(folder), private=True), 0)
+    again.library()
+    finish()
+    library = again.library()
+    assert library is not None
+    assert all(hasattr(library, name) for name in host_native.FUNCTIONS)
+
+
+def test_every_function_of_the_library_is_looked_for(gcc: str, tmp_path: Path) -> None:
+    if shutil.which("nm") is None:
+        pytest.skip("no nm")
+    made = tmp_path / "made.so"
+    subprocess.run([gcc, *host_native._FLAGS, "-o", str(made), *map(str, host_native._SOURCES)], check=True)
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True
+    ).stdout
+    names = [line.split()[-1] for line in listed.splitlines()]
+    assert sorted(host_native.FUNCTIONS) == sorted(name for name in names if name[0] != "_")
+
+
+def test_a_library_is_made_only_where_nobody_exchanges_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcc: str
+) -> None:
+    """By name, in the folder for temporary files: others who may write that could put another one in its place."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for mode, is_made in ((0o777, False), (0o1777, True)):
+        tmp_path.chmod(mode)
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            native = host_native.Native(Cache(os.path.join(folder, "native"), private=True), 0)
+            native.library()
+            finish()
+            assert (native.library() is not None) == is_made
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- 14, 15, 17: others that wait or are surprised ----
+
+
+@pytest.mark.parametrize("system", ["tells", "does not tell"])
+def test_the_umask_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+    """14: it is the whole process's, and other threads make files."""
+    (tmp_path / "plain").write_bytes(b"")
+    wanted = stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask is set"))
+    if system != "tells":
+        monkeypatch.setattr(atomic, "open", _refuse, raising=False)
+    assert atomic.new_mode() == wanted
+
+
+def _refuse(*_: object) -> None:
+    raise FileNotFoundError
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o027, 0o077, 0o002])
+def test_new_files_have_the_mode_that_the_umask_leaves(umask: int) -> None:
+    code = f"import os; os.umask({umask}); from gpucast.files import atomic; print(atomic.new_mode())\n"
+    code += "def no(*_): raise OSError\natomic.open = no\nprint(atomic.new_mode())"
+    assert run(code).split() == [str(0o666 & ~umask)] * 2
+
+
+FORK = """
+import os, signal, threading
+from gpucast.cpu.native import library as host_native
+from gpucast.compile.cache import Cache
+looking, go = threading.Event(), threading.Event()
+class Slow(Cache):
+    def get(self, key):
+        looking.set()
+        go.wait()
+        return super().get(key)
+    def is_empty(self):
+        return False
+native = host_native.Native(Slow(os.environ["FOLDER"]))
+host_native._native = lambda: native
+threading.Thread(target=host_native.library).start()
+looking.wait()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)  # Should it hang.
+    go.set()
+    print("library", host_native.library(), flush=True)
+    os._exit(0)
+print("ended", os.waitpid(child, 0)[1])
+go.set()
+"""
+
+
+def test_a_fork_while_a_thread_looks_for_the_library(tmp_path: Path) -> None:
+    """15: the child waited for a thread that it does not have."""
+    assert run(FORK, FOLDER=str(tmp_path / "native")).splitlines() == ["library None", "ended 0"]
+
+
+PIPE = """
+import sys
+from gpucast.compile.cache import Cache
+print(Cache(sys.argv[1], private=sys.argv[3] == "True").get(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_pipe_as_an_entry(tmp_path: Path, private: bool) -> None:
+    """17: opening it waited for a writer."""
+    os.mkfifo(tmp_path / f"{KEY}.kernel")
+    assert run(PIPE, str(tmp_path), KEY, str(private)) == "None\n"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernels a call would launch: it is made for nothing, and every text that would be compiled is kept.
 
-Real CuPy arrays without memory, the real `gpucast.gpu.driver.CupyDriver`, and CUDA that does nothing. Needs CuPy, no GPU.
+Real CuPy arrays without memory, the real `gpucast.gpu.driver.CupyDriver`, and CUDA that does nothing. Needs CuPy, no
+GPU.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 """The kernels that each part of a run on a GPU launches, to be compiled ahead: names and texts, the most needed first.
 
 Plain casts come from the rules; of all else the calls are made with a driver that does nothing (`bench.gpu_dry`), so
-that a list cannot differ from what a part does. tests/bench/test_gpu_kernels.py runs the parts on a stand-in and compares.
+that a list cannot differ from what a part does. tests/bench/test_gpu_kernels.py runs the parts on a stand-in and
+compares.
 """
 
 from __future__ import annotations

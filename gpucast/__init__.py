@@ -9,32 +9,19 @@ from typing import TYPE_CHECKING, Any
 from gpucast import device as device
 from gpucast import dtypes as dtypes
 from gpucast import layers, reference
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
+from gpucast.arrays import adapters
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.batch import cast_many
 from gpucast.casting.cast import cast, cast_like
 from gpucast.casting.creation import empty, empty_like, from_bytes
-from gpucast.casting.report import CastReport, cast_report
+from gpucast.casting.loss_counts import CastReport
+from gpucast.casting.report import cast_report
 from gpucast.codegen.device_function import device_function
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import DEFAULT_OPSET
 from gpucast.core.version import __version__ as __version__
 from gpucast.warmup.api import warmup
-=======
-from gpucast.arrays import adapters
-from gpucast.cast import cast, cast_like
-from gpucast.cast_many import cast_many
-from gpucast.creation import empty, empty_like, from_bytes
-from gpucast.device_function import device_function
-from gpucast.dtypes import DTYPES, DType, dtype, finfo, iinfo
-from gpucast.errors import DeviceUnavailable
-from gpucast.loss_counts import CastReport
-from gpucast.packed import PackedArray
-from gpucast.report import cast_report
-from gpucast.rule import DEFAULT_OPSET
-from gpucast.warmup import warmup
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 
 if TYPE_CHECKING:
     from gpucast import mixed, quantization

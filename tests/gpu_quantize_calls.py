@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests/quantization/test_gpu_quantization.py quantizes, as data: `bench.gpu_kernels` compiles the kernels of it ahead.
+"""What tests/quantization/test_gpu_quantization.py quantizes, as data: `bench.gpu_kernels` compiles the kernels of it
+ahead.
 
 Every format is tried from one source, drawn by a seed, and those that people use from FLOAT and BFLOAT16 too; from
 every source with --exhaustive. All of them together have 1,840 kernels, which take one processor 750 s to compile; so
-there are 650. The siblings on the host (tests/quantization/test_quantization_device.py) run them all with --exhaustive as well.
+there are 650. The siblings on the host (tests/quantization/test_quantization_device.py) run them all with --exhaustive
+as well.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
-from gpucast.arrays.adapters import Door
-from gpucast.core.dtypes import DType
+from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import Rule
 
@@ -22,34 +21,15 @@ class Names(NamedTuple):
     paths: Callable[[], Sequence[str]]
 
 
-class Library(Door, Protocol):
-    """The door of a library whose arrays share launches with ours: `gpucast.interop.torch`."""
-
-    def room(self, x: Any, dst: DType, who: str) -> tuple[Any, Any]:
-        """Memory for the cast of x: what the caller gets, and the same as an array of ours."""
-
-    def stream(self, device: int) -> int:
-        """The library's current stream of a device."""
-
-    def check_into(self, x: Any, who: str) -> None:
-        """ValueError for an x that is not to be cast into an `out`."""
-
-    def check_scale(self, scale: Any, who: str) -> None:
-        """ValueError for a scale of the library that its arrays are not to be multiplied with."""
-
-    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
-        """The results, as what the library differentiates through."""
-
-
 @dataclass(slots=True)
 class Leaf:
     """One array of a call of `gpucast.cast_many`."""
 
     #: What errors call it: "cast_many: arrays['encoder'][3]".
     who: str
-    #: As it was given, the door that it came through (None: it is ours), and the same as an array of ours.
+    #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
     given: Any
-    way: Door | None
+    adapter: ArrayAdapter | None
     array: Any
     #: The index of the device that holds it; None for the host.
     home: int | None
@@ -63,6 +43,6 @@ class Leaf:
     start: int = 0
 
     @property
-    def library(self) -> Library | None:
-        """The door, if arrays of its library share launches with ours."""
-        return cast(Library, self.way) if hasattr(self.way, "room") else None
+    def is_alone(self) -> bool:
+        """Whether it is of a library whose arrays share no launches with ours."""
+        return self.adapter is not None and not self.adapter.shares_launches

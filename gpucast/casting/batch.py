@@ -8,19 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-
-from gpucast import gpu
-from gpucast.arrays import tree
-from gpucast.arrays.adapters import door
-from gpucast.arrays.item import Leaf, Library, Names
-=======
-from gpucast.arrays.item import Leaf, Names
 
 from gpucast import gpu
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import ArrayAdapter, untraced
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
+from gpucast.arrays.item import Leaf, Names
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items as many_leaves
 from gpucast.casting import batch_plans as many_plans

@@ -3,23 +3,12 @@
 
 from __future__ import annotations
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from collections.abc import Sequence
 from typing import Any
-=======
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 
 import numpy as np
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-from gpucast.arrays.adapters import door
-=======
 from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.arrays.batch_overlap import Place, check_apart
 from gpucast.arrays.item import Leaf, Names
 from gpucast.arrays.overlap import check_out
@@ -36,45 +25,6 @@ from gpucast.gpu import devices
 _NOTHING = Fusion()
 
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-=======
-class Names(NamedTuple):
-    """What errors call the arrays of a call."""
-
-    #: The caller's parameter: "arrays".
-    parameter: str
-    #: Where in it the leaves are, such as "['encoder'][3]".
-    paths: Callable[[], Sequence[str]]
-
-
-@dataclass(slots=True)
-class Leaf:
-    """One array of a call of `gpucast.cast_many`."""
-
-    #: What errors call it: "cast_many: arrays['encoder'][3]".
-    who: str
-    #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
-    given: Any
-    adapter: ArrayAdapter | None
-    array: Any
-    #: The index of the device that holds it; None for the host.
-    home: int | None
-    #: What the caller gets, and the same as an array of ours; None until there is one.
-    result: Any
-    target: Any = None
-    rule: Rule = field(init=False)
-    #: What is done beside; None: nothing.
-    fusion: Fusion | None = None
-    #: Elements of the leaves before it.
-    start: int = 0
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it is of a library whose arrays share no launches with ours."""
-        return self.adapter is not None and not self.adapter.shares_launches
-
-
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 def checked(
     given: Sequence[Any],
     outs: Sequence[Any] | None,

@@ -18,12 +18,8 @@ from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused_options import check_apart, resolve_fusion
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast.core.fused_ops import Fusion
-from gpucast.core.options import Call
-=======
 from gpucast.core.options import Call, destination
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
 from gpucast.cpu import cast as host_cast

@@ -13,12 +13,8 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 from gpucast import gpu
-from gpucast.core.dtypes import DTYPES, DType
-=======
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.core.rule import Rule
 
 #: Spellings of a type and of attributes are many; casts of one program are few.

@@ -16,11 +16,8 @@ from gpucast.cli import self_test
 from gpucast.cli.self_test import Comparison, Compilation, Problem
 from gpucast.compile import nvidia as driver
 from gpucast.compile.cache_folder import cache_folder, writable
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-from gpucast.core.version import __version__
-=======
 from gpucast.compile.cache_folder import problem as cache_problem
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
+from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
 
 _REQUIRED = ("numpy", "ml_dtypes")

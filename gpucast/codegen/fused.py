@@ -4,13 +4,8 @@
 from __future__ import annotations
 
 import struct
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-from dataclasses import dataclass, replace
-from typing import NamedTuple
-=======
 from dataclasses import replace
-from typing import Literal, NamedTuple
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
+from typing import NamedTuple
 
 from gpucast.codegen.cast import (
     MAX_DIMS,
@@ -41,12 +36,7 @@ _TILE = 4
 class FusedOps(NamedTuple):
     """What a kernel does beside the cast: multiply, keep the largest magnitude, tell whether the source is finite.
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-    Called as `gpucast.codegen.cast.kernel_source` is, it gives the kernel of a `gpucast.casting.fused.fused_rule`,
-    which is a plain one where nothing is fused. Rounding at random is part of the rule.
-=======
     Rounding at random is part of the rule.
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
     """
 
     scaling: Scaling = "none"

@@ -3,8 +3,8 @@
 
 Many threads and processes may use one folder. A file appears whole (temporary file, then rename) and ends in a
 checksum, so that what a crash or a full disk left behind counts as absent and is written again. Entries are code, so a
-folder or file that others could have written is not used (`gpucast.core.trusted_files` has the rule). A folder that cannot
-be used or written is no failure: the entries live in memory then.
+folder or file that others could have written is not used (`gpucast.core.trusted_files` has the rule). A folder that
+cannot be used or written is no failure: the entries live in memory then.
 """
 
 from __future__ import annotations

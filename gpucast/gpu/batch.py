@@ -12,15 +12,10 @@ import numpy.typing as npt
 
 from gpucast.arrays.item import Leaf
 from gpucast.arrays.packed import PackedArray
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-from gpucast.codegen.batch import ARGUMENT_BYTES, Kind, ManySource, many_source, sorted_kinds
-from gpucast.codegen.fused import Options
-from gpucast.core.fused_ops import Fusion
-=======
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, ManySource, sorted_kinds
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
+from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import STOCHASTIC
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch

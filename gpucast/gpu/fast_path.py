@@ -10,13 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-from gpucast.codegen.fused import FusedArguments, Options
-from gpucast.core.fused_ops import Scaling, scaling_of
-=======
 from gpucast.codegen.fused import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
+from gpucast.core.fused_ops import Scaling, scaling_of
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
 from gpucast.gpu import cast as device_cast

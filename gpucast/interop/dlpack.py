@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.arrays.packed import PackedArray, home
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.gpu import devices
 
 # DLDeviceType.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -114,13 +116,10 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
         raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
     if device_type in _ON_HOST:
         return _taken(x, None, who, writing, {})
-    from gpucast.gpu import devices as device
-    from gpucast.gpu import driver as launch
-
-    device.require(who)
-    with launch.driver().on(device_id):
+    devices.require(who)
+    with gpu.driver.driver().on(device_id):
         # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
-        return _taken(x, device_id, who, writing, {"stream": launch.driver().stream() or 1})
+        return _taken(x, device_id, who, writing, {"stream": gpu.driver.driver().stream() or 1})
 
 
 def _taken(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
@@ -207,27 +206,11 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-def cast(inner: Inner, x: Any, to: Any, call: Call) -> Any:
-    """See `gpucast.arrays.adapters.Door`. The result is what the library's own `from_dlpack` makes of it, where it has
-    one."""
-    array = take(x, call.who)
-    y = inner(array, to, call)
-    settle(array, y)
-    if call.out is not None:
-        return call.out
-    return x if y is array else _given(y, x, call.who)
-
-
-=======
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 def settle(*arrays: Any) -> None:
     """Wait for the devices of some arrays: the library of an array on loan may use its memory again once it is back."""
     for device in {index for index in map(home, arrays) if index is not None}:
-        from gpucast.gpu import driver as launch
-
-        with launch.driver().on(device):
-            launch.driver().synchronize()
+        with gpu.driver.driver().on(device):
+            gpu.driver.driver().synchronize()
 
 
 def give_back(y: Any, like: Any, who: str) -> Any:

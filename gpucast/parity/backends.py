@@ -17,8 +17,8 @@ from gpucast import gpu
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
-from gpucast.codegen.cast import kernel_source
-from gpucast.codegen.fused import FusedArguments, Options
+from gpucast.codegen.fused import FusedArguments
+from gpucast.codegen.spec import CastSpec
 from gpucast.compile import nvidia as driver
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.cpu import cast as host_cast
@@ -72,14 +72,6 @@ class Kernels:
         self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-=======
-        from gpucast.arrays.bitpacking import pack_codes, unpack_codes
-        from gpucast.codegen.fused import FusedArguments
-        from gpucast.codegen.spec import CastSpec
-        from gpucast.parity import host_build as hostbuild
-
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
         # Those that take random words have a longer prelude.
         kernels, fused = (
             hostbuild.build(

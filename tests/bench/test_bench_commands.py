@@ -23,12 +23,6 @@ from gpucast.cli import disassembler
 from gpucast.compile import cubin as compiler
 from gpucast.gpu import devices as device
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-ROOT = Path(__file__).resolve().parents[2]
-
-
-=======
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 # ---- python -m bench ----
 
 

@@ -150,7 +150,8 @@ def test_transposes_go_by_squares(dst: str, driver: HostDriver) -> None:
 
 @pytest.mark.parametrize(("src", "dst"), PAIRS[::7], ids=str)
 def test_views_on_the_device_are_strided_and_misaligned(src: DType, dst: DType, driver: HostDriver) -> None:
-    """The sibling of test_every_pair in tests/gpu/test_gpu.py: what it does there, and that it launches what it means."""
+    """The sibling of test_every_pair in tests/gpu/test_gpu.py: what it does there, and that it launches what it
+    means."""
     assert device_views.SIZES[1] == 7
     odd: list[int] = []
     real = driver.load

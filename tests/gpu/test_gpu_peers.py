@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
 """Other libraries' arrays on a real GPU. The siblings without one: tests/interop/test_torch.py,
-tests/interop/test_jax.py, tests/interop/test_dlpack.py, tests/arrays/test_intake.py."""
-=======
-"""Other libraries' arrays on a real GPU. The siblings without one: tests/interop/test_torch.py, tests/interop/test_jax.py,
-tests/interop/test_dlpack.py, tests/arrays/test_adapters.py."""
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
+tests/interop/test_jax.py, tests/interop/test_dlpack.py, tests/arrays/test_adapters.py."""
 
 from __future__ import annotations
 

@@ -210,11 +210,7 @@ def test_the_two_share_the_rows_alone() -> None:
         "gpucast.core.formats.Parts",
         "gpucast.reference.casting.cast",
     }
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
     modules = sorted(Path(host.__file__).parent.glob("*.py"))
     assert len(modules) > 5
     for module in modules:
-=======
-    for module in ("host", "host_boxes", "host_extremes", "host_product", "host_quotient", "blocks", "boxes"):
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
         assert not any("reference" in name for name in imports(module)), module

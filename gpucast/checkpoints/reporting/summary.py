@@ -6,13 +6,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03
-from gpucast.casting.report import CastReport
-=======
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
-
 from gpucast.casting.loss_counts import CastReport
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.planning.tensors import TensorPlan

@@ -3,8 +3,8 @@
 
 It is no more than quick: where there is no compiler, or the cache folder cannot be written or is not private,
 everything goes without it, silently and with the same bits. A library is code of this process, so it is loaded only
-from what nobody else can have written (`gpucast.core.trusted_files`), under a key that the sources, the compiler with its
-options and the processor's features are part of, and used only when it passed a trial (`gpucast.cpu.native.trial`);
+from what nobody else can have written (`gpucast.core.trusted_files`), under a key that the sources, the compiler with
+its options and the processor's features are part of, and used only when it passed a trial (`gpucast.cpu.native.trial`);
 else it is made again. The compiler runs in a thread of its own, when there is so much to do that it takes less time
 than the work does without it.
 

@@ -13,11 +13,7 @@ from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
 from gpucast.interop.torch import tensors
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03:gpucast/interop/torch_many.py
-#: Calls a function, which torch.compile runs as it is, between two graphs: `gpucast.casting.batch.untraced`.
-=======
 #: Calls a function, which torch.compile runs as it is, between two graphs.
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5:gpucast/interop/torch/batch.py
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
 

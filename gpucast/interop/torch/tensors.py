@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, home
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
@@ -114,10 +115,9 @@ def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager
     device = _device(x, who)
     if device is None:
         return contextlib.nullcontext()
-    from gpucast.gpu import driver as launch
 
     devices.require(who)
-    return launch.driver().using(stream(device), device)
+    return gpu.driver.driver().using(stream(device), device)
 
 
 def transformed() -> bool:
@@ -129,56 +129,6 @@ def transformed() -> bool:
     return bool(active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03:gpucast/interop/torch.py
-def cast(inner: intake.Inner, x: torch.Tensor, to: Any, call: Call) -> Any:
-    """See `gpucast.arrays.adapters.Door`."""
-    attributes: tuple[Any, ...] = call[: len(DEFAULTS)]
-    device, out, copy, who = call.device, call.out, call.copy, call.who
-    dst = intake.destination(to, who)
-    src = row_of(x, who)
-    if dst.family == "string":
-        with on_stream_of(x, who):
-            return inner(take(x, who), dst, call)
-    if not isinstance(copy, (bool, np.bool_)):
-        raise TypeError(f"{who}: copy={copy!r} must be True or False")
-    if call.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
-        attributes = ()
-    else:
-        _check(src, dst, attributes, call.versions, who)
-        saturate, round_mode, opset, rounding, overflow = attributes
-        # An op takes Python's own types only.
-        attributes = bool(saturate), round_mode, int(opset), rounding, overflow
-    place = x.device if device is None else _place(x, device, who)
-    random = resolve_random(call.rounding, call.seed, call.offset, who)
-    if random is not None or call.scale is not None or call.amax is not None or transformed():
-        from gpucast.interop import torch_fused
-
-        return torch_fused.cast(x, dst, attributes, random, call, place)
-    if out is not None:
-        return _into(x if place == x.device else x.to(place), dst, attributes, out, who)
-    shape = shape_of(x)
-    check_pairs(shape, dst, who)
-    if place != x.device and not 0 < dst.bits < src.bits:
-        x = x.to(place)
-    if not copy and src is dst and place == x.device and not (src.packed or src.family == "bool"):
-        return x
-    y = _op(x, dst.name, *attributes)
-    if place != x.device:
-        y = y.to(place)
-    return given(y, shape, dst, who) if dst.packed else y
-
-
-def room(x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
-    """See `gpucast.arrays.item.Library`, as for what follows."""
-    shape = shape_of(x)
-    check_pairs(shape, dst, who)
-    y = new(x, dst.name)
-    array = take(y, who, writing=True)
-    return (given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))) if dst.packed else (y, array)
-
-
-=======
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5:gpucast/interop/torch/tensors.py
 def check_pairs(shape: Any, dst: DType, who: str) -> None:
     if dst is PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(
@@ -286,62 +236,4 @@ def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) 
     if home(out) is not None:
         raise ValueError(f"{who}: out is on cuda:{home(out)}; the result belongs on the host")
     # An array with an element per byte gives such an array on the host.
-<<<<<<< 0ebf6748bb35bfde0c90fe76ba609b9f262f9c03:gpucast/interop/torch.py
-    out.data[...] = PackedArray.pack(casting.cast(array, dst, **keywords)).data
-
-
-def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
-    y = new(x, to, *attributes)
-    dst = dtype(to)
-    fill(x, y, dst, named(attributes), dst.packed)
-    return y
-
-
-def _cast_out(x: torch.Tensor, out: torch.Tensor, to: str, *attributes: Any) -> None:
-    fill(x, out, dtype(to, who="cast: to="), named(attributes), False)
-
-
-def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return _op(dy, ctx.src), None, *[None for _ in DEFAULTS]
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.src = row_of(inputs[0], "cast").name
-
-
-def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
-    """An element-wise op takes a batch as it is; in the bytes of a packed type a batch could not be told apart."""
-    if dtype(to, who="cast: to=").packed:
-        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
-    return _op(x, to, *attributes), dims[0]
-
-
-_op: Any = torch.library.custom_op("gpucast::cast", _cast, mutates_args=(), schema=f"(Tensor x, {_SCHEMA}) -> Tensor")
-_op.register_fake(new)
-_op.register_autograd(_backward, setup_context=_setup)
-_op.register_vmap(_batched)
-_op_out: Any = torch.library.custom_op(
-    "gpucast::cast_out", _cast_out, mutates_args=("out",), schema=f"(Tensor x, Tensor(a!) out, {_SCHEMA}) -> ()"
-)
-_op_out.register_fake(lambda *arguments: None)
-
-
-# ---- many tensors ----
-
-
-def reader(kind: type) -> many_plans.Reader | None:
-    """The `gpucast.casting.batch_plans.Reader` of a class of tensors; None for one that may mean anything by its
-    methods."""
-    from gpucast.interop import torch_many
-
-    return torch_many.Reader() if kind in (torch.Tensor, torch.nn.Parameter) else None
-
-
-def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-    """See `gpucast.arrays.item.Library`."""
-    from gpucast.interop import torch_many
-
-    return torch_many.attach(sources, results, scale)
-=======
     out.data[...] = PackedArray.pack(cast(array, dst, **keywords)).data
->>>>>>> d1c408d3472f0247c1ef23345305317afaeb61f5:gpucast/interop/torch/tensors.py

@@ -205,6 +205,11 @@ def test_the_digest_is_of_what_a_cast_runs(tmp_path: Path) -> None:
     assert code_digest(tmp_path) == before
     (tmp_path / "kernels" / "b.cuh").write_text("4")
     assert code_digest(tmp_path) != before
+    # What the C library and the host build are made of, too.
+    for name in ("d.c", "d.h", "d.hpp"):
+        before = code_digest(tmp_path)
+        (tmp_path / "gpucast" / name).write_text("5")
+        assert code_digest(tmp_path) != before, name
 
 
 def test_the_commit_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

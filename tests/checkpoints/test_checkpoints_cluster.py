@@ -20,8 +20,7 @@ import pytest
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints import Choice, Options, Outcome, Plan, Request, make_plan
-from gpucast.checkpoints.running import run
+from gpucast.checkpoints import Choice, Options, Outcome, Plan, Request, make_plan, run
 from gpucast.cli import main
 
 distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
@@ -143,7 +142,7 @@ def test_an_error_of_a_worker_ends_the_run(cluster: Any, tmp_path: Path) -> None
 def test_workers_of_another_version_are_refused(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
     version = gpucast.__version__
-    monkeypatch.setattr(gpucast, "__version__", "0.0.1")
+    monkeypatch.setattr(on_cluster, "__version__", "0.0.1")
     with pytest.raises(
         ClusterError,
         match=rf"^worker tcp://\S+ has gpucast {re.escape(version)} \(2 workers in all\); this is gpucast 0.0.1$",

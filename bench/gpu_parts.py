@@ -73,7 +73,7 @@ class LeftOut(Exception):
 
 def _tests(place: Place, seconds: float) -> list[Step]:
     # Only files with such tests: others import what is not needed here.
-    files = [path for path in sorted(ROOT.glob("tests/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
+    files = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     lines = place.file("tests", ".jsonl")
     command = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "bench.pytest_lines"]
     # Packages of other versions than ours may warn.

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_gpu_quantization
 
 import device_views
 import gpu_quantize_calls
@@ -28,6 +27,7 @@ from gpucast.gpu import driver as launch
 from gpucast.parity import backends
 from gpucast.quantization import FORMATS
 from host_driver import HostDriver
+from quantization import test_gpu_quantization
 
 FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
 PAIRS = [(src, dst) for src in (FLOAT, HALF, INT4) for dst in (FLOAT, HALF, INT4)]

@@ -23,7 +23,7 @@ from bench.gpu_lines import Lines, reached, read
 from bench.gpu_parts import CALLS, COMPILE, PARTS, Place
 from bench.gpu_process import limited
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = [part.name for part in PARTS]
 
 #: Notes its arguments and variables, writes lines where it is asked to, and fails, sleeps or leaves a case if told so.

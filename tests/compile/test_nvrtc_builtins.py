@@ -22,7 +22,7 @@ from gpucast.compile.nvrtc_files import builtins_name
 from nvrtc_13_0 import link
 from nvrtc_wheels import load, wheels
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BUILTINS = "libnvrtc-builtins.so.13.0"
 REMEDY = "run: pip install --force-reinstall 'nvidia-cuda-nvrtc==13.0.*'"
 #: NVRTC 13 is to be taken whatever the driver of this machine runs.
@@ -42,7 +42,8 @@ for copy in 2 * copies:
 CAST = """
 import ctypes, os, sys
 import gpucast.compile.cubin, gpucast.core.rule, gpucast.codegen.cast, importlib.metadata
-from gpucast import DeviceUnavailable, dtype, nvrtc_search
+from gpucast import DeviceUnavailable, dtype
+from gpucast.compile import nvrtc_search
 sys.path[:] = [sys.argv[1]]
 {driver}
 {before}
@@ -104,9 +105,7 @@ def others() -> list[tuple[tuple[int, int], Path]]:
 
 def test_this_wheel_by_itself_compiles_nothing(folder: Path) -> None:
     """Its builtins lie beside it; so where one of the tests below compiles, that is our doing."""
-    undone = (
-        "from gpucast import nvrtc_builtins as b; b.load = lambda library, version: b.Builtins(version, '', None, '')"
-    )
+    undone = "from gpucast.compile import nvrtc_builtins as b; b.load = lambda library, version: b.Builtins(version, '', None, '')"
     _, error = cast(folder, nvrtc_13_0.packages(), undone)
     assert f"cannot use {BUILTINS}, without which it compiles nothing" in error
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_trusted_files import STRANGER, as_root, exchanging
 
 import gpucast
 from gpucast import cli
@@ -24,6 +23,7 @@ from gpucast.compile.cache import Cache, digest
 from gpucast.cpu.native import library as host_native
 from gpucast.cpu.native import trial as host_native_trial
 from gpucast.files import atomic
+from strangers import STRANGER, as_root, exchanging
 
 ROOT = Path(gpucast.__file__).parents[1]
 KEY = digest("a kernel")

@@ -7,21 +7,17 @@ import contextlib
 import errno
 import os
 import stat
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gpucast.core import trusted_files
 from gpucast.core.trusted_files import Folder, Untrusted, problem
+from strangers import STRANGER, as_root, exchanging
 
 if not trusted_files.OWNERS_ARE_KNOWN:
     pytest.skip("the system tells no owners of files", allow_module_level=True)
-
-#: Another user, for whom root can leave files.
-STRANGER = 65534
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
 
 
 @pytest.fixture
@@ -257,27 +253,6 @@ def test_a_file_is_not_written_through_a_link(folder: Path, tmp_path: Path) -> N
 
 
 # ---- while somebody exchanges what is there ----
-
-
-@contextlib.contextmanager
-def exchanging(*steps: Callable[[], object]) -> Iterator[None]:
-    """Does the steps over and over in a thread until the block ends."""
-    done, begun = threading.Event(), threading.Event()
-
-    def work() -> None:
-        while not done.is_set():
-            for step in steps:
-                step()
-            begun.set()
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        begun.wait()
-        yield
-    finally:
-        done.set()
-        thread.join()
 
 
 ROUNDS = 3000

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import statistics
 import subprocess
 import sys
 import threading
@@ -259,25 +258,16 @@ def test_threads_that_want_the_same_kernel_compile_it_once(tmp_path: Path) -> No
 @each_nvrtc
 def test_a_warm_start_loads_no_nvrtc(major: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = kernel("float32", "float8e4m3fn")
-    start = time.perf_counter()
     cold = opened(major, tmp_path)
     arch = cold.architecture((10, 0))
     first = cold.compile(source.text, source.name, arch)
-    cold_time = time.perf_counter() - start
 
     def refuse(path: str) -> None:
         raise AssertionError(f"{path} was loaded")
 
     monkeypatch.setattr(nvrtc, "load", refuse)
-    times = []
-    for _ in range(9):
-        start = time.perf_counter()
-        warm = Compiler(Found(wheels()[major]), Cache(str(tmp_path)))
-        assert warm.compile(source.text, source.name, warm.architecture((10, 0))) == first
-        times.append(time.perf_counter() - start)
-    warm_time = statistics.median(times)
-    print(f"NVRTC {major}: cold {cold_time * 1e3:.0f} ms, warm {warm_time * 1e3:.2f} ms (goal: 5 ms)", file=sys.stderr)
-    assert warm_time < cold_time / 10
+    warm = Compiler(Found(wheels()[major]), Cache(str(tmp_path)))
+    assert warm.compile(source.text, source.name, warm.architecture((10, 0))) == first
 
 
 @each_nvrtc

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from fractions import Fraction
 
 import numpy as np
@@ -142,18 +141,10 @@ EVIL = {
 
 @pytest.mark.parametrize("name", EVIL)
 def test_linear_time(name: str) -> None:
-    """Eight times the text takes about eight times as long; a quadratic way would take 64 times."""
-
-    def seconds(n: int) -> float:
-        text = EVIL[name].format(n="7" * n, b=" " * n, p="1." * n, s="+" * n, z="0" * n)
-        best = math.inf
-        for _ in range(3):
-            begin = time.perf_counter()
-            _is_number(text)
-            best = min(best, time.perf_counter() - begin)
-        return best
-
-    assert seconds(400_000) < 24 * max(seconds(50_000), 1e-4)
+    """Of texts so long that a quadratic way would take hours, and no test would end."""
+    n = 2_000_000
+    text = EVIL[name].format(n="7" * n, b=" " * n, p="1." * n, s="+" * n, z="0" * n)
+    assert _is_number(text) is (name in ("digits", "fraction", "blanks", "exponent", "small", "tie"))
 
 
 # ---- integers and booleans ----

@@ -75,9 +75,7 @@ def draw(path: Path = PICTURE) -> None:
     axes.set_xlim(-4.6, 4.6)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.axis("off")
-    axes.set_title(
-        "Each folder imports from the rows below it alone; in blue, the path of a cast on a device", fontsize=9
-    )
+    axes.set_title("Each folder imports from the rows below it alone. Blue: the path of a cast on a device", fontsize=9)
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)
 

@@ -15,7 +15,7 @@ import gpucast
 
 PACKAGE = Path(gpucast.__file__).parent
 
-#: The folders of the package: each imports from those above it alone, and within its own row where no circle arises.
+#: The folders of the package: each imports from the rows above it alone. docs/architecture.py draws them.
 LAYERS = (
     ("core",),
     ("reference", "arrays", "codegen", "compile"),
@@ -140,6 +140,11 @@ def _rank(module: str) -> int:
     return next(rank for rank, row in enumerate(LAYERS) if folder in row)
 
 
+def _is_above(one: str, other: str) -> bool:
+    """Whether the folder of a module stands in a row above another's, or is the same folder."""
+    return _rank(one) < _rank(other) or one.split(".")[0] == other.split(".")[0]
+
+
 def _reached(module: str) -> set[str]:
     seen, todo = set(), [module]
     while todo:
@@ -170,7 +175,7 @@ def test_nothing_inside_imports_what_is_for_users() -> None:
 
 
 def test_imports_point_up_the_list() -> None:
-    assert {(one, other) for one, other in _edges() if _rank(other) > _rank(one)} == set()
+    assert {(one, other) for one, other in _edges() if not _is_above(other, one)} == set()
 
 
 def test_imports_inside_checkpoints_point_up_their_list() -> None:

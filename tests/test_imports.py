@@ -142,7 +142,7 @@ def _rank(module: str) -> int:
 
 def _is_above(one: str, other: str) -> bool:
     """Whether the folder of a module stands in a row above another's, or is the same folder."""
-    return _rank(one) < _rank(other) or one.split(".")[0] == other.split(".")[0]
+    return _rank(one) < _rank(other) or one.split(".", maxsplit=1)[0] == other.split(".", maxsplit=1)[0]
 
 
 def _reached(module: str) -> set[str]:

@@ -15,10 +15,10 @@ from gpucast.files.atomic import replacing
 
 def numeric(text: str) -> DType:
     """A type that has kernels."""
-    row = attributes.dtype(text)
-    if row.family == "string":
+    dtype = attributes.dtype(text)
+    if dtype.family == "string":
         raise argparse.ArgumentTypeError(f"{text!r} is cast on the host only; expected a numeric type")
-    return row
+    return dtype
 
 
 def pair(text: str) -> tuple[DType, DType]:

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gpucast import checkpoints
-from gpucast.checkpoints import Choice, Detail, Options, Outcome, Plan, Request, Rule
+from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
 from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.reporting import summary as report
 from gpucast.checkpoints.running import cluster
@@ -128,17 +128,17 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def _codes(text: str) -> DType:
-    row = attributes.dtype(text)
-    if row.family == "string":
+    dtype = attributes.dtype(text)
+    if dtype.family == "string":
         raise argparse.ArgumentTypeError("STRING has no raw elements")
-    return row
+    return dtype
 
 
-def _rule(text: str) -> Rule:
+def _rule(text: str) -> SelectionRule:
     pattern, found, name = text.rpartition("=")
     if not found or not pattern:
         raise argparse.ArgumentTypeError(f"{text!r} is no rule; expected PATTERN=T or PATTERN=keep")
-    return Rule(pattern, None if name == "keep" else attributes.dtype(name))
+    return SelectionRule(pattern, None if name == "keep" else attributes.dtype(name))
 
 
 def _seed(text: str) -> int:
@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_report(path: str, plan: Plan) -> None:
+def _check_report(path: str, plan: ConversionPlan) -> None:
     """An error before the work, not after it; and a report never takes the place of what is read or written."""
     if not os.path.basename(path):
         raise FileError(f"{path!r} is no name of a file; expected one for --report, as report.html")

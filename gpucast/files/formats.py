@@ -105,10 +105,10 @@ def check(path: str, plan: Sequence[Spec], metadata: Mapping[str, str], model: o
 def kept(tensor: Tensor, path: str) -> Spec:
     """The plan for a tensor that goes unconverted into the file at `path`: its bytes untouched where formats agree."""
     if isinstance(tensor, StoredTensor) and tensor.family == _module(path).Writer.family:
-        return Spec(tensor.name, tensor.row, tensor.shape, tensor)
-    if tensor.row is None:
+        return Spec(tensor.name, tensor.dtype, tensor.shape, tensor)
+    if tensor.dtype is None:
         raise FileError(f"{path}: cannot take over tensor {tensor.name!r} of type {tensor.kind} from another format")
-    return Spec(tensor.name, tensor.row, tensor.shape)
+    return Spec(tensor.name, tensor.dtype, tensor.shape)
 
 
 def load(path: str) -> dict[str, Array]:
@@ -128,9 +128,13 @@ def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 def _loaded(name: str, x: Any) -> LoadedTensor:
     array = on_host(as_array(x, f"save: tensor {name!r}"))
-    row = dtype(array.dtype, who=f"save: tensor {name!r}: ")
-    native = array if row.family == "string" else np.ascontiguousarray(array, dtype=row.numpy).reshape(array.shape)
-    return LoadedTensor(name, row, array.shape, row.name, array.nbytes, native)
+    onnx_type = dtype(array.dtype, who=f"save: tensor {name!r}: ")
+    native = (
+        array
+        if onnx_type.family == "string"
+        else np.ascontiguousarray(array, dtype=onnx_type.numpy).reshape(array.shape)
+    )
+    return LoadedTensor(name, onnx_type, array.shape, onnx_type.name, array.nbytes, native)
 
 
 def on_host(x: Any) -> Array:

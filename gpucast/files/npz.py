@@ -45,7 +45,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         if stored is None or stored.kind != "|u1" or stored.fortran:
             raise FileError(f"{path}: {_METADATA} describes {name!r}, which is no U8 tensor of the file")
         found = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
-        tensors[name] = replace(stored, row=found.row, shape=found.shape, element=None, family="raw_data")
+        tensors[name] = replace(stored, dtype=found.dtype, shape=found.shape, element=None, family="raw_data")
     return list(tensors.values()), {}
 
 
@@ -104,7 +104,7 @@ def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any
     if tensor is None:
         return {}
     wrong = FileError(f"{path}: the member {_METADATA!r} is not the text that gpucast writes")
-    if tensor.row is not dtype("STRING") or tensor.shape != () or tensor.nbytes > _LONGEST:
+    if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > _LONGEST:
         raise wrong
     try:
         types = json.loads(str(tensor.read()[()]))
@@ -127,14 +127,14 @@ class Writer:
         self._types: dict[str, dict[str, Any]] = {}
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        row = spec.row
-        assert row is not None
+        onnx_type = spec.dtype
+        assert onnx_type is not None
         with self._open(spec.name) as member:
-            if not row.packed:
+            if not onnx_type.packed:
                 return npy.write(member, spec, chunks, self._path)
-            member.write(npy_header.write(dtype("UINT8"), (row.nbytes(spec.size),)))
-            self._types[spec.name] = {"dtype": row.name, "shape": spec.shape}
-            return raw_data.write(member, row, chunks)
+            member.write(npy_header.write(dtype("UINT8"), (onnx_type.nbytes(spec.size),)))
+            self._types[spec.name] = {"dtype": onnx_type.name, "shape": spec.shape}
+            return raw_data.write(member, onnx_type, chunks)
 
     def copy(self, spec: Spec) -> int:
         with self._open(spec.name) as member:

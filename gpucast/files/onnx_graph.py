@@ -20,18 +20,18 @@ def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
     opset = _opset(model)
     types = {proto.name: proto.data_type for proto in model.graph.initializer}
     inputs = {value.name for value in model.graph.input}
-    for name, row in changes.items():
+    for name, onnx_type in changes.items():
         if name in inputs:
             raise FileError(
                 f"{path}: initializer {name!r} is an input of the graph too: its type is what callers rely on, "
                 "and cannot be changed; leave it out with --exclude"
             )
-        if row.family == "string":
+        if onnx_type.family == "string":
             raise FileError(f"{path}: initializer {name!r} cannot become text in a model")
         if opset is None or opset < 1:
             raise FileError(f"{path}: the model imports no operators of ONNX, so no Cast can be added to it")
         try:
-            resolve(row, dtype(types[name]), opset=opset, who=f"{path}: initializer {name!r}: Cast of the model")
+            resolve(onnx_type, dtype(types[name]), opset=opset, who=f"{path}: initializer {name!r}: Cast of the model")
         except (TypeError, ValueError) as error:
             raise FileError(f"{error}; onnx.version_converter brings a model to a newer opset") from None
 

@@ -88,22 +88,22 @@ class Model:
         shape = checked_lengths(list(proto.dims), path, name)
         if proto.HasField("segment"):
             raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
-        row, kind = _row(self._onnx, proto.data_type)
+        onnx_type, kind = _dtype(self._onnx, proto.data_type)
         if proto.data_location == self._onnx.TensorProto.EXTERNAL:
             opened, nbytes = self._external(proto, name)
-        elif row is None:
+        elif onnx_type is None:
             # It is only kept, whatever way it is stored in.
             whole = proto.SerializeToString()
             opened, nbytes = (lambda: io.BytesIO(whole)), len(whole)
         elif proto.HasField("raw_data"):
             opened, nbytes = (lambda: io.BytesIO(proto.raw_data)), len(proto.raw_data)
         else:
-            raw = onnx_pb.typed(proto, row, math.prod(shape), path, name)
+            raw = onnx_pb.typed(proto, onnx_type, math.prod(shape), path, name)
             opened, nbytes = (lambda: io.BytesIO(raw.tobytes())), raw.size
-        if row is not None:
-            check_bytes(path, name, row.nbytes(math.prod(shape)), nbytes)
-        element = None if row is None or row.packed else row.code_numpy.newbyteorder("<")
-        return StoredTensor(name, row, shape, kind, nbytes, path, Writer.family, opened, element)
+        if onnx_type is not None:
+            check_bytes(path, name, onnx_type.nbytes(math.prod(shape)), nbytes)
+        element = None if onnx_type is None or onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
+        return StoredTensor(name, onnx_type, shape, kind, nbytes, path, Writer.family, opened, element)
 
     def _external(self, proto: Any, name: str) -> tuple[Callable[[], BinaryIO], int]:
         path = self._path
@@ -131,14 +131,14 @@ class Model:
         return opened, length
 
 
-def _row(onnx: Any, number: int) -> tuple[DType | None, str]:
+def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
     try:
-        row = dtype(number)
+        onnx_type = dtype(number)
     except TypeError:
         known = number in onnx.TensorProto.DataType.values()
         return None, onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
     # Text in models is small and kept as it is.
-    return (None if row.family == "string" else row), row.name
+    return (None if onnx_type.family == "string" else onnx_type), onnx_type.name
 
 
 def _number(text: str, path: str, name: str) -> int:
@@ -172,7 +172,7 @@ class Writer:
         unknown = [spec.name for spec in plan if spec.name not in self._protos]
         if unknown:
             raise FileError(f"{path}: the model has no initializer {unknown[0]!r}")
-        changes = {spec.name: spec.row for spec in plan if spec.source is None and spec.row is not None}
+        changes = {spec.name: spec.dtype for spec in plan if spec.source is None and spec.dtype is not None}
         onnx_graph.check(model.proto, changes, path)
         self._before = {name: self._protos[name].data_type for name in changes}
         self._external = uses_external(model, plan)
@@ -181,16 +181,16 @@ class Writer:
         self._position = 0
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        row = spec.row
-        assert row is not None
+        onnx_type = spec.dtype
+        assert onnx_type is not None
         if spec.name in self._external:
-            offset = self._place(row.nbytes(spec.size))
+            offset = self._place(onnx_type.nbytes(spec.size))
             assert self._data is not None
-            nbytes = raw_data.write(self._data, row, chunks)
+            nbytes = raw_data.write(self._data, onnx_type, chunks)
             self._keep(spec, offset, nbytes)
             return nbytes
         data = io.BytesIO()
-        nbytes = raw_data.write(data, row, chunks)
+        nbytes = raw_data.write(data, onnx_type, chunks)
         proto = self._empty(spec)
         proto.raw_data = data.getvalue()
         return nbytes
@@ -230,8 +230,8 @@ class Writer:
         proto = self._protos[spec.name]
         for field in _DATA:
             proto.ClearField(field)
-        if spec.row is not None:
-            proto.data_type = spec.row.number
+        if spec.dtype is not None:
+            proto.data_type = spec.dtype.number
         return proto
 
     def _keep(self, spec: Spec, offset: int, nbytes: int) -> None:
@@ -251,12 +251,12 @@ def uses_external(model: Model, plan: Sequence[Spec]) -> set[str]:
     outgrow protocol buffers."""
     protos = {proto.name: proto for proto in model.proto.graph.initializer}
     sizes = {spec.name: spec.source.nbytes if spec.source else _nbytes(spec) for spec in plan}
-    large = {spec.name for spec in plan if sizes[spec.name] >= _SMALL and spec.row is not None}
+    large = {spec.name for spec in plan if sizes[spec.name] >= _SMALL and spec.dtype is not None}
     external = {name for name in large if protos[name].data_location == type(protos[name]).EXTERNAL}
     within = sum(size for name, size in sizes.items() if name not in external)
     return large if within > _LARGEST else external
 
 
 def _nbytes(spec: Spec) -> int:
-    assert spec.row is not None
-    return spec.row.nbytes(spec.size)
+    assert spec.dtype is not None
+    return spec.dtype.nbytes(spec.size)

@@ -19,40 +19,41 @@ from gpucast.files.tensor import Array, FileError, checked_lengths
 class Described:
     """What the bytes of a U8 tensor stand for."""
 
-    row: DType
+    dtype: DType
     shape: tuple[int, ...]
 
 
 def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> Described:
     """The dtype and shape that a file gives for `nbytes` of raw_data, checked."""
     try:
-        row = dtype(kind) if isinstance(kind, str) else None
+        onnx_type = dtype(kind) if isinstance(kind, str) else None
     except TypeError:
-        row = None
-    if row is None or not row.packed:
+        onnx_type = None
+    if onnx_type is None or not onnx_type.packed:
         raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits")
     lengths = checked_lengths(shape, path, name)
-    needed = row.nbytes(math.prod(lengths))
+    needed = onnx_type.nbytes(math.prod(lengths))
     if needed != nbytes:
         raise FileError(
-            f"{path}: tensor {name!r}: {row.name} of shape {lengths} takes {needed} bytes, the file holds {nbytes}"
+            f"{path}: tensor {name!r}: {onnx_type.name} of shape {lengths} takes {needed} bytes, "
+            f"the file holds {nbytes}"
         )
-    return Described(row, lengths)
+    return Described(onnx_type, lengths)
 
 
-def write(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
+def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:
     """The elements of flat chunks, packed where their type is; the bytes written."""
     total = 0
     for chunk in chunks:
-        data = encoded(row, chunk)
+        data = encoded(onnx_type, chunk)
         file.write(data.data)
         total += data.nbytes
     return total
 
 
-def encoded(row: DType, chunk: Array) -> Array:
+def encoded(onnx_type: DType, chunk: Array) -> Array:
     """The bytes of flat elements: packed codes, or little-endian ones."""
-    if row.packed:
-        return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits))
-    codes = chunk.view(row.code_numpy).astype(row.code_numpy.newbyteorder("<"), copy=False)
+    if onnx_type.packed:
+        return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), onnx_type.bits))
+    codes = chunk.view(onnx_type.code_numpy).astype(onnx_type.code_numpy.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(codes).view(np.uint8)

@@ -109,8 +109,8 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
         raise FileError(f"{path}: tensor {name!r} needs dtype (text), shape (list) and data_offsets ([begin, end])")
     lengths = checked_lengths(shape, path, name)
     begin, end = offsets
-    row = _row(code)
-    bits = _OTHER_BITS.get(code) if row is None else row.bits
+    onnx_type = _dtype(code)
+    bits = _OTHER_BITS.get(code) if onnx_type is None else onnx_type.bits
     claimed = None if bits is None else math.prod(lengths) * bits
     if claimed is not None and claimed != (end - begin) * 8:
         raise FileError(
@@ -121,8 +121,8 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
         file.seek(start + begin)
         return file
 
-    element = None if row is None or row.packed else row.code_numpy.newbyteorder("<")
-    return StoredTensor(name, row, lengths, code, end - begin, path, "safetensors", data, element), begin, end
+    element = None if onnx_type is None or onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
+    return StoredTensor(name, onnx_type, lengths, code, end - begin, path, "safetensors", data, element), begin, end
 
 
 def _offsets(found: object) -> tuple[int, int] | None:
@@ -133,7 +133,7 @@ def _offsets(found: object) -> tuple[int, int] | None:
     return None
 
 
-def _row(code: str) -> DType | None:
+def _dtype(code: str) -> DType | None:
     try:
         return dtype.from_safetensors(code)
     except TypeError:
@@ -158,7 +158,7 @@ def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) ->
     except (ValueError, RecursionError):
         lengths = shape
     found = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
-    return replace(tensor, row=found.row, shape=found.shape, element=None, family="raw_data")
+    return replace(tensor, dtype=found.dtype, shape=found.shape, element=None, family="raw_data")
 
 
 @dataclass(frozen=True)
@@ -182,8 +182,8 @@ class Writer:
             if spec.name == _METADATA:
                 raise FileError(f"{path}: the name {_METADATA!r} is reserved in .safetensors files")
             places[spec.name] = place = _place(spec, path)
-            if spec.row is not None and spec.row.packed and place.code == "U8":
-                texts[_DTYPE + spec.name] = spec.row.name
+            if spec.dtype is not None and spec.dtype.packed and place.code == "U8":
+                texts[_DTYPE + spec.name] = spec.dtype.name
                 texts[_SHAPE + spec.name] = json.dumps(spec.shape)
         header: dict[str, Any] = {_METADATA: texts} if texts else {}
         self._places, self._offsets = places, dict[str, int]()
@@ -216,9 +216,9 @@ class Writer:
             yield block
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        assert spec.row is not None
+        assert spec.dtype is not None
         self._file.seek(self.begin(spec))
-        return raw_data.write(self._file, spec.row, chunks)
+        return raw_data.write(self._file, spec.dtype, chunks)
 
     def begin(self, spec: Spec) -> int:
         """The byte of the file where a tensor of the plan begins."""
@@ -227,8 +227,8 @@ class Writer:
     def place(self, spec: Spec, start: int, chunk: Array) -> tuple[int, Array]:
         """The byte of the file where flat elements of a tensor go, those from `start` on (a multiple of 4), and their
         bytes: for who writes them past this writer."""
-        assert spec.row is not None
-        return self.begin(spec) + spec.row.nbytes(start), raw_data.encoded(spec.row, chunk)
+        assert spec.dtype is not None
+        return self.begin(spec) + spec.dtype.nbytes(start), raw_data.encoded(spec.dtype, chunk)
 
     def copy(self, spec: Spec) -> int:
         assert spec.source is not None
@@ -246,16 +246,16 @@ class Writer:
 
 
 def _place(spec: Spec, path: str) -> _Place:
-    row = spec.row
+    onnx_type = spec.dtype
     if spec.source is not None:
-        bits = _OTHER_BITS.get(spec.source.kind, 8) if row is None else row.bits
+        bits = _OTHER_BITS.get(spec.source.kind, 8) if onnx_type is None else onnx_type.bits
         return _Place(spec.source.kind, spec.shape, bits, spec.source.nbytes)
-    assert row is not None
-    if row.family == "string":
+    assert onnx_type is not None
+    if onnx_type.family == "string":
         raise FileError(f"{path}: .safetensors cannot hold STRING (tensor {spec.name!r}); write .npz")
-    nbytes = row.nbytes(spec.size)
+    nbytes = onnx_type.nbytes(spec.size)
     # The safetensors package writes no float6; its float4 needs whole bytes.
-    if row.packed and (row.safetensors is None or row.bits == 6 or spec.size * row.bits % 8):
+    if onnx_type.packed and (onnx_type.safetensors is None or onnx_type.bits == 6 or spec.size * onnx_type.bits % 8):
         return _Place("U8", (nbytes,), 8, nbytes)
-    assert row.safetensors is not None
-    return _Place(row.safetensors, spec.shape, row.bits, nbytes)
+    assert onnx_type.safetensors is not None
+    return _Place(onnx_type.safetensors, spec.shape, onnx_type.bits, nbytes)

@@ -31,11 +31,11 @@ class FileError(ValueError):
 class Tensor(ABC):
     """One named tensor of an open file.
 
-    `row` is None for a type that Cast does not take; `kind` is the type in the file's own words.
+    `dtype` is None for a type that Cast does not take; `kind` is the type in the file's own words.
     """
 
     name: str
-    row: DType | None
+    dtype: DType | None
     shape: tuple[int, ...]
     kind: str
     nbytes: int
@@ -55,7 +55,7 @@ class Tensor(ABC):
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
         """As `chunks`, each a flat tensor of its own: several threads may read several of them at the same time."""
         for chunk in self.chunks(limit):
-            yield LoadedTensor(self.name, self.row, chunk.shape, self.kind, chunk.nbytes, chunk)
+            yield LoadedTensor(self.name, self.dtype, chunk.shape, self.kind, chunk.nbytes, chunk)
 
     @property
     @abstractmethod
@@ -64,7 +64,7 @@ class Tensor(ABC):
 
     @abstractmethod
     def read(self) -> Array:
-        """All elements as one array of `shape`: `row.numpy`, or NumPy's own string dtypes for STRING."""
+        """All elements as one array of `shape`: `dtype.numpy`, or NumPy's own string dtypes for STRING."""
 
 
 @dataclass(frozen=True)
@@ -128,37 +128,37 @@ class StoredTensor(Tensor):
             yield part
 
     def read(self) -> Array:
-        if self.row is None:
+        if self.dtype is None:
             raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take")
         flat = next(self._in_file_order((self.size + 4) * self.itemsize), None)
         if flat is None:
-            return np.empty(self.shape, dtype=self.element if self.row.family == "string" else self.row.numpy)
+            return np.empty(self.shape, dtype=self.element if self.dtype.family == "string" else self.dtype.numpy)
         if self.fortran:
             return np.ascontiguousarray(flat.reshape(self.shape[::-1]).T)
         return flat.reshape(self.shape)
 
-    def of_type(self, row: DType) -> StoredTensor:
+    def of_type(self, dtype: DType) -> StoredTensor:
         """The same bytes read as another type: one code per element."""
-        return replace(self, row=row, element=row.code_numpy.newbyteorder("<"))
+        return replace(self, dtype=dtype, element=dtype.code_numpy.newbyteorder("<"))
 
     @property
     def itemsize(self) -> int:
         return 1 if self.element is None else self.element.itemsize
 
     def _in_file_order(self, limit: int) -> Iterator[Array]:
-        row, stream = self.row, self.open()
-        assert row is not None, "tensors of other types are only copied"
+        dtype, stream = self.dtype, self.open()
+        assert dtype is not None, "tensors of other types are only copied"
         for count in _counts(self.size, self.itemsize, limit):
             raw = np.empty(self._nbytes(count), dtype=np.uint8)
             self._fill(stream, raw.data)
-            yield self._decode(raw, row, count)
+            yield self._decode(raw, dtype, count)
 
     def _nbytes(self, count: int) -> int:
         """The bytes of `count` elements in the file."""
         if self.element is not None:
             return count * self.element.itemsize
-        assert self.row is not None
-        return self.row.nbytes(count)
+        assert self.dtype is not None
+        return self.dtype.nbytes(count)
 
     def _fill(self, stream: BinaryIO, buffer: memoryview) -> None:
         done = 0
@@ -173,23 +173,23 @@ class StoredTensor(Tensor):
                 )
             done += got
 
-    def _decode(self, raw: Array, row: DType, count: int) -> Array:
+    def _decode(self, raw: Array, dtype: DType, count: int) -> Array:
         if self.element is None:
-            return np.asarray(unpack_codes(raw, row.bits, count)).view(row.numpy)
-        if row.family == "bool":
+            return np.asarray(unpack_codes(raw, dtype.bits, count)).view(dtype.numpy)
+        if dtype.family == "bool":
             # A byte other than 0 and 1 must not become a NumPy boolean as it is.
             return np.asarray(raw != 0)
         array = raw.view(self.element)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
-        return native if row.family == "string" else native.view(row.numpy)
+        return native if dtype.family == "string" else native.view(dtype.numpy)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a writer is to write: elements of type `row`, or (`source`) the bytes of another file untouched."""
+    """What a writer is to write: elements of type `dtype`, or (`source`) the bytes of another file untouched."""
 
     name: str
-    row: DType | None
+    dtype: DType | None
     shape: tuple[int, ...]
     source: StoredTensor | None = None
 

@@ -190,7 +190,7 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     files.save("in.safetensors", tensors(0))
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16", *options) == 0
     with files.TensorFile("out.safetensors") as file:
-        found = {tensor.name.split(".")[-1]: tensor.row for tensor in file.tensors}
+        found = {tensor.name.split(".")[-1]: tensor.dtype for tensor in file.tensors}
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
@@ -448,14 +448,14 @@ def test_sums_tell_what_is_missing() -> None:
         wanted = sum(padded.view("<u8").tolist())
         cuts = sorted({0, size, *random.integers(0, size + 1, 5).tolist()})
         pieces = [(begin, data[begin:end]) for begin, end in itertools.pairwise(cuts)]
-        assert sums.sum_of(data.data) == wanted
-        assert sums.sum_of_all([piece.tobytes() for _, piece in pieces]) == wanted
-        assert sum(sums.sum_of(piece, begin) for begin, piece in reversed(pieces)) == wanted
+        assert sums.checksum(data.data) == wanted
+        assert sums.checksum_of_blocks([piece.tobytes() for _, piece in pieces]) == wanted
+        assert sum(sums.checksum(piece, begin) for begin, piece in reversed(pieces)) == wanted
     # Words that would cancel in a sum modulo 2^64.
     words = np.tile(np.array([5, -5], np.int64), 1000)
     lost = words.copy()
     lost[512:1024] = 0
-    assert sums.sum_of(lost.view(np.uint8)) < sums.sum_of(words.view(np.uint8))
+    assert sums.checksum(lost.view(np.uint8)) < sums.checksum(words.view(np.uint8))
 
 
 def test_pieces_keep_their_order_and_their_errors() -> None:
@@ -472,7 +472,7 @@ def test_pieces_keep_their_order_and_their_errors() -> None:
             raise ValueError("seven")
         return -piece
 
-    with ahead.Ahead(3) as threads:
+    with ahead.Prefetcher(3) as threads:
         for count in range(7):
             assert list(threads.in_order(work, pieces(count))) == [-piece for piece in range(count)]
         made = threads.in_order(work, pieces(20))
@@ -501,7 +501,7 @@ def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) 
     def interrupted(future: Future[None]) -> None:
         raise KeyboardInterrupt
 
-    with ahead.Ahead(2) as threads:
+    with ahead.Prefetcher(2) as threads:
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(threads.in_order(work, iter(range(5))))

@@ -161,8 +161,8 @@ def test_shares_and_resumed_runs_write_the_same(monkeypatch: pytest.MonkeyPatch)
         if sum(advanced) > 4.5 * 60 * 64 * 4:
             raise KeyboardInterrupt
 
-    def planned(seed: int) -> checkpoints.Plan:
-        choice = checkpoints.Choice(dtype("FLOAT8E4M3FN"), rules=[checkpoints.Rule("*0", dtype("BFLOAT16"))])
+    def planned(seed: int) -> checkpoints.ConversionPlan:
+        choice = checkpoints.Choice(dtype("FLOAT8E4M3FN"), rules=[checkpoints.SelectionRule("*0", dtype("BFLOAT16"))])
         asked = checkpoints.Request(choice, {"rounding": "stochastic"}, "block", seed=seed)
         return checkpoints.make_plan("in", "resumed", asked)
 

@@ -30,7 +30,7 @@ def read_all(path: Path) -> dict[str, np.ndarray]:
     """Every element of every tensor, both ways of reading."""
     with files.TensorFile(str(path)) as file:
         for tensor in file.tensors:
-            if tensor.row is not None:
+            if tensor.dtype is not None:
                 for _ in tensor.chunks():
                     pass
     return files.load(str(path))

@@ -29,7 +29,7 @@ def count(
     Among floats a result below the largest number of `dst` was rounded and no more: all that can be lost is that it is
     zero. Where that may not be all, `cast_report` looks at the elements.
     """
-    if seen is not None and (told := told_by(seen, x.size, src, dst, attributes)) is not None:
+    if seen is not None and (told := from_stats(seen, x.size, src, dst, attributes)) is not None:
         return told
     if not is_quick(src, dst):
         return cast_report(x, dst, **attributes)
@@ -61,7 +61,7 @@ def count(
     return found + beyond if beyond.elements else found
 
 
-def told_by(seen: Found, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
+def from_stats(seen: Found, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
     """`count` of so many elements, where what was seen is enough to tell."""
     nonzero = size - seen.source_zeros
     if _holds(dst, src) and attributes.get("overflow") is None:

@@ -46,14 +46,14 @@ def _values(x: Array) -> Array:
 
 def _nonzero_of_finite(values: Array) -> int | None:
     """How many of flat values are not zero; None where one is infinite or NaN."""
-    row = dtype(values.dtype)
-    codes, found = values.view(row.code_numpy), 0
-    seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
+    src = dtype(values.dtype)
+    codes, found = values.view(src.code_numpy), 0
+    seen = host_native_cast.look(codes, src.code_mask & ~src.sign_code) if src.bits <= 32 else None
     if seen is not None:
-        return codes.size - seen[1] if seen[0] <= row.max_code else None
+        return codes.size - seen[1] if seen[0] <= src.max_code else None
     for part in spans(codes.size, _CODES):
-        block = magnitudes(codes[part], row)
-        if block.max() > row.max_code:
+        block = magnitudes(codes[part], src)
+        if block.max() > src.max_code:
             return None
         found += nonzero_codes(block)
     return found
@@ -75,9 +75,12 @@ def _beside_zero_points(parts: Parts, format: Format) -> int:
     return found
 
 
-def _nonzero_codes(codes: Array, row: DType) -> int:
+def _nonzero_codes(codes: Array, element: DType) -> int:
     """How many codes are not those of zero."""
-    raw, magnitude = codes.view(np.uint8).reshape(-1), row.code_mask & ~(row.sign_code if row.family == "float" else 0)
+    raw, magnitude = (
+        codes.view(np.uint8).reshape(-1),
+        element.code_mask & ~(element.sign_code if element.family == "float" else 0),
+    )
     seen = host_native_cast.look(raw, magnitude)
     return int(np.count_nonzero(raw & magnitude)) if seen is None else raw.size - seen[1]
 
@@ -126,19 +129,19 @@ def _largest_error(before: Array, after: Array) -> float:
     return largest
 
 
-def _at_largest(codes: Array, row: DType) -> Array:
+def _at_largest(codes: Array, element: DType) -> Array:
     """Which codes are that of the largest number, or of its negative."""
     raw = codes.view(np.uint8)
-    if row.family == "float":
-        return np.asarray(magnitudes(raw, row) == row.max_code)
-    largest, mask = int(row.max), row.code_mask
+    if element.family == "float":
+        return np.asarray(magnitudes(raw, element) == element.max_code)
+    largest, mask = int(element.max), element.code_mask
     found: Array = raw & mask == largest
-    return found | (raw & mask == -largest & mask) if row.signed else found
+    return found | (raw & mask == -largest & mask) if element.signed else found
 
 
-def _beyond(row: DType) -> float:
+def _beyond(element: DType) -> float:
     """What rounds to the largest number of a type ends at this multiple of it."""
-    if row.family == "int":
-        return 1 + 0.5 / float(row.max)
-    largest = float(row.max)
-    return 1 + (largest - float(row.value(row.max_code - 1))) / (2 * largest)
+    if element.family == "int":
+        return 1 + 0.5 / float(element.max)
+    largest = float(element.max)
+    return 1 + (largest - float(element.value(element.max_code - 1))) / (2 * largest)

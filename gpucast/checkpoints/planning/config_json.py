@@ -61,17 +61,17 @@ def is_stale(file: FilePlan, changed: Collection[str]) -> bool:
 
 
 def _is_scaled(tensor: TensorPlan) -> bool:
-    return tensor.row is not None and len(tensor.names) > 1
+    return tensor.dtype is not None and len(tensor.names) > 1
 
 
 def _quantization(
     quantized: Sequence[TensorPlan], tensors: Sequence[TensorPlan], request: Request, path: str
 ) -> dict[str, Any]:
-    rows = {tensor.row for tensor in quantized if tensor.row is not None}
-    if len(rows) > 1:
-        names = ", ".join(sorted(row.name for row in rows))
+    dtypes = {tensor.dtype for tensor in quantized if tensor.dtype is not None}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(dtype.name for dtype in dtypes))
         raise FileError(f"{path}: --style {request.style} holds weights of one type; expected one of {names}")
-    (row,) = rows
+    (dtype,) = dtypes
     assert request.scale is not None
     kept = {
         tensor.name.rpartition(".")[0]
@@ -82,7 +82,7 @@ def _quantization(
     experts = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
     kept |= experts - {_EXPERT.sub("", tensor.name) for tensor in quantized}
     has_head = any(f".{tensor.name}".endswith(".lm_head.weight") for tensor in tensors)
-    return scale_styles.config(request.style, scaling.formats(row)[request.scale], sorted(kept), has_head)
+    return scale_styles.config(request.style, scaling.formats(dtype)[request.scale], sorted(kept), has_head)
 
 
 def _is_matrix(tensor: TensorPlan) -> bool:

@@ -45,7 +45,7 @@ class FilePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     source: str
     target: str
     request: Request
@@ -59,11 +59,11 @@ class Plan:
 
     @property
     def converted(self) -> list[tuple[FilePlan, TensorPlan]]:
-        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is not None]
+        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.dtype is not None]
 
     @property
     def left_alone(self) -> list[tuple[FilePlan, TensorPlan]]:
-        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is None]
+        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.dtype is None]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -79,4 +79,4 @@ class Plan:
 
 
 def _said(tensor: TensorPlan) -> tuple[Any, ...]:
-    return tensor.name, tensor.kind, None if tensor.row is None else tensor.row.name, tensor.shape, tensor.names
+    return tensor.name, tensor.kind, None if tensor.dtype is None else tensor.dtype.name, tensor.shape, tensor.names

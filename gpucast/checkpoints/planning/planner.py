@@ -10,20 +10,20 @@ from typing import Any
 from gpucast import files
 from gpucast.checkpoints.planning import config_json as model_config
 from gpucast.checkpoints.planning.identity import Identity
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
-from gpucast.checkpoints.planning.sources import Item, Source, find
-from gpucast.checkpoints.planning.tensors import Opened, Request, decided
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.planning.sources import Source, SourceFile, find
+from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, scaled_storage
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue
-from gpucast.checkpoints.scales.per_file import FileScales, sorted_out
+from gpucast.checkpoints.scales.per_file import FileScales, scales_by_file
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 
 
-def make_plan(path: str, target: str, request: Request) -> Plan:
+def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
     """FileError for what cannot be done, before any work: bad files, types that cannot be cast or held, names that
     collide. OSError for files that cannot be read."""
     source = find(path, target)
-    if request.source_row is not None and not source.single:
+    if request.source_dtype is not None and not source.single:
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
     if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
@@ -39,7 +39,7 @@ def make_plan(path: str, target: str, request: Request) -> Plan:
         beside |= data
         dropped += lost
     tensors = [tensor for file in planned for tensor in file.tensors or ()]
-    cast = any(tensor.row is not None for tensor in tensors)
+    cast = any(tensor.dtype is not None for tensor in tensors)
     names = [tensor.name for tensor in tensors]
     names += [name for file in planned for name in sorted(file.scales.dropped)]
     why = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
@@ -51,18 +51,18 @@ def make_plan(path: str, target: str, request: Request) -> Plan:
     configs = model_config.texts(kept, request, bool(source.indexes), path)
     indexes += tuple(configs.items())
     kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
-    return Plan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
+    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
 
 
 def _file(
-    item: Item, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
+    item: SourceFile, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
 ) -> tuple[FilePlan, set[str], list[str]]:
     """The plan of a file, the files of external data that it reads, the metadata that it loses."""
     if not item.tensors:
         return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
-        opened = Opened(file, request, alone=source.single, scales=scales)
+        opened = TensorPlanner(file, request, alone=source.single, scales=scales)
         pairs = [opened.planned(tensor, out) for tensor in opened.tensors]
         plans = tuple(plan for plan, _ in pairs)
         specs = [spec for _, found in pairs for spec in found]
@@ -94,10 +94,10 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
                 catalogue.add(item.path, file)
 
     def is_cast(tensor: Tensor) -> bool:
-        row = request.choice.target(tensor)
-        return row is not None and not isinstance(decided(tensor, row, request, source.path), str)
+        dtype = request.choice.target(tensor)
+        return dtype is not None and not isinstance(scaled_storage(tensor, dtype, request, source.path), str)
 
-    return sorted_out(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
+    return scales_by_file(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:

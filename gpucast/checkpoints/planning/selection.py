@@ -12,14 +12,14 @@ from gpucast.files.tensor import FileError, StoredTensor, Tensor
 
 
 @dataclass(frozen=True)
-class Rule:
-    """`row` for the tensors whose names match the pattern; None: they are kept as they are."""
+class SelectionRule:
+    """`dtype` for the tensors whose names match the pattern; None: they are kept as they are."""
 
     pattern: str
-    row: DType | None
+    dtype: DType | None
 
     def __str__(self) -> str:
-        return f"{self.pattern}={'keep' if self.row is None else self.row.name}"
+        return f"{self.pattern}={'keep' if self.dtype is None else self.dtype.name}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Choice:
     to: DType
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
-    rules: Sequence[Rule] = ()
+    rules: Sequence[SelectionRule] = ()
 
     def target(self, tensor: Tensor, alone: bool = False) -> DType | None:
         """The type that a tensor is cast to; None: it is kept."""
@@ -41,10 +41,10 @@ class Choice:
             return None
         for rule in self.rules:
             if fnmatch.fnmatchcase(tensor.name, rule.pattern):
-                return rule.row
+                return rule.dtype
         if self.include:
             return self.to if _any(self.include, tensor.name) else None
-        floating = tensor.row is not None and tensor.row.is_float
+        floating = tensor.dtype is not None and tensor.dtype.is_float
         return self.to if floating or alone else None
 
     def excludes(self, name: str) -> bool:
@@ -82,30 +82,30 @@ def _any(patterns: Iterable[str], name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def read_as(tensors: Sequence[Tensor], row: DType, choice: Choice, path: str) -> list[Tensor]:
-    """The tensors with those that --from speaks of read as `row`.
+def read_as(tensors: Sequence[Tensor], dtype: DType, choice: Choice, path: str) -> list[Tensor]:
+    """The tensors with those that --from speaks of read as `dtype`.
 
-    These are: elements of `row`'s width that NumPy saved without their type (void), and unsigned codes of that width
+    These are: elements of `dtype`'s width that NumPy saved without their type (void), and unsigned codes of that width
     in tensors that were asked for by name, or by being the only one.
     """
     found: list[Tensor] = []
     for tensor in tensors:
         asked_for = choice.asked_for(tensor, len(tensors) == 1)
         found.append(
-            tensor.of_type(row) if isinstance(tensor, StoredTensor) and _raw(tensor, row, asked_for) else tensor
+            tensor.of_type(dtype) if isinstance(tensor, StoredTensor) and _raw(tensor, dtype, asked_for) else tensor
         )
     if all(new is old for new, old in zip(found, tensors, strict=True)):
-        width = row.code_numpy.itemsize
+        width = dtype.code_numpy.itemsize
         raise FileError(
-            f"{path}: --from {row.name} fits no tensor: none has raw elements or unsigned codes of {width} bytes"
+            f"{path}: --from {dtype.name} fits no tensor: none has raw elements or unsigned codes of {width} bytes"
         )
     return found
 
 
-def _raw(tensor: StoredTensor, row: DType, asked_for: bool) -> bool:
+def _raw(tensor: StoredTensor, dtype: DType, asked_for: bool) -> bool:
     element = tensor.element
-    if element is None or element.itemsize != row.code_numpy.itemsize:
+    if element is None or element.itemsize != dtype.code_numpy.itemsize:
         return False
-    if tensor.row is None:
+    if tensor.dtype is None:
         return element.kind == "V" and element.names is None and element.subdtype is None
-    return asked_for and tensor.row.family == "int" and not tensor.row.signed
+    return asked_for and tensor.dtype.family == "int" and not tensor.dtype.signed

@@ -18,7 +18,7 @@ SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
 
 
 @dataclass(frozen=True)
-class Item:
+class SourceFile:
     """A file and the name, with slashes, that it has in the source and in what is written."""
 
     path: str
@@ -30,7 +30,7 @@ class Item:
 @dataclass(frozen=True)
 class Source:
     path: str
-    items: tuple[Item, ...]
+    items: tuple[SourceFile, ...]
     #: One file becomes one file; else a folder is written.
     single: bool
     #: The indexes of checkpoints of several files, and the names that they have.
@@ -51,7 +51,7 @@ def find(path: str, target: str) -> Source:
         return Source(path, items, single=False, indexes=((os.path.basename(path), found),))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"{path}: is no regular file")
-    return Source(path, (Item(path, os.path.basename(target)),), single=True)
+    return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
 
 
 def _folder(path: str, target: str) -> Source:
@@ -89,9 +89,9 @@ def _names(folder: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(parent, name), folder).replace(os.sep, "/")
 
 
-def _item(folder: str, name: str, path: str, what: str) -> Item:
+def _item(folder: str, name: str, path: str, what: str) -> SourceFile:
     suffix = os.path.splitext(name)[1].lower()
-    return Item(inside(folder, name, path, what), name, suffix in SUFFIXES)
+    return SourceFile(inside(folder, name, path, what), name, suffix in SUFFIXES)
 
 
 def _check_shards(found: Index) -> None:

@@ -26,12 +26,12 @@ Detail = Literal["counts", "errors", "all"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. `attributes`: the keywords of `gpucast.cast`; `source_row`: how raw elements are read."""
+    """What is asked for. `attributes`: the keywords of `gpucast.cast`; `source_dtype`: how raw elements are read."""
 
     choice: Choice
     attributes: Mapping[str, Any]
     scale: str | None = None
-    source_row: DType | None = None
+    source_dtype: DType | None = None
     #: What is worked out about each tensor: what was lost; the largest error as well; all that a report tells.
     detail: Detail = "counts"
     #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`.
@@ -49,11 +49,11 @@ class Request:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """`row` is what the tensor is cast to, None where it is kept; `bytes_out` is None for text."""
+    """`dtype` is what the tensor is cast to, None where it is kept; `bytes_out` is None for text."""
 
     name: str
     kind: str
-    row: DType | None
+    dtype: DType | None
     shape: tuple[int, ...]
     bytes_in: int
     bytes_out: int | None
@@ -63,14 +63,14 @@ class TensorPlan:
     why: str = ""
 
 
-class Opened:
+class TensorPlanner:
     """The tensors of an open file, as a request reads them, and what becomes of each."""
 
     def __init__(self, file: TensorFile, request: Request, alone: bool, scales: FileScales) -> None:
         self._path, self._request, self._scales = file.path, request, scales
         self.tensors: list[Tensor] = file.tensors
-        if request.source_row is not None:
-            self.tensors = read_as(file.tensors, request.source_row, request.choice, file.path)
+        if request.source_dtype is not None:
+            self.tensors = read_as(file.tensors, request.source_dtype, request.choice, file.path)
         self.tensors = _read_as_numbers(self.tensors, scales, file.path)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
@@ -79,19 +79,19 @@ class Opened:
 
     def planned(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
         """The plan of a tensor, and the tensors to write into the file `out`."""
-        row, why = self._row(tensor, out)
-        if row is None:
+        dtype, why = self._dtype(tensor, out)
+        if dtype is None:
             specs: list[Spec] = [files.kept(tensor, out)]
         else:
             found = self.scaled(tensor)
             if found is not None and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
-            specs = [Spec(tensor.name, row, tensor.shape)] if found is None else list(found.specs)
+            specs = [Spec(tensor.name, dtype, tensor.shape)] if found is None else list(found.specs)
         sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
         bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)
-        kind = tensor.kind if tensor.row is None or isinstance(tensor, Dequantized) else tensor.row.name
+        kind = tensor.kind if tensor.dtype is None or isinstance(tensor, Dequantized) else tensor.dtype.name
         names = tuple(spec.name for spec in specs)
-        return TensorPlan(tensor.name, kind, row, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
+        return TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
 
     def scaled(self, tensor: Tensor) -> Scaled | None:
         """How a tensor is cast that gets scales; None where it gets none."""
@@ -108,8 +108,8 @@ class Opened:
         if self._stored is None:
             request, found = self._request, dict[str, Stored]()
             for tensor in self.tensors:
-                row = self._target(tensor)
-                stored = None if row is None else decided(tensor, row, request, self._path)
+                dtype = self._target(tensor)
+                stored = None if dtype is None else scaled_storage(tensor, dtype, request, self._path)
                 if isinstance(stored, Stored):
                     found[tensor.name] = stored
             self._stored = found
@@ -118,29 +118,29 @@ class Opened:
     def _target(self, tensor: Tensor) -> DType | None:
         return None if tensor.name in self._scales.kept else self._request.choice.target(tensor, self._alone)
 
-    def _row(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
+    def _dtype(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
         """What a tensor is cast to; None: it is kept, and if it was to be cast, why."""
         choice = self._request.choice
-        row = self._target(tensor)
-        if row is None:
+        dtype = self._target(tensor)
+        if dtype is None:
             return None, ""
         into_model = out.lower().endswith(files.MODEL)
         if into_model and tensor.name in self._fixed and not choice.asked_for(tensor):
             return None, ""
-        if tensor.row is None:
+        if tensor.dtype is None:
             raise FileError(
                 f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
                 "give --from T if these are raw elements of a type T, or leave it out with --exclude"
             )
-        resolve(tensor.row, row, **self._request.attributes, who=f"{self._path}: tensor {tensor.name!r}")
-        stored = decided(tensor, row, self._request, self._path)
-        return (None, stored) if isinstance(stored, str) else (row, "")
+        resolve(tensor.dtype, dtype, **self._request.attributes, who=f"{self._path}: tensor {tensor.name!r}")
+        stored = scaled_storage(tensor, dtype, self._request, self._path)
+        return (None, stored) if isinstance(stored, str) else (dtype, "")
 
 
-def decided(tensor: Tensor, row: DType, request: Request, path: str) -> Stored | str | None:
-    """As `scaling.decided`, for what is asked for."""
+def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
+    """As `scaling.scaled_storage`, for what is asked for."""
     asked_for = request.choice.asked_for(tensor)
-    return scaling.decided(tensor, row, request.scale, request.style, request.attributes, path, asked_for)
+    return scaling.scaled_storage(tensor, dtype, request.scale, request.style, request.attributes, path, asked_for)
 
 
 def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
@@ -157,4 +157,4 @@ def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -
 
 
 def _nbytes(spec: Spec) -> int | None:
-    return None if spec.row is None or spec.row.family == "string" else spec.row.nbytes(spec.size)
+    return None if spec.dtype is None or spec.dtype.family == "string" else spec.dtype.nbytes(spec.size)

@@ -141,7 +141,7 @@ def _histograms(tensors: Sequence[Mapping[str, Any]], scaled: bool) -> str:
             if before[key] or after[key]
         ]
         # The values of scaled tensors are shown as they are read again, so that the type's own range says nothing.
-        plot = plots.histogram(before, after, None if scaled else _row(tensor["to"]))
+        plot = plots.histogram(before, after, None if scaled else _known_dtype(tensor["to"]))
         parts.append(
             f"<figure id=h{place}><figcaption>{cells.breakable(tensor['name'])} {cells.small(cells.text(tensor['to']))}"
             f"</figcaption>{plot}<small>{'; '.join(specials)}&nbsp;</small></figure>"
@@ -234,7 +234,7 @@ def _types(tensors: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(cells.text(name) for name in dict.fromkeys(tensor["to"] for tensor in tensors)) or "nothing"
 
 
-def _row(name: str) -> DType | None:
+def _known_dtype(name: str) -> DType | None:
     try:
         return dtype(name)
     except TypeError:

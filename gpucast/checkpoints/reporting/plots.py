@@ -15,10 +15,10 @@ _WIDTH, _HEIGHT, _LEGEND = 260, 96, 16
 _LEAST = 12
 
 
-def histogram(before: Mapping[str, Any], after: Mapping[str, Any], row: DType | None) -> str:
+def histogram(before: Mapping[str, Any], after: Mapping[str, Any], dtype: DType | None) -> str:
     """Magnitudes before (area) and after (line) by floor(log2); the height of a bar is the logarithm of its count.
 
-    `before`, `after`: ``{"lowest": exponent of counts[0], "counts": [...]}``. Dashed lines bound the numbers of `row`.
+    `before`, `after`: ``{"lowest": exponent of counts[0], "counts": [...]}``. Dashed lines mark the range of `dtype`.
     """
     ends = [(side["lowest"], side["lowest"] + len(side["counts"])) for side in (before, after) if side["counts"]]
     if not ends:
@@ -34,7 +34,7 @@ def histogram(before: Mapping[str, Any], after: Mapping[str, Any], row: DType | 
         f'<path class=before d="{_steps(before, low, scale, top)}"/>',
         f'<path class=after d="{_steps(after, low, scale, top)}"/>',
     ]
-    for exponent in _bounds(row):
+    for exponent in _bounds(dtype):
         if low <= exponent <= high:
             x = _number((exponent - low) * scale)
             parts.append(f'<path class=bound d="M{x} 0V{_HEIGHT}"/>')
@@ -59,12 +59,12 @@ def _steps(side: Mapping[str, Any], low: int, scale: float, top: float) -> str:
     return "".join([*path, f"V{_HEIGHT}"])
 
 
-def _bounds(row: DType | None) -> list[int]:
+def _bounds(dtype: DType | None) -> list[int]:
     """The exponents between which the magnitudes of a floating type are."""
-    if row is None or not row.is_float or row.family == "string":
+    if dtype is None or not dtype.is_float or dtype.family == "string":
         return []
-    smallest = min(row.value(code) for code in (1, 0) if row.value(code) > 0)
-    return [math.frexp(float(smallest))[1] - 1, math.frexp(float(row.max))[1]]
+    smallest = min(dtype.value(code) for code in (1, 0) if dtype.value(code) > 0)
+    return [math.frexp(float(smallest))[1] - 1, math.frexp(float(dtype.max))[1]]
 
 
 def ratios(tensors: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.running.outcome import Outcome, Result
 from gpucast.core.version import __version__
@@ -76,12 +76,12 @@ def total(outcome: Outcome) -> dict[str, Any]:
     return sizes | _told(loss.as_json(report), outcome.plan)
 
 
-def _tensor(plan: Plan, result: Result) -> dict[str, Any]:
+def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
     told = {
         "name": result.plan.name,
         **_where(plan, result.file),
         "from": result.plan.kind,
-        "to": "" if result.plan.row is None else result.plan.row.name,
+        "to": "" if result.plan.dtype is None else result.plan.dtype.name,
         "shape": result.plan.shape,
         "bytes_in": result.plan.bytes_in,
         "bytes_out": result.bytes_out,
@@ -89,14 +89,14 @@ def _tensor(plan: Plan, result: Result) -> dict[str, Any]:
     return told | _told(result.statistics.as_json(), plan)
 
 
-def _told(found: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def _told(found: dict[str, Any], plan: ConversionPlan) -> dict[str, Any]:
     if plan.request.detail == "counts":
         # It was not worked out.
         found.pop("max_relative_error")
     return found
 
 
-def _left_alone(plan: Plan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
+def _left_alone(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
     return {
         "name": tensor.name,
         **_where(plan, file),
@@ -111,7 +111,7 @@ def _why(tensor: TensorPlan) -> dict[str, Any]:
     return {"why": tensor.why} if tensor.why else {}
 
 
-def _where(plan: Plan, file: FilePlan) -> dict[str, Any]:
+def _where(plan: ConversionPlan, file: FilePlan) -> dict[str, Any]:
     return {} if plan.single else {"file": file.name}
 
 
@@ -119,11 +119,11 @@ def _file(file: FilePlan) -> dict[str, Any]:
     told: dict[str, Any] = {"name": file.name, "bytes_in": file.bytes_in}
     if file.tensors is None:
         return told | {"copied": True}
-    cast = sum(tensor.row is not None for tensor in file.tensors)
+    cast = sum(tensor.dtype is not None for tensor in file.tensors)
     return told | {"tensors": len(file.tensors), "cast": cast}
 
 
-def planned(plan: Plan) -> dict[str, Any]:
+def planned(plan: ConversionPlan) -> dict[str, Any]:
     """What a conversion would do; `bytes_out` is null for text, whose size is not known before."""
     tensors = [(file, tensor) for file in plan.files for tensor in file.tensors or ()]
     copied = sum(file.bytes_in for file in plan.files if file.tensors is None)
@@ -136,7 +136,7 @@ def planned(plan: Plan) -> dict[str, Any]:
                 "name": tensor.name,
                 **_where(plan, file),
                 "from": tensor.kind,
-                "to": None if tensor.row is None else tensor.row.name,
+                "to": None if tensor.dtype is None else tensor.dtype.name,
                 "shape": tensor.shape,
                 "bytes_in": tensor.bytes_in,
                 "bytes_out": tensor.bytes_out,

@@ -14,7 +14,7 @@ _SQUARE = (128, 128)
 _GROUPS = (128, 64, 32, 16)
 
 
-def found_format(
+def detect_format(
     element: DType,
     scale: DType,
     shape: tuple[int, ...],

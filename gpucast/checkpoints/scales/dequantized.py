@@ -19,7 +19,7 @@ _DOUBLE = dtype("DOUBLE")
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedTensor:
     """A quantized tensor of a checkpoint, whose parts may be in several files."""
 
     #: The data's tensor, and the tensor that was quantized.
@@ -49,13 +49,13 @@ class Found:
 class Dequantized(Tensor):
     """Its values are of type DOUBLE, which holds a code times a FLOAT exactly."""
 
-    found: Found = field(repr=False)
+    found: DetectedTensor = field(repr=False)
     #: The tensors of the file that is open, and its path.
     tensors: Mapping[str, Tensor] = field(repr=False)
     path: str
 
     @staticmethod
-    def of(found: Found, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
+    def of(found: DetectedTensor, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
         assert found.stored is not None
         stored = found.stored
         return Dequantized(stored.name, _DOUBLE, stored.shape, found.kind, found.nbytes, found, tensors, path)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.checkpoints.scales import comfyui, config_json
-from gpucast.checkpoints.scales.dequantized import Found
+from gpucast.checkpoints.scales.dequantized import DetectedTensor
 from gpucast.checkpoints.scales.forms import Candidate, is_narrow, others, own
 from gpucast.checkpoints.scales.styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile
@@ -58,8 +58,8 @@ class Catalogue:
         for name, tensor in tensors.items():
             tells = name.endswith("_shape") and tensor.size == 2
             tells |= name.endswith(comfyui.LAYER) and tensor.size <= _FEW
-            if tells and tensor.row is not None:
-                fields = name, tensor.row, tensor.shape, tensor.kind, tensor.nbytes
+            if tells and tensor.dtype is not None:
+                fields = name, tensor.dtype, tensor.shape, tensor.kind, tensor.nbytes
                 tensors[name] = LoadedTensor(*fields, array=tensor.read())
         self.files[path] = _File(tensors, dict(file.metadata), comfyui.layers(file.metadata))
         folder = os.path.dirname(path)
@@ -75,7 +75,7 @@ class Catalogue:
             raise FileError(f"{near}: tensor {name!r} is in several files, {paths[0]} and {paths[1]}")
         return paths[0] if paths else None
 
-    def found(self) -> Iterator[Found]:
+    def found(self) -> Iterator[DetectedTensor]:
         """All tensors that are codes with scales."""
         seen: dict[tuple[str, str], str] = {}
         for path, file in self.files.items():
@@ -83,7 +83,7 @@ class Catalogue:
                 base = key.removeprefix(ENTRY)
                 if base != key and base in file.tensors and f"{base}.scales" not in file.tensors:
                     problem = f"{path}: tensor {base!r}: its scales {base + '.scales'!r} are missing"
-                    yield Found(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
+                    yield DetectedTensor(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
             for name in file.tensors:
                 candidate = self._candidate(name, path)
                 if candidate is None:
@@ -102,15 +102,15 @@ class Catalogue:
                 seen[where, candidate.data] = name
                 yield found
 
-    def leftover(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor]]:
+    def leftover(self, found: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor]]:
         """Paths and tensors that are named like scales, and belong to nothing that was found."""
         used = {(path, name) for item in found for name, path in item.paths.items()}
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
-                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.row is not None:
+                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.dtype is not None:
                     yield path, tensor
 
-    def unscaled(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def unscaled(self, found: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Paths and tensors that may be codes and belong to nothing that was found, and a tensor beside each that is
         named like scales."""
         used = {(path, name) for item in found for name, path in item.paths.items()}
@@ -122,10 +122,10 @@ class Catalogue:
         }
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
-                row, (module, _, last) = tensor.row, name.rpartition(".")
-                if (path, name) in used or row is None or "scal" in last:
+                dtype, (module, _, last) = tensor.dtype, name.rpartition(".")
+                if (path, name) in used or dtype is None or "scal" in last:
                     continue
-                if not (row.bits <= 8 if row.is_float else row.family == "int" and len(tensor.shape) > 1):
+                if not (dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and len(tensor.shape) > 1):
                     continue
                 for beside in filter(None, (module, name)):
                     if (os.path.dirname(path), beside) in scales:
@@ -159,7 +159,7 @@ class Catalogue:
         data = f"{base}_packed" if self.path_of(f"{base}_packed", path) is not None else base
         return Candidate("compressed-tensors", base, scale, data, more)
 
-    def _found(self, candidate: Candidate, path: str) -> Found | None:
+    def _found(self, candidate: Candidate, path: str) -> DetectedTensor | None:
         data = self.files[path].tensors[candidate.data]
         names = {"data": candidate.data, "scales": candidate.scale, **candidate.more}
         paths = {part: self.path_of(name, path) for part, name in names.items()}
@@ -176,8 +176,10 @@ class Catalogue:
             else:
                 made = others(candidate, tensors, self._layer(candidate.base, path), self._block(path))
         except (TypeError, ValueError) as error:
-            return Found(candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}")
-        return Found(candidate.data, candidate.base, candidate.style, where, nbytes, made)
+            return DetectedTensor(
+                candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}"
+            )
+        return DetectedTensor(candidate.data, candidate.base, candidate.style, where, nbytes, made)
 
     def _block(self, path: str) -> tuple[int, int] | None:
         """What the config.json beside a file says of blocks."""

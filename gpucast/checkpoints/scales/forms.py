@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.checkpoints.scales import comfyui
-from gpucast.checkpoints.scales.blocks import found_format
+from gpucast.checkpoints.scales.blocks import detect_format
 from gpucast.checkpoints.scales.stored import Packing, Stored, words
 from gpucast.checkpoints.scales.styles import ENTRY, stored
 from gpucast.core.dtypes import DType, dtype
@@ -36,12 +36,12 @@ class _Problem(ValueError):
 
 def is_narrow(data: Tensor) -> bool:
     """Whether these can be codes; another tensor with a name like this is a weight like all."""
-    row = data.row
-    if row is None:
+    element = data.dtype
+    if element is None:
         return False
-    if data.name.endswith("_packed") or row.name == "UINT8":
+    if data.name.endswith("_packed") or element.name == "UINT8":
         return True
-    return (row.is_float or row.name == "INT8") and row.bits <= 8
+    return (element.is_float or element.name == "INT8") and element.bits <= 8
 
 
 def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
@@ -56,7 +56,7 @@ def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Store
     for part, spec in expected.specs.items():
         if part not in tensors:
             raise _Problem(f"{who}: {spec.name!r} is missing")
-        _expect(tensors[part], spec.row, [spec.shape])
+        _expect(tensors[part], spec.dtype, [spec.shape])
     return Stored(data.name, data.shape, format, expected.specs)
 
 
@@ -73,7 +73,7 @@ def others(
         raise _Problem(f"{who} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
         raise _Problem(f"{who} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
-    shape, packing, element = data.shape, "plain", data.row
+    shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and not comfyui.is_plain(layer, element):
         raise _Problem(f"{who} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
@@ -87,9 +87,9 @@ def others(
         packing, element = "words", _integer(who, shape, data.shape, symmetric)
     if any(n == 0 for n in shape):
         raise _Problem(f"{who} has no elements")
-    scale_row = _scale_row(scales, who)
-    format = found_format(element, scale_row, shape, scales.shape, not symmetric, block, scales.name, who)
-    if packing == "bytes" and format.block != (16 if scale_row is _E4M3 else 32,):
+    scale_dtype = _scale_dtype(scales, who)
+    format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, who)
+    if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
         # MXFP6 is packed in bytes too: its groups seem to be of 48.
         raise _Problem(f"{who} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
@@ -98,7 +98,7 @@ def others(
     if second is not None:
         _expect(second, _FLOAT, [(), (1,)])
         if not format.global_scale:
-            raise _Problem(f"{who}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_row.name}")
+            raise _Problem(f"{who}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
         specs["global_scale"] = _spec(second)
     elif format.global_scale:
         raise _Problem(f"{who} has scales of FLOAT8E4M3FN, and no global scale")
@@ -115,29 +115,27 @@ def others(
 
 
 def _spec(tensor: Tensor) -> Spec:
-    return Spec(tensor.name, tensor.row, tensor.shape)
+    return Spec(tensor.name, tensor.dtype, tensor.shape)
 
 
 def _bytes_of(scales: Tensor) -> bool:
     """Whether these are exponents of FLOAT8E8M0 as bytes."""
-    return scales.row is not None and scales.row.name in ("UINT8", "FLOAT8E8M0") and len(scales.shape) > 1
+    return scales.dtype is not None and scales.dtype.name in ("UINT8", "FLOAT8E8M0") and len(scales.shape) > 1
 
 
-def _expect(tensor: Tensor, row: DType | None, shapes: Sequence[tuple[int, ...]]) -> None:
-    if tensor.row is not row or tensor.shape not in shapes:
-        said = " or ".join(map(str, shapes))
-        raise _Problem(
-            f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {row.name if row else None} {said}"
-        )
+def _expect(tensor: Tensor, expected: DType | None, shapes: Sequence[tuple[int, ...]]) -> None:
+    if tensor.dtype is not expected or tensor.shape not in shapes:
+        wanted = f"{expected.name if expected else None} {' or '.join(map(str, shapes))}"
+        raise _Problem(f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {wanted}")
 
 
-def _scale_row(scales: Tensor, who: str) -> DType:
-    row = scales.row
-    if row in _EXACT:
+def _scale_dtype(scales: Tensor, who: str) -> DType:
+    stored_as = scales.dtype
+    if stored_as in _EXACT:
         return _FLOAT
-    if row is _E4M3 or row is _E8M0:
-        return row
-    if row is not None and row.name == "UINT8":
+    if stored_as is _E4M3 or stored_as is _E8M0:
+        return stored_as
+    if stored_as is not None and stored_as.name == "UINT8":
         return _E8M0
     raise _Problem(f"{who}: its scales {scales.name!r} are {scales.kind}, which is not known here")
 
@@ -146,7 +144,7 @@ def _shape(tensors: Mapping[str, Tensor], who: str) -> tuple[int, ...]:
     if "shape" not in tensors:
         raise _Problem(f"{who} is packed, and its weight_shape is missing")
     told = tensors["shape"]
-    if told.shape != (2,) or told.row is None or told.row.name not in ("INT64", "INT32"):
+    if told.shape != (2,) or told.dtype is None or told.dtype.name not in ("INT64", "INT32"):
         raise _Problem(f"tensor {told.name!r} is {told.kind} {told.shape}; expected INT64 (2,)")
     rows, columns = told.read().tolist()
     data = tensors["data"].shape

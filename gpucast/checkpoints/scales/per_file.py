@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpucast.checkpoints.scales import comfyui
-from gpucast.checkpoints.scales.dequantized import Dequantized, Found
+from gpucast.checkpoints.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.checkpoints.scales.detect import Catalogue
 from gpucast.checkpoints.scales.styles import ENTRY
 from gpucast.core.dtypes import dtype
@@ -26,7 +26,7 @@ class FileScales:
     """What of a file's tensors belongs together."""
 
     #: Tensors to be read as numbers: the data are in this file.
-    found: tuple[Found, ...] = ()
+    found: tuple[DetectedTensor, ...] = ()
     #: Names in this file that are kept as they are, and those that go into tensors that are found.
     kept: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
@@ -35,17 +35,17 @@ class FileScales:
 
 
 @dataclass
-class _Sorted:
+class _FileScalesBuilder:
     """The fields of a `FileScales`, and the styles of what is cast (True) and of what is kept."""
 
-    found: list[Found] = field(default_factory=list)
+    found: list[DetectedTensor] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     metadata: set[str] = field(default_factory=set)
     styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
-def sorted_out(
+def scales_by_file(
     catalogue: Catalogue,
     is_cast: Callable[[Tensor], bool],
     is_asked_for: Callable[[Tensor], bool],
@@ -57,7 +57,7 @@ def sorted_out(
     FileError where such a tensor, or scales without one, cannot be read as numbers.
     """
     every = list(catalogue.found())
-    of_file = {path: _Sorted() for path in catalogue.files}
+    of_file = {path: _FileScalesBuilder() for path in catalogue.files}
     for found in every:
         path = found.paths[found.name]
         numbers = _numbers(found, path)
@@ -91,20 +91,20 @@ def sorted_out(
 
 def _check_known(
     catalogue: Catalogue,
-    every: Sequence[Found],
+    every: Sequence[DetectedTensor],
     is_cast: Callable[[Tensor], bool],
     is_asked_for: Callable[[Tensor], bool],
 ) -> None:
     """FileError for what would be cast and may be scales, or codes, that belong to nothing that was found."""
     for path, tensor in catalogue.leftover(every):
-        if tensor.row is not None and tensor.row.is_float and is_cast(tensor) and not is_asked_for(tensor):
+        if tensor.dtype is not None and tensor.dtype.is_float and is_cast(tensor) and not is_asked_for(tensor):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
                 "here; cast it by name with --include or --rule, or keep it with --exclude"
             )
     for path, tensor, scale in catalogue.unscaled(every):
         # Integers are kept; without their scales they are worth nothing.
-        lost = tensor if tensor.row is not None and tensor.row.is_float else scale
+        lost = tensor if tensor.dtype is not None and tensor.dtype.is_float else scale
         if is_cast(lost) and not is_asked_for(lost):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
@@ -113,7 +113,7 @@ def _check_known(
             )
 
 
-def _numbers(found: Found, path: str) -> Tensor:
+def _numbers(found: DetectedTensor, path: str) -> Tensor:
     """The tensor of numbers, or where it cannot be read, one of its name."""
     if found.stored is not None:
         return Dequantized.of(found, {}, path)

@@ -21,7 +21,7 @@ from gpucast.checkpoints.streaming.pieces import (
     on_device,
     sliced,
 )
-from gpucast.checkpoints.streaming.prefetch import Ahead
+from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import placed
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import FORMATS, Format, Parts
@@ -52,53 +52,53 @@ def is_needed(src: DType | None, dst: DType) -> bool:
     return src.is_float and 0 < dst.bits <= 8
 
 
-def formats(row: DType) -> dict[str, Format]:
+def formats(dtype: DType) -> dict[str, Format]:
     """The format that each word of --scale means for a type."""
-    name = row.name.lower()
-    if row.family == "int" and row.bits <= 8:
-        base = name if row.signed else f"{name}_zp"
+    name = dtype.name.lower()
+    if dtype.family == "int" and dtype.bits <= 8:
+        base = name if dtype.signed else f"{name}_zp"
         return {scale: FORMATS[f"{base}_{block}"] for scale, block in _BLOCKS.items()}
     found = {}
     if name in ("float8e4m3fn", "float8e5m2"):
         found = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
-    if row.name in _MX:
-        found["mx"] = FORMATS[_MX[row.name]]
-    if row.name == "FLOAT4E2M1":
+    if dtype.name in _MX:
+        found["mx"] = FORMATS[_MX[dtype.name]]
+    if dtype.name == "FLOAT4E2M1":
         found = {"mx": FORMATS["mxfp4"], "nvfp4": FORMATS["nvfp4"]}
     return found
 
 
-def decided(
+def scaled_storage(
     tensor: Tensor,
-    row: DType,
+    dtype: DType,
     scale: str | None,
     style: str,
     attributes: Mapping[str, Any],
     path: str,
     asked_for: bool = True,
 ) -> Stored | str | None:
-    """How a tensor of the file `path` is cast to `row`: None: by a plain cast; a text: not at all, and why.
+    """How a tensor of the file `path` is cast to `dtype`: None: by a plain cast; a text: not at all, and why.
 
     `scale` is one of `SCALES`, or None where nothing was said. It does not matter to tensors that need none.
     FileError for what cannot be.
     """
-    if not is_needed(tensor.row, row) or scale == "none":
+    if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
     who = f"{path}: tensor {tensor.name!r}"
-    assert tensor.row is not None
-    known = formats(row)
+    assert tensor.dtype is not None
+    known = formats(dtype)
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
-            f"{who} from {tensor.row.name} to {row.name}: so few bits need a word about scales; "
+            f"{who} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
             f"give --scale {accepted} (none: a plain cast)"
         )
     format = known.get(scale)
     if format is None:
-        raise FileError(f"{who}: --scale {scale} is not for {row.name}; expected {accepted}")
+        raise FileError(f"{who}: --scale {scale} is not for {dtype.name}; expected {accepted}")
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
-        raise FileError(f"{who}: --style {style} cannot hold {row.name} with --scale {scale}: {refusal}")
+        raise FileError(f"{who}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
     for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
         at_random = option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
         if attributes.get(option, default) != default and not at_random:
@@ -108,7 +108,7 @@ def decided(
     if not tensor.size:
         return "no elements"
     try:
-        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.row, asked_for)
+        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
     except Unsuitable as reason:
         return str(reason)
 
@@ -127,7 +127,7 @@ class Scaled:
         """The tensors that take its place in the file, the codes first."""
         return list(self.stored.specs.values())
 
-    def write(self, write: Write, observe: Observe, ahead: Ahead, device: str | None, detailed: bool) -> None:
+    def write(self, write: Write, observe: Observe, ahead: Prefetcher, device: str | None, detailed: bool) -> None:
         """Write all of `specs` in their order, and show every piece to the observer once.
 
         Where nobody wants details, it is shown no values, and no largest error. Memory grows with the number of scales
@@ -164,9 +164,9 @@ class Scaled:
         stored, format = self.stored, self.stored.format
         tensors = {part: found[spec.name] for part, spec in stored.specs.items()}
         for part, spec in stored.specs.items():
-            if tensors[part].row is not spec.row or tensors[part].shape != spec.shape:
+            if tensors[part].dtype is not spec.dtype or tensors[part].shape != spec.shape:
                 said = f"{tensors[part].kind} {tensors[part].shape}"
-                raise FileError(f"{who}: tensor {spec.name!r} is {said}; expected {spec.row} {spec.shape}")
+                raise FileError(f"{who}: tensor {spec.name!r} is {said}; expected {spec.dtype} {spec.shape}")
         quantize = Quantizer(self.tensor, format, by_reference, self.random)
         written = zip(
             stored.codes(tensors["data"]), sliced(format, stored.cut, stored.whole_parts(tensors)), strict=True

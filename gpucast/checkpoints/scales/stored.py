@@ -71,16 +71,16 @@ class Stored:
 
     def _unpacked(self, data: Tensor) -> Iterator[Array]:
         """Codes, flat."""
-        bits, row = self.format.element.bits, self.shape[-1]
+        bits, columns = self.format.element.bits, self.shape[-1]
         if self.packing == "bytes":
             for stored in data.chunks(_STORED):
                 yield np.asarray(unpack_codes(stored.view(np.uint8), bits, stored.size * 2))
             return
         # What fills the last word of a row is no code.
-        left = row
+        left = columns
         for stored in shaped(data.chunks(), Cut.of(1, math.prod(data.shape[:-1]), data.shape[-1], _STORED, width=1)):
             codes = _codes(stored, bits)[:, :left]
-            left = left - codes.shape[1] or row
+            left = left - codes.shape[1] or columns
             yield (codes ^ self._offset).astype(np.uint8).reshape(-1)
 
     @property
@@ -105,7 +105,7 @@ class Stored:
         if "layer" in self.specs:
             arrays["layer"] = np.frombuffer(self.layer, np.uint8)
         return {
-            part: np.ascontiguousarray(array).reshape(-1).view(self.specs[part].row.numpy)  # type: ignore[union-attr]
+            part: np.ascontiguousarray(array).reshape(-1).view(self.specs[part].dtype.numpy)  # type: ignore[union-attr]
             for part, array in arrays.items()
         }
 
@@ -150,8 +150,8 @@ def _codes(stored: Array, bits: int) -> Array:
     return codes.reshape(stored.shape[0], -1) if stored.shape[0] else codes.reshape(0, 0)
 
 
-def _as(array: Array, row: DType) -> Array:
+def _as(array: Array, scale: DType) -> Array:
     """Scales of a file as those of a format: bytes are FLOAT8E8M0, narrow floats become FLOAT (exactly)."""
-    if row.name == "FLOAT8E8M0":
-        return array.view(row.numpy)
-    return array if array.dtype == row.numpy else np.asarray(cast(array, row))
+    if scale.name == "FLOAT8E8M0":
+        return array.view(scale.numpy)
+    return array if array.dtype == scale.numpy else np.asarray(cast(array, scale))

@@ -24,7 +24,7 @@ _WORD = 8
 _BLOCK = 1 << 18
 
 
-def sum_of(data: Any, position: int = 0) -> int:
+def checksum(data: Any, position: int = 0) -> int:
     """What bytes add to the sum of a tensor that has them from `position` on."""
     raw = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     head = min(-position % _WORD, raw.size)
@@ -43,16 +43,16 @@ def sum_of(data: Any, position: int = 0) -> int:
     return found + int.from_bytes(raw[tail:].tobytes(), "little")
 
 
-def sum_of_all(blocks: Iterable[bytes]) -> int:
+def checksum_of_blocks(blocks: Iterable[bytes]) -> int:
     """The sum of a tensor that has these bytes."""
     found = position = 0
     for block in blocks:
-        found += sum_of(block, position)
+        found += checksum(block, position)
         position += len(block)
     return found
 
 
-class Summing:
+class ChecksumFile:
     """A file that sums up what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -64,7 +64,7 @@ class Summing:
         self.sum = self._position = 0
 
     def write(self, data: Any) -> int:
-        self.sum += sum_of(data, self._position)
+        self.sum += checksum(data, self._position)
         self._position += len(data)
         return self.file.write(data)
 
@@ -72,7 +72,7 @@ class Summing:
         return getattr(self.file, name)
 
 
-class Summed:
+class ChecksumWriter:
     """A writer of the tensors that take the place of one, which notes the bytes and the sum of each."""
 
     def __init__(self, writer: files.Writer, target: Any) -> None:
@@ -85,18 +85,18 @@ class Summed:
     def copy(self, spec: Spec) -> int:
         return self._noted(lambda: self._writer.copy(spec))
 
-    def placed(self, spec: Spec) -> Placed | None:
+    def placed(self, spec: Spec) -> PositionedWriter | None:
         """What writes the pieces of a tensor in any order, in several threads; None where that cannot be."""
-        if not (isinstance(self._target, Summing) and isinstance(self._writer, safetensors.Writer)):
+        if not (isinstance(self._target, ChecksumFile) and isinstance(self._writer, safetensors.Writer)):
             return None
         file = self._target.file
         if not window.can_write(file):
             return None
         file.flush()
-        return Placed(self._writer, spec, file, self._add)
+        return PositionedWriter(self._writer, spec, file, self._add)
 
     def _noted(self, work: Callable[[], int]) -> int:
-        if not isinstance(self._target, Summing):
+        if not isinstance(self._target, ChecksumFile):
             nbytes = work()
             self._add(nbytes, 0)
             return nbytes
@@ -110,7 +110,7 @@ class Summed:
         self.sums.append(total)
 
 
-class Placed:
+class PositionedWriter:
     """Writes the pieces of one tensor to their places."""
 
     def __init__(
@@ -125,13 +125,13 @@ class Placed:
         """The flat elements from `start` on, a multiple of 4."""
         position, data = self._writer.place(self._spec, start, chunk)
         window.write(self._file, position, data.data)
-        self.note(data.nbytes, sum_of(data, position - self._begin))
+        self.note(data.nbytes, checksum(data, position - self._begin))
 
     def place(self, start: int) -> tuple[int, int]:
         """The file's number, and the byte where the flat elements from `start` on go: for who writes them, and then
         says with `note` what came there."""
-        assert self._spec.row is not None
-        return self._file.fileno(), self._begin + self._spec.row.nbytes(start)
+        assert self._spec.dtype is not None
+        return self._file.fileno(), self._begin + self._spec.dtype.nbytes(start)
 
     def note(self, nbytes: int, total: int) -> None:
         """So many bytes with this sum have been written."""

@@ -103,7 +103,7 @@ def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
     """The pieces of a tensor, as matrices; those of narrow floats as FLOAT, which holds them exactly."""
     size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
     for x in shaped(tensor.pieces(max(_GROUP, size)), cut):
-        yield x if tensor.row in SOURCES else cast(x, "FLOAT")
+        yield x if tensor.dtype in SOURCES else cast(x, "FLOAT")
 
 
 def grouped(chunks: Iterable[Array]) -> Iterator[Array]:

@@ -24,14 +24,14 @@ def threads(device: str | None) -> int:
     return min(available, _MOST)
 
 
-class Ahead:
+class Prefetcher:
     """Threads that work on pieces, `count` at a time. A context manager; threads begin when there is work for them."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pool = ThreadPoolExecutor(count)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *error: object) -> None:

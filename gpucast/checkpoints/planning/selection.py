@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors are cast, to which types, and as what they are read."""
+"""Selects which tensors are cast, to which types, and which raw elements are read as another type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpucast.files.tensor import FileError, StoredTensor, Tensor
 
 @dataclass(frozen=True)
 class SelectionRule:
-    """`dtype` for the tensors whose names match the pattern; None: they are kept as they are."""
+    """Cast the tensors whose names match `pattern` to `dtype`; None keeps them as they are."""
 
     pattern: str
     dtype: DType | None
@@ -24,10 +24,13 @@ class SelectionRule:
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of a tensor, by its name (patterns are shell wildcards). The first that holds:
+    """Decides by name what becomes of a tensor. Patterns are shell wildcards. The first line that applies decides:
 
-    a pattern of `exclude` matches: kept; a rule matches: as the first that does says; there are patterns in `include`:
-    cast to `to` where one matches, else kept; it is floating, or the only tensor of the only file: cast; else kept.
+    - A pattern of `exclude` matches: the tensor is kept.
+    - A rule matches: the first matching rule says what is done.
+    - `include` has patterns: the tensor is cast to `to` if one matches, otherwise kept.
+    - The tensor is floating, or the only tensor of the only file: it is cast to `to`.
+    - Otherwise it is kept.
     """
 
     to: DType
@@ -36,7 +39,7 @@ class Choice:
     rules: Sequence[SelectionRule] = ()
 
     def target(self, tensor: Tensor, alone: bool = False) -> DType | None:
-        """The type that a tensor is cast to; None: it is kept."""
+        """The type that a tensor is cast to; None if it is kept."""
         if _any(self.exclude, tensor.name):
             return None
         for rule in self.rules:
@@ -52,23 +55,23 @@ class Choice:
         return _any(self.exclude, name)
 
     def asked_for(self, tensor: Tensor, alone: bool = False) -> bool:
-        """Whether the tensor was chosen for more than its type."""
+        """Whether the tensor was chosen by name, or as the only one, and not just because it is floating."""
         if self.target(tensor, alone) is None:
             return False
         named = (*self.include, *(rule.pattern for rule in self.rules))
         return alone or _any(named, tensor.name)
 
     def check(self, names: Sequence[str], cast: bool, path: str, why: str) -> None:
-        """FileError where a pattern finds no tensor, or nothing is `cast`, and `why` not if it was asked for."""
+        """FileError if a pattern matches no tensor, or if nothing is cast; `why` gives reasons, if any."""
         if not names:
             raise FileError(f"{path}: holds no tensors")
         options = [("--include", pattern, pattern) for pattern in self.include]
         options += [("--exclude", pattern, pattern) for pattern in self.exclude]
         options += [("--rule", str(rule), rule.pattern) for rule in self.rules]
-        for option, said, pattern in options:
+        for option, value, pattern in options:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 known = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
-                raise FileError(f"{path}: no tensor matches {option} {said!r}; it holds {known}")
+                raise FileError(f"{path}: no tensor matches {option} {value!r}; it holds {known}")
         if cast:
             return
         if why:
@@ -83,26 +86,26 @@ def _any(patterns: Iterable[str], name: str) -> bool:
 
 
 def read_as(tensors: Sequence[Tensor], dtype: DType, choice: Choice, path: str) -> list[Tensor]:
-    """The tensors with those that --from speaks of read as `dtype`.
+    """The tensors, with raw elements read as `dtype` (the option --from).
 
-    These are: elements of `dtype`'s width that NumPy saved without their type (void), and unsigned codes of that width
-    in tensors that were asked for by name, or by being the only one.
+    Raw elements are void elements of the width of `dtype`, as NumPy saves types that it lacks, and unsigned integers of
+    that width in tensors that were chosen by name or are the only one.
     """
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for tensor in tensors:
         asked_for = choice.asked_for(tensor, len(tensors) == 1)
-        found.append(
-            tensor.of_type(dtype) if isinstance(tensor, StoredTensor) and _raw(tensor, dtype, asked_for) else tensor
+        result.append(
+            tensor.of_type(dtype) if isinstance(tensor, StoredTensor) and _is_raw(tensor, dtype, asked_for) else tensor
         )
-    if all(new is old for new, old in zip(found, tensors, strict=True)):
+    if all(new is old for new, old in zip(result, tensors, strict=True)):
         width = dtype.code_numpy.itemsize
         raise FileError(
             f"{path}: --from {dtype.name} fits no tensor: none has raw elements or unsigned codes of {width} bytes"
         )
-    return found
+    return result
 
 
-def _raw(tensor: StoredTensor, dtype: DType, asked_for: bool) -> bool:
+def _is_raw(tensor: StoredTensor, dtype: DType, asked_for: bool) -> bool:
     element = tensor.element
     if element is None or element.itemsize != dtype.code_numpy.itemsize:
         return False

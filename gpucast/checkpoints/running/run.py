@@ -190,10 +190,10 @@ class _Run:
     def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        opened = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        planner = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
         if self._options.device in (None, "cpu"):
-            host_native.library(_native_work(opened.tensors, file.tensors, self._plan.request))
-        specs = {tensor.name: opened.planned(tensor, out)[1] for tensor in opened.tensors}
+            host_native.library(_native_work(planner.tensors, file.tensors, self._plan.request))
+        specs = {tensor.name: planner.plan(tensor, out)[1] for tensor in planner.tensors}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
         # A format whose tensors have fixed places is gone on with; the others begin anew.
         resumable = out.lower().endswith(".safetensors")
@@ -210,17 +210,17 @@ class _Run:
 
         with (
             contextlib.ExitStack() as stack,
-            files.writing(target, out, every, opened.metadata(), source.model, external) as writer,
+            files.writing(target, out, every, planner.metadata(), source.model, external) as writer,
             journal.appending(records) as record,
         ):
-            for tensor, plan in zip(opened.tensors, file.tensors, strict=True):
+            for tensor, plan in zip(planner.tensors, file.tensors, strict=True):
                 found = finished.get(tensor.name)
                 if found is not None and found.get("sums") == [
                     checksum_of_blocks(writer.stored(spec)) for spec in specs[tensor.name]
                 ]:
                     self._resumed(tensor.nbytes)
                     continue
-                told = self._tensor(file, tensor, plan, specs[tensor.name], opened, ChecksumWriter(writer, target))
+                told = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
                 record(told)
@@ -231,13 +231,13 @@ class _Run:
         tensor: Tensor,
         plan: TensorPlan,
         specs: Sequence[Spec],
-        opened: TensorPlanner,
+        planner: TensorPlanner,
         writer: ChecksumWriter,
     ) -> dict[str, Any]:
         """Write what takes the place of a tensor; the record of it."""
         request = self._plan.request
         statistics = Statistics(errors=Errors() if request.detail == "all" else None)
-        scaled = None if plan.dtype is None else opened.scaled(tensor)
+        scaled = None if plan.dtype is None else planner.scaled(tensor)
         if plan.dtype is None:
             (spec,) = specs
             self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))

@@ -28,8 +28,8 @@ def verify(source_path: str, written: str, file: FilePlan, plan: ConversionPlan,
     """
     compared = 0
     with TensorFile(source_path) as before, TensorFile(written) as after:
-        opened = TensorPlanner(before, plan.request, alone=plan.single, scales=file.scales)
-        sources = {tensor.name: tensor for tensor in opened.tensors}
+        planner = TensorPlanner(before, plan.request, alone=plan.single, scales=file.scales)
+        sources = {tensor.name: tensor for tensor in planner.tensors}
         found = {tensor.name: tensor for tensor in after.tensors}
         by_place = list(after.tensors)
         wanted = [written_name for tensor in file.tensors or () for written_name in tensor.names]
@@ -37,7 +37,7 @@ def verify(source_path: str, written: str, file: FilePlan, plan: ConversionPlan,
             raise FileError(f"{name}: verify: holds {len(by_place)} tensors; expected {len(wanted)}")
         for tensor in file.tensors or ():
             source = sources[tensor.name]
-            scaled = opened.scaled(source) if tensor.dtype is not None else None
+            scaled = planner.scaled(source) if tensor.dtype is not None else None
             if scaled is not None:
                 parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
                 compared += scaled.verify(parts, everything, f"{name}: verify")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tensors that are named like codes and scales stand for, told from their types and shapes."""
+"""Works out from types and shapes how tensors that are named like codes and scales store a quantized tensor."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ _EXACT = (_FLOAT, dtype("FLOAT16"), dtype("BFLOAT16"))
 
 @dataclass(frozen=True)
 class Candidate:
+    """Names of tensors that may store one quantized tensor in a style."""
+
     style: str
     #: The name of the tensor that was quantized.
     base: str
     scale: str
     data: str
+    #: Names of further parts, such as zero points, by part.
     more: Mapping[str, str]
 
 
 class _Problem(ValueError):
-    pass
+    """The tensors cannot be read as numbers; the text says why."""
 
 
 def is_narrow(data: Tensor) -> bool:
-    """Whether these can be codes; another tensor with a name like this is a weight like all."""
+    """Whether a tensor can hold codes; otherwise it is an ordinary weight, whatever its name."""
     element = data.dtype
     if element is None:
         return False
@@ -44,7 +47,8 @@ def is_narrow(data: Tensor) -> bool:
     return (element.is_float or element.name == "INT8") and element.bits <= 8
 
 
-def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
+def stored_by_gpucast(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
+    """How a tensor is stored in gpucast's own style; `text` is its metadata entry. ValueError if it is malformed."""
     who = f"tensor {candidate.base!r}"
     format, kept = quantized_files.described(text, who, ENTRY + candidate.base)
     data = tensors["data"]
@@ -60,13 +64,16 @@ def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Store
     return Stored(data.name, data.shape, format, expected.specs)
 
 
-def others(
+def stored_by_others(
     candidate: Candidate,
     tensors: Mapping[str, Tensor],
     layer: Mapping[str, Any] | None,
     block: tuple[int, int] | None,
 ) -> Stored:
-    """`layer`: what ComfyUI says of it; `block`: what config.json says of blocks."""
+    """How a tensor is stored in the style of another program. ValueError for a form that is not known.
+
+    `layer` is ComfyUI's description of the layer, `block` the block size in config.json.
+    """
     data, scales = tensors["data"], tensors["scales"]
     who = f"tensor {data.name!r}"
     if "g_idx" in tensors:
@@ -90,7 +97,7 @@ def others(
     scale_dtype = _scale_dtype(scales, who)
     format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, who)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
-        # MXFP6 is packed in bytes too: its groups seem to be of 48.
+        # MXFP6 is packed in bytes too; read as 4-bit codes, its groups would seem to have 48.
         raise _Problem(f"{who} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors
@@ -119,7 +126,7 @@ def _spec(tensor: Tensor) -> Spec:
 
 
 def _bytes_of(scales: Tensor) -> bool:
-    """Whether these are exponents of FLOAT8E8M0 as bytes."""
+    """Whether the scales are FLOAT8E8M0, also if stored as plain bytes."""
     return scales.dtype is not None and scales.dtype.name in ("UINT8", "FLOAT8E8M0") and len(scales.shape) > 1
 
 
@@ -143,18 +150,20 @@ def _scale_dtype(scales: Tensor, who: str) -> DType:
 def _shape(tensors: Mapping[str, Tensor], who: str) -> tuple[int, ...]:
     if "shape" not in tensors:
         raise _Problem(f"{who} is packed, and its weight_shape is missing")
-    told = tensors["shape"]
-    if told.shape != (2,) or told.dtype is None or told.dtype.name not in ("INT64", "INT32"):
-        raise _Problem(f"tensor {told.name!r} is {told.kind} {told.shape}; expected INT64 (2,)")
-    rows, columns = told.read().tolist()
+    shape_tensor = tensors["shape"]
+    if shape_tensor.shape != (2,) or shape_tensor.dtype is None or shape_tensor.dtype.name not in ("INT64", "INT32"):
+        raise _Problem(f"tensor {shape_tensor.name!r} is {shape_tensor.kind} {shape_tensor.shape}; expected INT64 (2,)")
+    rows, columns = shape_tensor.read().tolist()
     data = tensors["data"].shape
     if len(data) != 2 or rows != data[0] or not 0 < columns <= data[1] * 32:
-        raise _Problem(f"{who} of shape {data} cannot hold the shape ({rows}, {columns}) that {told.name!r} tells")
+        raise _Problem(
+            f"{who} of shape {data} cannot hold the shape ({rows}, {columns}) that {shape_tensor.name!r} tells"
+        )
     return rows, columns
 
 
 def _integer(who: str, shape: tuple[int, ...], packed: tuple[int, ...], symmetric: bool) -> DType:
-    """The type of the codes: as wide as the packed words tell."""
+    """The type of the codes; their width follows from the number of packed words."""
     widths = [bits for bits in (2, 4, 8) if words(shape[1], bits) == packed[1]]
     if len(widths) != 1:
         raise _Problem(f"{who}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")

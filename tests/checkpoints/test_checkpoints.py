@@ -21,8 +21,7 @@ from codes import assert_same
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import shard as share
 from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.streaming import checksums as sums
-from gpucast.checkpoints.streaming import prefetch as ahead
+from gpucast.checkpoints.streaming import checksums, prefetch
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import driver as launch
@@ -448,14 +447,14 @@ def test_sums_tell_what_is_missing() -> None:
         wanted = sum(padded.view("<u8").tolist())
         cuts = sorted({0, size, *random.integers(0, size + 1, 5).tolist()})
         pieces = [(begin, data[begin:end]) for begin, end in itertools.pairwise(cuts)]
-        assert sums.checksum(data.data) == wanted
-        assert sums.checksum_of_blocks([piece.tobytes() for _, piece in pieces]) == wanted
-        assert sum(sums.checksum(piece, begin) for begin, piece in reversed(pieces)) == wanted
+        assert checksums.checksum(data.data) == wanted
+        assert checksums.checksum_of_blocks([piece.tobytes() for _, piece in pieces]) == wanted
+        assert sum(checksums.checksum(piece, begin) for begin, piece in reversed(pieces)) == wanted
     # Words that would cancel in a sum modulo 2^64.
     words = np.tile(np.array([5, -5], np.int64), 1000)
     lost = words.copy()
     lost[512:1024] = 0
-    assert sums.checksum(lost.view(np.uint8)) < sums.checksum(words.view(np.uint8))
+    assert checksums.checksum(lost.view(np.uint8)) < checksums.checksum(words.view(np.uint8))
 
 
 def test_pieces_keep_their_order_and_their_errors() -> None:
@@ -472,7 +471,7 @@ def test_pieces_keep_their_order_and_their_errors() -> None:
             raise ValueError("seven")
         return -piece
 
-    with ahead.Prefetcher(3) as threads:
+    with prefetch.Prefetcher(3) as threads:
         for count in range(7):
             assert list(threads.in_order(work, pieces(count))) == [-piece for piece in range(count)]
         made = threads.in_order(work, pieces(20))
@@ -485,8 +484,8 @@ def test_pieces_keep_their_order_and_their_errors() -> None:
         assert [next(made) for _ in range(3)] == [0, -1, -2]
         assert len(fetched) <= 3 + 4
         made.close()
-    assert ahead.threads("cuda") == 1
-    assert 1 <= ahead.threads(None) <= 4
+    assert prefetch.threads("cuda") == 1
+    assert 1 <= prefetch.threads(None) <= 4
 
 
 def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +500,7 @@ def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) 
     def interrupted(future: Future[None]) -> None:
         raise KeyboardInterrupt
 
-    with ahead.Prefetcher(2) as threads:
+    with prefetch.Prefetcher(2) as threads:
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(threads.in_order(work, iter(range(5))))

@@ -294,7 +294,7 @@ def test_the_time_to_find_scales_grows_with_the_tensors_alone() -> None:
             ]
             catalogue.add(f"in/{number}", SimpleNamespace(tensors=held, metadata={}))  # type: ignore[arg-type]
         started = time.process_time()
-        found = list(catalogue.found())
+        found = list(catalogue.detect())
         assert len(found) == count - 1
         assert found[0].paths == {"1.weight": "in/1", "1.weight_scale_inv": "in/0"}
         return time.process_time() - started

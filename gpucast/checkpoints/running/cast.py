@@ -48,29 +48,29 @@ class Casting:
     path: str
 
     def write(
-        self, writer: ChecksumWriter, spec: Spec, ahead: Prefetcher, observe: Callable[[int, Statistics], None]
+        self, writer: ChecksumWriter, spec: Spec, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
     ) -> None:
         """Write all of the tensor; the observer is told of some elements at a time what they lost."""
-        placed = writer.placed(spec)
+        positioned = writer.positioned(spec)
         # Closed, so that no thread goes on after an error.
-        with closing(self._made(placed, ahead, observe)) as made:
-            if placed is None:
+        with closing(self._made(positioned, prefetcher, observe)) as made:
+            if positioned is None:
                 writer.write(spec, made)
                 return
             for _ in made:
                 pass
-            placed.done()
+            positioned.done()
 
     def _made(
-        self, placed: PositionedWriter | None, ahead: Prefetcher, observe: Callable[[int, Statistics], None]
+        self, positioned: PositionedWriter | None, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
     ) -> Generator[Array, None, None]:
         """The casts, in their order, that have not gone to their places."""
 
         def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[Array]]:
-            return self._part(*part, placed)
+            return self._part(*part, positioned)
 
         try:
-            with closing(ahead.in_order(work, self._parts())) as made:
+            with closing(prefetcher.in_order(work, self._parts())) as made:
                 for size, told, casts in made:
                     observe(size, told)
                     yield from casts
@@ -92,29 +92,31 @@ class Casting:
             yield start, part
             start += part.size
 
-    def _part(self, start: int, part: Tensor, placed: PositionedWriter | None) -> tuple[int, Statistics, list[Array]]:
+    def _part(
+        self, start: int, part: Tensor, positioned: PositionedWriter | None
+    ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
-        if placed is not None and (lost := self._passed_on(start, part, placed)) is not None:
+        if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
             told.report = lost
             return part.size, told, casts
         cast = self._caster(part)
         for x in part.chunks(self._limit(part)):
             y, found = cast(x, start)
             told.add(x, y, self._lost(x, y, found))
-            if placed is None:
+            if positioned is None:
                 casts.append(y)
             else:
-                placed.write(start, y)
+                positioned.write(start, y)
             start += x.size
         return part.size, told, casts
 
-    def _passed_on(self, start: int, part: Tensor, placed: PositionedWriter) -> CastReport | None:
+    def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> CastReport | None:
         """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
         rule, native = self._rule, self._native()
         if native is None or self.request.detail != "counts" or not isinstance(part, StoredTensor):
             return None
-        stream, here = part.open(), placed.place(start)
+        stream, here = part.open(), positioned.place(start)
         as_they_lie = part.element is not None and part.element.isnative
         # Sums are of whole words.
         if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
@@ -125,7 +127,7 @@ class Casting:
         found, total = done
         lost = counts.from_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
         if lost is not None:
-            placed.note(rule.dst.nbytes(part.size), total)
+            positioned.note(rule.dst.nbytes(part.size), total)
         return lost
 
     def _native(self) -> host_native_cast.Cast | None:

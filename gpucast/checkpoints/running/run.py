@@ -42,8 +42,8 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
             return
         try:
             staging.begin(options.restart)
-            with Prefetcher(threads(options.device)) as ahead:
-                _Run(plan, options, staging, outcome, advance, ahead).all()
+            with Prefetcher(threads(options.device)) as prefetcher:
+                _Run(plan, options, staging, outcome, advance, prefetcher).all()
         except Busy:
             raise
         except BaseException:
@@ -59,8 +59,8 @@ def run_file(
     plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
 ) -> None:
     """Convert one file of a plan whose staging another process has begun; who began it publishes. Errors as `run`."""
-    with _naming(plan.target), Prefetcher(threads(options.device)) as ahead:
-        _Run(plan, options, Staging(plan), outcome, advance, ahead)._file(file)
+    with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
+        _Run(plan, options, Staging(plan), outcome, advance, prefetcher)._file(file)
 
 
 class _Run:
@@ -71,10 +71,10 @@ class _Run:
         staging: Staging,
         outcome: Outcome,
         advance: Advance,
-        ahead: Prefetcher,
+        prefetcher: Prefetcher,
     ) -> None:
         self._plan, self._options, self._staging = plan, options, staging
-        self._outcome, self._advance, self._ahead = outcome, advance, ahead
+        self._outcome, self._advance, self._prefetcher = outcome, advance, prefetcher
 
     def all(self) -> None:
         plan, staging, outcome = self._plan, self._staging, self._outcome
@@ -249,7 +249,7 @@ class _Run:
                 self._advance(tensor.nbytes * x.size // max(1, tensor.size))
 
             detailed = request.detail != "counts"
-            scaled.write(writer.write, observe, self._ahead, self._options.device, detailed)
+            scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)
         else:
 
             def told(size: int, lost: Statistics) -> None:
@@ -257,9 +257,9 @@ class _Run:
                 self._advance(tensor.nbytes * size // max(1, tensor.size))
 
             casting = Casting(tensor, plan.dtype, request, self._options.device, self._plan.source)
-            casting.write(writer, specs[0], self._ahead, told)
+            casting.write(writer, specs[0], self._prefetcher, told)
         self._check_loss(file, plan, statistics)
-        record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
+        record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
 
 

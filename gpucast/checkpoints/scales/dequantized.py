@@ -76,8 +76,7 @@ class Dequantized(Tensor):
         assert stored is not None
         with contextlib.ExitStack() as stack:
             tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
-            whole = stored.whole_parts(tensors)
-            pieces = sliced(stored.format, stored.cut, whole)
+            pieces = sliced(stored.format, stored.cut, stored.loaded_parts(tensors))
             for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
                 yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
 

@@ -40,7 +40,7 @@ _SAMPLE = 1 << 10
 
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
-#: Called with each piece of the source (flat), the values that it will be read back as (with scales applied; meaningless
+#: Called with each piece of the source (flat), the values that it will be read back as (scales applied; meaningless
 #: unless details are asked for), and the counts of losses: for progress and statistics.
 Observe = Callable[[Array, Array, CastReport], None]
 
@@ -80,7 +80,7 @@ def scaled_storage(
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
     None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES`, or
-    None if the option was not given; it is ignored for tensors that need no scales. FileError if the options do not fit.
+    None if the option was not given; it is ignored for tensors that need no scales. FileError if options do not fit.
     """
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
@@ -175,7 +175,7 @@ class Scaled:
                 raise FileError(f"{who}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
         quantize = Quantizer(self.tensor, format, by_reference, self.random)
         stored_pieces = zip(
-            stored.codes(tensors["data"]), sliced(format, stored.cut, stored.whole_parts(tensors)), strict=True
+            stored.codes(tensors["data"]), sliced(format, stored.cut, stored.loaded_parts(tensors)), strict=True
         )
         compared = 0
         for (start, x), (codes, parts) in zip(placed(matrices(self.tensor, stored.cut)), stored_pieces, strict=True):

@@ -91,9 +91,9 @@ class Stored:
 
     # ---- scales ----
 
-    def stored_parts(self, whole: Parts) -> dict[str, Array]:
+    def stored_parts(self, parts: Parts) -> dict[str, Array]:
         """The arrays to store besides the data, by part."""
-        given = {"scales": whole.scales, "zero_points": whole.zero_points, "global_scale": whole.global_scale}
+        given = {"scales": parts.scales, "zero_points": parts.zero_points, "global_scale": parts.global_scale}
         arrays = {part: array for part, array in given.items() if array is not None and part in self.specs}
         if self.divides and "global_scale" in arrays:
             arrays["global_scale"] = np.float32(1) / arrays["global_scale"]
@@ -110,7 +110,7 @@ class Stored:
             for part, array in arrays.items()
         }
 
-    def whole_parts(self, tensors: Mapping[str, Tensor]) -> Parts:
+    def loaded_parts(self, tensors: Mapping[str, Tensor]) -> Parts:
         """The inverse of `stored_parts`: scales and zero points from the stored tensors, by part."""
         format = self.format
         shape = format.scales_shape(self.shape, 0 if format.block == "axis" else len(self.shape) - 1)

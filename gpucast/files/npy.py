@@ -68,7 +68,7 @@ class Writer:
 
 
 def write(file: BinaryIO, spec: Spec, chunks: Iterable[Array], path: str) -> int:
-    """Header and data of a tensor of whole-byte elements; the bytes of data."""
+    """Write header and data of a tensor of whole-byte elements; the number of bytes of data."""
     dtype = spec.dtype
     assert dtype is not None
     if dtype.family == "string":
@@ -81,7 +81,7 @@ def write(file: BinaryIO, spec: Spec, chunks: Iterable[Array], path: str) -> int
 
 
 def copy(file: BinaryIO, spec: Spec) -> int:
-    """Header and data of another .npy file, untouched."""
+    """Write header and data of another .npy file unchanged; the number of bytes of data."""
     assert spec.source is not None
     file.write(spec.source.header)
     for block in spec.source.blocks():
@@ -90,7 +90,7 @@ def copy(file: BinaryIO, spec: Spec) -> int:
 
 
 def texts(chunks: Iterable[Array], name: str, path: str) -> list[str]:
-    """The elements of string chunks as str; bytes are read as ASCII, as Cast does."""
+    """The elements of string chunks as str; bytes are decoded as ASCII, as in a cast."""
     flat: list[str] = []
     try:
         for chunk in chunks:

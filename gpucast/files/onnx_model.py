@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX models (.onnx): the initializers of the main graph, in the model or in files beside it. Needs the onnx package.
+"""ONNX models (.onnx): the initializers of the main graph, in the model file or in external data. Needs onnx.
 
-Data in the model is in memory while the model is open, as protocol buffers are; external data is read piece by piece.
+Data inside the model file is in memory while the model is open; external data is read piece by piece.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from gpucast.files.tensor import (
     checked_name,
 )
 
-#: Protocol buffers end at 2 GiB; the rest is for the graph.
+#: A protocol buffer holds less than 2 GiB; the rest is reserved for the graph.
 _LARGEST = (1 << 31) - (1 << 28)
-#: Tensors of fewer bytes are in the model whatever happens to the others: shapes are inferred from them.
+#: Tensors of fewer bytes always stay inside the model: shape inference needs their values.
 _SMALL = 1 << 10
-#: The fields of TensorProto that hold elements, or tell where they are.
+#: The fields of TensorProto that hold elements or say where they are.
 _DATA = (
     *("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data"),
     *("external_data", "data_location"),
 )
-#: Where tensors begin in external data: pages, which can be mapped, for large ones.
+#: Alignment of tensors in external data, in bytes: large ones begin on a page, so that they can be memory-mapped.
 _PAGE, _ALIGNED, _LARGE = 4096, 64, 1 << 16
 
 
 class Model:
-    """A model that is open for reading."""
+    """An ONNX model that is open for reading."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         onnx = onnx_pb.imported(path)
@@ -51,7 +51,7 @@ class Model:
         try:
             self.proto.ParseFromString(file.read())
         except Exception as error:
-            # The error's type depends on how protobuf was built.
+            # The type of the error depends on how protobuf was built.
             raise FileError(f"{path}: is no ONNX model: {error}") from None
         if not self.proto.HasField("graph"):
             raise FileError(f"{path}: is no ONNX model: it has no graph")
@@ -90,45 +90,45 @@ class Model:
             raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
         onnx_type, kind = _dtype(self._onnx, proto.data_type)
         if proto.data_location == self._onnx.TensorProto.EXTERNAL:
-            opened, nbytes = self._external(proto, name)
+            open_data, nbytes = self._external(proto, name)
         elif onnx_type is None:
-            # It is only kept, whatever way it is stored in.
-            whole = proto.SerializeToString()
-            opened, nbytes = (lambda: io.BytesIO(whole)), len(whole)
+            # Only copied, so the way it is stored does not matter.
+            serialized = proto.SerializeToString()
+            open_data, nbytes = (lambda: io.BytesIO(serialized)), len(serialized)
         elif proto.HasField("raw_data"):
-            opened, nbytes = (lambda: io.BytesIO(proto.raw_data)), len(proto.raw_data)
+            open_data, nbytes = (lambda: io.BytesIO(proto.raw_data)), len(proto.raw_data)
         else:
             raw = onnx_pb.typed(proto, onnx_type, math.prod(shape), path, name)
-            opened, nbytes = (lambda: io.BytesIO(raw.tobytes())), raw.size
+            open_data, nbytes = (lambda: io.BytesIO(raw.tobytes())), raw.size
         if onnx_type is not None:
             check_bytes(path, name, onnx_type.nbytes(math.prod(shape)), nbytes)
         element = None if onnx_type is None or onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
-        return StoredTensor(name, onnx_type, shape, kind, nbytes, path, Writer.family, opened, element)
+        return StoredTensor(name, onnx_type, shape, kind, nbytes, path, Writer.family, open_data, element)
 
     def _external(self, proto: Any, name: str) -> tuple[Callable[[], BinaryIO], int]:
         path = self._path
-        told = {entry.key: entry.value for entry in proto.external_data}
-        if not all(isinstance(text, str) for entry in told.items() for text in entry):
-            # What is no UTF-8 comes as bytes.
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        if not all(isinstance(text, str) for entry in entries.items() for text in entry):
+            # Protobuf gives text that is not UTF-8 as bytes.
             raise FileError(f"{path}: tensor {name!r}: what it says about external data is no text")
-        found = inside(os.path.dirname(path) or ".", told.get("location", ""), path, f"tensor {name!r}: location")
-        file = self._files.get(found)
+        location = inside(os.path.dirname(path) or ".", entries.get("location", ""), path, f"tensor {name!r}: location")
+        file = self._files.get(location)
         if file is None:
-            file = self._files[found] = open(found, "rb")
+            file = self._files[location] = open(location, "rb")
         held = os.fstat(file.fileno()).st_size
-        offset = _number(told.get("offset", "0"), path, name)
-        length = _number(told.get("length", str(max(0, held - offset))), path, name)
+        offset = _number(entries.get("offset", "0"), path, name)
+        length = _number(entries.get("length", str(max(0, held - offset))), path, name)
         if offset + length > held:
             raise FileError(
-                f"{path}: tensor {name!r} claims bytes {offset} to {offset + length} of {told['location']}, "
+                f"{path}: tensor {name!r} claims bytes {offset} to {offset + length} of {entries['location']}, "
                 f"which holds {held}"
             )
 
-        def opened() -> BinaryIO:
+        def open_data() -> BinaryIO:
             file.seek(offset)
             return file
 
-        return opened, length
+        return open_data, length
 
 
 def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
@@ -137,7 +137,7 @@ def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
     except TypeError:
         known = number in onnx.TensorProto.DataType.values()
         return None, onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
-    # Text in models is small and kept as it is.
+    # Text in models is small; it is kept unchanged.
     return (None if onnx_type.family == "string" else onnx_type), onnx_type.name
 
 
@@ -148,10 +148,10 @@ def _number(text: str, path: str, name: str) -> int:
 
 
 class Writer:
-    """Writes a model again, with other types of initializers; the model that was read is used up by it.
+    """Writes a model with new types of initializers. It changes the `model` that was read, which cannot be used again.
 
-    External data goes into one file beside the model, `external` opens it; so does the data of a model that would
-    outgrow protocol buffers.
+    External data goes into one file next to the model, which `external` opens. If the model would exceed the limit of
+    protocol buffers, all large tensors go there.
     """
 
     family = "onnx"
@@ -187,7 +187,7 @@ class Writer:
             offset = self._place(onnx_type.nbytes(spec.size))
             assert self._data is not None
             nbytes = raw_data.write(self._data, onnx_type, chunks)
-            self._keep(spec, offset, nbytes)
+            self._refer(spec, offset, nbytes)
             return nbytes
         data = io.BytesIO()
         nbytes = raw_data.write(data, onnx_type, chunks)
@@ -202,7 +202,7 @@ class Writer:
             assert self._data is not None
             for block in spec.source.blocks():
                 self._data.write(block)
-            self._keep(spec, offset, spec.source.nbytes)
+            self._refer(spec, offset, spec.source.nbytes)
         elif self._protos[spec.name].external_data:
             data = b"".join(spec.source.blocks())
             self._empty(spec).raw_data = data
@@ -216,7 +216,7 @@ class Writer:
         pass
 
     def _place(self, nbytes: int) -> int:
-        """The offset of the next tensor in external data."""
+        """Reserve space for a tensor of `nbytes` in external data; its offset."""
         assert self._data is not None
         step = _PAGE if nbytes >= _LARGE else _ALIGNED
         padding = -self._position % step
@@ -226,7 +226,7 @@ class Writer:
         return offset
 
     def _empty(self, spec: Spec) -> Any:
-        """The proto of an initializer, without its data."""
+        """The proto of an initializer, cleared of its data and with its new type."""
         proto = self._protos[spec.name]
         for field in _DATA:
             proto.ClearField(field)
@@ -234,7 +234,7 @@ class Writer:
             proto.data_type = spec.dtype.number
         return proto
 
-    def _keep(self, spec: Spec, offset: int, nbytes: int) -> None:
+    def _refer(self, spec: Spec, offset: int, nbytes: int) -> None:
         proto = self._empty(spec)
         proto.data_location = type(proto).EXTERNAL
         for key, value in (("location", self._location), ("offset", offset), ("length", nbytes)):
@@ -242,13 +242,15 @@ class Writer:
             entry.key, entry.value = key, str(value)
 
 
-#: What the name of a file of external data adds to the model's.
+#: The name of the file of external data is the model's name with this suffix.
 DATA = ".data"
 
 
 def uses_external(model: Model, plan: Sequence[Spec]) -> set[str]:
-    """The tensors whose data will lie beside the model: large ones that do now, or all large ones of a model that would
-    outgrow protocol buffers."""
+    """The names of the tensors that will be in external data.
+
+    These are the large tensors that are external now, or all large tensors if the model file would get too large.
+    """
     protos = {proto.name: proto for proto in model.proto.graph.initializer}
     sizes = {spec.name: spec.source.nbytes if spec.source else _nbytes(spec) for spec in plan}
     large = {spec.name for spec in plan if sizes[spec.name] >= _SMALL and spec.dtype is not None}

@@ -25,9 +25,9 @@ from gpucast.files.tensor import (
     checked_name,
 )
 
-#: Protocol buffers end at 2 GiB; the rest is for name and shape.
+#: A protocol buffer holds less than 2 GiB; the rest is reserved for name and shape.
 _LARGEST = (1 << 31) - (1 << 16)
-#: Where TensorProto keeps elements that are not in raw_data, and as what; every other type is in int32_data.
+#: The fields of TensorProto for elements that are not in raw_data, and their types; other types use int32_data.
 _FIELDS = {
     "FLOAT": ("float_data", "float32"),
     "DOUBLE": ("double_data", "float64"),
@@ -46,7 +46,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
     try:
         proto.ParseFromString(file.read())
     except Exception as error:
-        # The error's type depends on how protobuf was built.
+        # The type of the error depends on how protobuf was built.
         raise FileError(f"{path}: is no ONNX TensorProto: {error}") from None
     if not proto.data_type:
         raise FileError(f"{path}: is no ONNX TensorProto: it names no data type")
@@ -69,7 +69,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
 
 
 def imported(path: str) -> Any:
-    """The onnx package."""
+    """Import the onnx package. FileError if it is not installed."""
     try:
         import onnx
     except ImportError:
@@ -101,11 +101,11 @@ def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, n
 
 
 def typed(proto: Any, onnx_type: DType, size: int, path: str, name: str) -> Array:
-    """The typed fields as raw_data. Types of 16 bits or fewer lie in int32_data as codes."""
+    """The elements in typed fields, as raw_data. Types of 16 bits or fewer are stored in int32_data as codes."""
     field, element = _FIELDS.get(onnx_type.name, ("int32_data", "int32"))
     values = np.array(getattr(proto, field), dtype=element)
     if onnx_type.bits in (2, 4):
-        # One packed byte to each int32.
+        # Each int32 holds one byte of packed codes.
         return values.astype(np.uint8)
     _check_count(path, name, size, values.size)
     if onnx_type.bits == 6:

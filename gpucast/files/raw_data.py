@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types that a format lacks, kept as a U8 tensor of ONNX raw_data with dtype and shape beside it."""
+"""Stores types that a format lacks: as ONNX raw_data in a UINT8 tensor, with dtype and shape in the metadata."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpucast.files.tensor import Array, FileError, checked_lengths
 
 @dataclass(frozen=True)
 class Described:
-    """What the bytes of a U8 tensor stand for."""
+    """The type and shape of a tensor that is stored as raw_data."""
 
     dtype: DType
     shape: tuple[int, ...]
 
 
 def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> Described:
-    """The dtype and shape that a file gives for `nbytes` of raw_data, checked."""
+    """Check the dtype and shape that a file gives for `nbytes` bytes of raw_data. FileError if they do not fit."""
     try:
         onnx_type = dtype(kind) if isinstance(kind, str) else None
     except TypeError:
@@ -42,7 +42,7 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
 
 
 def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:
-    """The elements of flat chunks, packed where their type is; the bytes written."""
+    """Write the elements of flat chunks as raw_data; the number of bytes."""
     total = 0
     for chunk in chunks:
         data = encoded(onnx_type, chunk)
@@ -52,7 +52,7 @@ def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:
 
 
 def encoded(onnx_type: DType, chunk: Array) -> Array:
-    """The bytes of flat elements: packed codes, or little-endian ones."""
+    """Flat elements as raw_data: packed codes, or little-endian elements."""
     if onnx_type.packed:
         return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), onnx_type.bits))
     codes = chunk.view(onnx_type.code_numpy).astype(onnx_type.code_numpy.newbyteorder("<"), copy=False)

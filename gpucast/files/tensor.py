@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every file format has in common: named tensors that are read piece by piece, and the error."""
+"""What all file formats share: named tensors that are read piece by piece, writers, and the error."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from gpucast.files.window import Window
 
 Array = np.ndarray[Any, Any]
 
-#: Bytes of one piece in memory; pieces end on whole groups of packed codes (4 elements).
+#: Bytes of one piece in memory. Pieces have a multiple of 4 elements, so that packed codes end on a byte.
 CHUNK_BYTES = 1 << 23
 
 
 class FileError(ValueError):
-    """A tensor file is malformed, or its format cannot hold what it is to hold. The message begins with the path."""
+    """A tensor file is malformed, or its format cannot hold the tensors. The message begins with the path."""
 
 
 @dataclass(frozen=True)
 class Tensor(ABC):
     """One named tensor of an open file.
 
-    `dtype` is None for a type that Cast does not take; `kind` is the type in the file's own words.
+    `dtype` is None for a type that Cast does not take; `kind` is the file's own name of the type.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Tensor(ABC):
 
     @abstractmethod
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
-        """The elements in row-major order as flat arrays, unpacked; those but the last are of whole packed groups."""
+        """The elements in row-major order, as flat unpacked arrays; all but the last have a multiple of 4 elements."""
 
     def pieces(self, count: int) -> Iterator[Array]:
-        """As `chunks`, by `count` elements at a time, a multiple of 4."""
+        """As `chunks`, with `count` elements at a time, a multiple of 4."""
         return self.chunks(count * self.itemsize)
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
-        """As `chunks`, each a flat tensor of its own: several threads may read several of them at the same time."""
+        """As `chunks`, each as a flat tensor. Several threads may read different parts at the same time."""
         for chunk in self.chunks(limit):
             yield LoadedTensor(self.name, self.dtype, chunk.shape, self.kind, chunk.nbytes, chunk)
 
@@ -69,7 +69,7 @@ class Tensor(ABC):
 
 @dataclass(frozen=True)
 class LoadedTensor(Tensor):
-    """A tensor whose elements are in memory already."""
+    """A tensor whose elements are already in memory."""
 
     array: Array = field(repr=False)
 
@@ -86,10 +86,10 @@ class LoadedTensor(Tensor):
 
 @dataclass(frozen=True)
 class StoredTensor(Tensor):
-    """A tensor whose bytes stay in the file until they are asked for.
+    """A tensor whose bytes stay in the file until they are needed.
 
-    `open` gives a stream that stands at the first byte. `element` is the dtype of one stored element, None for packed
-    codes and for types that are only copied. `family` names the formats that may copy `header` and bytes untouched.
+    `open` returns a stream at the first byte. `element` is the NumPy dtype of a stored element, None for packed codes
+    and for types that are only copied. Formats of the same `family` may copy `header` and bytes unchanged.
     """
 
     path: str
@@ -110,9 +110,9 @@ class StoredTensor(Tensor):
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         if self.fortran:
-            # Row-major order needs the last element before the second one.
-            whole = self.read()
-            return slices(whole.reshape(-1), whole.itemsize, limit)
+            # In row-major order the second element may be anywhere in the file, so all are read.
+            array = self.read()
+            return slices(array.reshape(-1), array.itemsize, limit)
         return self._in_file_order(limit)
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
@@ -122,8 +122,8 @@ class StoredTensor(Tensor):
             return
         position = stream.tell()
         for count in _counts(self.size, self.itemsize, limit):
-            opened: Callable[[], Any] = partial(Window, stream, position)
-            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=opened)
+            open_part: Callable[[], Any] = partial(Window, stream, position)
+            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
             position += part.nbytes
             yield part
 
@@ -177,7 +177,7 @@ class StoredTensor(Tensor):
         if self.element is None:
             return np.asarray(unpack_codes(raw, dtype.bits, count)).view(dtype.numpy)
         if dtype.family == "bool":
-            # A byte other than 0 and 1 must not become a NumPy boolean as it is.
+            # NumPy booleans must be 0 or 1, but a file may hold other bytes.
             return np.asarray(raw != 0)
         array = raw.view(self.element)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -186,7 +186,7 @@ class StoredTensor(Tensor):
 
 @dataclass(frozen=True)
 class Spec:
-    """What a writer is to write: elements of type `dtype`, or (`source`) the bytes of another file untouched."""
+    """A tensor to write: elements of type `dtype`, or the unchanged bytes of another file (`source`)."""
 
     name: str
     dtype: DType | None
@@ -205,22 +205,25 @@ class Writer(Protocol):
     family: str
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
-        """FileError for a plan that the format cannot hold."""
+        """FileError if the format cannot hold the tensors of `plan`."""
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        """Write the elements of one tensor of the plan, flat arrays as of `Tensor.chunks`; the bytes that they take."""
+        """Write one tensor of the plan from flat arrays as `Tensor.chunks` gives them; the bytes written."""
 
     def copy(self, spec: Spec) -> int:
-        """Write one tensor of the plan that has a `source`."""
+        """Write one tensor of the plan that has a `source`; the bytes written."""
 
     def stored(self, spec: Spec) -> Iterator[bytes]:
-        """The bytes of a tensor as they are in the file, fewer if it ends before. For formats of fixed places alone."""
+        """The bytes of a tensor as they are in the file now; fewer if the file is too short.
+
+        Only for formats whose tensors have fixed positions.
+        """
 
     def finish(self) -> None:
         """Write what follows the tensors."""
 
     def abort(self) -> None:
-        """Let go of the file after an error; its content no longer matters."""
+        """Release the file after an error; its content no longer matters."""
 
 
 def slices(flat: Array, itemsize: int, limit: int = CHUNK_BYTES) -> Iterator[Array]:
@@ -237,7 +240,7 @@ def _counts(size: int, itemsize: int, limit: int) -> Iterator[int]:
 
 
 def checked_name(name: object, path: str) -> str:
-    """A tensor's name: text that every format can write."""
+    """The name of a tensor; FileError unless every format can write it."""
     try:
         if isinstance(name, str) and "\0" not in name:
             name.encode("utf-8")
@@ -248,7 +251,10 @@ def checked_name(name: object, path: str) -> str:
 
 
 def checked_lengths(shape: object, path: str, name: str) -> tuple[int, ...]:
-    """A shape read from a file: at most 64 lengths of zero or more, the non-zero ones of less than 2^63 elements."""
+    """A shape read from a file. FileError unless it has at most 64 lengths, none negative, and under 2^63 elements.
+
+    Lengths of 0 are left out of the product.
+    """
     if isinstance(shape, (list, tuple)) and len(shape) <= 64:
         lengths = tuple(shape)
         if all(type(n) is int and n >= 0 for n in lengths) and math.prod(n for n in lengths if n) < 1 << 63:

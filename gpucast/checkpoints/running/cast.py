@@ -121,7 +121,7 @@ class Casting:
         # Sums are of whole words.
         if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
             return None
-        done = native.file(Place.of(rule.src, *stream.place()), Place.of(rule.dst, *here), part.size)
+        done = native.file(Place.of(rule.src, *stream.position()), Place.of(rule.dst, *here), part.size)
         if done is None:
             return None
         found, total = done

@@ -123,7 +123,7 @@ class PositionedWriter:
 
     def write(self, start: int, chunk: Array) -> None:
         """Write flat elements; `start` is the index of the first one, a multiple of 4."""
-        position, data = self._writer.place(self._spec, start, chunk)
+        position, data = self._writer.position(self._spec, start, chunk)
         window.write(self._file, position, data.data)
         self.note(data.nbytes, checksum(data, position - self._begin))
 

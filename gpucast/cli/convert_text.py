@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpucast convert` prints: what it would do, and what came of it."""
+"""The text that `gpucast convert` prints: the plan (--dry-run) and the result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.reporting import summary as report
 
-#: Names of more tensors are not printed.
+#: At most this many names of tensors are printed.
 _NAMED = 20
 
 
@@ -22,7 +22,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
     lines = []
     if plan.left_alone:
-        names = [f"{tensor.name!r} ({_said(tensor)})" for _, tensor in plan.left_alone]
+        names = [f"{tensor.name!r} ({_description(tensor)})" for _, tensor in plan.left_alone]
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         lines.append(f"left alone: {', '.join(names[:_NAMED])}{more}")
     copied = sum(file.tensors is None for file in plan.files)
@@ -54,17 +54,17 @@ def _verified(outcome: Outcome) -> str:
     return f"verified: {outcome.verified:,} elements are what the reference gives"
 
 
-def _said(tensor: TensorPlan) -> str:
+def _description(tensor: TensorPlan) -> str:
     return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
 
 
 def _shown(text: str) -> str:
-    """Text of a file as it may go to a terminal: what is no letter or sign as an escape."""
+    """Text from a file, made safe for a terminal: unprintable characters are escaped."""
     return text if text.isprintable() else repr(text)
 
 
 def plan_table(plan: ConversionPlan) -> str:
-    """What would be done, a line for each tensor."""
+    """The plan as a table with one line per tensor."""
     lines = [("file", "tensor", "from", "to", "shape", "bytes", "becomes")]
     for file in plan.files:
         if file.tensors is None:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(dtype: DType) -> dict[str, Any]:
-    """One row of the table by column; None where a column has no meaning for the type."""
+    """One row of the table, by column; None if a column has no meaning for the type."""
     number = dtype.family in ("int", "float", "e8m0")
     layout = f"{dtype.sign_bits}/{dtype.exponent_bits}/{dtype.mantissa_bits}" if dtype.is_float else None
     return {
@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
 
 
 def plain(cells: list[list[str]]) -> str:
-    """Columns under their headings."""
+    """The table as aligned text."""
     lines = [list(_HEADINGS.values()), *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
     return "\n".join(
@@ -91,6 +91,6 @@ def plain(cells: list[list[str]]) -> str:
 
 
 def markdown(cells: list[list[str]]) -> str:
-    """The same as a Markdown table."""
+    """The table as Markdown."""
     lines = [list(_HEADINGS.values()), ["---"] * len(_HEADINGS), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -30,8 +30,8 @@ on it. Everything that is not listed is equal, bit for bit.
 
 - Narrow floating types are shown as `code` and value.
 - "Differing" is the number of results that differ, out of all results for the types and attributes of the row.
--{VARIES} marks results that ONNX leaves undefined, or whose bits depend on the processor: the shown ones were measured on
-  x86-64, and may differ on other processors or for other array lengths. gpucast gives the same bits everywhere.
+-{VARIES} marks results that ONNX leaves undefined, or whose bits depend on the processor. The shown ones were measured
+  on x86-64, and may differ on other processors or for other array lengths. gpucast gives the same bits everywhere.
 """
 
 

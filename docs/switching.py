@@ -28,9 +28,9 @@ INTRO = f"""\
 
 `python docs/switching.py` writes this page. Every line except those of CuPy was run, and its result is in the comment.
 The first line of each example uses the other library, the second makes the same cast with gpucast, and the third, if
-there is one, makes gpucast give the other library's result. A NaN is followed by its code.{VARIES} marks results that ONNX
-leaves undefined or that depend on the processor; they were measured on x86-64. [Conformance](conformance.md) lists every
-difference from ml_dtypes and onnxruntime, counted over all pairs of types.
+there is one, makes gpucast give the other library's result. A NaN is followed by its code.{VARIES} marks results that
+ONNX leaves undefined or that depend on the processor; they were measured on x86-64. [Conformance](conformance.md) lists
+every difference from ml_dtypes and onnxruntime, counted over all pairs of types.
 
 With every library `gpucast.cast(x, to)` replaces `x.astype(to)` or `t.to(to)`: it returns a new array of the same
 library, on the same device and in the same memory order. With `copy=False` it returns x itself if nothing changes.

@@ -123,9 +123,9 @@ def test_the_command_converts_on_a_cluster(
     checkpoint(tmp_path / "in")
     command = ["convert", "in", "out", "--to", "FLOAT16", "--scheduler", address(cluster)]
     assert main([*command, "--verify", "--json", "--report", "report.html"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["total"]["tensors"] == len(told["tensors"]) == SHARDS * 2
-    assert told["verified_elements"] == SHARDS * 2 * 1000
+    result = json.loads(capsys.readouterr().out)
+    assert result["total"]["tensors"] == len(result["tensors"]) == SHARDS * 2
+    assert result["verified_elements"] == SHARDS * 2 * 1000
     assert main([*command[:2], "alone", *command[3:5]]) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
     assert "model-3.safetensors" in (tmp_path / "report.html").read_text()
@@ -202,14 +202,14 @@ def test_a_task_waits_for_a_worker_that_lives_on(tmp_path: Path) -> None:
     plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
     staging = Staging(plan)
     staging.begin()
-    told: list[Any] = []
-    thread = threading.Thread(target=lambda: told.append(on_cluster._task(on_cluster._Job(plan, Options()), 1)))
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(on_cluster._task(on_cluster._Job(plan, Options()), 1)))
     with staging.part(plan.files[1]):
         thread.start()
         time.sleep(0.3)
         assert thread.is_alive() and not staging.is_done(plan.files[1])
     thread.join(30)
-    assert told == [on_cluster._Done()] and staging.is_done(plan.files[1])
+    assert result == [on_cluster._Done()] and staging.is_done(plan.files[1])
 
 
 def test_errors_of_the_system_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

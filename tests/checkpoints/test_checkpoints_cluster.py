@@ -20,7 +20,7 @@ import pytest
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints import Choice, Options, Outcome, Plan, Request, make_plan, run
+from gpucast.checkpoints import Choice, ConversionPlan, Options, Outcome, Request, make_plan, run
 from gpucast.cli import main
 
 distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
@@ -50,7 +50,7 @@ def checkpoint(folder: Path, tensors: int = 2, size: int = 1000) -> Path:
     return folder
 
 
-def planned(source: Path, target: Path, to: str = "BFLOAT16") -> Plan:
+def planned(source: Path, target: Path, to: str = "BFLOAT16") -> ConversionPlan:
     return make_plan(str(source), str(target), Request(Choice(gpucast.dtype(to)), {}))
 
 
@@ -83,7 +83,7 @@ def test_a_worker_killed_in_the_middle_of_a_file(cluster: Any, tmp_path: Path) -
     assert victim not in cluster.run(os.getpid).values()
 
 
-def kill_half_way(cluster: Any, plan: Plan) -> tuple[int, int]:
+def kill_half_way(cluster: Any, plan: ConversionPlan) -> tuple[int, int]:
     """Kill a worker that has finished some tensors of a file, and not the file: its process, the bytes of them."""
     staging, pids = Staging(plan), cluster.run(os.getpid)
     deadline = time.monotonic() + 60

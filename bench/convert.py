@@ -230,8 +230,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
 def _stored(tensor: files.Tensor) -> bytes:
     """The bytes of a tensor as they lie in the file."""
     codes = tensor.read().view(np.uint8).reshape(-1)
-    assert tensor.row is not None
-    return bytes(pack_codes(codes, tensor.row.bits) if tensor.row.packed else codes)
+    assert tensor.dtype is not None
+    return bytes(pack_codes(codes, tensor.dtype.bits) if tensor.dtype.packed else codes)
 
 
 def _different(found: dict[str, bytes], wanted: dict[str, bytes]) -> int | None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/conformance.md: gpucast beside ml_dtypes, the onnx reference evaluator and onnxruntime.
+"""Write docs/conformance.md: gpucast compared with ml_dtypes, the onnx reference evaluator and onnxruntime.
 
-``python docs/conformance.py`` writes the page. ``--check`` fails where the page says something else than what comes out
-now; versions and the rows marked with a dagger may differ. Needs the packages onnx and onnxruntime.
+``python docs/conformance.py`` writes the page. ``--check`` fails if the page differs from what would be written now;
+versions and the rows marked with a dagger may differ. Needs the packages onnx and onnxruntime.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ INTRO = f"""\
 # Where gpucast and other systems differ
 
 `python docs/conformance.py` writes this page. It casts the same input with gpucast and with each of the systems below:
-every code of every type of 16 bits or fewer, and hard values of the wider ones (powers of two, midpoints of every
-narrower type and their neighbours, limits, NaNs), to every type, with every value of every attribute that means
-something for it. What is not listed is equal, bit for bit.
+every code of every type of 16 bits or fewer, and difficult values of the wider ones (powers of two, midpoints of every
+narrower type and their neighbours, limits, NaNs), to every type, with every value of every attribute that has an effect
+on it. Everything that is not listed is equal, bit for bit.
 
 - Narrow floating types are shown as `code` and value.
-- "Differing" counts the differing results, of all results for the types and attributes of the row.
--{VARIES} marks results that ONNX leaves undefined, or whose bits depend on the processor: what is shown was measured on
-  x86-64, and may come out otherwise elsewhere, or in an array of another length. gpucast gives the same everywhere.
+- "Differing" is the number of results that differ, out of all results for the types and attributes of the row.
+-{VARIES} marks results that ONNX leaves undefined, or whose bits depend on the processor. The shown ones were measured
+  on x86-64, and may differ on other processors or for other array lengths. gpucast gives the same bits everywhere.
 """
 
 
 def names(rows: Iterable[DType], most: int = 9) -> str:
-    """Types in the order of the table; of more than `most` their number and the first three."""
+    """Types in the order of the table. More than `most` types are given as their number and the first three."""
     texts = [row.name for row in sorted(rows, key=NUMERIC.index)]
     return ", ".join(texts) if len(texts) <= most else f"{len(texts)} types: {', '.join(texts[:3])}, ..."
 
@@ -89,7 +89,7 @@ def cells(difference: Difference, system: System) -> list[str]:
 
 
 def settings(difference: Difference, system: System) -> str:
-    """The attributes for which a row holds; "any" where it holds for all that were tried, or none matters."""
+    """The attributes that a row applies to; "any" if it applies to all that were tried, or none has an effect."""
     casts = ((src, dst) for src in difference.sources for dst in difference.destinations)
     tried = {setting for src, dst in casts for setting in system.settings(src, dst)}
     if len(tried) == 1 or set(difference.settings) >= tried:
@@ -101,7 +101,7 @@ def settings(difference: Difference, system: System) -> str:
 
 
 def refused(found: Comparison) -> Iterator[str]:
-    """The types that it does not have at all, then what else it refuses."""
+    """The types that the system lacks, then the other pairs that it refuses."""
     absent = [row for row in NUMERIC if len(found.refused.get(row, ())) == len(NUMERIC)]
     if absent:
         yield f"- from or to {names(absent)}"

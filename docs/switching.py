@@ -26,15 +26,15 @@ PAGE = Path(__file__).with_suffix(".md")
 INTRO = f"""\
 # What changes when you switch
 
-`python docs/switching.py` writes this page: every line but those of CuPy was run, and its result stands behind it. The
-first line of each example is the other library's, the second the same cast here, and the third, where there is one, is
-what to write here for the other result. Behind a NaN stands its code.{VARIES} marks what ONNX leaves undefined, or what
-depends on the processor: it was measured on x86-64. Of ml_dtypes and onnxruntime [Conformance](conformance.md) has
-every difference, counted over all pairs of types.
+`python docs/switching.py` writes this page. Every line except those of CuPy was run, and its result is in the comment.
+The first line of each example uses the other library, the second makes the same cast with gpucast, and the third, if
+there is one, makes gpucast give the other library's result. A NaN is followed by its code.{VARIES} marks results that
+ONNX leaves undefined or that depend on the processor; they were measured on x86-64. [Conformance](conformance.md) lists
+every difference from ml_dtypes and onnxruntime, counted over all pairs of types.
 
-What is the same with all of them: `gpucast.cast(x, to)` in the place of `x.astype(to)` or `t.to(to)` gives a new array
-of the same library, in the same place and order, and with `copy=False` x itself where nothing changes. Beyond the
-host, types below one byte are a `PackedArray`.
+With every library `gpucast.cast(x, to)` replaces `x.astype(to)` or `t.to(to)`: it returns a new array of the same
+library, on the same device and in the same memory order. With `copy=False` it returns x itself if nothing changes.
+Outside the host, types below one byte are a `PackedArray`.
 """
 
 SYSTEMS = ("numpy", "cupy", "torch", "onnxruntime")

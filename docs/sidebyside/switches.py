@@ -18,7 +18,7 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "Rounded once",
-        "ml_dtypes takes float64 and wide integers to its types by way of float32, which rounds twice.",
+        "ml_dtypes converts float64 and wide integers to float32 first, which rounds twice.",
         "x = np.float64([4.015625000000001])",
         "x.astype(ml_dtypes.bfloat16)",
         'gpucast.cast(x, "BFLOAT16")',
@@ -35,8 +35,8 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "FLOAT8E8M0 rounds up",
-        "ONNX's default is the next power of two, and a clamp; ml_dtypes takes the nearest, and has NaN for what\n"
-        "has no power of two near it.",
+        "ONNX's default is the next larger power of two, and clamping; ml_dtypes takes the nearest one, and gives NaN\n"
+        "for values that have none.",
         "x = np.float32([1.25, 1.5, 0, -1])",
         "x.astype(ml_dtypes.float8_e8m0fnu)",
         'gpucast.cast(x, "FLOAT8E8M0")',
@@ -51,7 +51,7 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "NaN is quiet and has no payload",
-        "NumPy carries upper bits of the mantissa over, which another processor or library may not.",
+        "NumPy copies upper bits of the payload, which other processors and libraries may not do.",
         "x = np.uint32([0x7FE00000]).view(np.float32)",
         "x.astype(np.float16)",
         'gpucast.cast(x, "FLOAT16")',
@@ -66,7 +66,7 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "Text is rounded once",
-        "NumPy reads float64 and rounds that; and it takes underscores and the digits of other scripts.",
+        "NumPy parses text as float64 and rounds again; it also accepts underscores and digits of other scripts.",
         'x = np.array(["1.000000059604644775390626"])',
         "x.astype(np.float32)",
         'gpucast.cast(x, "FLOAT")',
@@ -140,7 +140,7 @@ TORCH: tuple[Line, ...] = (
     ),
     Line(
         "Types below one byte are cast",
-        "PyTorch has names for them, and no casts.",
+        "PyTorch has dtypes for them, but no casts.",
         "t = torch.tensor([[0.4, -7.0]])",
         "t.to(torch.float4_e2m1fn_x2)",
         "gpucast.cast(t, torch.float4_e2m1fn_x2)",

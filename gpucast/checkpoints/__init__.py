@@ -1,12 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion of files and checkpoints: planned, run with bounded memory, resumed, verified and reported."""
 
-from gpucast.checkpoints.planning.plan import Plan
+from gpucast.checkpoints.planning.plan import ConversionPlan
 from gpucast.checkpoints.planning.planner import make_plan
-from gpucast.checkpoints.planning.selection import Choice, Rule
+from gpucast.checkpoints.planning.selection import Choice, SelectionRule
 from gpucast.checkpoints.planning.tensors import Detail, Request
 from gpucast.checkpoints.running.outcome import Options, Outcome
 from gpucast.checkpoints.running.run import run
 from gpucast.checkpoints.streaming.seeds import tensor_seed
 
-__all__ = ["Choice", "Detail", "Options", "Outcome", "Plan", "Request", "Rule", "make_plan", "run", "tensor_seed"]
+__all__ = [
+    "Choice",
+    "ConversionPlan",
+    "Detail",
+    "Options",
+    "Outcome",
+    "Request",
+    "SelectionRule",
+    "make_plan",
+    "run",
+    "tensor_seed",
+]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of options: from text, or an error that says what is taken; and the files that options name."""
+"""Parses the values of options, with errors that say what is accepted, and opens the files that options name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gpucast.files.atomic import replacing
 
 
 def numeric(text: str) -> DType:
-    """A type that has kernels."""
-    row = attributes.dtype(text)
-    if row.family == "string":
+    """A numeric type: only these have kernels."""
+    dtype = attributes.dtype(text)
+    if dtype.family == "string":
         raise argparse.ArgumentTypeError(f"{text!r} is cast on the host only; expected a numeric type")
-    return row
+    return dtype
 
 
 def pair(text: str) -> tuple[DType, DType]:
@@ -55,7 +55,7 @@ def positive(text: str) -> float:
 
 @contextlib.contextmanager
 def created(path: str | None) -> Iterator[BinaryIO | None]:
-    """A file that appears when all is done; whether it can be written is known at once."""
+    """A file that appears when the block has ended. An error is raised at once if it cannot be written."""
     if path is None:
         yield None
         return

@@ -14,7 +14,7 @@ _NAMES = ("saturate", "round_mode", "opset", "rounding", "overflow")
 
 
 def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
-    """Add an option for each attribute; `stochastic` where the command can have rounding at random."""
+    """Add an option for each attribute; with `stochastic`, also stochastic rounding."""
     parser.add_argument(
         "--saturate",
         action=argparse.BooleanOptionalAction,
@@ -36,7 +36,7 @@ def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
 
 
 def of(args: argparse.Namespace) -> dict[str, Any]:
-    """The attributes that were given, as keywords of `gpucast.cast`."""
+    """The given attributes, as keywords of `gpucast.cast`."""
     return {name: getattr(args, name) for name in _NAMES}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast bench`: how fast casts are on this machine's GPU, beside CuPy and PyTorch."""
+"""`gpucast bench`: measures how fast casts are on this machine's GPU, compared with CuPy and PyTorch."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    much = parser.add_mutually_exclusive_group()
-    much.add_argument("--quick", action="store_true", help=f"take about {_SECONDS:.0f} seconds (the default)")
-    much.add_argument("--seconds", metavar="S", type=arguments.positive, default=_SECONDS, help="take about S seconds")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_true", help=f"take about {_SECONDS:.0f} seconds (the default)")
+    length.add_argument(
+        "--seconds", metavar="S", type=arguments.positive, default=_SECONDS, help="take about S seconds"
+    )
     parser.add_argument(
         "--pair", metavar="SRC:DST", type=arguments.pair, action="append", help="measure this pair (may be repeated)"
     )
@@ -54,18 +56,18 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     machine = _machine(args.allow_cpu)
-    there = contenders.contenders(machine)
+    available = contenders.contenders(machine)
     on_host = machine.device == "none"
     pairs = args.pair or quick.PAIRS
     if on_host:
-        # Below one byte the host has other arrays than a GPU: its figures would mislead.
+        # Types below one byte are packed on a GPU but not on the host, so host figures for them would mislead.
         pairs = [pair for pair in pairs if not (pair[0].packed or pair[1].packed)]
         if not pairs:
             raise ValueError("on the host only pairs of types of whole bytes are measured")
     elements = args.elements or (_ON_HOST if on_host else _ELEMENTS)
     with arguments.created(args.json) as file:
         with progress_bar(len(pairs), not args.no_progress, "pairs") as advance:
-            report = quick.run(machine, there, pairs, elements, args.seconds, advance)
+            report = quick.run(machine, available, pairs, elements, args.seconds, advance)
         if file is not None:
             file.write(json.dumps({"gpucast": __version__, **report.as_json()}, indent=1).encode() + b"\n")
     print(quick.text(report))
@@ -73,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _machine(allow_cpu: bool) -> Machine:
-    """The GPU; where there is none and that is allowed, the host. DeviceUnavailable otherwise."""
+    """The GPU, or the host if there is no GPU and `allow_cpu` is given; else DeviceUnavailable."""
     problem = device.unavailable()
     if problem is None:
         return gpu.Gpu()

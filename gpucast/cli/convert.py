@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from gpucast import checkpoints
-from gpucast.checkpoints import Choice, Detail, Options, Outcome, Plan, Request, Rule
+from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
 from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.reporting import summary as report
 from gpucast.checkpoints.running import cluster
@@ -128,17 +128,17 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def _codes(text: str) -> DType:
-    row = attributes.dtype(text)
-    if row.family == "string":
+    dtype = attributes.dtype(text)
+    if dtype.family == "string":
         raise argparse.ArgumentTypeError("STRING has no raw elements")
-    return row
+    return dtype
 
 
-def _rule(text: str) -> Rule:
+def _rule(text: str) -> SelectionRule:
     pattern, found, name = text.rpartition("=")
     if not found or not pattern:
         raise argparse.ArgumentTypeError(f"{text!r} is no rule; expected PATTERN=T or PATTERN=keep")
-    return Rule(pattern, None if name == "keep" else attributes.dtype(name))
+    return SelectionRule(pattern, None if name == "keep" else attributes.dtype(name))
 
 
 def _seed(text: str) -> int:
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
     request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
     paths = args.input, args.output
     if args.scheduler is not None:
-        # Workers have working directories of their own.
+        # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
     plan = checkpoints.make_plan(*paths, request)
     if args.report is not None:
@@ -189,8 +189,12 @@ def run(args: argparse.Namespace) -> int:
     if not outcome.waiting and not outcome.was_written:
         with arguments.created(args.report) as file:
             if file is not None:
-                told = report.report(outcome)
-                text = html.page(told) if args.report.lower().endswith(".html") else json.dumps(told, indent=1) + "\n"
+                document = report.report(outcome)
+                text = (
+                    html.page(document)
+                    if args.report.lower().endswith(".html")
+                    else json.dumps(document, indent=1) + "\n"
+                )
                 file.write(text.encode())
     if args.json:
         print(json.dumps(report.summary(outcome)))
@@ -199,8 +203,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_report(path: str, plan: Plan) -> None:
-    """An error before the work, not after it; and a report never takes the place of what is read or written."""
+def _check_report(path: str, plan: ConversionPlan) -> None:
+    """Raise errors about the report before the work, also if it would replace a file that is read or written."""
     if not os.path.basename(path):
         raise FileError(f"{path!r} is no name of a file; expected one for --report, as report.html")
     folder = os.path.dirname(path) or "."
@@ -209,11 +213,11 @@ def _check_report(path: str, plan: Plan) -> None:
     if not os.access(folder, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     check_target(path)
-    beside = os.path.dirname(plan.target) if plan.single else plan.target
+    target_folder = os.path.dirname(plan.target) if plan.single else plan.target
     names = [*(name for file in plan.files for name in file.names), *(name for name, _ in plan.indexes)]
-    written = [os.path.join(beside, name) for name in names]
+    written = [os.path.join(target_folder, name) for name in names]
     read = [known.path for file in plan.files for known in file.identity]
-    # Of a folder not all that is read is a file of the plan: an index, the config.json that changes.
+    # Some files that are read from a folder are not in the plan: an index, and a config.json that changes.
     of_source = os.path.isdir(plan.source) and os.path.lexists(path) and within(plan.source, path)
     if of_source or os.path.realpath(path) in map(os.path.realpath, (plan.source, plan.target, *read, *written)):
         raise FileError(f"{path}: is read or written by the conversion itself; choose another name for --report")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpucast convert` prints: what it would do, and what came of it."""
+"""The text that `gpucast convert` prints: the plan (--dry-run) and the result."""
 
 from __future__ import annotations
 
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints import Outcome, Plan
+from gpucast.checkpoints import ConversionPlan, Outcome
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.reporting import summary as report
 
-#: Names of more tensors are not printed.
+#: At most this many names of tensors are printed.
 _NAMED = 20
 
 
@@ -22,7 +22,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
     lines = []
     if plan.left_alone:
-        names = [f"{tensor.name!r} ({_said(tensor)})" for _, tensor in plan.left_alone]
+        names = [f"{tensor.name!r} ({_description(tensor)})" for _, tensor in plan.left_alone]
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         lines.append(f"left alone: {', '.join(names[:_NAMED])}{more}")
     copied = sum(file.tensors is None for file in plan.files)
@@ -39,10 +39,10 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         lines.append(_verified(outcome))
     counts = sum((result.statistics.report for result in results), CastReport())
     bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
-    rows = dict.fromkeys(result.plan.row.name for result in results if result.plan.row is not None)
+    types = dict.fromkeys(result.plan.dtype.name for result in results if result.plan.dtype is not None)
     files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
     lines.append(
-        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(rows) or 'nothing'}, "
+        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
         f"{counts.elements:,} elements, {bytes_in:,} -> {bytes_out:,} bytes; {loss.words(counts)}"
     )
     if outcome.waiting:
@@ -54,26 +54,26 @@ def _verified(outcome: Outcome) -> str:
     return f"verified: {outcome.verified:,} elements are what the reference gives"
 
 
-def _said(tensor: TensorPlan) -> str:
+def _description(tensor: TensorPlan) -> str:
     return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
 
 
 def _shown(text: str) -> str:
-    """Text of a file as it may go to a terminal: what is no letter or sign as an escape."""
+    """Text from a file, made safe for a terminal: unprintable characters are escaped."""
     return text if text.isprintable() else repr(text)
 
 
-def plan_table(plan: Plan) -> str:
-    """What would be done, a line for each tensor."""
+def plan_table(plan: ConversionPlan) -> str:
+    """The plan as a table with one line per tensor."""
     lines = [("file", "tensor", "from", "to", "shape", "bytes", "becomes")]
     for file in plan.files:
         if file.tensors is None:
             lines.append((file.name, "", "", "copied", "", f"{file.bytes_in:,}", f"{file.bytes_in:,}"))
         for tensor in file.tensors or ():
-            row = f"kept{': ' * bool(tensor.why)}{tensor.why}" if tensor.row is None else tensor.row.name
+            target = f"kept{': ' * bool(tensor.why)}{tensor.why}" if tensor.dtype is None else tensor.dtype.name
             becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
             shape = "x".join(map(str, tensor.shape)) or "scalar"
-            lines.append((file.name, tensor.name, tensor.kind, row, shape, f"{tensor.bytes_in:,}", becomes))
+            lines.append((file.name, tensor.name, tensor.kind, target, shape, f"{tensor.bytes_in:,}", becomes))
     sizes = report.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
     lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))

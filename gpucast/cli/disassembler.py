@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a cubin to readable machine code, with NVIDIA's nvdisasm."""
+"""Disassembles a cubin with NVIDIA's nvdisasm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 _NAME = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
-#: Under a folder of Python packages: where the wheel nvidia-cuda-nvdisasm puts it.
+#: Where the wheel nvidia-cuda-nvdisasm installs it, relative to the folder of Python packages.
 _WHEEL = "nvidia/cu13/bin"
 
 
@@ -19,7 +19,7 @@ class DisassemblerMissing(ValueError):
 
 
 def find() -> str:
-    """The path of nvdisasm: from the wheel, the search path, or a CUDA toolkit."""
+    """The path of nvdisasm: from the wheel, PATH or a CUDA toolkit."""
     for entry in sys.path:
         path = os.path.join(entry or os.curdir, _WHEEL, _NAME)
         if os.path.isfile(path):

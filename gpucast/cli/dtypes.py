@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = [describe(row) for row in DTYPES]
+    rows = [describe(dtype) for dtype in DTYPES]
     if args.json:
         print(json.dumps(rows, indent=1))
     else:
@@ -44,28 +44,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def describe(row: DType) -> dict[str, Any]:
-    """One row of the table by column; None where a column has no meaning for the type."""
-    number = row.family in ("int", "float", "e8m0")
-    layout = f"{row.sign_bits}/{row.exponent_bits}/{row.mantissa_bits}" if row.is_float else None
+def describe(dtype: DType) -> dict[str, Any]:
+    """One row of the table, by column; None if a column has no meaning for the type."""
+    number = dtype.family in ("int", "float", "e8m0")
+    layout = f"{dtype.sign_bits}/{dtype.exponent_bits}/{dtype.mantissa_bits}" if dtype.is_float else None
     return {
-        "name": row.name,
-        "number": row.number,
-        "bits": row.bits or None,
+        "name": dtype.name,
+        "number": dtype.number,
+        "bits": dtype.bits or None,
         "layout": layout,
-        "bias": row.bias if row.is_float else None,
-        "min": row.min if number else None,
-        "max": row.max if number else None,
-        "smallest": finfo(row).smallest_subnormal if row.is_float else None,
-        "specials": _specials(row),
-        "opset": row.opset,
-        "numpy": row.numpy_name,
-        "safetensors": row.safetensors,
+        "bias": dtype.bias if dtype.is_float else None,
+        "min": dtype.min if number else None,
+        "max": dtype.max if number else None,
+        "smallest": finfo(dtype).smallest_subnormal if dtype.is_float else None,
+        "specials": _specials(dtype),
+        "opset": dtype.opset,
+        "numpy": dtype.numpy_name,
+        "safetensors": dtype.safetensors,
     }
 
 
-def _specials(row: DType) -> str | None:
-    found = [text for text, has in (("inf", row.has_inf), ("NaN", row.has_nan), ("-0", row.has_negative_zero)) if has]
+def _specials(dtype: DType) -> str | None:
+    found = [
+        text for text, has in (("inf", dtype.has_inf), ("NaN", dtype.has_nan), ("-0", dtype.has_negative_zero)) if has
+    ]
     return ", ".join(found) or None
 
 
@@ -80,7 +82,7 @@ def _text(value: Any) -> str:
 
 
 def plain(cells: list[list[str]]) -> str:
-    """Columns under their headings."""
+    """The table as aligned text."""
     lines = [list(_HEADINGS.values()), *cells]
     widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
     return "\n".join(
@@ -89,6 +91,6 @@ def plain(cells: list[list[str]]) -> str:
 
 
 def markdown(cells: list[list[str]]) -> str:
-    """The same as a Markdown table."""
+    """The table as Markdown."""
     lines = [list(_HEADINGS.values()), ["---"] * len(_HEADINGS), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast info`: versions, devices, cache, what is missing, and one verdict, which comes from a cast that it tries."""
+"""`gpucast info`: shows versions, devices, cache, what is missing, and a verdict that comes from a test cast."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, Any]:
-    """Everything that the command prints, as JSON holds it."""
+    """Everything that the command prints, for JSON."""
     found = driver.find()
     cupy = {name: version for name in ("cupy", *_CUPY) if (version := _version(name)) is not None}
     folder = cache_folder()
     compiled = self_test.compilation(() if found is None else found.capabilities)
-    compared, problem = _tried(found, compiled)
+    compared, problem = _test_cast(found, compiled)
     return {
         "gpucast": __version__,
         "python": platform.python_version(),
@@ -80,7 +80,7 @@ def _version(name: str) -> str | None:
 
 
 def _cupy_advice(cupy: Mapping[str, str], found: driver.Driver | None) -> list[str]:
-    """The extras are for one CUDA major each: both CuPy wheels write the same files."""
+    """Advice on CuPy. Each extra is for one CUDA major version, as both CuPy wheels install the same files."""
     extra = driver.extra(None if found is None else found.cuda)
     wheels = [name for name in _CUPY if name in cupy]
     if len(wheels) > 1:
@@ -107,8 +107,8 @@ def _package_advice() -> list[str]:
     ]
 
 
-def _tried(found: driver.Driver | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
-    """The cast where one can run, and why casts cannot run on a GPU."""
+def _test_cast(found: driver.Driver | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
+    """The result of a test cast on the GPU, if one can run, and why casts cannot run on a GPU."""
     try:
         unavailable = device.unavailable()
     except Exception as error:
@@ -117,11 +117,11 @@ def _tried(found: driver.Driver | None, compiled: Compilation) -> tuple[Comparis
         problem = Problem(*unavailable)
         if problem.remedy != "run gpucast info":
             return None, problem
-        # This is that command.
+        # The advice would be to run this very command.
         return None, compiled.problem or Problem(problem.reason, "run nvidia-smi")
     if compiled.problem is not None:
         return None, compiled.problem
-    # Devices alike have the same kernel, and the first cast on each takes a while.
+    # One device of each compute capability: equal ones run the same kernel, and a first cast takes a while.
     capabilities = () if found is None else found.capabilities
     compared = self_test.comparison(sorted(map(capabilities.index, set(capabilities))) or [0])
     return compared, compared.problem

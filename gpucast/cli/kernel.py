@@ -51,21 +51,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compiled(source: KernelSource, form: str, arch: str | None) -> bytes:
-    name = compiler.compiler().parse(arch) if arch is not None else _own()
+    name = compiler.compiler().parse(arch) if arch is not None else _own_architecture()
     if form == "ptx":
         name = name.replace("sm_", "compute_")
     elif name.startswith("compute_"):
         raise ValueError(f"--emit {form} needs an architecture of a GPU, such as sm_90; {name} gives PTX")
-    made = compiler.compile(source.text, source.name, name)
-    if made.log:
-        print(made.log, file=sys.stderr)
+    compiled = compiler.compile(source.text, source.name, name)
+    if compiled.log:
+        print(compiled.log, file=sys.stderr)
     if form == "sass":
-        return disassembler.disassemble(made.code)
-    # The zero byte is there for the driver.
-    return made.code.rstrip(b"\0") if form == "ptx" else made.code
+        return disassembler.disassemble(compiled.code)
+    # Remove the trailing zero byte that the driver needs.
+    return compiled.code.rstrip(b"\0") if form == "ptx" else compiled.code
 
 
-def _own() -> str:
+def _own_architecture() -> str:
     found = driver.find()
     if found is None or not found.capabilities:
         raise ValueError("there is no GPU here to compile for; give --arch, such as --arch sm_90")

@@ -20,7 +20,7 @@ from gpucast.core.version import __version__
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
     )
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add(commands)
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names of tensors and files may hold what the terminal cannot show.
+        # Names of tensors and files may hold characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _terminable():
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return code
     except BrokenPipeError:
-        # Whoever read our output has gone. Without this, Python complains again when it flushes at exit.
+        # The reader of our output has closed it. Without this, Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
@@ -59,7 +59,7 @@ def _fail(args: argparse.Namespace, message: str, code: int = 1) -> int:
 
 @contextlib.contextmanager
 def _terminable() -> Iterator[None]:
-    """Let a polite kill (SIGTERM) end as Ctrl-C does, so that temporary files are removed."""
+    """Handle SIGTERM like Ctrl-C, so that temporary files are removed."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

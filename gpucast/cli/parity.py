@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast parity`: compare the GPU, or the host build of its kernels, with the reference, bit for bit."""
+"""`gpucast parity`: compares the GPU, or the host build of its kernels, with the reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ones the values at which a destination decides, and random ones.
 Without --full, --pair or --exhaustive a seeded sample of the rules (pairs and attribute values) is tried for
 10 seconds, each pair in its turn. The exit code is 1 where anything differs."""
 
-#: Random codes of a wide source for every rule, and the share of its destination's midpoints: in a sample, and else.
+#: Per rule: the number of random codes of a wide source, and the share of the destination's midpoints that are tried.
 _SAMPLE, _ALL = (20_000, 1 / 16), (1_000_000, 1.0)
 
 
@@ -39,12 +39,12 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    much = parser.add_mutually_exclusive_group()
-    much.add_argument("--full", action="store_true", help="try every rule of every pair")
-    much.add_argument(
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("--full", action="store_true", help="try every rule of every pair")
+    scope.add_argument(
         "--exhaustive", action="store_true", help="try all 2^32 codes of the 32-bit sources of the chosen pairs"
     )
-    much.add_argument("--seconds", metavar="S", type=arguments.positive, help="length of a sample (default: 10)")
+    scope.add_argument("--seconds", metavar="S", type=arguments.positive, help="length of a sample (default: 10)")
     parser.add_argument(
         "--pair",
         metavar="SRC:DST",

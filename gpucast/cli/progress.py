@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A progress bar on long work: where tqdm is installed and a person is watching."""
+"""A progress bar for long work, if tqdm is installed and stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def progress_bar(total: int, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
-    """A function that takes what was done since its last call, in units. The bar is drawn on stderr, after a second."""
+    """A function that is called with the units done since its last call. The bar appears on stderr after a second."""
     bar_class = _tqdm() if wanted and sys.stderr.isatty() else None
     if bar_class is None:
         yield lambda done: None

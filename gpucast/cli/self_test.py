@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One cast tried for `gpucast info`: compiled anew, and where there is a GPU, launched and compared with the reference.
+"""The test cast of `gpucast info`: compiled anew and, if there is a GPU, launched and compared with the reference.
 
-Nothing is raised: what goes wrong is a `Problem`.
+Nothing is raised: every failure becomes a `Problem`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
 
-#: It rounds, saturates and has NaN, and compiles in less than a tenth of a second.
+#: This cast rounds, saturates and has NaN, and compiles in less than a tenth of a second.
 _RULE = resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))
 PAIR = f"{_RULE.src.name} to {_RULE.dst.name}"
 
 
 class Problem(NamedTuple):
-    """Why something fails (one clause), and what mends it; "" where the clause says that, too."""
+    """Why something fails (one clause), and the remedy; "" if the clause contains it."""
 
     reason: str
     remedy: str = ""
@@ -37,34 +37,34 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Compilation:
-    """What came of compiling the kernel. What is not known is None or empty."""
+    """The result of compiling the kernel. Unknown fields are None or empty."""
 
-    #: Of NVRTC, such as (12, 9), its file, and the compute capabilities that gpucast compiles for with it.
+    #: NVRTC's version, such as (12, 9), its path, and the compute capabilities that gpucast compiles for with it.
     version: tuple[int, int] | None = None
     path: str | None = None
     architectures: tuple[int, ...] = ()
-    #: What the kernel was compiled for.
+    #: The architectures that the kernel was compiled for.
     compiled: tuple[str, ...] = ()
     problem: Problem | None = None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of launching the kernel on some devices, which are indices."""
+    """The result of launching the kernel on some devices (indices)."""
 
     devices: tuple[int, ...]
-    #: Elements cast on each of them, and of all of them those that differ from the reference.
+    #: Elements cast on each device, and elements of all devices that differ from the reference.
     elements: int
     wrong: int
     problem: Problem | None = None
 
 
 def compilation(capabilities: Iterable[tuple[int, int]]) -> Compilation:
-    """Compile for devices of these compute capabilities; without any, for the oldest architecture that is served."""
+    """Compile for devices of these compute capabilities; if there are none, for the oldest supported architecture."""
     known = Compilation()
     try:
         found = nvrtc_search.find()
-        # Nothing of the user's cache: what an earlier compiler left there says nothing about this one.
+        # The user's cache is not used: a kernel of an earlier compiler in it would say nothing about this compiler.
         compiler = Compiler(found, Cache(os.devnull, 0))
         path = found.path if found.loaded is None else found.loaded.path
         known = Compilation(compiler.version, path, compiler.served)
@@ -82,8 +82,8 @@ def compilation(capabilities: Iterable[tuple[int, int]]) -> Compilation:
 
 
 def comparison(devices: Sequence[int]) -> Comparison:
-    """Cast on each of these devices, as `gpucast.cast` does it, and compare with the reference."""
-    # Slow to import, and of use only where casts can run on a GPU.
+    """Cast on each of these devices as `gpucast.cast` does, and compare with the reference."""
+    # Slow to import, and needed only if casts can run on a GPU.
     from gpucast.parity.compare import codes_of
 
     codes = codes_of(_RULE, seed=0, share=1, random=256)
@@ -93,7 +93,7 @@ def comparison(devices: Sequence[int]) -> Comparison:
 
 
 def _compared(index: int, codes: npt.NDArray[Any]) -> tuple[int, Problem | None]:
-    """How many results of a device differ, and what is wrong with it."""
+    """How many results of a device differ from the reference, and the problem."""
     from gpucast.parity.backends import Gpu
     from gpucast.parity.cases import Case
     from gpucast.parity.compare import compare
@@ -114,12 +114,12 @@ def _compared(index: int, codes: npt.NDArray[Any]) -> tuple[int, Problem | None]
 
 
 def broken(error: Exception, cuda: tuple[int, int] | None) -> Problem:
-    """An installed package fails in a way that nobody foresaw; `cuda` is the version that its next copy is for."""
+    """The problem if an installed package fails unexpectedly. The remedy reinstalls it for CUDA version `cuda`."""
     extra = driver.extra(cuda)
     return Problem(_line(error), f"run: pip install --upgrade --force-reinstall 'gpucast[{extra}]'")
 
 
 def _line(error: Exception) -> str:
-    """An error as a clause of one line."""
+    """An error as a clause on one line."""
     text = " ".join(str(error).removeprefix("compile: ").split())
     return text if isinstance(error, DeviceUnavailable) else f"{type(error).__name__}: {text}"

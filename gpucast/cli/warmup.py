@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast warmup`: compile kernels ahead of time."""
+"""`gpucast warmup`: compiles kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     kinds = ("scale", "amax", "fused", "many", "mixed", "transposed", "quantize")
     flags = {kind: getattr(args, kind) for kind in kinds}
     work = tasks(Request(pairs, **flags, attributes=attributes.of(args)), args.arch)
-    # Forked children would inherit the state of libraries that do not expect it.
+    # Forked children would inherit the state of libraries that are not safe to fork.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
     with executor, progress_bar(len(work), not (args.quiet or args.no_progress), "kernel") as advance:

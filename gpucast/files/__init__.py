@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of named tensors: .npy, .npz, ONNX .pb and .onnx, .safetensors.
 
-Any of the 26 types that the format has a way to hold.
+Each format holds those of the 26 types that it can represent.
 """
 
 from gpucast.files.formats import MODEL, SUFFIXES, TensorFile, check, create, kept, load, on_host, save, writing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening and creating tensor files; the suffix of the name chooses the format."""
+"""Opens and creates tensor files. The suffix of the name selects the format."""
 
 from __future__ import annotations
 
@@ -20,19 +20,18 @@ from gpucast.files.atomic import replacing
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
-#: The formats that any tensors can be saved in.
+#: The formats that tensors can be saved in.
 SUFFIXES = tuple(_MODULES)
-#: An ONNX model is more than its tensors.
+#: An ONNX model has more than tensors, so it can only be made from another model.
 MODEL = ".onnx"
 _MODULES[MODEL] = onnx_model
 
 
 class TensorFile:
-    """A file open for reading: its `tensors`, whose elements are read when asked for, and its `metadata`.
+    """A file open for reading: its `tensors`, whose elements are read on demand, and its `metadata`.
 
-    `model` is what an .onnx file is besides its tensors.
-
-    A context manager; FileError when the file is malformed, OSError when it cannot be read.
+    `model` is the model of an .onnx file, None for other formats. A context manager. FileError if the file is
+    malformed, OSError if it cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -67,7 +66,7 @@ class TensorFile:
 
 @contextlib.contextmanager
 def create(path: str, plan: Sequence[Spec], metadata: Mapping[str, str] | None = None) -> Iterator[Writer]:
-    """A writer for the tensors of the plan; when the block ends well, the file replaces whatever was at `path`."""
+    """A writer for the tensors of `plan`. When the block ends without an error, the file replaces the one at `path`."""
     _module(path)
     with replacing(path) as file, writing(file, path, plan, metadata) as writer:
         yield writer
@@ -82,8 +81,10 @@ def writing(
     model: onnx_model.Model | None = None,
     external: Callable[[], BinaryIO] | None = None,
 ) -> Iterator[Writer]:
-    """A writer into an open file, in the format of `path`; for .onnx also the model that was read, and what opens the
-    file of external data."""
+    """A writer into an open file, in the format of `path`.
+
+    .onnx also needs the `model` that was read, and `external`, which opens the file for external data.
+    """
     module = _module(path)
     more = {"model": model, "external": external} if module is onnx_model else {}
     writer: Writer = module.Writer(file, path, plan, metadata or {}, **more)
@@ -96,29 +97,29 @@ def writing(
 
 
 def check(path: str, plan: Sequence[Spec], metadata: Mapping[str, str], model: onnx_model.Model | None = None) -> None:
-    """FileError for a plan that the format of `path` cannot hold."""
+    """FileError if the format of `path` cannot hold the tensors of `plan`."""
     module = _module(path)
     more = {"model": model, "external": io.BytesIO} if module is onnx_model else {}
     module.Writer(io.BytesIO(), path, plan, metadata, **more).abort()
 
 
 def kept(tensor: Tensor, path: str) -> Spec:
-    """The plan for a tensor that goes unconverted into the file at `path`: its bytes untouched where formats agree."""
+    """The plan for a tensor that is copied to the file at `path`: byte by byte if both files have the same format."""
     if isinstance(tensor, StoredTensor) and tensor.family == _module(path).Writer.family:
-        return Spec(tensor.name, tensor.row, tensor.shape, tensor)
-    if tensor.row is None:
+        return Spec(tensor.name, tensor.dtype, tensor.shape, tensor)
+    if tensor.dtype is None:
         raise FileError(f"{path}: cannot take over tensor {tensor.name!r} of type {tensor.kind} from another format")
-    return Spec(tensor.name, tensor.row, tensor.shape)
+    return Spec(tensor.name, tensor.dtype, tensor.shape)
 
 
 def load(path: str) -> dict[str, Array]:
-    """All tensors of a file by name: ml_dtypes arrays (one element per byte) for the types that NumPy lacks."""
+    """All tensors of a file by name. Types that NumPy lacks are ml_dtypes arrays, never packed."""
     with TensorFile(path) as file:
         return {tensor.name: tensor.read() for tensor in file.tensors}
 
 
 def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays by name: anything that `gpucast.cast` takes, from the host or a device."""
+    """Write arrays by name. Accepts all arrays that `gpucast.cast` accepts, of the host or a device."""
     loaded = {checked_name(name, path): _loaded(name, x) for name, x in tensors.items()}
     plan = [kept(tensor, path) for tensor in loaded.values()]
     with create(path, plan, metadata) as writer:
@@ -128,13 +129,17 @@ def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 def _loaded(name: str, x: Any) -> LoadedTensor:
     array = on_host(as_array(x, f"save: tensor {name!r}"))
-    row = dtype(array.dtype, who=f"save: tensor {name!r}: ")
-    native = array if row.family == "string" else np.ascontiguousarray(array, dtype=row.numpy).reshape(array.shape)
-    return LoadedTensor(name, row, array.shape, row.name, array.nbytes, native)
+    onnx_type = dtype(array.dtype, who=f"save: tensor {name!r}: ")
+    native = (
+        array
+        if onnx_type.family == "string"
+        else np.ascontiguousarray(array, dtype=onnx_type.numpy).reshape(array.shape)
+    )
+    return LoadedTensor(name, onnx_type, array.shape, onnx_type.name, array.nbytes, native)
 
 
 def on_host(x: Any) -> Array:
-    """An array or PackedArray of any device as an unpacked array of the host."""
+    """An array or PackedArray of any device as an unpacked NumPy array."""
     if home(x) is not None:
         x = gpu.cast.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)

@@ -30,7 +30,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
 def tensor(header: npy_header.Header, data: Any, path: str, name: str) -> StoredTensor:
     return StoredTensor(
         name=name,
-        row=header.row,
+        dtype=header.dtype,
         shape=header.shape,
         kind=header.kind,
         nbytes=header.nbytes,
@@ -49,9 +49,9 @@ class Writer:
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
         if len(plan) != 1:
             raise FileError(f"{path}: .npy holds one tensor, but there are {len(plan)}; write .npz or .safetensors")
-        row = plan[0].row
-        if row is not None and row.packed:
-            raise FileError(f"{path}: .npy cannot hold {row.name}, whose elements take {row.bits} bits; write .npz")
+        dtype = plan[0].dtype
+        if dtype is not None and dtype.packed:
+            raise FileError(f"{path}: .npy cannot hold {dtype.name}, whose elements take {dtype.bits} bits; write .npz")
         self._file, self._path = file, path
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
@@ -68,20 +68,20 @@ class Writer:
 
 
 def write(file: BinaryIO, spec: Spec, chunks: Iterable[Array], path: str) -> int:
-    """Header and data of a tensor of whole-byte elements; the bytes of data."""
-    row = spec.row
-    assert row is not None
-    if row.family == "string":
+    """Write header and data of a tensor of whole-byte elements; the number of bytes of data."""
+    dtype = spec.dtype
+    assert dtype is not None
+    if dtype.family == "string":
         array = _text_array(chunks, spec.name, path)
-        file.write(npy_header.write(row, spec.shape, array.itemsize // 4))
+        file.write(npy_header.write(dtype, spec.shape, array.itemsize // 4))
         file.write(array.view(np.uint8).data)
         return array.nbytes
-    file.write(npy_header.write(row, spec.shape))
-    return raw_data.write(file, row, chunks)
+    file.write(npy_header.write(dtype, spec.shape))
+    return raw_data.write(file, dtype, chunks)
 
 
 def copy(file: BinaryIO, spec: Spec) -> int:
-    """Header and data of another .npy file, untouched."""
+    """Write header and data of another .npy file unchanged; the number of bytes of data."""
     assert spec.source is not None
     file.write(spec.source.header)
     for block in spec.source.blocks():
@@ -90,7 +90,7 @@ def copy(file: BinaryIO, spec: Spec) -> int:
 
 
 def texts(chunks: Iterable[Array], name: str, path: str) -> list[str]:
-    """The elements of string chunks as str; bytes are read as ASCII, as Cast does."""
+    """The elements of string chunks as str; bytes are decoded as ASCII, as in a cast."""
     flat: list[str] = []
     try:
         for chunk in chunks:

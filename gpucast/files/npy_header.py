@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Headers of the .npy format (numpy.lib.format, versions 1.0 to 3.0), the types that NumPy lacks included.
+"""Headers of the .npy format (numpy.lib.format, versions 1.0 to 3.0), including types that NumPy lacks.
 
 NumPy saves ml_dtypes arrays without their type: as void ('<V1', '<V2'), and float8_e5m2 as '<f1', which it then
 refuses to load. Here such a tensor is saved as a structured array of one field whose name is the type:
@@ -21,16 +21,16 @@ import numpy as np
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.files.tensor import FileError, checked_lengths
 
-#: As NumPy's own limit; the text is parsed as a Python literal.
+#: NumPy's own limit. The header is parsed as a Python literal, which must not be huge.
 _LONGEST = 10_000
 _BYTE_ORDERS = "<>=|"
 
 
 @dataclass(frozen=True)
 class Header:
-    """`element` is the dtype of one stored element; `row` is None for types that Cast does not take."""
+    """A header. `element` is the NumPy dtype of a stored element; `dtype` is None for types that Cast does not take."""
 
-    row: DType | None
+    dtype: DType | None
     element: np.dtype[Any]
     shape: tuple[int, ...]
     fortran: bool
@@ -42,20 +42,20 @@ class Header:
         return math.prod(self.shape) * self.element.itemsize
 
 
-def is_builtin(row: DType) -> bool:
+def is_builtin(onnx_type: DType) -> bool:
     """Whether NumPy itself has the type."""
-    return row.numpy.isbuiltin == 1
+    return onnx_type.numpy.isbuiltin == 1
 
 
-def write(row: DType, shape: tuple[int, ...], width: int = 0) -> bytes:
-    """The header of a tensor of whole-byte elements; `width` is that of the widest text for STRING."""
+def write(onnx_type: DType, shape: tuple[int, ...], width: int = 0) -> bytes:
+    """The header of a tensor of whole-byte elements. For STRING `width` is the length of the longest text."""
     descr: object
-    if row.family == "string":
+    if onnx_type.family == "string":
         descr = f"<U{max(1, width)}"
-    elif is_builtin(row):
-        descr = row.numpy.newbyteorder("<").str
+    elif is_builtin(onnx_type):
+        descr = onnx_type.numpy.newbyteorder("<").str
     else:
-        descr = [(row.numpy_name, row.code_numpy.newbyteorder("<").str)]
+        descr = [(onnx_type.numpy_name, onnx_type.code_numpy.newbyteorder("<").str)]
     buffer = io.BytesIO()
     fields: dict[str, Any] = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, fields)
@@ -63,7 +63,7 @@ def write(row: DType, shape: tuple[int, ...], width: int = 0) -> bytes:
 
 
 def read(stream: BinaryIO, path: str, name: str) -> Header:
-    """Read up to the first byte of data. FileError for anything that is no header."""
+    """Read the header, up to the first byte of data. FileError if it is malformed."""
 
     def take(count: int) -> bytes:
         data = stream.read(count)
@@ -83,11 +83,11 @@ def read(stream: BinaryIO, path: str, name: str) -> Header:
         raise FileError(f"{path}: tensor {name!r}: the .npy header claims {length} bytes; expected at most {_LONGEST}")
     text = take(length)
     descr, fortran, shape = _fields(text, "utf-8" if version == (3, 0) else "latin-1", path, name)
-    row, element = _type(descr, path, name)
+    onnx_type, element = _type(descr, path, name)
     lengths = checked_lengths(shape, path, name)
     if element.itemsize == 0 and 0 not in lengths:
         raise FileError(f"{path}: tensor {name!r}: elements of {descr!r} take no bytes")
-    return Header(row, element, lengths, fortran, str(descr), start + field + text)
+    return Header(onnx_type, element, lengths, fortran, str(descr), start + field + text)
 
 
 def _fields(text: bytes, encoding: str, path: str, name: str) -> tuple[object, bool, object]:
@@ -105,9 +105,9 @@ def _fields(text: bytes, encoding: str, path: str, name: str) -> tuple[object, b
 
 
 def _type(descr: Any, path: str, name: str) -> tuple[DType | None, np.dtype[Any]]:
-    """The row, if Cast takes the type, and the dtype of a stored element."""
+    """The type as Cast knows it (None if it does not), and the NumPy dtype of a stored element."""
     if isinstance(descr, str) and descr.lstrip(_BYTE_ORDERS) == "f1":
-        # What NumPy writes for float8_e5m2, the only type of ml_dtypes whose kind is 'f'.
+        # NumPy writes float8_e5m2 like this; it is the only type of ml_dtypes whose kind is 'f'.
         return dtype("FLOAT8E5M2"), np.dtype(np.uint8)
     named = _named(descr)
     if named is not None:
@@ -117,7 +117,7 @@ def _type(descr: Any, path: str, name: str) -> tuple[DType | None, np.dtype[Any]
             warnings.simplefilter("ignore")
             element = np.lib.format.descr_to_dtype(descr)
     except Exception:
-        # NumPy's parser of descriptions raises errors of many types.
+        # NumPy's parser raises errors of many types.
         raise FileError(f"{path}: tensor {name!r}: the .npy header has the unknown type {descr!r}") from None
     if element.hasobject:
         raise FileError(
@@ -130,12 +130,12 @@ def _type(descr: Any, path: str, name: str) -> tuple[DType | None, np.dtype[Any]
 
 
 def _named(descr: object) -> tuple[DType, np.dtype[Any]] | None:
-    """The type that the only field of a structured dtype names."""
+    """The type named by the only field of a structured dtype, as gpucast writes it; None for other descriptions."""
     if not (isinstance(descr, list) and len(descr) == 1 and isinstance(descr[0], tuple) and len(descr[0]) == 2):
         return None
-    for row in DTYPES:
-        if row.family != "string" and not row.packed and not is_builtin(row):
-            code = row.code_numpy.newbyteorder("<")
-            if descr[0] == (row.numpy_name, code.str):
-                return row, code
+    for onnx_type in DTYPES:
+        if onnx_type.family != "string" and not onnx_type.packed and not is_builtin(onnx_type):
+            code = onnx_type.code_numpy.newbyteorder("<")
+            if descr[0] == (onnx_type.numpy_name, code.str):
+                return onnx_type, code
     return None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The .npz format: a ZIP archive of .npy files, read and written member by member.
 
-Types below one byte are stored as U8 raw_data, as `numpy.load` can show them. The member ``__gpucast__`` (a text of
-JSON) then names their types and shapes: {"weights": {"dtype": "INT4", "shape": [3, 5]}}.
+Types below one byte are stored as ONNX raw_data in UINT8 arrays, which `numpy.load` can read. The member
+``__gpucast__`` (JSON text) then gives their types and shapes: {"weights": {"dtype": "INT4", "shape": [3, 5]}}.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpucast.files import npy, npy_header, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
 
 _METADATA = "__gpucast__"
-#: The compressions that NumPy writes, and how many bytes one byte of each can stand for.
+#: The compression methods that NumPy writes, and their largest possible compression ratios.
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-#: Longer metadata is refused before it is read.
+#: Larger metadata is refused before it is read.
 _LONGEST = 100_000_000
 
 
@@ -44,8 +44,8 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         stored = tensors.get(name)
         if stored is None or stored.kind != "|u1" or stored.fortran:
             raise FileError(f"{path}: {_METADATA} describes {name!r}, which is no U8 tensor of the file")
-        found = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
-        tensors[name] = replace(stored, row=found.row, shape=found.shape, element=None, family="raw_data")
+        described = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
+        tensors[name] = replace(stored, dtype=described.dtype, shape=described.shape, element=None, family="raw_data")
     return list(tensors.values()), {}
 
 
@@ -73,7 +73,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, held: int, path: st
 
 
 class _Member:
-    """A stream of a member's bytes, whose errors are FileErrors."""
+    """A stream of a member's bytes that raises all errors as FileError."""
 
     def __init__(self, stream: Any, path: str) -> None:
         self._stream, self._path = stream, path
@@ -91,7 +91,7 @@ class _Member:
 
 @contextlib.contextmanager
 def _damage(path: str) -> Iterator[None]:
-    """zipfile and the decompressors raise errors of many types for a damaged archive."""
+    """Turn errors into FileError: zipfile and the decompressors raise many types for a damaged archive."""
     try:
         yield
     except FileError:
@@ -104,7 +104,7 @@ def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any
     if tensor is None:
         return {}
     wrong = FileError(f"{path}: the member {_METADATA!r} is not the text that gpucast writes")
-    if tensor.row is not dtype("STRING") or tensor.shape != () or tensor.nbytes > _LONGEST:
+    if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > _LONGEST:
         raise wrong
     try:
         types = json.loads(str(tensor.read()[()]))
@@ -127,14 +127,14 @@ class Writer:
         self._types: dict[str, dict[str, Any]] = {}
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        row = spec.row
-        assert row is not None
+        onnx_type = spec.dtype
+        assert onnx_type is not None
         with self._open(spec.name) as member:
-            if not row.packed:
+            if not onnx_type.packed:
                 return npy.write(member, spec, chunks, self._path)
-            member.write(npy_header.write(dtype("UINT8"), (row.nbytes(spec.size),)))
-            self._types[spec.name] = {"dtype": row.name, "shape": spec.shape}
-            return raw_data.write(member, row, chunks)
+            member.write(npy_header.write(dtype("UINT8"), (onnx_type.nbytes(spec.size),)))
+            self._types[spec.name] = {"dtype": onnx_type.name, "shape": spec.shape}
+            return raw_data.write(member, onnx_type, chunks)
 
     def copy(self, spec: Spec) -> int:
         with self._open(spec.name) as member:
@@ -148,12 +148,12 @@ class Writer:
         self._archive.close()
 
     def abort(self) -> None:
-        # Otherwise the archive would be completed when it is garbage-collected, into a file that is closed by then.
+        # Otherwise garbage collection would try to complete the archive, in a file that is closed by then.
         with contextlib.suppress(OSError, ValueError):
             self._archive.close()
 
     def _open(self, name: str) -> Any:
-        # A fixed date: equal tensors give equal files.
+        # With a fixed date, equal tensors give equal files.
         info = zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0))
         info.external_attr = 0o600 << 16
         return self._archive.open(info, "w", force_zip64=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph of a model around initializers that change their type: it computes with the old types as before."""
+"""Adapts the graph of a model to initializers of a new type, so that it still computes with the old types."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.files.tensor import FileError
 
-#: The names that operators of ONNX itself go under.
+#: The domains of ONNX's own operators.
 _DOMAINS = ("", "ai.onnx")
 
 
 def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
-    """FileError where the model's opset cannot cast what is stored to what its operators take."""
+    """FileError if the model's opset cannot cast the new types (`changes`) back to the types that operators take."""
     opset = _opset(model)
     types = {proto.name: proto.data_type for proto in model.graph.initializer}
     inputs = {value.name for value in model.graph.input}
-    for name, row in changes.items():
+    for name, onnx_type in changes.items():
         if name in inputs:
             raise FileError(
                 f"{path}: initializer {name!r} is an input of the graph too: its type is what callers rely on, "
                 "and cannot be changed; leave it out with --exclude"
             )
-        if row.family == "string":
+        if onnx_type.family == "string":
             raise FileError(f"{path}: initializer {name!r} cannot become text in a model")
         if opset is None or opset < 1:
             raise FileError(f"{path}: the model imports no operators of ONNX, so no Cast can be added to it")
         try:
-            resolve(row, dtype(types[name]), opset=opset, who=f"{path}: initializer {name!r}: Cast of the model")
+            resolve(onnx_type, dtype(types[name]), opset=opset, who=f"{path}: initializer {name!r}: Cast of the model")
         except (TypeError, ValueError) as error:
             raise FileError(f"{error}; onnx.version_converter brings a model to a newer opset") from None
 
 
 def retype(model: Any, before: Mapping[str, int]) -> None:
-    """Let the graph take initializers whose protos have other types than `before` gives (ONNX numbers).
+    """Adapt the graph to initializers whose types have changed; `before` has their old types as ONNX numbers.
 
-    Each becomes the input of a Cast to the old type, and what used the initializer gets the result. Where all its users
-    are Casts, they take the new type themselves; an only one that leads to that same type is taken out.
+    A Cast to the old type is inserted, and the users of the initializer get its result. If all users are Casts, they
+    take the new type directly instead; a single Cast to exactly that type is removed.
     """
     from onnx import helper
 
@@ -49,10 +49,10 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
     outputs = {value.name for value in graph.output}
     uses = _uses(graph)
     taken = set(uses) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
-    for every in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
-        taken |= {value.name for value in (*every.input, *every.initializer)}
-        taken |= {sparse.values.name for sparse in every.sparse_initializer}
-    casts, gone = [], []
+    for one in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
+        taken |= {value.name for value in (*one.input, *one.initializer)}
+        taken |= {sparse.values.name for sparse in one.sparse_initializer}
+    casts, removed = [], []
     retyped = set()
     for name, number in before.items():
         proto, use = protos[name], uses.get(name, _Uses())
@@ -64,10 +64,10 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
             proto.name = stored
             continue
         retyped.add(name)
-        if len(use.casts) == 1 and _leads_to(use.casts[0], proto.data_type) not in outputs | {None}:
-            gone.append(use.casts[0])
+        if len(use.casts) == 1 and _cast_output(use.casts[0], proto.data_type) not in outputs | {None}:
+            removed.append(use.casts[0])
             proto.name = use.casts[0].output[0]
-    for node in gone:
+    for node in removed:
         graph.node.remove(node)
     for value in [value for value in graph.value_info if value.name in retyped]:
         graph.value_info.remove(value)
@@ -78,37 +78,37 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
 
 @dataclass
 class _Uses:
-    """Where a name is used: by Casts of the main graph, and elsewhere."""
+    """The uses of a name: Casts of the main graph, and the number of all others."""
 
     casts: list[Any] = field(default_factory=list)
     others: int = 0
 
 
 def _uses(graph: Any) -> dict[str, _Uses]:
-    found: dict[str, _Uses] = {}
+    uses: dict[str, _Uses] = {}
     for node in graph.node:
         is_cast = node.op_type == "Cast" and node.domain in _DOMAINS
         for name in node.input:
-            use = found.setdefault(name, _Uses())
+            use = uses.setdefault(name, _Uses())
             if is_cast:
                 use.casts.append(node)
             else:
                 use.others += 1
     inner = [graph for node in graph.node for graph in _inner_graphs(node)]
     for name in [name for graph in inner for name in _names(graph)] + [value.name for value in graph.output]:
-        found.setdefault(name, _Uses()).others += 1
-    return found
+        uses.setdefault(name, _Uses()).others += 1
+    return uses
 
 
-def _leads_to(node: Any, number: int) -> str | None:
-    """The output of a Cast to the type of the ONNX number that has no other attributes; None for any other."""
+def _cast_output(node: Any, number: int) -> str | None:
+    """The output of a Cast node, if it casts to the type `number` and has no other attributes; else None."""
     plain = [attribute.name for attribute in node.attribute] == ["to"]
     name: str = node.output[0]
     return name if plain and node.attribute[0].i == number else None
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """The nodes of a graph and of all graphs within it."""
+    """The nodes of a graph and of all its subgraphs."""
     for node in graph.node:
         yield node
         for inner in _inner_graphs(node):
@@ -116,10 +116,10 @@ def _nodes(graph: Any) -> Iterator[Any]:
 
 
 def _names(graph: Any) -> Iterator[str]:
-    """Every name that a graph within a graph may take from around it."""
+    """Every name that a subgraph may take from the graphs around it."""
     yield from (value.name for value in graph.output)
     yield from (name for node in _nodes(graph) for name in node.input)
-    # What graphs within it give out.
+    # Outputs of its own subgraphs.
     yield from (value.name for node in _nodes(graph) for inner in _inner_graphs(node) for value in inner.output)
 
 
@@ -131,15 +131,15 @@ def _inner_graphs(node: Any) -> Iterator[Any]:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A name that is not taken yet; it is from now on."""
-    found, count = name, 1
-    while found in taken:
+    """A name that is not in `taken`; it is added there."""
+    free, count = name, 1
+    while free in taken:
         count += 1
-        found = f"{name}.{count}"
-    taken.add(found)
-    return found
+        free = f"{name}.{count}"
+    taken.add(free)
+    return free
 
 
 def _opset(model: Any) -> int | None:
-    """The opset of ONNX's own operators; None where there are none."""
+    """The opset of ONNX's own operators; None if the model imports none."""
     return next((int(entry.version) for entry in model.opset_import if entry.domain in _DOMAINS), None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX models (.onnx): the initializers of the main graph, in the model or in files beside it. Needs the onnx package.
+"""ONNX models (.onnx): the initializers of the main graph, in the model file or in external data. Needs onnx.
 
-Data in the model is in memory while the model is open, as protocol buffers are; external data is read piece by piece.
+Data inside the model file is in memory while the model is open; external data is read piece by piece.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from gpucast.files.tensor import (
     checked_name,
 )
 
-#: Protocol buffers end at 2 GiB; the rest is for the graph.
+#: A protocol buffer holds less than 2 GiB; the rest is reserved for the graph.
 _LARGEST = (1 << 31) - (1 << 28)
-#: Tensors of fewer bytes are in the model whatever happens to the others: shapes are inferred from them.
+#: Tensors of fewer bytes always stay inside the model: shape inference needs their values.
 _SMALL = 1 << 10
-#: The fields of TensorProto that hold elements, or tell where they are.
+#: The fields of TensorProto that hold elements or say where they are.
 _DATA = (
     *("raw_data", "float_data", "double_data", "int32_data", "int64_data", "uint64_data", "string_data"),
     *("external_data", "data_location"),
 )
-#: Where tensors begin in external data: pages, which can be mapped, for large ones.
+#: Alignment of tensors in external data, in bytes: large ones begin on a page, so that they can be memory-mapped.
 _PAGE, _ALIGNED, _LARGE = 4096, 64, 1 << 16
 
 
 class Model:
-    """A model that is open for reading."""
+    """An ONNX model that is open for reading."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         onnx = onnx_pb.imported(path)
@@ -51,7 +51,7 @@ class Model:
         try:
             self.proto.ParseFromString(file.read())
         except Exception as error:
-            # The error's type depends on how protobuf was built.
+            # The type of the error depends on how protobuf was built.
             raise FileError(f"{path}: is no ONNX model: {error}") from None
         if not self.proto.HasField("graph"):
             raise FileError(f"{path}: is no ONNX model: it has no graph")
@@ -88,57 +88,57 @@ class Model:
         shape = checked_lengths(list(proto.dims), path, name)
         if proto.HasField("segment"):
             raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
-        row, kind = _row(self._onnx, proto.data_type)
+        onnx_type, kind = _dtype(self._onnx, proto.data_type)
         if proto.data_location == self._onnx.TensorProto.EXTERNAL:
-            opened, nbytes = self._external(proto, name)
-        elif row is None:
-            # It is only kept, whatever way it is stored in.
-            whole = proto.SerializeToString()
-            opened, nbytes = (lambda: io.BytesIO(whole)), len(whole)
+            open_data, nbytes = self._external(proto, name)
+        elif onnx_type is None:
+            # Only copied, so the way it is stored does not matter.
+            serialized = proto.SerializeToString()
+            open_data, nbytes = (lambda: io.BytesIO(serialized)), len(serialized)
         elif proto.HasField("raw_data"):
-            opened, nbytes = (lambda: io.BytesIO(proto.raw_data)), len(proto.raw_data)
+            open_data, nbytes = (lambda: io.BytesIO(proto.raw_data)), len(proto.raw_data)
         else:
-            raw = onnx_pb.typed(proto, row, math.prod(shape), path, name)
-            opened, nbytes = (lambda: io.BytesIO(raw.tobytes())), raw.size
-        if row is not None:
-            check_bytes(path, name, row.nbytes(math.prod(shape)), nbytes)
-        element = None if row is None or row.packed else row.code_numpy.newbyteorder("<")
-        return StoredTensor(name, row, shape, kind, nbytes, path, Writer.family, opened, element)
+            raw = onnx_pb.typed(proto, onnx_type, math.prod(shape), path, name)
+            open_data, nbytes = (lambda: io.BytesIO(raw.tobytes())), raw.size
+        if onnx_type is not None:
+            check_bytes(path, name, onnx_type.nbytes(math.prod(shape)), nbytes)
+        element = None if onnx_type is None or onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
+        return StoredTensor(name, onnx_type, shape, kind, nbytes, path, Writer.family, open_data, element)
 
     def _external(self, proto: Any, name: str) -> tuple[Callable[[], BinaryIO], int]:
         path = self._path
-        told = {entry.key: entry.value for entry in proto.external_data}
-        if not all(isinstance(text, str) for entry in told.items() for text in entry):
-            # What is no UTF-8 comes as bytes.
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        if not all(isinstance(text, str) for entry in entries.items() for text in entry):
+            # Protobuf gives text that is not UTF-8 as bytes.
             raise FileError(f"{path}: tensor {name!r}: what it says about external data is no text")
-        found = inside(os.path.dirname(path) or ".", told.get("location", ""), path, f"tensor {name!r}: location")
-        file = self._files.get(found)
+        location = inside(os.path.dirname(path) or ".", entries.get("location", ""), path, f"tensor {name!r}: location")
+        file = self._files.get(location)
         if file is None:
-            file = self._files[found] = open(found, "rb")
+            file = self._files[location] = open(location, "rb")
         held = os.fstat(file.fileno()).st_size
-        offset = _number(told.get("offset", "0"), path, name)
-        length = _number(told.get("length", str(max(0, held - offset))), path, name)
+        offset = _number(entries.get("offset", "0"), path, name)
+        length = _number(entries.get("length", str(max(0, held - offset))), path, name)
         if offset + length > held:
             raise FileError(
-                f"{path}: tensor {name!r} claims bytes {offset} to {offset + length} of {told['location']}, "
+                f"{path}: tensor {name!r} claims bytes {offset} to {offset + length} of {entries['location']}, "
                 f"which holds {held}"
             )
 
-        def opened() -> BinaryIO:
+        def open_data() -> BinaryIO:
             file.seek(offset)
             return file
 
-        return opened, length
+        return open_data, length
 
 
-def _row(onnx: Any, number: int) -> tuple[DType | None, str]:
+def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
     try:
-        row = dtype(number)
+        onnx_type = dtype(number)
     except TypeError:
         known = number in onnx.TensorProto.DataType.values()
         return None, onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
-    # Text in models is small and kept as it is.
-    return (None if row.family == "string" else row), row.name
+    # Text in models is small; it is kept unchanged.
+    return (None if onnx_type.family == "string" else onnx_type), onnx_type.name
 
 
 def _number(text: str, path: str, name: str) -> int:
@@ -148,10 +148,10 @@ def _number(text: str, path: str, name: str) -> int:
 
 
 class Writer:
-    """Writes a model again, with other types of initializers; the model that was read is used up by it.
+    """Writes a model with new types of initializers. It changes the `model` that was read, which cannot be used again.
 
-    External data goes into one file beside the model, `external` opens it; so does the data of a model that would
-    outgrow protocol buffers.
+    External data goes into one file next to the model, which `external` opens. If the model would exceed the limit of
+    protocol buffers, all large tensors go there.
     """
 
     family = "onnx"
@@ -172,7 +172,7 @@ class Writer:
         unknown = [spec.name for spec in plan if spec.name not in self._protos]
         if unknown:
             raise FileError(f"{path}: the model has no initializer {unknown[0]!r}")
-        changes = {spec.name: spec.row for spec in plan if spec.source is None and spec.row is not None}
+        changes = {spec.name: spec.dtype for spec in plan if spec.source is None and spec.dtype is not None}
         onnx_graph.check(model.proto, changes, path)
         self._before = {name: self._protos[name].data_type for name in changes}
         self._external = uses_external(model, plan)
@@ -181,16 +181,16 @@ class Writer:
         self._position = 0
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        row = spec.row
-        assert row is not None
+        onnx_type = spec.dtype
+        assert onnx_type is not None
         if spec.name in self._external:
-            offset = self._place(row.nbytes(spec.size))
+            offset = self._place(onnx_type.nbytes(spec.size))
             assert self._data is not None
-            nbytes = raw_data.write(self._data, row, chunks)
-            self._keep(spec, offset, nbytes)
+            nbytes = raw_data.write(self._data, onnx_type, chunks)
+            self._refer(spec, offset, nbytes)
             return nbytes
         data = io.BytesIO()
-        nbytes = raw_data.write(data, row, chunks)
+        nbytes = raw_data.write(data, onnx_type, chunks)
         proto = self._empty(spec)
         proto.raw_data = data.getvalue()
         return nbytes
@@ -202,7 +202,7 @@ class Writer:
             assert self._data is not None
             for block in spec.source.blocks():
                 self._data.write(block)
-            self._keep(spec, offset, spec.source.nbytes)
+            self._refer(spec, offset, spec.source.nbytes)
         elif self._protos[spec.name].external_data:
             data = b"".join(spec.source.blocks())
             self._empty(spec).raw_data = data
@@ -216,7 +216,7 @@ class Writer:
         pass
 
     def _place(self, nbytes: int) -> int:
-        """The offset of the next tensor in external data."""
+        """Reserve space for a tensor of `nbytes` in external data; its offset."""
         assert self._data is not None
         step = _PAGE if nbytes >= _LARGE else _ALIGNED
         padding = -self._position % step
@@ -226,15 +226,15 @@ class Writer:
         return offset
 
     def _empty(self, spec: Spec) -> Any:
-        """The proto of an initializer, without its data."""
+        """The proto of an initializer, cleared of its data and with its new type."""
         proto = self._protos[spec.name]
         for field in _DATA:
             proto.ClearField(field)
-        if spec.row is not None:
-            proto.data_type = spec.row.number
+        if spec.dtype is not None:
+            proto.data_type = spec.dtype.number
         return proto
 
-    def _keep(self, spec: Spec, offset: int, nbytes: int) -> None:
+    def _refer(self, spec: Spec, offset: int, nbytes: int) -> None:
         proto = self._empty(spec)
         proto.data_location = type(proto).EXTERNAL
         for key, value in (("location", self._location), ("offset", offset), ("length", nbytes)):
@@ -242,21 +242,23 @@ class Writer:
             entry.key, entry.value = key, str(value)
 
 
-#: What the name of a file of external data adds to the model's.
+#: The name of the file of external data is the model's name with this suffix.
 DATA = ".data"
 
 
 def uses_external(model: Model, plan: Sequence[Spec]) -> set[str]:
-    """The tensors whose data will lie beside the model: large ones that do now, or all large ones of a model that would
-    outgrow protocol buffers."""
+    """The names of the tensors that will be in external data.
+
+    These are the large tensors that are external now, or all large tensors if the model file would get too large.
+    """
     protos = {proto.name: proto for proto in model.proto.graph.initializer}
     sizes = {spec.name: spec.source.nbytes if spec.source else _nbytes(spec) for spec in plan}
-    large = {spec.name for spec in plan if sizes[spec.name] >= _SMALL and spec.row is not None}
+    large = {spec.name for spec in plan if sizes[spec.name] >= _SMALL and spec.dtype is not None}
     external = {name for name in large if protos[name].data_location == type(protos[name]).EXTERNAL}
     within = sum(size for name, size in sizes.items() if name not in external)
     return large if within > _LARGEST else external
 
 
 def _nbytes(spec: Spec) -> int:
-    assert spec.row is not None
-    return spec.row.nbytes(spec.size)
+    assert spec.dtype is not None
+    return spec.dtype.nbytes(spec.size)

@@ -25,9 +25,9 @@ from gpucast.files.tensor import (
     checked_name,
 )
 
-#: Protocol buffers end at 2 GiB; the rest is for name and shape.
+#: A protocol buffer holds less than 2 GiB; the rest is reserved for name and shape.
 _LARGEST = (1 << 31) - (1 << 16)
-#: Where TensorProto keeps elements that are not in raw_data, and as what; every other type is in int32_data.
+#: The fields of TensorProto for elements that are not in raw_data, and their types; other types use int32_data.
 _FIELDS = {
     "FLOAT": ("float_data", "float32"),
     "DOUBLE": ("double_data", "float64"),
@@ -46,7 +46,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
     try:
         proto.ParseFromString(file.read())
     except Exception as error:
-        # The error's type depends on how protobuf was built.
+        # The type of the error depends on how protobuf was built.
         raise FileError(f"{path}: is no ONNX TensorProto: {error}") from None
     if not proto.data_type:
         raise FileError(f"{path}: is no ONNX TensorProto: it names no data type")
@@ -57,19 +57,19 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
     shape = checked_lengths(list(proto.dims), path, name)
     try:
-        row = dtype(proto.data_type)
+        onnx_type = dtype(proto.data_type)
     except TypeError:
         number = proto.data_type
         known = number in onnx.TensorProto.DataType.values()
         kind = onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
         raise FileError(f"{path}: tensor {name!r} has type {kind}, which Cast does not take") from None
-    array = _elements(proto, row, shape, path, name)
-    nbytes = row.nbytes(array.size) if row.bits else sum(map(len, proto.string_data))
-    return [LoadedTensor(name, row, shape, row.name, nbytes, array)], {}
+    array = _elements(proto, onnx_type, shape, path, name)
+    nbytes = onnx_type.nbytes(array.size) if onnx_type.bits else sum(map(len, proto.string_data))
+    return [LoadedTensor(name, onnx_type, shape, onnx_type.name, nbytes, array)], {}
 
 
 def imported(path: str) -> Any:
-    """The onnx package."""
+    """Import the onnx package. FileError if it is not installed."""
     try:
         import onnx
     except ImportError:
@@ -77,9 +77,9 @@ def imported(path: str) -> Any:
     return onnx
 
 
-def _elements(proto: Any, row: DType, shape: tuple[int, ...], path: str, name: str) -> Array:
+def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, name: str) -> Array:
     size = math.prod(shape)
-    if row.family == "string":
+    if onnx_type.family == "string":
         texts = _texts(proto, path, name)
         _check_count(path, name, size, len(texts))
         array = np.empty(size, dtype=object)
@@ -89,31 +89,31 @@ def _elements(proto: Any, row: DType, shape: tuple[int, ...], path: str, name: s
         data = proto.raw_data
         raw = np.frombuffer(data, dtype=np.uint8) if data else np.empty(0, np.uint8)
     else:
-        raw = typed(proto, row, size, path, name)
-    check_bytes(path, name, row.nbytes(size), raw.size)
-    if row.packed:
-        return np.asarray(unpack_codes(raw, row.bits, size)).view(row.numpy).reshape(shape)
-    if row.family == "bool":
+        raw = typed(proto, onnx_type, size, path, name)
+    check_bytes(path, name, onnx_type.nbytes(size), raw.size)
+    if onnx_type.packed:
+        return np.asarray(unpack_codes(raw, onnx_type.bits, size)).view(onnx_type.numpy).reshape(shape)
+    if onnx_type.family == "bool":
         return np.asarray(raw != 0).reshape(shape)
-    codes = raw.view(row.code_numpy.newbyteorder("<")).astype(row.code_numpy, copy=False)
-    elements: Array = codes.view(row.numpy).reshape(shape)
+    codes = raw.view(onnx_type.code_numpy.newbyteorder("<")).astype(onnx_type.code_numpy, copy=False)
+    elements: Array = codes.view(onnx_type.numpy).reshape(shape)
     return elements
 
 
-def typed(proto: Any, row: DType, size: int, path: str, name: str) -> Array:
-    """The typed fields as raw_data. Types of 16 bits or fewer lie in int32_data as codes."""
-    field, element = _FIELDS.get(row.name, ("int32_data", "int32"))
+def typed(proto: Any, onnx_type: DType, size: int, path: str, name: str) -> Array:
+    """The elements in typed fields, as raw_data. Types of 16 bits or fewer are stored in int32_data as codes."""
+    field, element = _FIELDS.get(onnx_type.name, ("int32_data", "int32"))
     values = np.array(getattr(proto, field), dtype=element)
-    if row.bits in (2, 4):
-        # One packed byte to each int32.
+    if onnx_type.bits in (2, 4):
+        # Each int32 holds one byte of packed codes.
         return values.astype(np.uint8)
     _check_count(path, name, size, values.size)
-    if row.bits == 6:
+    if onnx_type.bits == 6:
         return np.asarray(pack_codes(values.astype(np.uint8), 6))
-    if row.family == "bool":
+    if onnx_type.family == "bool":
         return np.asarray(values != 0).view(np.uint8)
-    if row.bits <= 32 and field != "float_data":
-        values = values.astype(f"<u{row.bits // 8}")
+    if onnx_type.bits <= 32 and field != "float_data":
+        values = values.astype(f"<u{onnx_type.bits // 8}")
     return values.astype(values.dtype.newbyteorder("<"), copy=False).view(np.uint8)
 
 
@@ -136,20 +136,20 @@ class Writer:
         self._onnx = imported(path)
         if len(plan) != 1:
             raise FileError(f"{path}: .pb holds one tensor, but there are {len(plan)}; write .npz or .safetensors")
-        row = plan[0].row
-        if row is not None and row.nbytes(plan[0].size) > _LARGEST:
+        onnx_type = plan[0].dtype
+        if onnx_type is not None and onnx_type.nbytes(plan[0].size) > _LARGEST:
             raise FileError(f"{path}: .pb holds less than 2 GiB; write .safetensors")
         self._file, self._path = file, path
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        row = spec.row
-        assert row is not None
-        proto = self._onnx.TensorProto(dims=spec.shape, data_type=row.number, name=spec.name)
-        if row.family == "string":
+        onnx_type = spec.dtype
+        assert onnx_type is not None
+        proto = self._onnx.TensorProto(dims=spec.shape, data_type=onnx_type.number, name=spec.name)
+        if onnx_type.family == "string":
             nbytes = self._add_texts(proto, spec, chunks)
         else:
             data = io.BytesIO()
-            nbytes = raw_data.write(data, row, chunks)
+            nbytes = raw_data.write(data, onnx_type, chunks)
             proto.raw_data = data.getvalue()
         self._file.write(proto.SerializeToString())
         return nbytes

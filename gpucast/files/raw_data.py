@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types that a format lacks, kept as a U8 tensor of ONNX raw_data with dtype and shape beside it."""
+"""Stores types that a format lacks: as ONNX raw_data in a UINT8 tensor, with dtype and shape in the metadata."""
 
 from __future__ import annotations
 
@@ -17,42 +17,43 @@ from gpucast.files.tensor import Array, FileError, checked_lengths
 
 @dataclass(frozen=True)
 class Described:
-    """What the bytes of a U8 tensor stand for."""
+    """The type and shape of a tensor that is stored as raw_data."""
 
-    row: DType
+    dtype: DType
     shape: tuple[int, ...]
 
 
 def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> Described:
-    """The dtype and shape that a file gives for `nbytes` of raw_data, checked."""
+    """Check the dtype and shape that a file gives for `nbytes` bytes of raw_data. FileError if they do not fit."""
     try:
-        row = dtype(kind) if isinstance(kind, str) else None
+        onnx_type = dtype(kind) if isinstance(kind, str) else None
     except TypeError:
-        row = None
-    if row is None or not row.packed:
+        onnx_type = None
+    if onnx_type is None or not onnx_type.packed:
         raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits")
     lengths = checked_lengths(shape, path, name)
-    needed = row.nbytes(math.prod(lengths))
+    needed = onnx_type.nbytes(math.prod(lengths))
     if needed != nbytes:
         raise FileError(
-            f"{path}: tensor {name!r}: {row.name} of shape {lengths} takes {needed} bytes, the file holds {nbytes}"
+            f"{path}: tensor {name!r}: {onnx_type.name} of shape {lengths} takes {needed} bytes, "
+            f"the file holds {nbytes}"
         )
-    return Described(row, lengths)
+    return Described(onnx_type, lengths)
 
 
-def write(file: BinaryIO, row: DType, chunks: Iterable[Array]) -> int:
-    """The elements of flat chunks, packed where their type is; the bytes written."""
+def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:
+    """Write the elements of flat chunks as raw_data; the number of bytes."""
     total = 0
     for chunk in chunks:
-        data = encoded(row, chunk)
+        data = encoded(onnx_type, chunk)
         file.write(data.data)
         total += data.nbytes
     return total
 
 
-def encoded(row: DType, chunk: Array) -> Array:
-    """The bytes of flat elements: packed codes, or little-endian ones."""
-    if row.packed:
-        return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), row.bits))
-    codes = chunk.view(row.code_numpy).astype(row.code_numpy.newbyteorder("<"), copy=False)
+def encoded(onnx_type: DType, chunk: Array) -> Array:
+    """Flat elements as raw_data: packed codes, or little-endian elements."""
+    if onnx_type.packed:
+        return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), onnx_type.bits))
+    codes = chunk.view(onnx_type.code_numpy).astype(onnx_type.code_numpy.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(codes).view(np.uint8)

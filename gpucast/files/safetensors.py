@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The .safetensors format, read and written without the safetensors package (which gives NumPy no float8 and float4).
+"""The .safetensors format, without the safetensors package (which supports no float8 and float4 for NumPy).
 
 Layout: the length of the header (8 bytes, little-endian), the header (JSON, padded with blanks), the tensors' bytes
-without gaps. Types that the format lacks are stored as U8 raw_data, and ``__metadata__`` names them:
+without gaps. Types that the format lacks are stored as ONNX raw_data of type U8, and ``__metadata__`` describes them:
 "gpucast.dtype.weights": "INT4", "gpucast.shape.weights": "[3, 5]".
 """
 
@@ -32,7 +32,7 @@ _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
 #: The limit of the safetensors package.
 _LONGEST = 100_000_000
-#: Bits of the types that Cast does not take.
+#: Bits of known types that Cast does not take.
 _OTHER_BITS = {"C64": 64}
 
 
@@ -54,7 +54,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
     if position != held:
         raise FileError(f"{path}: the header claims {position} bytes of data, the file holds {held}")
     for name, entry in _described(metadata).items():
-        # Another program may have dropped the tensor and kept the metadata.
+        # Another program may have removed the tensor but kept the metadata.
         if name in tensors:
             tensors[name] = _raw_data(tensors[name], entry, path)
     kept = {key: text for key, text in metadata.items() if not key.startswith((_DTYPE, _SHAPE))}
@@ -86,19 +86,19 @@ class _Duplicate(Exception):
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in entries:
             raise _Duplicate(name)
-        found[name] = value
-    return found
+        entries[name] = value
+    return entries
 
 
-def _metadata(found: object, path: str) -> dict[str, str]:
-    if found is None:
+def _metadata(value: object, path: str) -> dict[str, str]:
+    if value is None:
         return {}
-    if isinstance(found, dict) and all(isinstance(text, str) for text in found.values()):
-        return found
+    if isinstance(value, dict) and all(isinstance(text, str) for text in value.values()):
+        return value
     raise FileError(f"{path}: {_METADATA} is no JSON object of texts")
 
 
@@ -109,8 +109,8 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
         raise FileError(f"{path}: tensor {name!r} needs dtype (text), shape (list) and data_offsets ([begin, end])")
     lengths = checked_lengths(shape, path, name)
     begin, end = offsets
-    row = _row(code)
-    bits = _OTHER_BITS.get(code) if row is None else row.bits
+    onnx_type = _dtype(code)
+    bits = _OTHER_BITS.get(code) if onnx_type is None else onnx_type.bits
     claimed = None if bits is None else math.prod(lengths) * bits
     if claimed is not None and claimed != (end - begin) * 8:
         raise FileError(
@@ -121,19 +121,19 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
         file.seek(start + begin)
         return file
 
-    element = None if row is None or row.packed else row.code_numpy.newbyteorder("<")
-    return StoredTensor(name, row, lengths, code, end - begin, path, "safetensors", data, element), begin, end
+    element = None if onnx_type is None or onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
+    return StoredTensor(name, onnx_type, lengths, code, end - begin, path, "safetensors", data, element), begin, end
 
 
-def _offsets(found: object) -> tuple[int, int] | None:
-    if isinstance(found, list) and len(found) == 2 and all(type(offset) is int for offset in found):
-        begin, end = found
+def _offsets(value: object) -> tuple[int, int] | None:
+    if isinstance(value, list) and len(value) == 2 and all(type(offset) is int for offset in value):
+        begin, end = value
         if 0 <= begin <= end:
             return begin, end
     return None
 
 
-def _row(code: str) -> DType | None:
+def _dtype(code: str) -> DType | None:
     try:
         return dtype.from_safetensors(code)
     except TypeError:
@@ -151,19 +151,19 @@ def _described(metadata: Mapping[str, str]) -> dict[str, tuple[str, str | None]]
 def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) -> StoredTensor:
     kind, shape = entry
     if tensor.kind != "U8":
-        # Somebody wrote other data under the old metadata.
+        # Another program wrote other data and kept the metadata.
         return tensor
     try:
         lengths = json.loads(shape or "")
     except (ValueError, RecursionError):
         lengths = shape
-    found = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
-    return replace(tensor, row=found.row, shape=found.shape, element=None, family="raw_data")
+    described = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
+    return replace(tensor, dtype=described.dtype, shape=described.shape, element=None, family="raw_data")
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a tensor lies in the data, and how the header tells it."""
+class _Entry:
+    """The header entry of a tensor, without its offset."""
 
     code: str
     shape: tuple[int, ...]
@@ -177,26 +177,26 @@ class Writer:
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
         self._file = file
         texts = dict(metadata)
-        places = {}
+        entries = {}
         for spec in plan:
             if spec.name == _METADATA:
                 raise FileError(f"{path}: the name {_METADATA!r} is reserved in .safetensors files")
-            places[spec.name] = place = _place(spec, path)
-            if spec.row is not None and spec.row.packed and place.code == "U8":
-                texts[_DTYPE + spec.name] = spec.row.name
+            entries[spec.name] = entry = _entry(spec, path)
+            if spec.dtype is not None and spec.dtype.packed and entry.code == "U8":
+                texts[_DTYPE + spec.name] = spec.dtype.name
                 texts[_SHAPE + spec.name] = json.dumps(spec.shape)
         header: dict[str, Any] = {_METADATA: texts} if texts else {}
-        self._places, self._offsets = places, dict[str, int]()
+        self._entries, self._offsets = entries, dict[str, int]()
         position = 0
-        # Wide elements first, so that every tensor is aligned to its elements.
-        for name, place in sorted(places.items(), key=lambda item: -item[1].bits):
+        # Tensors with wide elements come first, so that every tensor is aligned to its elements.
+        for name, entry in sorted(entries.items(), key=lambda item: -item[1].bits):
             header[name] = {
-                "dtype": place.code,
-                "shape": place.shape,
-                "data_offsets": [position, position + place.nbytes],
+                "dtype": entry.code,
+                "shape": entry.shape,
+                "data_offsets": [position, position + entry.nbytes],
             }
             self._offsets[name] = position
-            position += place.nbytes
+            position += entry.nbytes
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
         text += b" " * (-len(text) % 8)
         if len(text) > _LONGEST:
@@ -208,27 +208,29 @@ class Writer:
         self._end = self._start + position
 
     def stored(self, spec: Spec) -> Iterator[bytes]:
-        """The bytes of a tensor as they are in the file, fewer if it ends before."""
+        """The bytes of a tensor as they are in the file now; fewer if the file is too short."""
         self._file.seek(self.begin(spec))
-        left = self._places[spec.name].nbytes
+        left = self._entries[spec.name].nbytes
         while left and (block := self._file.read(min(left, CHUNK_BYTES))):
             left -= len(block)
             yield block
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        assert spec.row is not None
+        assert spec.dtype is not None
         self._file.seek(self.begin(spec))
-        return raw_data.write(self._file, spec.row, chunks)
+        return raw_data.write(self._file, spec.dtype, chunks)
 
     def begin(self, spec: Spec) -> int:
-        """The byte of the file where a tensor of the plan begins."""
+        """The byte position in the file where a tensor of the plan begins."""
         return self._start + self._offsets[spec.name]
 
-    def place(self, spec: Spec, start: int, chunk: Array) -> tuple[int, Array]:
-        """The byte of the file where flat elements of a tensor go, those from `start` on (a multiple of 4), and their
-        bytes: for who writes them past this writer."""
-        assert spec.row is not None
-        return self.begin(spec) + spec.row.nbytes(start), raw_data.encoded(spec.row, chunk)
+    def position(self, spec: Spec, start: int, chunk: Array) -> tuple[int, Array]:
+        """The byte position of flat elements in the file, and their bytes, for a caller that writes them itself.
+
+        `start` is the index of the first element, a multiple of 4.
+        """
+        assert spec.dtype is not None
+        return self.begin(spec) + spec.dtype.nbytes(start), raw_data.encoded(spec.dtype, chunk)
 
     def copy(self, spec: Spec) -> int:
         assert spec.source is not None
@@ -238,24 +240,24 @@ class Writer:
         return spec.source.nbytes
 
     def finish(self) -> None:
-        # What an earlier attempt may have left.
+        # An earlier attempt may have left a longer file.
         self._file.truncate(self._end)
 
     def abort(self) -> None:
         pass
 
 
-def _place(spec: Spec, path: str) -> _Place:
-    row = spec.row
+def _entry(spec: Spec, path: str) -> _Entry:
+    onnx_type = spec.dtype
     if spec.source is not None:
-        bits = _OTHER_BITS.get(spec.source.kind, 8) if row is None else row.bits
-        return _Place(spec.source.kind, spec.shape, bits, spec.source.nbytes)
-    assert row is not None
-    if row.family == "string":
+        bits = _OTHER_BITS.get(spec.source.kind, 8) if onnx_type is None else onnx_type.bits
+        return _Entry(spec.source.kind, spec.shape, bits, spec.source.nbytes)
+    assert onnx_type is not None
+    if onnx_type.family == "string":
         raise FileError(f"{path}: .safetensors cannot hold STRING (tensor {spec.name!r}); write .npz")
-    nbytes = row.nbytes(spec.size)
-    # The safetensors package writes no float6; its float4 needs whole bytes.
-    if row.packed and (row.safetensors is None or row.bits == 6 or spec.size * row.bits % 8):
-        return _Place("U8", (nbytes,), 8, nbytes)
-    assert row.safetensors is not None
-    return _Place(row.safetensors, spec.shape, row.bits, nbytes)
+    nbytes = onnx_type.nbytes(spec.size)
+    # The safetensors package writes no float6, and float4 only if the elements fill whole bytes.
+    if onnx_type.packed and (onnx_type.safetensors is None or onnx_type.bits == 6 or spec.size * onnx_type.bits % 8):
+        return _Entry("U8", (nbytes,), 8, nbytes)
+    assert onnx_type.safetensors is not None
+    return _Entry(onnx_type.safetensors, spec.shape, onnx_type.bits, nbytes)

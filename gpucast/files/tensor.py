@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every file format has in common: named tensors that are read piece by piece, and the error."""
+"""What all file formats share: named tensors that are read piece by piece, writers, and the error."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gpucast.files.window import Window
 
 Array = np.ndarray[Any, Any]
 
-#: Bytes of one piece in memory; pieces end on whole groups of packed codes (4 elements).
+#: Bytes of one piece in memory. Pieces have a multiple of 4 elements, so that packed codes end on a byte.
 CHUNK_BYTES = 1 << 23
 
 
 class FileError(ValueError):
-    """A tensor file is malformed, or its format cannot hold what it is to hold. The message begins with the path."""
+    """A tensor file is malformed, or its format cannot hold the tensors. The message begins with the path."""
 
 
 @dataclass(frozen=True)
 class Tensor(ABC):
     """One named tensor of an open file.
 
-    `row` is None for a type that Cast does not take; `kind` is the type in the file's own words.
+    `dtype` is None for a type that Cast does not take; `kind` is the file's own name of the type.
     """
 
     name: str
-    row: DType | None
+    dtype: DType | None
     shape: tuple[int, ...]
     kind: str
     nbytes: int
@@ -46,16 +46,16 @@ class Tensor(ABC):
 
     @abstractmethod
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
-        """The elements in row-major order as flat arrays, unpacked; those but the last are of whole packed groups."""
+        """The elements in row-major order, as flat unpacked arrays; all but the last have a multiple of 4 elements."""
 
     def pieces(self, count: int) -> Iterator[Array]:
-        """As `chunks`, by `count` elements at a time, a multiple of 4."""
+        """As `chunks`, with `count` elements at a time, a multiple of 4."""
         return self.chunks(count * self.itemsize)
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
-        """As `chunks`, each a flat tensor of its own: several threads may read several of them at the same time."""
+        """As `chunks`, each as a flat tensor. Several threads may read different parts at the same time."""
         for chunk in self.chunks(limit):
-            yield LoadedTensor(self.name, self.row, chunk.shape, self.kind, chunk.nbytes, chunk)
+            yield LoadedTensor(self.name, self.dtype, chunk.shape, self.kind, chunk.nbytes, chunk)
 
     @property
     @abstractmethod
@@ -64,12 +64,12 @@ class Tensor(ABC):
 
     @abstractmethod
     def read(self) -> Array:
-        """All elements as one array of `shape`: `row.numpy`, or NumPy's own string dtypes for STRING."""
+        """All elements as one array of `shape`: `dtype.numpy`, or NumPy's own string dtypes for STRING."""
 
 
 @dataclass(frozen=True)
 class LoadedTensor(Tensor):
-    """A tensor whose elements are in memory already."""
+    """A tensor whose elements are already in memory."""
 
     array: Array = field(repr=False)
 
@@ -86,10 +86,10 @@ class LoadedTensor(Tensor):
 
 @dataclass(frozen=True)
 class StoredTensor(Tensor):
-    """A tensor whose bytes stay in the file until they are asked for.
+    """A tensor whose bytes stay in the file until they are needed.
 
-    `open` gives a stream that stands at the first byte. `element` is the dtype of one stored element, None for packed
-    codes and for types that are only copied. `family` names the formats that may copy `header` and bytes untouched.
+    `open` returns a stream at the first byte. `element` is the NumPy dtype of a stored element, None for packed codes
+    and for types that are only copied. Formats of the same `family` may copy `header` and bytes unchanged.
     """
 
     path: str
@@ -110,9 +110,9 @@ class StoredTensor(Tensor):
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         if self.fortran:
-            # Row-major order needs the last element before the second one.
-            whole = self.read()
-            return slices(whole.reshape(-1), whole.itemsize, limit)
+            # In row-major order the second element may be anywhere in the file, so all are read.
+            array = self.read()
+            return slices(array.reshape(-1), array.itemsize, limit)
         return self._in_file_order(limit)
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
@@ -122,43 +122,43 @@ class StoredTensor(Tensor):
             return
         position = stream.tell()
         for count in _counts(self.size, self.itemsize, limit):
-            opened: Callable[[], Any] = partial(Window, stream, position)
-            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=opened)
+            open_part: Callable[[], Any] = partial(Window, stream, position)
+            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
             position += part.nbytes
             yield part
 
     def read(self) -> Array:
-        if self.row is None:
+        if self.dtype is None:
             raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take")
         flat = next(self._in_file_order((self.size + 4) * self.itemsize), None)
         if flat is None:
-            return np.empty(self.shape, dtype=self.element if self.row.family == "string" else self.row.numpy)
+            return np.empty(self.shape, dtype=self.element if self.dtype.family == "string" else self.dtype.numpy)
         if self.fortran:
             return np.ascontiguousarray(flat.reshape(self.shape[::-1]).T)
         return flat.reshape(self.shape)
 
-    def of_type(self, row: DType) -> StoredTensor:
+    def of_type(self, dtype: DType) -> StoredTensor:
         """The same bytes read as another type: one code per element."""
-        return replace(self, row=row, element=row.code_numpy.newbyteorder("<"))
+        return replace(self, dtype=dtype, element=dtype.code_numpy.newbyteorder("<"))
 
     @property
     def itemsize(self) -> int:
         return 1 if self.element is None else self.element.itemsize
 
     def _in_file_order(self, limit: int) -> Iterator[Array]:
-        row, stream = self.row, self.open()
-        assert row is not None, "tensors of other types are only copied"
+        dtype, stream = self.dtype, self.open()
+        assert dtype is not None, "tensors of other types are only copied"
         for count in _counts(self.size, self.itemsize, limit):
             raw = np.empty(self._nbytes(count), dtype=np.uint8)
             self._fill(stream, raw.data)
-            yield self._decode(raw, row, count)
+            yield self._decode(raw, dtype, count)
 
     def _nbytes(self, count: int) -> int:
         """The bytes of `count` elements in the file."""
         if self.element is not None:
             return count * self.element.itemsize
-        assert self.row is not None
-        return self.row.nbytes(count)
+        assert self.dtype is not None
+        return self.dtype.nbytes(count)
 
     def _fill(self, stream: BinaryIO, buffer: memoryview) -> None:
         done = 0
@@ -173,23 +173,23 @@ class StoredTensor(Tensor):
                 )
             done += got
 
-    def _decode(self, raw: Array, row: DType, count: int) -> Array:
+    def _decode(self, raw: Array, dtype: DType, count: int) -> Array:
         if self.element is None:
-            return np.asarray(unpack_codes(raw, row.bits, count)).view(row.numpy)
-        if row.family == "bool":
-            # A byte other than 0 and 1 must not become a NumPy boolean as it is.
+            return np.asarray(unpack_codes(raw, dtype.bits, count)).view(dtype.numpy)
+        if dtype.family == "bool":
+            # NumPy booleans must be 0 or 1, but a file may hold other bytes.
             return np.asarray(raw != 0)
         array = raw.view(self.element)
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
-        return native if row.family == "string" else native.view(row.numpy)
+        return native if dtype.family == "string" else native.view(dtype.numpy)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a writer is to write: elements of type `row`, or (`source`) the bytes of another file untouched."""
+    """A tensor to write: elements of type `dtype`, or the unchanged bytes of another file (`source`)."""
 
     name: str
-    row: DType | None
+    dtype: DType | None
     shape: tuple[int, ...]
     source: StoredTensor | None = None
 
@@ -205,22 +205,25 @@ class Writer(Protocol):
     family: str
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
-        """FileError for a plan that the format cannot hold."""
+        """FileError if the format cannot hold the tensors of `plan`."""
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        """Write the elements of one tensor of the plan, flat arrays as of `Tensor.chunks`; the bytes that they take."""
+        """Write one tensor of the plan from flat arrays as `Tensor.chunks` gives them; the bytes written."""
 
     def copy(self, spec: Spec) -> int:
-        """Write one tensor of the plan that has a `source`."""
+        """Write one tensor of the plan that has a `source`; the bytes written."""
 
     def stored(self, spec: Spec) -> Iterator[bytes]:
-        """The bytes of a tensor as they are in the file, fewer if it ends before. For formats of fixed places alone."""
+        """The bytes of a tensor as they are in the file now; fewer if the file is too short.
+
+        Only for formats whose tensors have fixed positions.
+        """
 
     def finish(self) -> None:
         """Write what follows the tensors."""
 
     def abort(self) -> None:
-        """Let go of the file after an error; its content no longer matters."""
+        """Release the file after an error; its content no longer matters."""
 
 
 def slices(flat: Array, itemsize: int, limit: int = CHUNK_BYTES) -> Iterator[Array]:
@@ -237,7 +240,7 @@ def _counts(size: int, itemsize: int, limit: int) -> Iterator[int]:
 
 
 def checked_name(name: object, path: str) -> str:
-    """A tensor's name: text that every format can write."""
+    """The name of a tensor; FileError unless every format can write it."""
     try:
         if isinstance(name, str) and "\0" not in name:
             name.encode("utf-8")
@@ -248,7 +251,10 @@ def checked_name(name: object, path: str) -> str:
 
 
 def checked_lengths(shape: object, path: str, name: str) -> tuple[int, ...]:
-    """A shape read from a file: at most 64 lengths of zero or more, the non-zero ones of less than 2^63 elements."""
+    """A shape read from a file. FileError unless it has at most 64 lengths, none negative, and under 2^63 elements.
+
+    Lengths of 0 are left out of the product.
+    """
     if isinstance(shape, (list, tuple)) and len(shape) <= 64:
         lengths = tuple(shape)
         if all(type(n) is int and n >= 0 for n in lengths) and math.prod(n for n in lengths if n) < 1 << 63:

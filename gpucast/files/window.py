@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing places of an ordinary file, in several threads at the same time."""
+"""Reads and writes an ordinary file at given positions, from several threads at the same time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _CAN_READ, _CAN_WRITE = hasattr(os, "preadv"), hasattr(os, "pwrite")
 
 
 class Window(io.RawIOBase):
-    """A stream of its own over a file that others read meanwhile; it begins at byte `position`."""
+    """An independent stream over a file that other threads read too; it begins at byte `position`."""
 
     def __init__(self, file: BinaryIO, position: int) -> None:
         self._file, self._position = file, position
 
-    def place(self) -> tuple[int, int]:
-        """The file's number, and the next byte."""
+    def position(self) -> tuple[int, int]:
+        """The file descriptor, and the position of the next byte."""
         return self._file.fileno(), self._position
 
     def readinto(self, buffer: Any) -> int:
@@ -28,17 +28,17 @@ class Window(io.RawIOBase):
 
 
 def can_read(stream: Any) -> bool:
-    """Whether the stream is an ordinary file, which a `Window` can read."""
+    """Whether the stream is an ordinary file, so that a `Window` can read it."""
     return _CAN_READ and isinstance(stream, io.BufferedReader) and type(stream.raw) is io.FileIO
 
 
 def can_write(stream: Any) -> bool:
-    """Whether the stream is an ordinary file, which `write` can write."""
+    """Whether the stream is an ordinary file, so that `write` can write to it."""
     return _CAN_WRITE and isinstance(stream, io.BufferedRandom) and type(stream.raw) is io.FileIO
 
 
 def write(file: BinaryIO, position: int, data: memoryview) -> None:
-    """Write bytes past the file's own buffer, which has to be flushed."""
+    """Write bytes at a position, bypassing the file's own buffer, which must have been flushed."""
     while data:
         done = os.pwrite(file.fileno(), data, position)
         position, data = position + done, data[done:]

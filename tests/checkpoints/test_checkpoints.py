@@ -21,8 +21,7 @@ from codes import assert_same
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import shard as share
 from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.streaming import checksums as sums
-from gpucast.checkpoints.streaming import prefetch as ahead
+from gpucast.checkpoints.streaming import checksums, prefetch
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import driver as launch
@@ -48,7 +47,7 @@ def tensors(layer: int) -> dict[str, np.ndarray]:
 
 
 def checkpoint(folder: Path, shards: int = 3) -> dict[str, np.ndarray]:
-    """A checkpoint as transformers writes one, with files beside it; all its tensors."""
+    """Write a checkpoint as transformers does, with other files; returns all its tensors."""
     folder.mkdir()
     weight_map, every, total = {}, {}, 0
     for layer in range(shards):
@@ -153,7 +152,7 @@ def test_folders_hold_any_format(folder: Path) -> None:
     assert convert("in", "out", "--to", "FLOAT16") == 0
     assert files.load("out/a.npy")["a"].dtype == np.float16
     assert files.load("out/deep/b.npz")["b"].dtype == np.float16
-    # An only tensor is cast whatever its type when it is all that is converted, not in a folder.
+    # A single tensor of a single file is cast whatever its type, but not in a folder.
     assert (folder / "out/n.npy").read_bytes() == (folder / "in/n.npy").read_bytes()
     assert (folder / "out/t.pb").read_bytes() == (folder / "in/t.pb").read_bytes()
 
@@ -170,7 +169,7 @@ def test_types_that_safetensors_lacks_come_back(folder: Path) -> None:
     assert load_folder(folder / "back")["layers.0.norm"].tolist() == [1] * 6
 
 
-#: Options, and the types that weight, norm and ids of a layer get.
+#: Options, and the resulting types of weight, norm and ids of a layer.
 CHOICES: list[tuple[list[str], list[str]]] = [
     ([], ["FLOAT16", "FLOAT16", "INT64"]),
     (["--include", "*.ids"], ["FLOAT", "FLOAT", "FLOAT16"]),
@@ -190,7 +189,7 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     files.save("in.safetensors", tensors(0))
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16", *options) == 0
     with files.TensorFile("out.safetensors") as file:
-        found = {tensor.name.split(".")[-1]: tensor.row for tensor in file.tensors}
+        found = {tensor.name.split(".")[-1]: tensor.dtype for tensor in file.tensors}
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
@@ -217,7 +216,7 @@ def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureF
         assert "none: a plain cast" in message
         options = ["--to", to, "--scale", "none", "--allow-loss"]
         assert convert("in.safetensors", "out.safetensors", *options) == 0
-    # Neither integers, nor booleans, nor what stays as it is, nor wider types need one.
+    # Integers, booleans, unchanged types and wider types need no --scale.
     for options in (["--to", "INT8", "--include", "n"], ["--to", "BOOL"], ["--to", "FLOAT8E5M2", "--include", "b"]):
         assert convert("in.safetensors", "out.safetensors", *options) == 0
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16", "--rule", "b=FLOAT") == 0
@@ -263,7 +262,7 @@ def test_links_that_leave_the_folder_are_refused(folder: Path, capsys: pytest.Ca
     shard.symlink_to("../nowhere.safetensors")
     assert "link that leads out" in failure(capsys, "in", "out", "--to", "FLOAT16")
     shard.unlink()
-    # Within the folder a link is as good as a file; so is one to the folder itself.
+    # Links to files within the folder are followed, and so is a link to the folder itself.
     (folder / "elsewhere.safetensors").rename(folder / "in" / "sub" / "real.bin")
     shard.symlink_to("sub/real.bin")
     (folder / "link").symlink_to("in")
@@ -353,7 +352,7 @@ def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFi
     told = json.loads(capsys.readouterr().out)
     assert told["total"] == {"tensors": 6, "bytes_in": 773, "bytes_out": 449}
     assert contents(folder) == before
-    # What is planned is what comes of it.
+    # The result is as planned.
     assert convert("in", "out", "--to", "BFLOAT16") == 0
     with files.TensorFile(f"out/{name}") as file:
         sizes = {tensor.name: tensor.nbytes for tensor in file.tensors}
@@ -361,7 +360,7 @@ def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFi
     np.save("t.npy", np.array([1.5]))
     assert main(["convert", "t.npy", "u.npy", "--to", "STRING", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[-1] == "?"
-    # What a file says is not obeyed by the terminal.
+    # Control characters in names do not reach the terminal.
     files.save("names.npz", {"a\n\x1b[31m\u202e": np.ones(3, np.float32)})
     assert main(["convert", "names.npz", "u.npz", "--to", "FLOAT16", "--dry-run"]) == 0
     assert r"'a\n\x1b[31m\u202e'" in capsys.readouterr().out.splitlines()[1]
@@ -380,7 +379,7 @@ def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFi
     assert "is in the way" in said
     assert "No such file" in failure(capsys, "in", "new", *common[2:], "--dry-run", "--report", "nowhere/report.html")
     assert contents(folder) == before
-    # The unfinished work of another conversion; what is left of one that has none.
+    # Unfinished work of another conversion, then remains of one without any.
     plan = checkpoints.make_plan("in", "new", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {}))
     Staging(plan).begin()
     with Staging(plan).part(plan.files[0]) as part:
@@ -407,7 +406,7 @@ def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]
     assert leftovers(folder, "in", "report.json") == ["out"]
     assert len(json.loads((folder / "report.json").read_text())["tensors"]) == 8
     assert set(load_folder(folder / "out")) == set(every)
-    # A process that comes late finds that all is done, and leaves the report as it is.
+    # A later process finds that everything is done, and does not change the report.
     assert main(["convert", *common, "--shard", "1/4"]) == 0
     assert capsys.readouterr().out == "out: was written by another run of the same conversion\n"
     assert len(json.loads((folder / "report.json").read_text())["tensors"]) == 8
@@ -448,14 +447,14 @@ def test_sums_tell_what_is_missing() -> None:
         wanted = sum(padded.view("<u8").tolist())
         cuts = sorted({0, size, *random.integers(0, size + 1, 5).tolist()})
         pieces = [(begin, data[begin:end]) for begin, end in itertools.pairwise(cuts)]
-        assert sums.sum_of(data.data) == wanted
-        assert sums.sum_of_all([piece.tobytes() for _, piece in pieces]) == wanted
-        assert sum(sums.sum_of(piece, begin) for begin, piece in reversed(pieces)) == wanted
+        assert checksums.checksum(data.data) == wanted
+        assert checksums.checksum_of_blocks([piece.tobytes() for _, piece in pieces]) == wanted
+        assert sum(checksums.checksum(piece, begin) for begin, piece in reversed(pieces)) == wanted
     # Words that would cancel in a sum modulo 2^64.
     words = np.tile(np.array([5, -5], np.int64), 1000)
     lost = words.copy()
     lost[512:1024] = 0
-    assert sums.sum_of(lost.view(np.uint8)) < sums.sum_of(words.view(np.uint8))
+    assert checksums.checksum(lost.view(np.uint8)) < checksums.checksum(words.view(np.uint8))
 
 
 def test_pieces_keep_their_order_and_their_errors() -> None:
@@ -472,21 +471,21 @@ def test_pieces_keep_their_order_and_their_errors() -> None:
             raise ValueError("seven")
         return -piece
 
-    with ahead.Ahead(3) as threads:
+    with prefetch.Prefetcher(3) as threads:
         for count in range(7):
             assert list(threads.in_order(work, pieces(count))) == [-piece for piece in range(count)]
         made = threads.in_order(work, pieces(20))
         assert [next(made) for _ in range(7)] == [0, -1, -2, -3, -4, -5, -6]
         with pytest.raises(ValueError, match="seven"):
             next(made)
-        # No more than a few are waiting.
+        # Only a few are waiting.
         fetched.clear()
         made = threads.in_order(work, pieces(1000))
         assert [next(made) for _ in range(3)] == [0, -1, -2]
         assert len(fetched) <= 3 + 4
         made.close()
-    assert ahead.threads("cuda") == 1
-    assert 1 <= ahead.threads(None) <= 4
+    assert prefetch.threads("cuda") == 1
+    assert 1 <= prefetch.threads(None) <= 4
 
 
 def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -501,7 +500,7 @@ def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) 
     def interrupted(future: Future[None]) -> None:
         raise KeyboardInterrupt
 
-    with ahead.Ahead(2) as threads:
+    with prefetch.Prefetcher(2) as threads:
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             list(threads.in_order(work, iter(range(5))))
@@ -509,7 +508,7 @@ def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:
-    """On the stand-in for a driver: pieces of a tensor go there and back in a thread of their own."""
+    """With the stand-in for a driver: pieces of a tensor are copied there and back in another thread."""
     driver = HostDriver(optimize=False)
     x = np.random.default_rng(0).standard_normal(5 << 20).astype(np.float32)
     q = sample(dtype("INT4"), (9,))

@@ -20,7 +20,7 @@ import pytest
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints import Choice, Options, Outcome, Plan, Request, make_plan, run
+from gpucast.checkpoints import Choice, ConversionPlan, Options, Outcome, Request, make_plan, run
 from gpucast.cli import main
 
 distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
@@ -50,7 +50,7 @@ def checkpoint(folder: Path, tensors: int = 2, size: int = 1000) -> Path:
     return folder
 
 
-def planned(source: Path, target: Path, to: str = "BFLOAT16") -> Plan:
+def planned(source: Path, target: Path, to: str = "BFLOAT16") -> ConversionPlan:
     return make_plan(str(source), str(target), Request(Choice(gpucast.dtype(to)), {}))
 
 
@@ -83,7 +83,7 @@ def test_a_worker_killed_in_the_middle_of_a_file(cluster: Any, tmp_path: Path) -
     assert victim not in cluster.run(os.getpid).values()
 
 
-def kill_half_way(cluster: Any, plan: Plan) -> tuple[int, int]:
+def kill_half_way(cluster: Any, plan: ConversionPlan) -> tuple[int, int]:
     """Kill a worker that has finished some tensors of a file, and not the file: its process, the bytes of them."""
     staging, pids = Staging(plan), cluster.run(os.getpid)
     deadline = time.monotonic() + 60
@@ -123,9 +123,9 @@ def test_the_command_converts_on_a_cluster(
     checkpoint(tmp_path / "in")
     command = ["convert", "in", "out", "--to", "FLOAT16", "--scheduler", address(cluster)]
     assert main([*command, "--verify", "--json", "--report", "report.html"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["total"]["tensors"] == len(told["tensors"]) == SHARDS * 2
-    assert told["verified_elements"] == SHARDS * 2 * 1000
+    result = json.loads(capsys.readouterr().out)
+    assert result["total"]["tensors"] == len(result["tensors"]) == SHARDS * 2
+    assert result["verified_elements"] == SHARDS * 2 * 1000
     assert main([*command[:2], "alone", *command[3:5]]) == 0
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
     assert "model-3.safetensors" in (tmp_path / "report.html").read_text()
@@ -202,14 +202,14 @@ def test_a_task_waits_for_a_worker_that_lives_on(tmp_path: Path) -> None:
     plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
     staging = Staging(plan)
     staging.begin()
-    told: list[Any] = []
-    thread = threading.Thread(target=lambda: told.append(on_cluster._task(on_cluster._Job(plan, Options()), 1)))
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(on_cluster._task(on_cluster._Job(plan, Options()), 1)))
     with staging.part(plan.files[1]):
         thread.start()
         time.sleep(0.3)
         assert thread.is_alive() and not staging.is_done(plan.files[1])
     thread.join(30)
-    assert told == [on_cluster._Done()] and staging.is_done(plan.files[1])
+    assert result == [on_cluster._Done()] and staging.is_done(plan.files[1])
 
 
 def test_errors_of_the_system_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

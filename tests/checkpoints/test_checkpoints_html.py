@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a conversion's report: what it says, and that nothing in a file can make it say or do more."""
+"""The HTML report of a conversion: its content, and that names in a file cannot inject anything into it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Page(HTMLParser):
 
 
 def check_safe(text: str) -> Page:
-    """The page, which asks for nothing beside itself, runs nothing, and whose links lead somewhere."""
+    """Parse the page; it must load nothing else, run nothing, and have no dead links."""
     found = Page(text)
     allowed = {
         "html",
@@ -182,7 +182,7 @@ def test_a_histogram_is_drawn_to_scale() -> None:
     from gpucast.checkpoints.reporting.plots import histogram as drawn
     from gpucast.core.dtypes import dtype
 
-    # Ten powers and two beside them on each side, in 260 units; FLOAT4E2M1 goes from 2^-1 to below 2^3.
+    # Ten powers and two more on each side, in 260 units; FLOAT4E2M1 goes from 2^-1 to below 2^3.
     text = drawn(histogram(-4, [7] * 10), histogram(-1, [7, 0, 7, 7]), dtype("FLOAT4E2M1"))
     paths = dict(re.findall(r'<path class=(\w+) d="([^"]*)"', text))
     assert paths["before"].startswith("M37.1 96V6H55.7V6H74.3V6") and paths["before"].endswith("H222.9V96")
@@ -218,7 +218,7 @@ def test_many_tensors_fold(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("Shown are the 500 worst tensors of 600" in found.text) == ("600 tensors, the first 500" in found.text)
     assert ("Shown are" in found.text) == (count > shown)
     assert f"{count} tensor" in found.text and "model.layers.500." not in found.text
-    # Beside those left alone.
+    # The rest are the tensors left alone.
     details = found.count("details") - (count > 0)
     assert details == (0 if count < 49 else 3 if count == 100 else 5 + 11)
     assert sum(tag == "details" and "open" in attributes for tag, attributes in found.tags) == (

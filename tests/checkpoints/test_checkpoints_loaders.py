@@ -37,7 +37,7 @@ def ignored(style: str) -> list[str]:
 
 
 def written(style: str, tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What is in the file, and the layers that loaders are told to leave alone."""
+    """The tensors of the file, and the layers that the config tells loaders to leave alone."""
     save("in/model.safetensors", tensors)
     Path("in/config.json").write_text("{}")
     assert convert("in", "out", *BLOCKS, "--style", style) == 0
@@ -65,10 +65,10 @@ def test_layers_that_vllm_builds_without_quantization(style: str) -> None:
     kept += ["self_attn.indexer.weights_proj"]
     names = [f"model.layers.1.{name}" for name in kept]
     quantized = "model.layers.1.mlp.gate_proj"
-    found, told = written(style, {f"{name}.weight": numbers(128, 128) for name in [*names, quantized]})
+    found, ignored = written(style, {f"{name}.weight": numbers(128, 128) for name in [*names, quantized]})
     assert {name for name, (kind, _) in found.items() if kind == "F8_E4M3"} == {f"{quantized}.weight"}
-    assert set(told) >= set(names)
-    assert quantized not in told
+    assert set(ignored) >= set(names)
+    assert quantized not in ignored
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -79,9 +79,9 @@ def test_ragged_blocks_of_128x128_stay_as_they_are(style: str) -> None:
     whole = {"model.l.weight": numbers(256, 128)}
     # DeepSeek-V3 itself has 576 rows here.
     latent = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": numbers(192, 128)}
-    found, told = written(style, {**ragged, **whole, **latent})
+    found, ignored = written(style, {**ragged, **whole, **latent})
     assert {name for name, (kind, _) in found.items() if kind == "F8_E4M3"} == {*whole, *latent}
-    assert set(told) >= {"model.gate.up", "model.down"}
+    assert set(ignored) >= {"model.gate.up", "model.down"}
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -94,11 +94,11 @@ def test_experts_that_are_kept_are_named_as_their_layer(style: str) -> None:
         f"{layer.format(2)}.0.up_proj.weight": numbers(64, 128),
         f"{layer.format(2)}.1.up_proj.weight": numbers(128, 128),
     }
-    found, told = written(style, tensors)
+    found, ignored = written(style, tensors)
     assert found[f"{layer.format(1)}.gate_up_proj"] == ("F32", [2, 128, 128])
-    assert {layer.format(0), layer.format(1), f"{layer.format(0)}.0.up_proj"} <= set(told)
-    # Of these one is quantized.
-    assert layer.format(2) not in told
+    assert {layer.format(0), layer.format(1), f"{layer.format(0)}.0.up_proj"} <= set(ignored)
+    # One of these is quantized.
+    assert layer.format(2) not in ignored
 
 
 def test_nothing_that_a_style_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_the_mark_of_older_files_of_comfyui(prefix: str, capsys: pytest.CaptureF
 
 
 BYTES = np.full((4, 24), 130, np.uint8)
-#: What other libraries write that is not known here, and what is said of it.
+#: Files of other libraries in forms that are not known here, and the error for each.
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     # compressed-tensors 0.20, mxfp6-pack-quantized: four codes to three bytes. FLOAT4E2M1 would fit but for the groups.
     "MXFP6": (
@@ -252,7 +252,7 @@ def test_the_older_config_of_modelopt_goes_with_the_scales() -> None:
     names = {path.name for path in Path("out").iterdir()} - {".gpucast.json"}
     assert names == {"model.safetensors", "config.json", "generation_config.json"}
     assert Path("out/config.json").read_text().strip() == "{}"
-    # Scales that stay are told of.
+    # The config still describes scales that stay.
     save("in/other.safetensors", {"m": np.ones(4, np.float32)})
     assert convert("in", "kept", "--to", "FLOAT16", "--include", "m") == 0
     assert Path("kept/hf_quant_config.json").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX models whose initializers change their type: valid, run by onnxruntime, their outputs comparable."""
+"""ONNX models whose initializers change type: they are valid, run in onnxruntime, and give the expected outputs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_models_stay_valid_and_run(to: str, external: bool, folder: Path) -> Non
         row = dtype(w.dtype) if name == "shape" else dtype(to)
         assert_same(numpy_helper.to_array(by_name[name]), gpucast.cast(w, row), row)
     if to != "FLOAT4E2M1":
-        # Which onnxruntime does not cast on a CPU.
+        # onnxruntime does not cast these types on a CPU.
         np.testing.assert_allclose(run("out.onnx"), expected(to), rtol=1e-3, atol=1e-4)
     assert leftovers(folder, "in.onnx", "in.onnx.bin", "out.onnx", "out.onnx.data") == []
 
@@ -155,7 +155,7 @@ def test_names_that_are_taken_are_not_given_again(folder: Path) -> None:
 
 
 def test_what_the_model_says_of_types_stays_right(folder: Path) -> None:
-    """Of initializers that Casts alone use, and which lose their types; an unused input has the name one would get."""
+    """Value infos of initializers that only Casts use, and an unused input with a name that would be generated."""
     proto = model(inputs=[helper.make_tensor_value_info("W.bfloat16", 1, [1])])
     proto.graph.node.append(helper.make_node("Cast", ["c"], ["ci"], to=TensorProto.INT32))
     proto.graph.node.append(helper.make_node("Cast", ["c"], ["cd"], to=TensorProto.DOUBLE))
@@ -289,7 +289,7 @@ def test_external_data_that_is_there_is_not_replaced(folder: Path, capsys: pytes
     message = failure(capsys, "in.onnx", "out.onnx", "--to", "BFLOAT16")
     assert "out.onnx.data: exists" in message
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    # A model without any may be replaced, by itself as well.
+    # A model without external data may be replaced, also by itself.
     save("in.onnx", False)
     assert convert("in.onnx", "in.onnx", "--to", "FLOAT16") == 0
     onnx.checker.check_model("in.onnx", full_check=True)

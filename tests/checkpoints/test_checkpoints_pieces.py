@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pieces of tensors with scales: small however long a row is, and the same bytes however small they are."""
+"""The pieces of tensors with scales: small even for long rows, and the result does not depend on their size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_small_pieces_give_the_same_bytes(
     to: str, scale: str, style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    # Rows of an odd number of elements; of whole groups; of whole words, and of whole blocks.
+    # Rows with an odd number of elements, with whole groups, with whole words, and with whole blocks.
     lengths = (195, 260) if style == "gpucast" else (264, 1024) if scale == "per-channel" else (1024,)
     Path("in").mkdir()
     Path("in/config.json").write_text("{}")

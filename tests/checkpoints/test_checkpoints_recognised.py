@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that carry scales: recognised by their names, read as numbers, or refused."""
+"""Checkpoints that have scales: detected by name, read as numbers, or refused."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_scales_in_another_file_than_their_weight() -> None:
     assert convert("in/model.safetensors.index.json", "out", "--to", "FLOAT16", "--exclude", "l.weight") == 0
     assert_same(files.load("out/1.safetensors")["l.weight"], q.data)
     assert_same(files.load("out/2.safetensors")["l.weight_scale_inv"], q.scales)
-    # And from shards to shards in our own style.
+    # And from shards to shards in the style of gpucast.
     assert convert("in", "i4", "--to", "INT4", "--scale", "block", "--verify") == 0
     index = json.loads(Path("i4/model.safetensors.index.json").read_text())
     assert index["weight_map"]["l.weight.scales"] == "1.safetensors"
@@ -277,7 +277,7 @@ def test_our_own_style_damaged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has shape (4, 0)" in said(empty, entry)
     gpucast.quantize(numbers(4, 256), "int8_128").save("saved.safetensors")
     assert "Quantized.load" in failure(capsys, "saved.safetensors", "out.safetensors", "--to", "FLOAT")
-    # Metadata of a tensor that is gone means nothing.
+    # Metadata of a missing tensor is ignored.
     files.save("bad.safetensors", {"v": numbers(2, 2)}, {key: json.dumps(entry)})
     assert convert("bad.safetensors", "out.safetensors", "--to", "FLOAT16") == 0
 
@@ -295,7 +295,7 @@ def test_the_work_to_find_scales_grows_with_the_tensors_alone() -> None:
             ]
             catalogue.add(f"in/{number}", SimpleNamespace(tensors=held, metadata={}))  # type: ignore[arg-type]
         with counted() as run:
-            found = list(catalogue.found())
+            found = list(catalogue.detect())
         assert len(found) == count - 1
         assert found[0].paths == {"1.weight": "in/1", "1.weight_scale_inv": "in/0"}
         return run.steps
@@ -350,7 +350,7 @@ def test_blocks_that_config_json_tells(shape: tuple[int, int], block: tuple[int,
     assert convert("in", "out", "--to", "FLOAT", "--verify", "all") == 0
     assert_same(files.load("out/1.safetensors")["l.weight"], wanted)
     assert json.loads(Path("out/config.json").read_text()) == {"vocab": 3}
-    # A file of the folder alone is read in the same way.
+    # A single file of the folder is read in the same way.
     assert convert("in/1.safetensors", "out.safetensors", "--to", "FLOAT") == 0
     assert_same(files.load("out.safetensors")["l.weight"], wanted)
 
@@ -369,7 +369,7 @@ def test_blocks_that_the_shapes_tell() -> None:
 
 
 def test_blocks_that_nothing_tells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for shape, block, told, message in [
+    for shape, block, block_size, message in [
         ((100, 200), (64, 64), None, "may be for groups of 50 or 64"),
         ((100, 200), (100, 8), None, "have (1, 25); expected one scale"),
         ((256, 96), (200, 48), None, "may be for groups of 48 or 64"),
@@ -380,7 +380,7 @@ def test_blocks_that_nothing_tells_are_refused(capsys: pytest.CaptureFixture[str
         ((128, 128), (64, 64), "64", "weight_block_size is '64'; expected two lengths"),
     ]:
         held, _ = blocks(shape, block)
-        shards("in", {"1.safetensors": held}, quantization_config={"weight_block_size": told})
+        shards("in", {"1.safetensors": held}, quantization_config={"weight_block_size": block_size})
         assert message in failure(capsys, "in", "out", "--to", "FLOAT"), (shape, block)
     Path("in/config.json").write_text("[")
     assert "no JSON object" in failure(capsys, "in", "out", "--to", "FLOAT")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told about a conversion: counts, errors, histograms, the worst first; and how much memory it takes."""
+"""The report of a conversion: counts, errors, histograms, worst tensors first; and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_histograms_count_powers_of_two() -> None:
         found.add(np.ascontiguousarray(piece))
     assert found == Histogram(by_hand(x), zero=2, inf=1, nan=1)
     assert Histogram.from_json(json.loads(json.dumps(found.as_json()))) == found
-    told = found.as_json()
-    assert sum(told["counts"]) == 1000
-    assert told["counts"][0] == found.counts[told["lowest"]] > 0
+    document = found.as_json()
+    assert sum(document["counts"]) == 1000
+    assert document["counts"][0] == found.counts[document["lowest"]] > 0
     edges = Histogram()
     edges.add(np.array([5e-324, 2.0**-1022, 1.0, 1.9999, 2.0, np.finfo(np.float64).max]))
     assert edges.counts == {-1023: 1, -1022: 1, 0: 2, 1: 1, 1023: 1}
@@ -87,7 +87,7 @@ def test_a_record_comes_back() -> None:
 
 @pytest.mark.parametrize("src", FLOATS, ids=ids)
 def test_the_quick_counts_are_those_of_cast_report(src: DType) -> None:
-    """Codes of every kind, and numbers that all types hold, where nothing is lost."""
+    """Codes of every kind, and numbers that every type can hold, so that nothing is lost."""
     some = gpucast.cast(np.tile(np.array([0.5, -1, 2, 0, -0.0, 1.5], np.float32), 500), src)
     for dst in [*FLOATS, dtype("INT8"), dtype("FLOAT8E8M0"), dtype("BOOL")]:
         for saturate in (True, False):
@@ -107,7 +107,7 @@ def test_the_quick_counts_of_what_holds_all_but_is_told_to_clamp() -> None:
 
 
 def test_the_quick_counts_look_at_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what may be lost by more than becoming zero is looked at the long way."""
+    """Only elements that may have lost more than by becoming zero are counted by cast_report."""
     seen = []
     monkeypatch.setattr(
         counts, "cast_report", lambda x, *rest, **more: seen.append(x.size) or gpucast.cast_report(x, *rest)
@@ -134,17 +134,19 @@ def test_the_report_tells_of_every_tensor(folder: Path) -> None:
     (folder / "in" / "config.json").write_text("{}")
     options = ["--to", "FLOAT8E4M3FN", "--scale", "none", "--allow-loss", "--rule", "i*=keep"]
     assert main(["convert", "in", "out", *options, "--report", "report.json", "--quiet"]) == 0
-    told = json.loads((folder / "report.json").read_text())
-    assert [tensor["name"] for tensor in told["tensors"]] == ["lossy", "worse", "good", "exact"]
-    assert (told["input"], told["output"], told["gpucast"]) == ("in", "out", gpucast.__version__)
-    assert told["options"]["rules"] == ["i*=keep"]
-    assert (told["options"]["scale"], told["options"]["saturate"]) == ("none", True)
-    assert [file["name"] for file in told["files"]] == ["a.safetensors", "b.safetensors", "config.json"]
-    assert told["files"][2] == {"name": "config.json", "bytes_in": 2, "copied": True}
-    assert told["left_alone"] == [{"name": "ids", "file": "a.safetensors", "dtype": "INT64", "shape": [3], "bytes": 24}]
-    assert told["total"]["bytes_in"] == 4 * 2011
-    assert told["total"]["bytes_out"] == 2011
-    for tensor in told["tensors"]:
+    document = json.loads((folder / "report.json").read_text())
+    assert [tensor["name"] for tensor in document["tensors"]] == ["lossy", "worse", "good", "exact"]
+    assert (document["input"], document["output"], document["gpucast"]) == ("in", "out", gpucast.__version__)
+    assert document["options"]["rules"] == ["i*=keep"]
+    assert (document["options"]["scale"], document["options"]["saturate"]) == ("none", True)
+    assert [file["name"] for file in document["files"]] == ["a.safetensors", "b.safetensors", "config.json"]
+    assert document["files"][2] == {"name": "config.json", "bytes_in": 2, "copied": True}
+    assert document["left_alone"] == [
+        {"name": "ids", "file": "a.safetensors", "dtype": "INT64", "shape": [3], "bytes": 24}
+    ]
+    assert document["total"]["bytes_in"] == 4 * 2011
+    assert document["total"]["bytes_out"] == 2011
+    for tensor in document["tensors"]:
         x = tensors[tensor["name"]]
         y = gpucast.cast(x, "FLOAT8E4M3FN").astype(np.float64)
         for side, values in (("before", x), ("after", y)):
@@ -174,8 +176,8 @@ def test_reports_of_other_types(folder: Path, capsys: pytest.CaptureFixture[str]
     def no_constants(text: str) -> float:
         raise AssertionError(text)
 
-    told = json.loads((folder / "r.json").read_text(), parse_constant=no_constants)
-    found = {tensor["name"]: tensor for tensor in told["tensors"]}
+    document = json.loads((folder / "r.json").read_text(), parse_constant=no_constants)
+    found = {tensor["name"]: tensor for tensor in document["tensors"]}
     assert (found["a"]["saturated"], found["a"]["nan_lost"]) == (2, 1)
     assert found["b"]["wrapped"] == 1
     assert found["b"]["log2_magnitudes"]["before"]["lowest"] == 1
@@ -197,7 +199,7 @@ def test_verify_agrees_with_every_type(row: DType, folder: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["verified_elements"] == 1024 + 5 + 2
 
 
-#: Converts under a limit of anonymous memory (heap, stacks, private mappings), and tells the highest that it had.
+#: Converts under a limit on anonymous memory (heap, stacks, private mappings), and prints the peak.
 _LIMITED = """
 import resource, sys
 from gpucast import cli
@@ -210,7 +212,7 @@ raise SystemExit(code)
 
 
 def limited(megabytes: int, *argv: str) -> int:
-    """Run a conversion with so much memory; the megabytes that were resident at most."""
+    """Run a conversion with limited memory; returns the peak of resident megabytes."""
     environment = os.environ | {"PYTHONPATH": str(Path(gpucast.__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", _LIMITED, str(megabytes), *argv]
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -219,7 +221,7 @@ def limited(megabytes: int, *argv: str) -> int:
 
 
 def sparse(path: Path, gigabytes: int, tensors: int = 4) -> None:
-    """A file of zeros that takes no room on the disk."""
+    """A sparse file of zeros."""
     count = (gigabytes << 28) // tensors
     header = {
         f"t{i}": {"dtype": "F32", "shape": [count], "data_offsets": [4 * count * i, 4 * count * (i + 1)]}

@@ -83,7 +83,7 @@ def test_written_and_read_back(to: str, scale: str) -> None:
     }
     kept = {"bias": np.ones(7, np.float32), "ids": np.arange(6).reshape(2, 3), "none": np.ones((0, 4), np.float16)}
     files.save("in.safetensors", {**tensors, **kept}, {"format": "pt"})
-    # On pieces of several kinds of blocks the reference is asked, too; it is slow.
+    # For several kinds of blocks the pieces are also compared with the reference, which is slow.
     verify = ["--verify"] if (to, scale) in (("FLOAT8E4M3FN", "block"), ("UINT4", "per-tensor")) else []
     options = ["--to", to, "--scale", scale, *verify]
     assert convert("in.safetensors", "out.safetensors", *options) == 0
@@ -105,7 +105,7 @@ def test_written_and_read_back(to: str, scale: str) -> None:
         assert stored[f"{name}.scales"] == (q.format.scale.safetensors, list(q.scales.shape))
     for name, x in kept.items():
         assert_same(found[name], x)
-    # And back, as exactly as the codes tell.
+    # And back, to exactly the values of the codes.
     for wide in ("FLOAT", "BFLOAT16"):
         assert convert("out.safetensors", "back.safetensors", "--to", wide) == 0
         back = files.load("back.safetensors")
@@ -140,10 +140,10 @@ def test_kept_in_part_of_a_quantized_file_and_scaled_anew() -> None:
     assert after.keys() == {"a.weight", "a.weight.scales", "b.weight"}
     assert_same(after["a.weight"], before["a.weight"])
     assert_same(after["a.weight.scales"], before["a.weight.scales"])
-    # What was kept is still known by its metadata.
+    # Kept tensors still have their metadata.
     assert convert("out.safetensors", "wide.safetensors", "--to", "DOUBLE") == 0
     assert files.load("wide.safetensors").keys() == {"a.weight", "b.weight"}
-    # To other codes by way of the numbers, and never without a word about scales.
+    # To other codes by way of the numbers, but never without --scale.
     assert convert("q.safetensors", "again.safetensors", "--to", "FLOAT8E4M3FN", "--scale", "mx", "--verify") == 0
     wide = gpucast.dequantize(quantized(numbers(8, 64), "INT4", "block"), "DOUBLE")
     assert_same(files.load("again.safetensors")["a.weight"], quantized(wide, "FLOAT8E4M3FN", "mx").data)
@@ -163,14 +163,14 @@ def test_report_and_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert planned["bias"]["why"] == "fewer than 2 dimensions"
     assert convert(*options, "--report", "report.json") == 0
     report = json.loads(Path("report.json").read_text())
-    (told,) = report["tensors"]
+    (result,) = report["tensors"]
     q = quantized(x, "INT4", "block")
     back = q.dequantize("DOUBLE")
     signal, noise = float(np.sum(x.astype(np.float64) ** 2)), float(np.sum((back - x) ** 2))
-    assert told["sqnr_db"] == pytest.approx(10 * math.log10(signal / noise))
-    assert told["bytes_out"] == planned["w"]["bytes_out"]
-    assert (told["underflowed"], told["saturated"], told["elements"]) == (np.sum(back == 0), 0, x.size)
-    assert told["max_relative_error"] == pytest.approx(float(np.max(np.abs(back - x) / np.abs(x))))
+    assert result["sqnr_db"] == pytest.approx(10 * math.log10(signal / noise))
+    assert result["bytes_out"] == planned["w"]["bytes_out"]
+    assert (result["underflowed"], result["saturated"], result["elements"]) == (np.sum(back == 0), 0, x.size)
+    assert result["max_relative_error"] == pytest.approx(float(np.max(np.abs(back - x) / np.abs(x))))
     assert report["options"]["scale"] == "block"
     assert report["options"]["style"] == "gpucast"
     # The largest of a block of OCP MX clamps where it is above the largest code by more than half a step.
@@ -247,7 +247,7 @@ def test_a_device_gives_the_same_bytes(exhaustive: bool) -> None:
 
 
 def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model of one file, converted: types and shapes, and its config.json. Checked to come back."""
+    """Convert a model of one file; returns types and shapes, and its config.json. Checks that it reads back."""
     weight = NAMES["l.weight"][:rows]
     save("in/model.safetensors", {**NAMES, "l.weight": weight})
     Path("in/config.json").write_text(json.dumps({"model_type": "llama", **config}))
@@ -434,7 +434,7 @@ def test_comfyui() -> None:
     back = files.load("back.safetensors")
     assert back.keys() == tensors.keys()
     assert_same(back["l.weight"], quantized(tensors["l.weight"], "FLOAT8E4M3FN", "per-tensor").dequantize())
-    # Each layer tells for itself.
+    # Each layer has its own description.
     files.save("in.safetensors", {"model.a.weight": numbers(6, 8), "clip.b.weight": numbers(6, 8)})
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT8E5M2", *options[2:]) == 0
     said = json.loads(files.load("out.safetensors")["clip.b.comfy_quant"].tobytes())
@@ -499,7 +499,7 @@ def test_bad_use(capsys: pytest.CaptureFixture[str]) -> None:
     for out in ("out.npz", "out.npy", "out.pb"):
         assert ".safetensors files alone" in said(out, "--to", "INT8", "--scale", "block")
     assert leftovers(Path(), "in.safetensors") == []
-    # A scale does not matter to what needs none, which is said.
+    # --scale has no effect on tensors that need none, and a message says so.
     assert main(["convert", "in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--scale", "mx"]) == 0
     assert "--scale mx scaled nothing: it is for floating values that go to 8 bits" in capsys.readouterr().out
     # Names that collide.

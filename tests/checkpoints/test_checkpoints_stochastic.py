@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast convert --rounding stochastic`: the same bits in whatever pieces, by whoever, resumed or not."""
+"""`gpucast convert --rounding stochastic`: the bits do not depend on pieces, processes or interruptions."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_plain_casts_round_as_the_whole_tensor_would(monkeypatch: pytest.MonkeyP
             found = files.load("out.safetensors")
             for name, x in tensors.items():
                 assert_same(found[name], x if name == "ids" else rounded(x, name, to))
-    # Names and seeds alike make the bits.
+    # The bits depend on both names and seeds.
     assert (found["a"].view(np.uint8) != found["b"].view(np.uint8)).any()
     assert convert("in.safetensors", "other.safetensors", *options[:-3], "1") == 0
     assert (files.load("other.safetensors")["a"].view(np.uint8) != found["a"].view(np.uint8)).any()
@@ -152,7 +152,7 @@ def test_shares_and_resumed_runs_write_the_same(monkeypatch: pytest.MonkeyPatch)
     for share in ("1/2", "0/2"):
         assert convert("in", "shared", *options, "--shard", share) == 0
     assert written("shared") == written("out")
-    # Interrupted in the midst of the second file.
+    # Interrupted in the middle of the second file.
     monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
     advanced = []
 
@@ -161,8 +161,8 @@ def test_shares_and_resumed_runs_write_the_same(monkeypatch: pytest.MonkeyPatch)
         if sum(advanced) > 4.5 * 60 * 64 * 4:
             raise KeyboardInterrupt
 
-    def planned(seed: int) -> checkpoints.Plan:
-        choice = checkpoints.Choice(dtype("FLOAT8E4M3FN"), rules=[checkpoints.Rule("*0", dtype("BFLOAT16"))])
+    def planned(seed: int) -> checkpoints.ConversionPlan:
+        choice = checkpoints.Choice(dtype("FLOAT8E4M3FN"), rules=[checkpoints.SelectionRule("*0", dtype("BFLOAT16"))])
         asked = checkpoints.Request(choice, {"rounding": "stochastic"}, "block", seed=seed)
         return checkpoints.make_plan("in", "resumed", asked)
 
@@ -172,22 +172,22 @@ def test_shares_and_resumed_runs_write_the_same(monkeypatch: pytest.MonkeyPatch)
     checkpoints.run(planned(SEED), checkpoints.Options(), outcome)
     assert outcome.resumed >= 4 * 60 * 64 * 4
     assert written("resumed") == written("out")
-    # Another seed is other work.
+    # Work with another seed is not resumed.
     assert planned(1).fingerprint != planned(2).fingerprint
 
 
 def test_the_report_tells_what_was_lost() -> None:
-    # Half of the way to the smallest FLOAT8E5M2 becomes zero one time in two.
+    # Half of the smallest FLOAT8E5M2 becomes zero one time in two.
     tiny = np.full(4000, 2.0**-17, np.float32)
     files.save("in.safetensors", {"x": np.concatenate([tiny, np.float32([1e6, np.inf, np.nan, 0, 3])])})
     options = ["--to", "FLOAT8E5M2", "--scale", "none", *AT_RANDOM, "--allow-loss", "--report", "report.json"]
     assert convert("in.safetensors", "out.safetensors", *options) == 0
     report = json.loads(Path("report.json").read_text())
-    (told,) = report["tensors"]
+    (result,) = report["tensors"]
     zeros = int(np.count_nonzero(files.load("out.safetensors")["x"].astype(np.float32) == 0)) - 1
     assert 1800 < zeros < 2200
-    assert (told["underflowed"], told["saturated"], told["infinite"], told["nan"]) == (zeros, 2, 0, 0)
-    assert (told["elements"], told["nonzero"], told["max_relative_error"]) == (4005, 4004, 1.0)
+    assert (result["underflowed"], result["saturated"], result["infinite"], result["nan"]) == (zeros, 2, 0, 0)
+    assert (result["elements"], result["nonzero"], result["max_relative_error"]) == (4005, 4004, 1.0)
     assert (report["options"]["rounding"], report["options"]["seed"]) == ("stochastic", SEED)
 
 

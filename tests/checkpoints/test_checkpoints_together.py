@@ -33,11 +33,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planned(source: str, target: str) -> checkpoints.Plan:
+def planned(source: str, target: str) -> checkpoints.ConversionPlan:
     return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
 
 
-def run(plan: checkpoints.Plan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
+def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
     outcome = checkpoints.Outcome(plan)
     checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
     return outcome

@@ -86,7 +86,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def right(odds: np.ndarray, labels: np.ndarray) -> float:
-    """The digits in a hundred that are read right."""
+    """The percentage of digits that are classified correctly."""
     return 100 * float(np.mean(odds.argmax(axis=1) == labels))
 
 
@@ -101,24 +101,24 @@ def converted(
 ) -> dict[str, Any]:
     command = ["convert", str(source), str(target), "--to", to, "--scale", scale, "--verify", "all"]
     assert main([*command, *["--allow-loss"] * (scale == "none"), "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
 
 
 @pytest.mark.parametrize(("to", "error", "points"), CASES)
 def test_a_converted_model_runs_and_gives_nearly_the_same(
     model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, error: float, points: float
 ) -> None:
-    told = converted(capsys, model.folder / "model.onnx", tmp_path / "small.onnx", to)
+    result = converted(capsys, model.folder / "model.onnx", tmp_path / "small.onnx", to)
     row = gpucast.dtype(to)
     elements = sum(weight.size for weight in model.weights.values())
-    assert told["total"]["bytes_in"] == 4 * elements and told["total"]["bytes_out"] == row.nbytes(elements)
+    assert result["total"]["bytes_in"] == 4 * elements and result["total"]["bytes_out"] == row.nbytes(elements)
     small = onnx.load(tmp_path / "small.onnx")
     onnx.checker.check_model(small, full_check=True)
     held = small.graph.initializer
     assert {tensor.data_type for tensor in held} == {row.number} and len(held) == len(model.weights)
     y = run(tmp_path / "small.onnx", model.x)
-    # The very weights that a cast gives, computed with by NumPy.
+    # The same as NumPy's computation with the weights that a cast gives.
     back = {name: gpucast.cast(gpucast.cast(weight, to), "FLOAT") for name, weight in model.weights.items()}
     np.testing.assert_allclose(y, network(back, model.x), atol=1e-5)
     before = network(model.weights, model.x)
@@ -132,7 +132,7 @@ def test_converted_tensors_are_read_by_safetensors(
 ) -> None:
     converted(capsys, model.folder / "model.safetensors", tmp_path / "small.safetensors", to)
     row = gpucast.dtype(to)
-    # Its NumPy interface does not know float8.
+    # The NumPy interface of safetensors does not support float8.
     found = dict(safetensors.deserialize((tmp_path / "small.safetensors").read_bytes()))
     assert found.keys() == model.weights.keys()
     for name, weight in model.weights.items():
@@ -165,14 +165,14 @@ def test_a_model_with_scales_gives_nearly_the_same(
     points: float,
 ) -> None:
     small, wide = tmp_path / "small.safetensors", tmp_path / "wide.safetensors"
-    told = converted(capsys, model.folder / "model.safetensors", small, to, scale)
+    result = converted(capsys, model.folder / "model.safetensors", small, to, scale)
     format, row = scaling.formats(gpucast.dtype(to))[scale], gpucast.dtype(to)
     matrices = {name: weight for name, weight in model.weights.items() if weight.ndim == 2}
     codes = sum(row.nbytes(weight.size) for weight in matrices.values())
     scales = sum(format.scale.nbytes(math.prod(format.scales_shape(w.shape, 1))) for w in matrices.values())
-    assert told["total"]["bytes_in"] == sum(weight.nbytes for weight in matrices.values())
-    assert told["total"]["bytes_out"] == codes + scales + 4 * format.global_scale * len(matrices)
-    # What was written comes back.
+    assert result["total"]["bytes_in"] == sum(weight.nbytes for weight in matrices.values())
+    assert result["total"]["bytes_out"] == codes + scales + 4 * format.global_scale * len(matrices)
+    # The written tensors read back.
     converted(capsys, small, wide, "FLOAT")
     back = files.load(str(wide))
     assert back.keys() == model.weights.keys()
@@ -187,7 +187,7 @@ def test_a_model_with_scales_gives_nearly_the_same(
     y, before = run(tmp_path / "wide.onnx", model.x), network(model.weights, model.x)
     assert 0 < np.abs(y - before).max() < error
     assert right(y, model.labels) >= right(before, model.labels) - points
-    # A runtime that knows the type reads the very codes and scales.
+    # A runtime that supports the type reads these codes and scales directly.
     if (to, scale) == ("INT4", "block"):
         onnx.save(dequantizing(files.load(str(small)), format), tmp_path / "small.onnx")
         np.testing.assert_allclose(run(tmp_path / "small.onnx", model.x), y, atol=1e-6)
@@ -205,7 +205,7 @@ def largest_of_blocks(weight: np.ndarray, format: Format) -> np.ndarray:
 
 
 def dequantizing(tensors: dict[str, np.ndarray], format: Format) -> Any:
-    """The graph, its matrices being codes and scales for DequantizeLinear."""
+    """The graph, with its matrices as codes and scales for DequantizeLinear."""
     made = graph({name: x for name, x in tensors.items() if name.endswith(".bias")})
     for name in ("0.weight", "1.weight"):
         codes, scales = tensors[name], tensors[f"{name}.scales"]

@@ -68,7 +68,7 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_conversion_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    # A file of zeros that takes no room on the disk, and far longer to convert than this test waits.
+    # A sparse file of zeros, which takes far longer to convert than this test waits.
     np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float16, (1 << 27,))
     (tmp_path / "y.npz").write_bytes(b"old")
     run = program("convert", "x.npy", "y.npz", "--to", "STRING", cwd=tmp_path)
@@ -230,7 +230,7 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert driver.describe(FakeDriver(13000, [])).problem == "the driver finds no device"
     assert "CUDA error 100" in driver.describe(FakeDriver(13000, [], error=100)).problem
 
-    # Casts are judged elsewhere; with this driver CuPy would be asked next.
+    # Whether casts work is tested elsewhere; with this driver CuPy would be asked next.
     monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("it sleeps", "run wake"))
     machine = None
     monkeypatch.setattr(driver, "_load", lambda: machine)

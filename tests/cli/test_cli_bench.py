@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast bench` as a user meets it: without a GPU, on the host, and on a fake GPU (see fake_machine)."""
+"""`gpucast bench` from the user's view: without a GPU, on the host, and on a fake GPU (see fake_machine)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    """A GPU, with a rival at half our speed."""
+    """A GPU, with a contender at half our speed."""
     made = FakeMachine()
     driver = TimedDriver(made)
     driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))

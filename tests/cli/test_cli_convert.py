@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def summary(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    """Run a conversion that works, without scales; its JSON."""
+    """Run a conversion without scales that succeeds; return its JSON."""
     assert main(["convert", *argv, "--json", "--scale", "none"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -39,7 +39,7 @@ def summary(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Run a conversion that fails, without scales; its one line on stderr."""
+    """Run a conversion without scales that fails; return its one line on stderr."""
     assert main(["convert", *argv, "--scale", "none"]) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -54,13 +54,13 @@ def test_the_output_is_what_cast_gives(
 ) -> None:
     x = np.array([[0.0, 1.0, -1.0], [2.0, 0.5, 3.75]], np.float32)
     files.save("in.npz", {"x": x})
-    told = summary(capsys, "in.npz", f"out{suffix}", "--to", row.name, "--allow-loss")
+    result = summary(capsys, "in.npz", f"out{suffix}", "--to", row.name, "--allow-loss")
     (y,) = files.load(f"out{suffix}").values()
     assert_same(y, gpucast.cast(x, row), row)
-    assert told["total"]["elements"] == 6
-    assert told["total"]["bytes_in"] == 24
+    assert result["total"]["elements"] == 6
+    assert result["total"]["bytes_in"] == 24
     if row.bits:
-        assert told["total"]["bytes_out"] == row.nbytes(6)
+        assert result["total"]["bytes_out"] == row.nbytes(6)
 
 
 @pytest.mark.parametrize("suffix", files.SUFFIXES)
@@ -75,8 +75,9 @@ def test_every_format_converts_to_every_format(suffix: str, folder: Path, capsys
         assert_same(y, gpucast.cast(x, row), row)
 
 
-#: Worked out by hand: elements, options, how many are saturated, wrapped, infinite, NaN, lost NaN, zero; the error.
-#: 17 lies between 16 and 18, even 16 wins; -1e-9 becomes -0; 300 wraps to 300 - 256; 3 lies between 2 and 4.
+#: Computed by hand: elements, options, how many are saturated, wrapped, infinite, NaN, lost NaN, zero; the error.
+#: 17 lies between 16 and 18 and becomes 16, the even one; -1e-9 becomes -0; 300 wraps to 300 - 256; 3 lies between 2
+#: and 4.
 COUNTS: list[tuple[str, str, list[int], float]] = [
     ("0 1 17 1000 -1e-9 nan inf", "FLOAT8E4M3FN", [2, 0, 0, 0, 0, 1], 1),
     ("0 16 17", "FLOAT8E4M3FN", [0, 0, 0, 0, 0, 0], 1 / 17),
@@ -102,9 +103,9 @@ def test_the_counts(
 ) -> None:
     x = np.array(values.split(), dtype=np.float64)
     np.save("x.npy", x)
-    told = summary(capsys, "x.npy", "y.npy", "--allow-loss", "--to", *options.split())
+    result = summary(capsys, "x.npy", "y.npy", "--allow-loss", "--to", *options.split())
     names = ("saturated", "wrapped", "infinite", "nan", "nan_lost", "underflowed")
-    for found in (told["total"], *told["tensors"]):
+    for found in (result["total"], *result["tensors"]):
         assert (found["elements"], found["nonzero"]) == (x.size, np.count_nonzero(x))
         assert [found[name] for name in names] == counts
         assert found["max_relative_error"] == pytest.approx(error)
@@ -138,9 +139,9 @@ def test_only_floating_tensors_of_several_are_cast(folder: Path, capsys: pytest.
             (["--include", "*"], set(tensors)),
         ]:
             for out in (f"out{suffix}", "other.npz", "other.safetensors"):
-                told = summary(capsys, path, out, "--to", "DOUBLE", *options)
-                assert {tensor["name"] for tensor in told["tensors"]} == cast
-                assert {tensor["name"] for tensor in told["left_alone"]} == set(tensors) - cast
+                result = summary(capsys, path, out, "--to", "DOUBLE", *options)
+                assert {tensor["name"] for tensor in result["tensors"]} == cast
+                assert {tensor["name"] for tensor in result["left_alone"]} == set(tensors) - cast
                 loaded = files.load(out)
                 assert set(loaded) == set(tensors)
                 for name, x in tensors.items():
@@ -161,8 +162,8 @@ def test_bytes_that_are_left_alone_are_not_touched(folder: Path, capsys: pytest.
         "v": np.void(b"ab"),
     }
     np.savez("in.npz", w=np.ones(3), **odd)
-    told = summary(capsys, "in.npz", "out.npz", "--to", "FLOAT")
-    assert {tensor["name"] for tensor in told["left_alone"]} == set(odd)
+    result = summary(capsys, "in.npz", "out.npz", "--to", "FLOAT")
+    assert {tensor["name"] for tensor in result["left_alone"]} == set(odd)
     with np.load("in.npz") as before, np.load("out.npz") as after:
         assert after["w"].dtype == np.float32
         for name in odd:
@@ -182,8 +183,8 @@ def test_codes_that_only_safetensors_knows_are_copied(folder: Path, capsys: pyte
     }
     text = json.dumps(header).encode()
     Path("in.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(18)))
-    told = summary(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT")
-    assert [(t["name"], t["dtype"]) for t in told["left_alone"]] == [("c", "C64"), ("new", "F9")]
+    result = summary(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT")
+    assert [(t["name"], t["dtype"]) for t in result["left_alone"]] == [("c", "C64"), ("new", "F9")]
     raw = Path("out.safetensors").read_bytes()
     for name, code, shape, data in (("c", "C64", [1], bytes(range(8, 16))), ("new", "F9", [3], b"\x10\x11")):
         entry = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])[name]
@@ -210,8 +211,8 @@ def test_too_much_loss_stops_before_anything_is_written(folder: Path, capsys: py
     assert "--allow-loss" in message
     assert Path("out.safetensors").read_bytes() == b"old"
     assert leftovers(folder, "in.safetensors", "out.safetensors") == []
-    told = summary(capsys, "in.safetensors", "out.safetensors", "--to", "int4", "--allow-loss")
-    assert told["total"]["underflowed"] == 1000
+    result = summary(capsys, "in.safetensors", "out.safetensors", "--to", "int4", "--allow-loss")
+    assert result["total"]["underflowed"] == 1000
 
 
 @pytest.mark.parametrize(
@@ -262,8 +263,8 @@ def test_raw_elements_need_a_type(folder: Path, capsys: pytest.CaptureFixture[st
         assert "give --from T" in failure(capsys, "x.npy", "y.npy", "--to", "DOUBLE")
         for path in ("x.npy", "x.npz"):
             chosen = ["--include", "[a]"] if path == "x.npz" else []
-            told = summary(capsys, path, "y.npz", "--to", "DOUBLE", "--from", name, *chosen)
-            (tensor,) = told["tensors"]
+            result = summary(capsys, path, "y.npz", "--to", "DOUBLE", "--from", name, *chosen)
+            (tensor,) = result["tensors"]
             assert tensor["from"] == gpucast.dtype(name).name
             assert files.load("y.npz")[tensor["name"]].tolist() == x.astype(np.float64).tolist()
     np.save("x.npy", wanted.astype(ml_dtypes.float8_e5m2).view(np.uint8))
@@ -284,7 +285,7 @@ def test_nothing_to_cast(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     )
     np.savez("x.npz")
     assert "holds no tensors" in failure(capsys, "x.npz", "y.npz", "--to", "FLOAT")
-    # A single tensor is cast whatever its type.
+    # A single tensor is cast even if it is not floating.
     np.savez("x.npz", a=np.arange(3))
     assert summary(capsys, "x.npz", "y.npz", "--to", "FLOAT")["total"]["tensors"] == 1
     np.savez("x.npz", a=np.zeros((0, 3)))

@@ -134,7 +134,7 @@ def test_a_cubin_does_not_go_to_a_terminal(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Found in the wheel first, then on the path, then in a toolkit; the message says where to get it."""
+    """nvdisasm is looked for in the wheel, on PATH and in a toolkit; the message says where to get it."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CUDA_HOME", raising=False)
@@ -156,7 +156,7 @@ def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
     count = warmup([("FLOAT", "FLOAT8E4M3FN"), (dtype("uint4"), "int8"), ("FLOAT", 17)], ["sm_90", "sm_75"])
     assert count == 2 * (2 + 4)
     kept = compiler.compiler().cache.usage()[0]
-    # A plan made later finds its kernel, whatever its shape and packing.
+    # A plan that is made later finds its kernel in the cache, for any shape and packing.
     for src, dst in (("FLOAT", "FLOAT8E4M3FN"), ("UINT4", "INT8")):
         rule = resolve(dtype(src), dtype(dst))
         for unpacked in (False, True):
@@ -178,7 +178,7 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     there, same = "float32_to_float8e4m3fn", "float8e4m3fn_to_float8e4m3fn"
     assert names(amax=True) == shapes(f"{there}_amax", f"{same}_amax")
     assert names(scale=True) == shapes(*(f"{cast}_scaled{wide}" for cast in (there, same) for wide in ("", "_wide")))
-    # Nothing is rounded from a type to itself, but its products are.
+    # A cast from a type to itself rounds nothing, but its products with a scale are rounded.
     assert names(rounding="stochastic") == shapes(f"{there}_stochastic", same)
     scaled = {name for name in names(rounding="stochastic", scale=True, amax=True) if "wide" not in name}
     assert scaled == shapes(f"{there}_stochastic_scaled_amax", f"{same}_stochastic_scaled_amax")
@@ -220,7 +220,7 @@ def test_warmup_of_more_kinds() -> None:
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])
 def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
-    """Whatever is launched for matrices of whole blocks and of others is in the list. Nothing is computed."""
+    """Every kernel that is launched for matrices with complete or ragged blocks is in the list. Nothing is computed."""
 
     class Quiet(HostDriver):
         def load(self, source: KernelSource) -> Any:
@@ -246,7 +246,7 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
 
 
 def test_warmup_knows_the_kernels_of_mixed() -> None:
-    """Whatever a training step launches for gradients of one type is in the list, and nothing else. Nothing runs."""
+    """The list is exactly the kernels that a training step launches for gradients of one type. Nothing runs."""
 
     class Quiet(HostDriver):
         def load(self, source: KernelSource) -> Any:
@@ -263,7 +263,7 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
         for kind in ("float32", "float16", "bfloat16"):
             one, wide = (upload(np.ones((6, 5), dtype(kind).numpy)) for _ in range(2))
             scale = DynamicLossScale()
-            # A tree of more than a short list of arguments holds.
+            # A tree with more arrays than a short list of arguments holds.
             for grads in ([one], [one.T[::2]], [one, wide], [one] * 200):
                 scale.scale(grads[0])
                 new, finite = scale.unscale(grads)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast parity` as a user meets it: what it prints and writes, exit codes, wrong use."""
+"""`gpucast parity` from the user's view: what it prints and writes, exit codes, wrong usage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpucast.parity.cases import NUMERIC, Case
 from gpucast.parity.work import run
 
 SVG = "{http://www.w3.org/2000/svg}"
-#: With many random codes kernels are optimised, which takes longer than a test.
+#: With many random codes the kernels are compiled with optimisation, which takes too long for a test.
 FEW = ("--random", "10")
 
 
@@ -128,7 +128,7 @@ def check_picture(root: ElementTree.Element, backend: str) -> None:
     assert len(set(fills)) == 3
     # Not by colour alone.
     assert [cell.find(f"{SVG}path") is not None for cell in (wrong, equal, other)] == [True, False, False]
-    # A row below another, a column right of another: the cell lies where its names do.
+    # A cell lies in the row and the column of its names.
     place = wrong.find(f"{SVG}rect")
     names = {"".join(text.itertext()): text for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "end"}
     tops = {"".join(text.itertext()): text for text in root.iter(f"{SVG}text") if text.get("transform")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict of `gpucast info`: from a cast that was compiled, launched and compared, whatever goes wrong with it."""
+"""The verdict of `gpucast info`, from a test cast that is compiled, launched and compared, for every failure of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Wrong(HostDriver):
 
 
 class Failing(HostDriver):
-    """Raises `error` where a kernel is loaded."""
+    """Raises `error` when a kernel is loaded."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Failing(HostDriver):
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """One of an H200 whose casts the host's builds of the kernels do."""
+    """A driver of an H200 that runs the host builds of the kernels."""
     load(INSTALLED[-1])
     monkeypatch.setattr(nvrtc_search, "find", lambda: Found(wheels()[INSTALLED[-1]]))
     monkeypatch.setattr(driver, "find", lambda: H200)
@@ -67,7 +67,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def info(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:
-    """What the command says as JSON and as lines, of which the verdict is the last."""
+    """The output of the command as JSON and as lines; the last line is the verdict."""
     assert main(["info", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert main(["info"]) == 0
@@ -99,7 +99,7 @@ def test_yes_after_a_cast_that_is_right(capsys: pytest.CaptureFixture[str], tmp_
     host = launch.driver()
     assert isinstance(host, HostDriver)
     assert [name for name, _ in host.launched] == [KERNEL] * 2
-    # What it compiled is not kept, so it is compiled anew by the next one.
+    # The compiled kernel is not cached, so the next run compiles it again.
     assert not list(tmp_path.iterdir())
 
 
@@ -144,7 +144,7 @@ def test_no_where_the_cast_raises(capsys: pytest.CaptureFixture[str], error: Exc
 
 
 def test_no_where_cuda_itself_raises(capsys: pytest.CaptureFixture[str]) -> None:
-    """Under the real driver object, whose copies to the device find no device here."""
+    """With the real driver object, whose copies to the device fail as there is no device here."""
     if driver._load() is not None:
         pytest.skip("there is a driver")
     with Cuda().in_use():
@@ -176,7 +176,7 @@ def test_no_where_the_kernel_does_not_compile(
     assert said(lines, "compiler") == [facts["compiler"]["problem"]] == [reason]
     assert facts["compiler"]["version"] == list(load(INSTALLED[-1]).version)
     assert (facts["compiler"]["compiled"], facts["self_test"]) == ([], None)
-    # The driver asks for the architecture by itself, and refers to this very command.
+    # The driver itself asks for the architecture, and its error refers to this very command.
     monkeypatch.setattr(device, "unavailable", lambda: ("compile: the same at more length", "run gpucast info"))
     assert info(capsys)[0]["verdict"] == f"GPU casts: no, because {reason}"
 

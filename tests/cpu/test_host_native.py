@@ -20,7 +20,7 @@ import pytest
 import gpucast
 from gpucast import cli, files
 from gpucast.checkpoints.losses import counts
-from gpucast.checkpoints.streaming import checksums as sums
+from gpucast.checkpoints.streaming import checksums
 from gpucast.compile import cxx as host_compiler
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
@@ -132,7 +132,7 @@ def test_counts_are_those_of_the_report(rule: Rule, library: ctypes.CDLL) -> Non
         y = np.empty(x.shape, dst.numpy)
         seen = cast(x.view(src.code_numpy), y.view(dst.code_numpy))
         wanted = gpucast.cast_report(x, dst, **attributes)
-        told = counts.told_by(seen, x.size, src, dst, attributes)
+        told = counts.from_stats(seen, x.size, src, dst, attributes)
         assert (told is not None) >= (name == "none")
         for found in (told or wanted, counts.count(x, y, src, dst, attributes, seen)):
             assert [getattr(found, field) for field in COUNTS] == [getattr(wanted, field) for field in COUNTS], name
@@ -157,9 +157,9 @@ def test_sums_are_those_of_numpy(library: ctypes.CDLL, monkeypatch: pytest.Monke
     data = np.random.default_rng(2).integers(0, 256, 5003, dtype=np.uint8)
     data[1000:3000] = 255
     cases = [(data[start:], position) for start in range(9) for position in (0, 3, 8)] + [(data[:5], 6), (data[:0], 0)]
-    found = [sums.sum_of(*case) for case in cases]
+    found = [checksums.checksum(*case) for case in cases]
     monkeypatch.setattr(host_native, "_native", lambda: None)
-    assert found == [sums.sum_of(*case) for case in cases]
+    assert found == [checksums.checksum(*case) for case in cases]
 
 
 # ---- files ----
@@ -229,7 +229,7 @@ def test_files_are_cast_and_summed(size: int, to: str, library: ctypes.CDLL, tmp
     wanted = reference.apply(x, rule).tobytes()
     assert (tmp_path / "out").read_bytes() == bytes(5) + wanted
     assert done is not None
-    assert done[1] == sums.sum_of(wanted)
+    assert done[1] == checksums.checksum(wanted)
 
 
 def test_errors_of_the_system_are_the_same(

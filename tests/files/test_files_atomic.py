@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file appears whole or not at all: after any failure the old one is intact and no temporary file is left."""
+"""Files are replaced atomically: after any failure the old file is intact and no temporary file is left."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_unwritable_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def refused(**keywords: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "temporary")
 
-    # Not by chmod: the tests may run as root, whom that does not stop.
+    # Not with chmod, since the tests may run as root.
     monkeypatch.setattr(tempfile, "mkstemp", refused)
     with pytest.raises(PermissionError) as caught:
         files.save(str(old), {"new": BIG})

@@ -22,15 +22,15 @@ import gpucast
 from gpucast import files
 from tensors import sample
 
-#: More than any machine holds.
+#: More bytes than any machine has.
 HUGE = 1 << 60
 
 
 def read_all(path: Path) -> dict[str, np.ndarray]:
-    """Every element of every tensor, both ways of reading."""
+    """Read every element of every tensor, in both ways."""
     with files.TensorFile(str(path)) as file:
         for tensor in file.tensors:
-            if tensor.row is not None:
+            if tensor.dtype is not None:
                 for _ in tensor.chunks():
                     pass
     return files.load(str(path))
@@ -66,7 +66,7 @@ def test_every_truncation_is_a_file_error(tmp_path: Path) -> None:
         for cut in range(len(whole)):
             rewrite(bad, whole[:cut])
             if good.name == "text.pb" and cut == len(whole) - len(b"\x42\x01w"):
-                # Here all that is missing is the name, a whole field that may be missing.
+                # Cut here, the file lacks only the name, a field that is optional.
                 assert read_all(bad)["text"].tolist() == tensors["w"].tolist()
                 continue
             with pytest.raises(files.FileError, match=good.name):
@@ -74,12 +74,12 @@ def test_every_truncation_is_a_file_error(tmp_path: Path) -> None:
 
 
 def test_no_damage_gives_another_error(tmp_path: Path, exhaustive: bool) -> None:
-    """Damaged files may still be readable (a changed element); whatever else happens is a FileError."""
+    """A damaged file may still be readable (a changed element); otherwise reading raises a FileError."""
     (tmp_path / "good").mkdir()
     refused = 0
     for good in good_files(tmp_path / "good"):
         whole = good.read_bytes()
-        # .pb: a changed data type or length can be legal; every format: any byte may turn into any other.
+        # In .pb a changed data type or length can be valid; in every format any byte may change to any other.
         changes = random.Random(good.name)
         for _ in range(5000 if exhaustive else 300):
             damaged = bytearray(whole)
@@ -226,7 +226,7 @@ def test_two_members_of_one_name(tmp_path: Path) -> None:
 
 
 def test_a_member_that_claims_more_than_the_archive_holds(tmp_path: Path) -> None:
-    """The size in the central directory is a claim like any other."""
+    """The size in the central directory is checked too."""
     for how in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         content = npy_bytes(npy_header(shape=f"({HUGE},)", descr="'<U2'"), b"abc")
         npz_of(tmp_path / "x.npz", {"x.npy": content}, how)
@@ -334,7 +334,7 @@ def test_malformed_pb(tmp_path: Path) -> None:
 
 
 def test_metadata_that_outlived_its_tensor_is_passed_over(tmp_path: Path) -> None:
-    """Somebody wrote other data under the metadata of a packed tensor."""
+    """Another program wrote other data and kept the metadata of a packed tensor."""
     path = tmp_path / "a.safetensors"
     path.write_bytes(safetensors_bytes({"__metadata__": {"gpucast.dtype.a": "INT4"}, "a": entry()}, bytes(8)))
     assert files.load(str(path))["a"].dtype == np.float32

@@ -20,7 +20,7 @@ from gpucast.core.dtypes import DTYPES, DType
 from tensors import SHAPES, ids, sample
 
 NUMERIC = [row for row in DTYPES if row.family != "string"]
-#: What safetensors.numpy can show; the rest it opens, but knows no NumPy type for.
+#: Types that safetensors.numpy can read; the others it opens, but has no NumPy type for them.
 SHOWN = [row for row in NUMERIC if row.safetensors and row.bits >= 8 and not row.name.startswith("FLOAT8")]
 
 
@@ -41,7 +41,7 @@ def test_onnx_reads_what_is_written(row: DType, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", DTYPES, ids=ids)
 def test_what_onnx_writes_is_read(row: DType, tmp_path: Path) -> None:
-    """Both ways of onnx to keep elements: raw_data and the typed fields."""
+    """onnx stores elements in two ways: raw_data and the typed fields."""
     path = str(tmp_path / "x.pb")
     for shape in SHAPES:
         x = sample(row, shape)
@@ -110,7 +110,7 @@ def test_safetensors_opens_what_is_written(row: DType, tmp_path: Path) -> None:
 
 
 def test_types_below_a_byte_have_their_own_code_where_readers_know_it(tmp_path: Path) -> None:
-    """float4 where its bytes are whole; float6 never, which the safetensors package does not write."""
+    """float4 is stored natively if it fills whole bytes, float6 never: the safetensors package does not write it."""
     for name, size, code in [
         ("FLOAT4E2M1", 6, "F4"),
         ("FLOAT4E2M1", 7, "U8"),
@@ -144,7 +144,7 @@ def test_float6_of_other_writers_is_read(tmp_path: Path) -> None:
 
 
 def test_booleans_of_other_writers_are_read(tmp_path: Path) -> None:
-    """Any byte but 0 is true, and NumPy gets to see 1 only."""
+    """Any byte but 0 is true, and becomes 1 in NumPy."""
     data, wanted = bytes([0, 1, 2, 255]), bytes([0, 1, 1, 1])
     write_safetensors(tmp_path / "x.safetensors", {"w": entry("BOOL", [4], 0, 4)}, data)
     onnx.save_tensor(onnx.TensorProto(dims=[4], data_type=9, raw_data=data), str(tmp_path / "x.pb"))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What conversions lose, counted."""
+"""Counts and measures of what conversions lose."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a cast loses too much, and the words for what it loses."""
+"""The limit on what a cast may lose, and the losses as text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
 
-#: The share of a tensor's non-zero values that may be lost without --allow-loss.
+#: The share of a tensor's non-zero values that may be lost unless --allow-loss is given.
 LIMIT = 0.01
 
 _WORDS = {
@@ -26,20 +26,20 @@ class TooMuchLost(ValueError):
 
 
 def check(who: str, src: str, dst: str, report: CastReport) -> None:
-    """TooMuchLost unless nearly all values of the tensor `who` stay near what they were."""
+    """TooMuchLost if the tensor `who` loses more than `LIMIT` of its non-zero values."""
     if report.lost <= LIMIT * report.nonzero:
         return
-    # Zeros are lost too where they become NaN (FLOAT8E8M0 without saturate).
-    whole, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
+    # Zeros count as lost if they become NaN (FLOAT8E8M0 without saturate).
+    total, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
     raise TooMuchLost(
-        f"{who} from {src} to {dst} would lose {report.lost:,} of its {whole:,} {kind} "
-        f"({100 * report.lost / whole:.1f} %): {words(report, zeros=False)}. Nothing was written. "
+        f"{who} from {src} to {dst} would lose {report.lost:,} of its {total:,} {kind} "
+        f"({100 * report.lost / total:.1f} %): {words(report, zeros=False)}. Nothing was written. "
         "Scale the values into the range first, or give --allow-loss"
     )
 
 
 def words(report: CastReport, zeros: bool = True) -> str:
-    """The counts as text; NaN that became numbers only where there are any."""
+    """The counts as text. NaN that became numbers are named only if there are any."""
     counts = [
         f"{getattr(report, field):,} {text}"
         for field, text in _WORDS.items()
@@ -49,7 +49,7 @@ def words(report: CastReport, zeros: bool = True) -> str:
 
 
 def as_json(report: CastReport) -> dict[str, Any]:
-    """The fields of a report as JSON holds them: an infinite error is null."""
+    """The fields of a report for JSON; an infinite error is null."""
     error = report.max_relative_error
     counts = {field: getattr(report, field) for field in ("elements", "nonzero", *_WORDS)}
     return counts | {"max_relative_error": error if math.isfinite(error) else None}

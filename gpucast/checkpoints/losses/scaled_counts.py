@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is lost of a piece of a tensor that is divided by scales, counted."""
+"""Counts what a quantized piece of a tensor loses."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ from gpucast.quantization.cpu.block_grid import spread, tiles
 from gpucast.quantization.cpu.blocks import BlockGrid
 
 _FLOAT = dtype("FLOAT")
-#: Elements that are looked at while their float64 values are in the cache.
+#: Elements that are examined at a time, so that their float64 values stay in the processor's cache.
 _BLOCK = 1 << 15
-#: Elements whose codes stay in the cache.
+#: The same for codes.
 _CODES = 1 << 17
 
 
 def counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
-    """What was lost of a piece, as of a cast of the quotients; the largest error only where `restored` is given."""
+    """The losses of a piece, counted as for a cast of its quotients. The largest error needs `restored`."""
     scales = cast(parts.scales, "DOUBLE")
     nonzero = None if np.isnan(scales).any() else _nonzero_of_finite(x.reshape(-1))
     if nonzero is None:
         return _of_all(_values(x), parts, format, dequantized(parts, format) if restored is None else restored)
     if format.zero_points:
-        saturated, kept = 0, _beside_zero_points(parts, format)
+        saturated, kept = 0, _not_zero_points(parts, format)
     else:
         saturated, kept = _saturated(x, parts, format, scales), _nonzero_codes(parts.data, format.element)
     error = 0.0 if restored is None else _largest_error(_values(x).reshape(-1), restored.reshape(-1))
-    # Zeros stay zeros.
+    # Zeros always stay zeros, so every other zero is a loss.
     return CastReport(x.size, nonzero, saturated=saturated, underflowed=nonzero - kept, max_relative_error=error)
 
 
 def _values(x: Array) -> Array:
-    """As a type that NumPy compares."""
+    """The values as a type that NumPy can compare."""
     return x if x.dtype in (np.float32, np.float64) else cast(x, "FLOAT")
 
 
 def _nonzero_of_finite(values: Array) -> int | None:
-    """How many of flat values are not zero; None where one is infinite or NaN."""
-    row = dtype(values.dtype)
-    codes, found = values.view(row.code_numpy), 0
-    seen = host_native_cast.look(codes, row.code_mask & ~row.sign_code) if row.bits <= 32 else None
-    if seen is not None:
-        return codes.size - seen[1] if seen[0] <= row.max_code else None
+    """How many flat values are not zero; None if one is infinite or NaN."""
+    src = dtype(values.dtype)
+    codes, nonzero = values.view(src.code_numpy), 0
+    stats = host_native_cast.look(codes, src.code_mask & ~src.sign_code) if src.bits <= 32 else None
+    if stats is not None:
+        return codes.size - stats[1] if stats[0] <= src.max_code else None
     for part in spans(codes.size, _CODES):
-        block = magnitudes(codes[part], row)
-        if block.max() > row.max_code:
+        block = magnitudes(codes[part], src)
+        if block.max() > src.max_code:
             return None
-        found += nonzero_codes(block)
-    return found
+        nonzero += nonzero_codes(block)
+    return nonzero
 
 
-def _beside_zero_points(parts: Parts, format: Format) -> int:
-    """How many codes are not their block's zero point, which stands for zero."""
+def _not_zero_points(parts: Parts, format: Format) -> int:
+    """How many codes differ from the zero point of their block, which stands for zero."""
     mask = np.uint8(format.element.code_mask)
     grid = BlockGrid.of(format, parts.data.shape, axis(format) % 2)
     codes = parts.data.view(np.uint8).reshape(grid.shape)
@@ -68,32 +68,35 @@ def _beside_zero_points(parts: Parts, format: Format) -> int:
     equal = host_native.equal(codes, grid, zero)
     if equal is not None:
         return int(codes.size) - equal
-    found = 0
+    different = 0
     for tile in tiles(grid):
         blocks = codes[tile.elements].reshape(tile.split)
-        found += int(np.count_nonzero(blocks != spread(zero, tile)))
-    return found
+        different += int(np.count_nonzero(blocks != spread(zero, tile)))
+    return different
 
 
-def _nonzero_codes(codes: Array, row: DType) -> int:
-    """How many codes are not those of zero."""
-    raw, magnitude = codes.view(np.uint8).reshape(-1), row.code_mask & ~(row.sign_code if row.family == "float" else 0)
-    seen = host_native_cast.look(raw, magnitude)
-    return int(np.count_nonzero(raw & magnitude)) if seen is None else raw.size - seen[1]
+def _nonzero_codes(codes: Array, element: DType) -> int:
+    """How many codes do not stand for zero."""
+    raw, magnitude = (
+        codes.view(np.uint8).reshape(-1),
+        element.code_mask & ~(element.sign_code if element.family == "float" else 0),
+    )
+    stats = host_native_cast.look(raw, magnitude)
+    return int(np.count_nonzero(raw & magnitude)) if stats is None else raw.size - stats[1]
 
 
 def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
-    """How many finite values became the largest number and are further away than by rounding. `scales` are DOUBLE."""
+    """How many finite values became the largest number although they do not round to it. `scales` are DOUBLE."""
     if (format.scale is _FLOAT or format.rule == "up") and x.dtype != np.float64:
-        # The largest magnitude of a block, divided by its scale, is hardly larger than the largest number.
+        # Here a block's largest magnitude divided by its scale exceeds the largest number by rounding errors alone.
         return 0
     d = scales if parts.global_scale is None else scales * np.float64(parts.global_scale)
-    limits = np.asarray(float(format.element.max) * d * _beyond(format.element))
+    limits = np.asarray(float(format.element.max) * d * _rounding_limit(format.element))
     grid = BlockGrid.of(format, x.shape, axis(format) % 2)
     source = x.reshape(grid.shape)
     native = host_native.find(source, grid, format)
     if native is not None:
-        # All that are beyond have the largest code, however they were rounded.
+        # Every value beyond the limit has the largest code, however it was rounded.
         return native.beyond(source, grid, limits.reshape(grid.counts))
     edge = np.flatnonzero(_at_largest(parts.data, format.element))
     limits = limits.reshape(-1)[grid.block_of(edge)]
@@ -101,7 +104,7 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
 
 
 def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
-    """As `counted`, of a piece with infinities or NaN."""
+    """As `counted`, for a piece with infinities or NaN."""
     report = CastReport()
     values, restored, codes = values.reshape(-1), restored.reshape(-1), parts.data.reshape(-1)
     with np.errstate(all="ignore"):
@@ -109,7 +112,7 @@ def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> Cas
             before, after = values[part].astype(np.float64), restored[part]
             outside = np.zeros(before.shape, bool)
             if not format.zero_points:
-                outside = np.abs(before) > np.abs(after) * _beyond(format.element)
+                outside = np.abs(before) > np.abs(after) * _rounding_limit(format.element)
                 outside &= _at_largest(codes[part], format.element)
             report += count(before, after, outside, overflow="saturate")
     return report
@@ -126,19 +129,19 @@ def _largest_error(before: Array, after: Array) -> float:
     return largest
 
 
-def _at_largest(codes: Array, row: DType) -> Array:
-    """Which codes are that of the largest number, or of its negative."""
+def _at_largest(codes: Array, element: DType) -> Array:
+    """Which codes stand for the largest number or its negative."""
     raw = codes.view(np.uint8)
-    if row.family == "float":
-        return np.asarray(magnitudes(raw, row) == row.max_code)
-    largest, mask = int(row.max), row.code_mask
-    found: Array = raw & mask == largest
-    return found | (raw & mask == -largest & mask) if row.signed else found
+    if element.family == "float":
+        return np.asarray(magnitudes(raw, element) == element.max_code)
+    largest, mask = int(element.max), element.code_mask
+    positive: Array = raw & mask == largest
+    return positive | (raw & mask == -largest & mask) if element.signed else positive
 
 
-def _beyond(row: DType) -> float:
-    """What rounds to the largest number of a type ends at this multiple of it."""
-    if row.family == "int":
-        return 1 + 0.5 / float(row.max)
-    largest = float(row.max)
-    return 1 + (largest - float(row.value(row.max_code - 1))) / (2 * largest)
+def _rounding_limit(element: DType) -> float:
+    """The multiple of the largest number up to which values still round to it."""
+    if element.family == "int":
+        return 1 + 0.5 / float(element.max)
+    largest = float(element.max)
+    return 1 + (largest - float(element.value(element.max_code - 1))) / (2 * largest)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the values of a tensor moved: counts, errors, and histograms of their magnitudes. Those of pieces add up."""
+"""Statistics of a conversion: counts of losses, errors, and histograms of magnitudes. Those of pieces add up."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from gpucast.core.dtypes import dtype
 from gpucast.cpu.chunks import spans
 from gpucast.files.tensor import Array
 
-#: Elements that are looked at while their float64 values are in the cache.
+#: Elements that are examined at a time, so that their float64 values stay in the processor's cache.
 _BLOCK = 1 << 15
-#: A DOUBLE's exponent field is 0 for zero and for what is below 2^-1022, and the last for infinity and NaN.
+#: The exponent field of a DOUBLE is 0 for zero and magnitudes below 2^-1022, and `_SPECIAL` for infinity and NaN.
 _SPECIAL, _BIAS = 2047, 1023
 
 
 @dataclass
 class Histogram:
-    """How many values v have floor(log2(abs(v))) = e, for each e; zeros, infinities and NaNs apart.
+    """For each exponent e, how many values v have floor(log2(abs(v))) = e. Zeros, infinities and NaNs are separate.
 
-    What is below 2^-1022 is counted under -1023.
+    Magnitudes below 2^-1022 are counted under -1023.
     """
 
     counts: dict[int, int] = field(default_factory=dict)
@@ -58,20 +58,20 @@ class Histogram:
         self.zero, self.inf, self.nan = self.zero + other.zero, self.inf + other.inf, self.nan + other.nan
 
     def as_json(self) -> dict[str, Any]:
-        """`counts[i]` belongs to the exponent `lowest` + i."""
+        """The counts as a list: `counts[i]` belongs to the exponent `lowest` + i."""
         low, high = min(self.counts, default=0), max(self.counts, default=-1)
         counts = [self.counts.get(exponent, 0) for exponent in range(low, high + 1)]
         return {"lowest": low, "counts": counts, "zero": self.zero, "inf": self.inf, "nan": self.nan}
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Histogram:
-        counts = {found["lowest"] + i: number for i, number in enumerate(found["counts"]) if number}
-        return Histogram(counts, found["zero"], found["inf"], found["nan"])
+    def from_json(document: Mapping[str, Any]) -> Histogram:
+        counts = {document["lowest"] + i: number for i, number in enumerate(document["counts"]) if number}
+        return Histogram(counts, document["zero"], document["inf"], document["nan"])
 
 
 @dataclass
 class Errors:
-    """Sums over the elements that are finite before and after; relative errors over those that are not zero before."""
+    """Sums over the elements that are finite before and after; for relative errors also not zero before."""
 
     compared: int = 0
     relative: float = 0.0
@@ -90,7 +90,7 @@ class Errors:
             before, after = before[finite], after[finite]
         size, error = np.abs(before), np.abs(after - before)
         self.compared += int(np.count_nonzero(size))
-        # Squares that overflow make the ratio unknown, and it is told so.
+        # If squares overflow, the ratio is unknown (None).
         self.signal += float(np.dot(size, size))
         self.noise += float(np.dot(error, error))
         self.largest = max(self.largest, float(error.max(initial=0.0)))
@@ -109,7 +109,7 @@ class Errors:
 
     @property
     def sqnr_db(self) -> float | None:
-        """Ratio of signal to noise in decibels; None where there is no noise, or no finite ratio."""
+        """The signal-to-noise ratio in decibels; None without noise, or if the ratio is not finite."""
         if not (0 < self.noise < math.inf and 0 < self.signal < math.inf):
             return None
         return 10 * (math.log10(self.signal) - math.log10(self.noise))
@@ -117,13 +117,13 @@ class Errors:
 
 @dataclass
 class Statistics:
-    """`errors` is None where nobody asked for them; then the report's largest relative error may be missing, too."""
+    """Statistics of a tensor. `errors` is None unless asked for; then the report may lack the largest error, too."""
 
     report: CastReport = field(default_factory=CastReport)
     errors: Errors | None = None
 
     def add(self, x: Array, y: Array, report: CastReport) -> None:
-        """Take in a flat piece: its values before and after (of types that cast to DOUBLE), and what was counted."""
+        """Add a flat piece: its values before and after (of types that cast to DOUBLE), and its counts."""
         self.report += report
         if self.errors is None or dtype(y.dtype).family == "string":
             return
@@ -132,13 +132,13 @@ class Statistics:
                 self.errors.add(cast(x[part], "DOUBLE"), cast(y[part], "DOUBLE"))
 
     def join(self, other: Statistics) -> None:
-        """Take in the statistics of other elements, of the same kind."""
+        """Add the statistics of other elements, of the same kind."""
         self.report += other.report
         if self.errors is not None and other.errors is not None:
             self.errors.join(other.errors)
 
     def as_record(self) -> dict[str, Any]:
-        """For the journal: comes back unchanged by `from_record`."""
+        """The statistics for the journal; `from_record` restores them unchanged."""
         record: dict[str, Any] = {"report": asdict(self.report)}
         if self.errors is not None:
             errors = self.errors
@@ -153,18 +153,18 @@ class Statistics:
     def from_record(record: Mapping[str, Any]) -> Statistics:
         errors = None
         if "errors" in record:
-            found = record["errors"]
-            sides = [Histogram.from_json(found[side]) for side in ("before", "after")]
-            errors = Errors(*(found[name] for name in _SUMS), *sides)
+            saved = record["errors"]
+            sides = [Histogram.from_json(saved[side]) for side in ("before", "after")]
+            errors = Errors(*(saved[name] for name in _SUMS), *sides)
         return Statistics(CastReport(**record["report"]), errors)
 
     def as_json(self) -> dict[str, Any]:
-        """For people's programs: null stands for what is infinite or unknown."""
-        told = loss.as_json(self.report)
+        """The statistics for users' programs; infinite and unknown values are null."""
+        counts = loss.as_json(self.report)
         if self.errors is None:
-            return told
+            return counts
         errors = self.errors
-        return told | {
+        return counts | {
             "mean_relative_error": _finite(errors.mean_relative_error),
             "max_absolute_error": _finite(errors.largest),
             "sqnr_db": errors.sqnr_db,

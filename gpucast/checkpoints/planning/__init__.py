@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion will do, found out before anything is written."""
+"""Planning: what a conversion will do, worked out before anything is written."""

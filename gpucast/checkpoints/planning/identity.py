@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""By what a change of a file that is read is noticed."""
+"""The identity of an input file: shows whether the file has changed since it was planned."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import hashlib
 import os
 from dataclasses import dataclass
 
-#: Bytes at each end of a file that are summed up.
+#: Bytes at each end of a file that are hashed.
 _END = 1 << 16
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What is known of a file: the same on every machine that sees it, and in the next run."""
+    """Path, size, time and a hash of a file: the same on every machine that sees it, and in the next run."""
 
     path: str
     size: int
     #: In nanoseconds.
     time: int
-    #: A sum of the first and the last bytes, where headers lie, and the directory of a .npz with its checksums.
+    #: SHA-256 of the first and last bytes, which hold the headers and the directory of a .npz with its checksums.
     ends: str
 
     @staticmethod
     def of(path: str) -> Identity:
-        found = os.stat(path)
-        return Identity(path, found.st_size, found.st_mtime_ns, _ends(path))
+        status = os.stat(path)
+        return Identity(path, status.st_size, status.st_mtime_ns, _ends(path))
 
     def is_unchanged(self, quick: bool = False) -> bool:
-        """Whether the file still is the same; `quick`: by its size and time alone."""
-        found = os.stat(self.path)
-        if (found.st_size, found.st_mtime_ns) != (self.size, self.time):
+        """Whether the file is still the same. `quick` compares only size and time."""
+        status = os.stat(self.path)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.time):
             return False
         return quick or _ends(self.path) == self.ends
 
 
 def stamp(path: str) -> tuple[int, ...]:
-    """Changes with every change of the file, or where another takes its place; means nothing to other machines."""
-    found = os.stat(path)
-    return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size, found.st_mtime_ns
+    """A value that differs after any change of the file, or if another file replaces it. Valid on this machine only."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size, status.st_mtime_ns
 
 
 def _ends(path: str) -> str:
     with open(path, "rb") as file:
-        told = hashlib.sha256(file.read(_END))
+        digest = hashlib.sha256(file.read(_END))
         file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _END))
-        told.update(file.read(_END))
-    return told.hexdigest()
+        digest.update(file.read(_END))
+    return digest.hexdigest()

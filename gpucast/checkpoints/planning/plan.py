@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion will do: for every file and tensor."""
+"""The plan of a conversion: what it does with every file and tensor."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gpucast.core.version import __version__
 
 @dataclass(frozen=True)
 class FilePlan:
-    """A file that is converted, or copied (`tensors` is None)."""
+    """The plan of one file: it is converted, or copied if `tensors` is None."""
 
     path: str
-    #: Its name in what is written, with slashes.
+    #: Its name relative to the target, with slashes.
     name: str
     tensors: tuple[TensorPlan, ...] | None
-    #: The file, and the others that it is read with: external data, and scales that other files hold.
+    #: The file itself, then the other files it is read with: external data, and files that hold its scales.
     identity: tuple[Identity, ...]
-    #: The file of external data that is written beside it, if any.
+    #: The name of the file of external data that is written with it, if any.
     external: str | None = None
     #: Which tensors are codes and scales.
     scales: FileScales = field(default_factory=FileScales)
 
     def changed(self, quick: bool = False) -> str | None:
-        """The first file that is no longer what was planned with. `quick`: by sizes and times alone."""
+        """The first input file that has changed since planning. `quick` compares only sizes and times."""
         return next((known.path for known in self.identity if not known.is_unchanged(quick)), None)
 
     @property
@@ -40,43 +40,45 @@ class FilePlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that is written, the file itself last: it refers to the other."""
+        """The names of all files that are written. The file itself is last, since it refers to its external data."""
         return (self.name,) if self.external is None else (self.external, self.name)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
+    """All that a conversion does, file by file."""
+
     source: str
     target: str
     request: Request
     files: tuple[FilePlan, ...]
-    #: One file becomes one file; else a folder is written.
+    #: Whether one file becomes one file; otherwise a folder is written.
     single: bool
-    #: Names and texts of the indexes.
+    #: Names and texts of the indexes and config.json files that are written.
     indexes: tuple[tuple[str, str], ...] = ()
-    #: Metadata of the source that the format of the target has no place for.
+    #: Metadata keys of the source that the target's format cannot hold.
     dropped: tuple[str, ...] = ()
 
     @property
     def converted(self) -> list[tuple[FilePlan, TensorPlan]]:
-        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is not None]
+        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.dtype is not None]
 
     @property
     def left_alone(self) -> list[tuple[FilePlan, TensorPlan]]:
-        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.row is None]
+        return [(file, tensor) for file in self.files for tensor in file.tensors or () if tensor.dtype is None]
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for two plans alone whose unfinished work is the same."""
-        tensors: list[Any] = [[[*_said(tensor)] for tensor in file.tensors or ()] for file in self.files]
-        known = [[(one.size, one.time, one.ends) for one in file.identity] for file in self.files]
-        where = [[file.name, file.tensors is None] for file in self.files]
-        asked = self.request
-        request = [dict(asked.attributes), asked.seed, asked.scale, asked.style, asked.detail]
-        every = [__version__, where, known, tensors, request, self.indexes]
-        text = json.dumps(every, default=str, sort_keys=True)
+        """Equal for two plans exactly when one can resume the unfinished work of the other."""
+        tensors: list[Any] = [[[*_key(tensor)] for tensor in file.tensors or ()] for file in self.files]
+        identities = [[(one.size, one.time, one.ends) for one in file.identity] for file in self.files]
+        names = [[file.name, file.tensors is None] for file in self.files]
+        request = self.request
+        options = [dict(request.attributes), request.seed, request.scale, request.style, request.detail]
+        parts = [__version__, names, identities, tensors, options, self.indexes]
+        text = json.dumps(parts, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _said(tensor: TensorPlan) -> tuple[Any, ...]:
-    return tensor.name, tensor.kind, None if tensor.row is None else tensor.row.name, tensor.shape, tensor.names
+def _key(tensor: TensorPlan) -> tuple[Any, ...]:
+    return tensor.name, tensor.kind, None if tensor.dtype is None else tensor.dtype.name, tensor.shape, tensor.names

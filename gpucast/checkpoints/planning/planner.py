@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Making the plan of a conversion, before anything is written."""
+"""Makes the plan of a conversion, before anything is written."""
 
 from __future__ import annotations
 
@@ -10,82 +10,87 @@ from typing import Any
 from gpucast import files
 from gpucast.checkpoints.planning import config_json as model_config
 from gpucast.checkpoints.planning.identity import Identity
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
-from gpucast.checkpoints.planning.sources import Item, Source, find
-from gpucast.checkpoints.planning.tensors import Opened, Request, decided
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.planning.sources import Source, SourceFile, find
+from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, scaled_storage
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue
-from gpucast.checkpoints.scales.per_file import FileScales, sorted_out
+from gpucast.checkpoints.scales.per_file import FileScales, scales_by_file
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 
 
-def make_plan(path: str, target: str, request: Request) -> Plan:
-    """FileError for what cannot be done, before any work: bad files, types that cannot be cast or held, names that
-    collide. OSError for files that cannot be read."""
+def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
+    """The plan for converting `path` to `target`. Nothing is written yet.
+
+    FileError for everything that cannot be done: malformed files, types that cannot be cast or stored, names that
+    collide. OSError for files that cannot be read.
+    """
     source = find(path, target)
-    if request.source_row is not None and not source.single:
+    if request.source_dtype is not None and not source.single:
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
     if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
-    # Before anything is read of them, so that a change since then is noticed.
+    # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
     planned: list[FilePlan] = []
-    beside: set[str] = set()
+    external_data: set[str] = set()
     dropped: list[str] = []
     for item in source.items:
-        plan, data, lost = _file(item, source, target, request, scales.get(item.path, FileScales()), known)
+        plan, data, lost_metadata = _file(item, source, target, request, scales.get(item.path, FileScales()), known)
         planned.append(plan)
-        beside |= data
-        dropped += lost
+        external_data |= data
+        dropped += lost_metadata
     tensors = [tensor for file in planned for tensor in file.tensors or ()]
-    cast = any(tensor.row is not None for tensor in tensors)
+    cast = any(tensor.dtype is not None for tensor in tensors)
     names = [tensor.name for tensor in tensors]
     names += [name for file in planned for name in sorted(file.scales.dropped)]
-    why = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
-    request.choice.check(names, cast, path, "; ".join(why))
-    # A model's external data is written anew with the model.
-    kept = tuple(file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in beside)
+    reasons = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
+    request.choice.check(names, cast, path, "; ".join(reasons))
+    # The external data of a model is rewritten with the model, not copied.
+    kept = tuple(
+        file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in external_data
+    )
     _check_names(kept, target)
-    indexes = tuple((name, _index(found, name, kept)) for name, found in source.indexes)
+    indexes = tuple((name, _index(index, name, kept)) for name, index in source.indexes)
     configs = model_config.texts(kept, request, bool(source.indexes), path)
     indexes += tuple(configs.items())
     kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
-    return Plan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
+    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
 
 
 def _file(
-    item: Item, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
+    item: SourceFile, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
 ) -> tuple[FilePlan, set[str], list[str]]:
-    """The plan of a file, the files of external data that it reads, the metadata that it loses."""
+    """The plan of a file, the files of external data that it reads, and the metadata keys that it loses."""
     if not item.tensors:
         return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
-        opened = Opened(file, request, alone=source.single, scales=scales)
-        pairs = [opened.planned(tensor, out) for tensor in opened.tensors]
+        planner = TensorPlanner(file, request, alone=source.single, scales=scales)
+        pairs = [planner.plan(tensor, out) for tensor in planner.tensors]
         plans = tuple(plan for plan, _ in pairs)
-        specs = [spec for _, found in pairs for spec in found]
+        specs = [spec for _, written in pairs for spec in written]
         _check_unique(specs, out)
         external = None
         if file.model is not None and out.lower().endswith(files.MODEL):
             external = item.name + onnx_model.DATA if onnx_model.uses_external(file.model, specs) else None
-        # A writer says at once what its format cannot hold.
-        metadata = opened.metadata()
+        # Raises at once if the target's format cannot hold these tensors.
+        metadata = planner.metadata()
         files.check(out, specs, metadata, file.model)
         data = () if file.model is None else tuple(sorted(file.model.locations))
-        beside = {os.path.realpath(name) for name in data}
-        lost = [] if out.lower().endswith(".safetensors") else list(metadata)
-        scaled = [path for found in scales.found for path in found.paths.values()]
-        read = dict.fromkeys([item.path, *data, *scaled])
+        external_data = {os.path.realpath(name) for name in data}
+        lost_metadata = [] if out.lower().endswith(".safetensors") else list(metadata)
+        with_scales = [path for detected in scales.detected for path in detected.paths.values()]
+        read = dict.fromkeys([item.path, *data, *with_scales])
         identity = tuple(known.get(path) or Identity.of(path) for path in read)
-        return FilePlan(item.path, item.name, plans, identity, external, scales), beside, lost
+        return FilePlan(item.path, item.name, plans, identity, external, scales), external_data, lost_metadata
 
 
 def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
-    """Which tensors of each file are codes and scales that are read as numbers, and which such tensors are kept.
+    """For each file: the codes and scales that are read as numbers, and those that are kept as they are.
 
-    FileError where they cannot be read, and were to be cast.
+    FileError if tensors that would be cast cannot be read as numbers.
     """
     catalogue = Catalogue()
     for item in source.items:
@@ -94,10 +99,10 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
                 catalogue.add(item.path, file)
 
     def is_cast(tensor: Tensor) -> bool:
-        row = request.choice.target(tensor)
-        return row is not None and not isinstance(decided(tensor, row, request, source.path), str)
+        dtype = request.choice.target(tensor)
+        return dtype is not None and not isinstance(scaled_storage(tensor, dtype, request, source.path), str)
 
-    return sorted_out(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
+    return scales_by_file(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:
@@ -116,37 +121,37 @@ def _check_names(planned: Sequence[FilePlan], target: str) -> None:
         seen.add(name.casefold())
 
 
-def _index(found: Any, name: str, planned: Sequence[FilePlan]) -> str:
-    """The text of the index of what is written."""
+def _index(index: Any, name: str, planned: Sequence[FilePlan]) -> str:
+    """The text of the index of the written files; `index` is that of the source."""
     folder = os.path.dirname(name)
     shards = {file.name: file for file in planned}
     weight_map: dict[str, str] = {}
     held: dict[str, list[str]] = {}
-    for tensor_name, shard in found.weight_map.items():
+    for tensor_name, shard in index.weight_map.items():
         held.setdefault(shard, []).append(tensor_name)
     total = 0
-    for shard in found.files:
+    for shard in index.files:
         shard_name = os.path.normpath(f"{folder}/{shard}" if folder else shard).replace(os.sep, "/")
         if shard_name not in shards:
-            raise FileError(f"{found.path}: weight_map names {shard!r}, a hidden file, which is left out; rename it")
+            raise FileError(f"{index.path}: weight_map names {shard!r}, a hidden file, which is left out; rename it")
         file = shards[shard_name]
-        # The names of the source: a tensor of codes may be told by another than that of its numbers.
-        told = {tensor.name: tensor.name for tensor in file.tensors or ()}
-        told |= dict.fromkeys(file.scales.dropped, "")
-        told |= {item.name: item.stored.name for item in file.scales.found if item.stored is not None}
+        # From names in the source to names of planned tensors; they differ for codes that are read as numbers.
+        planned_name = {tensor.name: tensor.name for tensor in file.tensors or ()}
+        planned_name |= dict.fromkeys(file.scales.dropped, "")
+        planned_name |= {item.name: item.stored.name for item in file.scales.detected if item.stored is not None}
         tensors = {tensor.name: tensor for tensor in file.tensors or ()}
         for tensor_name in held[shard]:
-            if tensor_name not in told:
+            if tensor_name not in planned_name:
                 raise FileError(
-                    f"{found.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor"
+                    f"{index.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor"
                 )
-            tensor = tensors.get(told[tensor_name])
+            tensor = tensors.get(planned_name[tensor_name])
             if tensor is not None:
                 for written in tensor.names:
                     if weight_map.setdefault(written, shard) != shard:
                         raise FileError(
-                            f"{found.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
+                            f"{index.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
                             f"and {shard!r}"
                         )
                 total += tensor.bytes_out or 0
-    return str(found.text(dict(sorted(weight_map.items())), total))
+    return str(index.text(dict(sorted(weight_map.items())), total))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be converted: one file, the files of an index, or a folder of files."""
+"""Lists the files to convert: one file, the files of an index, or those of a folder."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from gpucast.files.index import Index
 from gpucast.files.inside import inside, within
 from gpucast.files.tensor import FileError
 
-#: The files of a folder whose tensors are converted; all others are copied. A .pb need not be a tensor there.
+#: Files of a folder whose tensors are converted; all others are copied, .pb too, as it need not hold a tensor.
 SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
 
 
 @dataclass(frozen=True)
-class Item:
-    """A file and the name, with slashes, that it has in the source and in what is written."""
+class SourceFile:
+    """An input file, and its name (with slashes) relative to the source and to the target."""
 
     path: str
     name: str
-    #: Its tensors are converted; else it is copied.
+    #: Whether its tensors are converted; otherwise it is copied.
     tensors: bool = True
 
 
 @dataclass(frozen=True)
 class Source:
     path: str
-    items: tuple[Item, ...]
-    #: One file becomes one file; else a folder is written.
+    items: tuple[SourceFile, ...]
+    #: Whether one file becomes one file; otherwise a folder is written.
     single: bool
-    #: The indexes of checkpoints of several files, and the names that they have.
+    #: Names and contents of the indexes of checkpoints in several files.
     indexes: tuple[tuple[str, Index], ...] = ()
 
 
 def find(path: str, target: str) -> Source:
-    """The files of `path` that become `target`. FileError, OSError."""
+    """The files of `path` that are converted to `target`. FileError; OSError if they cannot be read."""
     if os.path.isdir(path):
         return _folder(path, target)
     if path.endswith(index.SUFFIX):
-        found = index.read(path)
-        _check_shards(found)
+        index_file = index.read(path)
+        _check_shards(index_file)
         folder = os.path.dirname(path) or "."
-        names = [os.path.normpath(name).replace(os.sep, "/") for name in found.files]
+        names = [os.path.normpath(name).replace(os.sep, "/") for name in index_file.files]
         items = tuple(_item(folder, name, path, "weight_map names") for name in names)
         _check_names([item.name for item in items], path)
-        return Source(path, items, single=False, indexes=((os.path.basename(path), found),))
+        return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"{path}: is no regular file")
-    return Source(path, (Item(path, os.path.basename(target)),), single=True)
+    return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
 
 
 def _folder(path: str, target: str) -> Source:
@@ -61,10 +61,10 @@ def _folder(path: str, target: str) -> Source:
     for name in _names(path):
         item = _item(path, name, path, "file")
         if name.endswith(index.SUFFIX):
-            found = index.read(item.path)
-            if all(shard.endswith(".safetensors") for shard in found.files):
-                _check_shards(found)
-                indexes.append((name, found))
+            index_file = index.read(item.path)
+            if all(shard.endswith(".safetensors") for shard in index_file.files):
+                _check_shards(index_file)
+                indexes.append((name, index_file))
                 continue
         items.append(item)
     if not any(item.tensors for item in items):
@@ -74,7 +74,7 @@ def _folder(path: str, target: str) -> Source:
 
 
 def _names(folder: str) -> Iterator[str]:
-    """The files of a folder and of the folders within it, hidden ones left out, in a fixed order."""
+    """The files of a folder and its subfolders, without hidden ones, in a fixed order."""
 
     def failed(error: OSError) -> None:
         raise error
@@ -89,22 +89,22 @@ def _names(folder: str) -> Iterator[str]:
                 yield os.path.relpath(os.path.join(parent, name), folder).replace(os.sep, "/")
 
 
-def _item(folder: str, name: str, path: str, what: str) -> Item:
+def _item(folder: str, name: str, path: str, what: str) -> SourceFile:
     suffix = os.path.splitext(name)[1].lower()
-    return Item(inside(folder, name, path, what), name, suffix in SUFFIXES)
+    return SourceFile(inside(folder, name, path, what), name, suffix in SUFFIXES)
 
 
-def _check_shards(found: Index) -> None:
-    if not found.weight_map:
-        raise FileError(f"{found.path}: the weight_map is empty")
-    for name in found.files:
-        inside(os.path.dirname(found.path) or ".", name, found.path, "weight_map names")
+def _check_shards(index_file: Index) -> None:
+    if not index_file.weight_map:
+        raise FileError(f"{index_file.path}: the weight_map is empty")
+    for name in index_file.files:
+        inside(os.path.dirname(index_file.path) or ".", name, index_file.path, "weight_map names")
         if not name.endswith(".safetensors"):
-            raise FileError(f"{found.path}: weight_map names {name!r}; expected .safetensors files")
+            raise FileError(f"{index_file.path}: weight_map names {name!r}; expected .safetensors files")
 
 
 def _check_names(names: list[str], path: str) -> None:
-    """Two files must not become one, not even where upper and lower case are the same."""
+    """FileError if two files would become one, also where the file system ignores case."""
     seen: dict[str, str] = {}
     for name in names:
         plain = os.path.normpath(name).casefold()

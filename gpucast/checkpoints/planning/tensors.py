@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked for, and what becomes by it of each tensor of an open file."""
+"""What the user requests, and what it means for each tensor of an open file."""
 
 from __future__ import annotations
 
@@ -26,129 +26,129 @@ Detail = Literal["counts", "errors", "all"]
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. `attributes`: the keywords of `gpucast.cast`; `source_row`: how raw elements are read."""
+    """What the user requests. `attributes` are keywords of `gpucast.cast`; raw elements are read as `source_dtype`."""
 
     choice: Choice
     attributes: Mapping[str, Any]
     scale: str | None = None
-    source_row: DType | None = None
-    #: What is worked out about each tensor: what was lost; the largest error as well; all that a report tells.
+    source_dtype: DType | None = None
+    #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
     detail: Detail = "counts"
     #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`.
     style: str = scale_styles.STYLES[0]
-    #: For stochastic rounding; each tensor has a seed of its own that follows from it.
+    #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
 
     def random(self, name: str) -> Random | None:
-        """The random bits of the tensor of that name; None: nothing is rounded at random."""
+        """The random bits for the tensor `name`; None without stochastic rounding."""
         return None if self.seed is None else Random(tensor_seed(self.seed, name))
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """`row` is what the tensor is cast to, None where it is kept; `bytes_out` is None for text."""
+    """What becomes of one tensor: it is cast to `dtype`, or kept if that is None; `bytes_out` is None for text."""
 
     name: str
     kind: str
-    row: DType | None
+    dtype: DType | None
     shape: tuple[int, ...]
     bytes_in: int
     bytes_out: int | None
-    #: The names of the tensors that take its place: its own, and those of its scales.
+    #: The names of the tensors that replace it: itself and its scales.
     names: tuple[str, ...]
-    #: Why a tensor that was to be cast is kept.
+    #: Why the tensor is kept although it was chosen to be cast.
     why: str = ""
 
 
-class Opened:
-    """The tensors of an open file, as a request reads them, and what becomes of each."""
+class TensorPlanner:
+    """Plans the tensors of an open file; `tensors` are read as the request asks."""
 
     def __init__(self, file: TensorFile, request: Request, alone: bool, scales: FileScales) -> None:
         self._path, self._request, self._scales = file.path, request, scales
         self.tensors: list[Tensor] = file.tensors
-        if request.source_row is not None:
-            self.tensors = read_as(file.tensors, request.source_row, request.choice, file.path)
+        if request.source_dtype is not None:
+            self.tensors = read_as(file.tensors, request.source_dtype, request.choice, file.path)
         self.tensors = _read_as_numbers(self.tensors, scales, file.path)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
         self._metadata = file.metadata
         self._stored: dict[str, Stored] | None = None
 
-    def planned(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
-        """The plan of a tensor, and the tensors to write into the file `out`."""
-        row, why = self._row(tensor, out)
-        if row is None:
+    def plan(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
+        """The plan of a tensor, and the tensors to write to the file `out` for it."""
+        dtype, why = self._checked_target(tensor, out)
+        if dtype is None:
             specs: list[Spec] = [files.kept(tensor, out)]
         else:
-            found = self.scaled(tensor)
-            if found is not None and not out.lower().endswith(".safetensors"):
+            scaled = self.scaled(tensor)
+            if scaled is not None and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
-            specs = [Spec(tensor.name, row, tensor.shape)] if found is None else list(found.specs)
+            specs = [Spec(tensor.name, dtype, tensor.shape)] if scaled is None else list(scaled.specs)
         sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
         bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)
-        kind = tensor.kind if tensor.row is None or isinstance(tensor, Dequantized) else tensor.row.name
+        kind = tensor.kind if tensor.dtype is None or isinstance(tensor, Dequantized) else tensor.dtype.name
         names = tuple(spec.name for spec in specs)
-        return TensorPlan(tensor.name, kind, row, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
+        return TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
 
     def scaled(self, tensor: Tensor) -> Scaled | None:
-        """How a tensor is cast that gets scales; None where it gets none."""
+        """How a tensor is quantized, if it gets scales; None if it gets none."""
         stored = self._all_stored().get(tensor.name)
         return None if stored is None else Scaled(tensor, stored, self._request.random(tensor.name))
 
     def metadata(self) -> dict[str, str]:
-        """The metadata of the file that is written."""
+        """The metadata of the written file."""
         kept = {key: text for key, text in self._metadata.items() if key not in self._scales.metadata}
         return kept | dict(entry for stored in self._all_stored().values() for entry in stored.metadata)
 
     def _all_stored(self) -> dict[str, Stored]:
-        """How the tensors lie that get scales."""
+        """How each tensor that gets scales is stored, by name."""
         if self._stored is None:
-            request, found = self._request, dict[str, Stored]()
+            request, by_name = self._request, dict[str, Stored]()
             for tensor in self.tensors:
-                row = self._target(tensor)
-                stored = None if row is None else decided(tensor, row, request, self._path)
+                dtype = self._target(tensor)
+                stored = None if dtype is None else scaled_storage(tensor, dtype, request, self._path)
                 if isinstance(stored, Stored):
-                    found[tensor.name] = stored
-            self._stored = found
+                    by_name[tensor.name] = stored
+            self._stored = by_name
         return self._stored
 
     def _target(self, tensor: Tensor) -> DType | None:
         return None if tensor.name in self._scales.kept else self._request.choice.target(tensor, self._alone)
 
-    def _row(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
-        """What a tensor is cast to; None: it is kept, and if it was to be cast, why."""
+    def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
+        """What a tensor is cast to. None if it is kept; the text says why, if it was chosen to be cast."""
         choice = self._request.choice
-        row = self._target(tensor)
-        if row is None:
+        dtype = self._target(tensor)
+        if dtype is None:
             return None, ""
         into_model = out.lower().endswith(files.MODEL)
         if into_model and tensor.name in self._fixed and not choice.asked_for(tensor):
             return None, ""
-        if tensor.row is None:
+        if tensor.dtype is None:
             raise FileError(
                 f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
                 "give --from T if these are raw elements of a type T, or leave it out with --exclude"
             )
-        resolve(tensor.row, row, **self._request.attributes, who=f"{self._path}: tensor {tensor.name!r}")
-        stored = decided(tensor, row, self._request, self._path)
-        return (None, stored) if isinstance(stored, str) else (row, "")
+        resolve(tensor.dtype, dtype, **self._request.attributes, who=f"{self._path}: tensor {tensor.name!r}")
+        stored = scaled_storage(tensor, dtype, self._request, self._path)
+        return (None, stored) if isinstance(stored, str) else (dtype, "")
 
 
-def decided(tensor: Tensor, row: DType, request: Request, path: str) -> Stored | str | None:
-    """As `scaling.decided`, for what is asked for."""
+def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
+    """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
-    return scaling.decided(tensor, row, request.scale, request.style, request.attributes, path, asked_for)
+    return scaling.scaled_storage(tensor, dtype, request.scale, request.style, request.attributes, path, asked_for)
 
 
 def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
-    """The tensors, those of codes with scales as one each."""
+    """The tensors, with codes and their scales replaced by one tensor of numbers."""
     if not scales.dropped:
         return list(tensors)
     named = {tensor.name: tensor for tensor in tensors}
-    numbers: dict[str, Tensor] = {found.name: Dequantized.of(found, named, path) for found in scales.found}
+    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
     return [
         numbers.get(tensor.name, tensor)
         for tensor in tensors
@@ -157,4 +157,4 @@ def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -
 
 
 def _nbytes(spec: Spec) -> int | None:
-    return None if spec.row is None or spec.row.family == "string" else spec.row.nbytes(spec.size)
+    return None if spec.dtype is None or spec.dtype.family == "string" else spec.dtype.nbytes(spec.size)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion did, as JSON and HTML."""
+"""Reports of a conversion, as JSON and HTML."""

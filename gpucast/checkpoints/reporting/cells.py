@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names, numbers and sizes as the page of a report shows them: texts of HTML, whatever they are made of."""
+"""Names, numbers and sizes as HTML for the report page, safely escaped."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def breakable(name: str) -> str:
-    """A name that may go on in another line after a separator."""
-    parted = re.sub(r"([._/-])(?=[^._/-])", r"\1<wbr>", escape(name))
-    return f"<bdi>{parted}</bdi>"
+    """A name that browsers may break after a separator."""
+    breakable_text = re.sub(r"([._/-])(?=[^._/-])", r"\1<wbr>", escape(name))
+    return f"<bdi>{breakable_text}</bdi>"
 
 
 def small(html: str) -> str:
@@ -24,7 +24,7 @@ def shape(lengths: Iterable[int]) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A percentage that is 0 or 100 only where nothing or all is meant."""
+    """A percentage, which is shown as 0 or 100 only if it is exactly that."""
     if not whole:
         return "0\u00a0%"
     percent = 100 * part / whole
@@ -56,9 +56,9 @@ def text(value: Any) -> str:
 
 
 def visible(value: Any) -> str:
-    """Text in which what no page may hold, and what would hide or reorder its neighbours, is written as an escape."""
+    """Text with escapes for characters that HTML forbids, and for those that hide or reorder their neighbours."""
     return re.sub(
         r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff]",
-        lambda found: found[0].encode("unicode_escape").decode(),
+        lambda match: match[0].encode("unicode_escape").decode(),
         str(value),
     )

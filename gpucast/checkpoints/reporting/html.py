@@ -13,9 +13,9 @@ from gpucast.checkpoints.reporting import cells, plots
 from gpucast.checkpoints.reporting.style import STYLE
 from gpucast.core.dtypes import DType, dtype
 
-#: Tensors in a part of the table that folds, and histograms in a part of theirs; the first part is open.
+#: Tensors per foldable part of the table, and histograms per foldable part; the first part is open.
 _ROWS, _CARDS = 100, 48
-#: Tensors that a page shows: models have a hundred thousand, and browsers their limits.
+#: Tensors that a page shows at most: browsers cannot cope with the hundred thousand of a large model.
 _MOST = 2000
 
 _LOSSES = {
@@ -26,12 +26,12 @@ _LOSSES = {
     "nan": "NaN",
     "nan_lost": "NaN lost",
 }
-#: Columns that most conversions have no use for.
+#: Columns that are left out if they are all zero.
 _RARE = ("wrapped", "infinite", "nan_lost")
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """The page of what `gpucast.checkpoints.reporting.summary.report` gives."""
+    """The page for the result of `gpucast.checkpoints.reporting.summary.report`."""
     count = len(report["tensors"])
     tensors = [_clean(tensor) for tensor in report["tensors"][:_MOST]]
     title = cells.text(f"{report['output']}: {cells.count(count, 'tensor')} cast")
@@ -57,12 +57,12 @@ def page(report: Mapping[str, Any]) -> str:
 
 
 def _clean(tensor: Mapping[str, Any]) -> dict[str, Any]:
-    """A tensor whose names can be shown, with all the keys that the page asks for."""
-    found = {"file": "", "sqnr_db": None, "max_absolute_error": None, **tensor}
-    found["name"], found["file"] = cells.visible(found["name"]), cells.visible(found["file"])
+    """A tensor with displayable names and all the keys that the page needs."""
+    clean = {"file": "", "sqnr_db": None, "max_absolute_error": None, **tensor}
+    clean["name"], clean["file"] = cells.visible(clean["name"]), cells.visible(clean["file"])
     lost = sum(tensor.get(key, 0) for key in _LOSSES)
-    found["lost"] = lost > loss.LIMIT * tensor.get("nonzero", 0)
-    return found
+    clean["lost"] = lost > loss.LIMIT * tensor.get("nonzero", 0)
+    return clean
 
 
 # ---- sections ----
@@ -131,17 +131,17 @@ def _table(tensors: Sequence[Mapping[str, Any]]) -> str:
 def _histograms(tensors: Sequence[Mapping[str, Any]], scaled: bool) -> str:
     parts = []
     for place, tensor in enumerate(tensors):
-        found = tensor.get("log2_magnitudes")
-        if found is None:
+        magnitudes = tensor.get("log2_magnitudes")
+        if magnitudes is None:
             continue
-        before, after = found["before"], found["after"]
+        before, after = magnitudes["before"], magnitudes["after"]
         specials = [
             f"{label} {before[key]:,} → {after[key]:,}"
             for key, label in (("zero", "zero"), ("inf", "infinite"), ("nan", "NaN"))
             if before[key] or after[key]
         ]
-        # The values of scaled tensors are shown as they are read again, so that the type's own range says nothing.
-        plot = plots.histogram(before, after, None if scaled else _row(tensor["to"]))
+        # Values of scaled tensors are shown with their scales applied, so the range of the type means nothing there.
+        plot = plots.histogram(before, after, None if scaled else _known_dtype(tensor["to"]))
         parts.append(
             f"<figure id=h{place}><figcaption>{cells.breakable(tensor['name'])} {cells.small(cells.text(tensor['to']))}"
             f"</figcaption>{plot}<small>{'; '.join(specials)}&nbsp;</small></figure>"
@@ -175,9 +175,9 @@ def _left_alone(kept: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _options(report: Mapping[str, Any]) -> str:
-    said = {key: value for key, value in report["options"].items() if value not in (None, [], "")}
-    said = {key: ", ".join(value) if isinstance(value, list) else value for key, value in said.items()}
-    rows = "".join(f"<tr><td>{cells.text(key)}</td><td>{cells.text(value)}</td></tr>" for key, value in said.items())
+    given = {key: value for key, value in report["options"].items() if value not in (None, [], "")}
+    given = {key: ", ".join(value) if isinstance(value, list) else value for key, value in given.items()}
+    rows = "".join(f"<tr><td>{cells.text(key)}</td><td>{cells.text(value)}</td></tr>" for key, value in given.items())
     return f"<section><h2>Asked for</h2><table class=options><tbody>{rows}</tbody></table></section>"
 
 
@@ -186,15 +186,15 @@ def _head(labels: Iterable[str]) -> str:
 
 
 def _folded(parts: Sequence[str], size: int, before: str, after: str) -> str:
-    """The parts in groups, of which all but the first are closed."""
+    """The parts in foldable groups; only the first is open."""
     groups = []
     for start in range(0, len(parts), size):
         group = before + "".join(parts[start : start + size]) + after
         if len(parts) > size:
             last = min(start + size, len(parts))
-            opened = " open" if start == 0 else ""
-            said = f"{start + 1:,} to {last:,}" if last > start + 1 else f"{last:,}"
-            group = f"<details{opened}><summary>{said} of {len(parts):,}</summary>{group}</details>"
+            is_open = " open" if start == 0 else ""
+            label = f"{start + 1:,} to {last:,}" if last > start + 1 else f"{last:,}"
+            group = f"<details{is_open}><summary>{label} of {len(parts):,}</summary>{group}</details>"
         groups.append(group)
     return "\n".join(groups)
 
@@ -234,7 +234,7 @@ def _types(tensors: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(cells.text(name) for name in dict.fromkeys(tensor["to"] for tensor in tensors)) or "nothing"
 
 
-def _row(name: str) -> DType | None:
+def _known_dtype(name: str) -> DType | None:
     try:
         return dtype(name)
     except TypeError:
@@ -242,5 +242,5 @@ def _row(name: str) -> DType | None:
 
 
 def _natural(name: str) -> list[tuple[int, Any]]:
-    """Sorts numbers within names by their value."""
+    """A sort key that compares numbers within names by value."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]

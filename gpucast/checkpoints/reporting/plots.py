@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of a conversion's report as inline SVG; the page's style sheet colours them by their classes."""
+"""The plots of a report as inline SVG; the page's style sheet colours them by class."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from gpucast.core.dtypes import DType
 
 _WIDTH, _HEIGHT, _LEGEND = 260, 96, 16
-#: Exponents that a histogram shows at least.
+#: The smallest number of exponents that a histogram shows.
 _LEAST = 12
 
 
-def histogram(before: Mapping[str, Any], after: Mapping[str, Any], row: DType | None) -> str:
+def histogram(before: Mapping[str, Any], after: Mapping[str, Any], dtype: DType | None) -> str:
     """Magnitudes before (area) and after (line) by floor(log2); the height of a bar is the logarithm of its count.
 
-    `before`, `after`: ``{"lowest": exponent of counts[0], "counts": [...]}``. Dashed lines bound the numbers of `row`.
+    `before`, `after`: ``{"lowest": exponent of counts[0], "counts": [...]}``. Dashed lines mark the range of `dtype`.
     """
     ends = [(side["lowest"], side["lowest"] + len(side["counts"])) for side in (before, after) if side["counts"]]
     if not ends:
@@ -31,10 +31,10 @@ def histogram(before: Mapping[str, Any], after: Mapping[str, Any], row: DType | 
     size = f"0 0 {_WIDTH} {_HEIGHT + _LEGEND}"
     parts = [
         f'<svg class=histogram viewBox="{size}" role=img aria-label="magnitudes from 2^{low} to 2^{high}">',
-        f'<path class=before d="{_steps(before, low, scale, top)}"/>',
-        f'<path class=after d="{_steps(after, low, scale, top)}"/>',
+        f'<path class=before d="{_outline(before, low, scale, top)}"/>',
+        f'<path class=after d="{_outline(after, low, scale, top)}"/>',
     ]
-    for exponent in _bounds(row):
+    for exponent in _bounds(dtype):
         if low <= exponent <= high:
             x = _number((exponent - low) * scale)
             parts.append(f'<path class=bound d="M{x} 0V{_HEIGHT}"/>')
@@ -48,8 +48,8 @@ def histogram(before: Mapping[str, Any], after: Mapping[str, Any], row: DType | 
     return "".join([*parts, "</svg>"])
 
 
-def _steps(side: Mapping[str, Any], low: int, scale: float, top: float) -> str:
-    """The outline of the bars, from the axis to the axis."""
+def _outline(side: Mapping[str, Any], low: int, scale: float, top: float) -> str:
+    """The outline of the bars, beginning and ending on the axis."""
     if not side["counts"]:
         return ""
     path = [f"M{_number((side['lowest'] - low) * scale)} {_HEIGHT}"]
@@ -59,18 +59,18 @@ def _steps(side: Mapping[str, Any], low: int, scale: float, top: float) -> str:
     return "".join([*path, f"V{_HEIGHT}"])
 
 
-def _bounds(row: DType | None) -> list[int]:
-    """The exponents between which the magnitudes of a floating type are."""
-    if row is None or not row.is_float or row.family == "string":
+def _bounds(dtype: DType | None) -> list[int]:
+    """The exponents of the smallest and largest magnitude of a floating type; empty for other types."""
+    if dtype is None or not dtype.is_float or dtype.family == "string":
         return []
-    smallest = min(row.value(code) for code in (1, 0) if row.value(code) > 0)
-    return [math.frexp(float(smallest))[1] - 1, math.frexp(float(row.max))[1]]
+    smallest = min(dtype.value(code) for code in (1, 0) if dtype.value(code) > 0)
+    return [math.frexp(float(smallest))[1] - 1, math.frexp(float(dtype.max))[1]]
 
 
 def ratios(tensors: Sequence[Mapping[str, Any]]) -> str:
-    """Signal to noise of every tensor, left to right as they are given; "" where none is known.
+    """The signal-to-noise ratio of every tensor, in the given order from left to right; "" if none is known.
 
-    Each has `name`, `sqnr_db`, `max_absolute_error`; `lost` is true where some of its values were.
+    Each tensor has `name`, `sqnr_db` and `max_absolute_error`; `lost` says whether it lost more than the limit.
     """
     known: list[float] = [tensor["sqnr_db"] for tensor in tensors if tensor["sqnr_db"] is not None]
     if not known:
@@ -91,7 +91,7 @@ def ratios(tensors: Sequence[Mapping[str, Any]]) -> str:
     exact = any(tensor["sqnr_db"] is None and tensor["max_absolute_error"] == 0 for tensor in tensors)
     if exact:
         parts.append(f'<path class=grid d="M{left} 10H{width}"/><text class=end x={left - 8} y=14>exact</text>')
-    # What is lost is drawn last, and so is not hidden.
+    # Tensors with losses are drawn last, so that other dots do not hide them.
     for place, tensor in sorted(enumerate(tensors), key=lambda numbered: bool(numbered[1]["lost"])):
         ratio = tensor["sqnr_db"]
         if ratio is None and tensor["max_absolute_error"] != 0:

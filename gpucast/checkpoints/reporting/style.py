@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The style sheet of the report's page: light and dark, for wide screens and narrow ones."""
+"""The style sheet of the report page: light and dark, for wide and narrow screens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion did, as JSON: all that a page of tables and plots needs."""
+"""The summary of a conversion as JSON: everything that a page of tables and plots needs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.running.outcome import Outcome, Result
 from gpucast.core.version import __version__
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
-    """Each tensor that was cast and each that was left alone, in the order of the files, and the totals."""
+    """Every tensor that was cast or left alone, in the order of the files, and the totals."""
     plan = outcome.plan
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "input": plan.source,
         "output": plan.target,
         "to": plan.request.choice.to.name,
@@ -26,16 +26,16 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "total": total(outcome),
     }
     if outcome.was_written:
-        told["written_by_another_run"] = True
+        document["written_by_another_run"] = True
     if outcome.waiting:
-        told["waiting_for_files"] = outcome.waiting
+        document["waiting_for_files"] = outcome.waiting
     if outcome.verified:
-        told["verified_elements"] = outcome.verified
-    return told
+        document["verified_elements"] = outcome.verified
+    return document
 
 
 def report(outcome: Outcome) -> dict[str, Any]:
-    """The summary with the worst tensors first, what was asked for, and the files. See docs/checkpoints.md."""
+    """The summary with the worst tensors first, the options, and the files. See docs/checkpoints.md."""
     plan, request = outcome.plan, outcome.plan.request
     options: dict[str, Any] = {
         "to": request.choice.to.name,
@@ -47,18 +47,18 @@ def report(outcome: Outcome) -> dict[str, Any]:
         **request.attributes,
         **({} if request.seed is None else {"seed": request.seed}),
     }
-    told = summary(outcome) | {
+    document = summary(outcome) | {
         "gpucast": __version__,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "options": options,
         "files": [_file(file) for file in plan.files],
     }
-    told["tensors"] = [_tensor(plan, result) for result in sorted(outcome.results, key=badness)]
-    return told
+    document["tensors"] = [_tensor(plan, result) for result in sorted(outcome.results, key=badness)]
+    return document
 
 
 def badness(result: Result) -> tuple[float, float]:
-    """Sorts the worst first: by the share of values that were lost, then by the ratio of signal to noise."""
+    """A sort key, worst first: by the share of lost values, then by signal-to-noise ratio."""
     report, errors = result.statistics.report, result.statistics.errors
     lost = report.lost / max(1, report.elements)
     ratio = None if errors is None else errors.sqnr_db
@@ -73,30 +73,30 @@ def total(outcome: Outcome) -> dict[str, Any]:
         "bytes_in": sum(result.plan.bytes_in for result in results),
         "bytes_out": sum(result.bytes_out for result in results),
     }
-    return sizes | _told(loss.as_json(report), outcome.plan)
+    return sizes | _known(loss.as_json(report), outcome.plan)
 
 
-def _tensor(plan: Plan, result: Result) -> dict[str, Any]:
-    told = {
+def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
+    entry = {
         "name": result.plan.name,
         **_where(plan, result.file),
         "from": result.plan.kind,
-        "to": "" if result.plan.row is None else result.plan.row.name,
+        "to": "" if result.plan.dtype is None else result.plan.dtype.name,
         "shape": result.plan.shape,
         "bytes_in": result.plan.bytes_in,
         "bytes_out": result.bytes_out,
     }
-    return told | _told(result.statistics.as_json(), plan)
+    return entry | _known(result.statistics.as_json(), plan)
 
 
-def _told(found: dict[str, Any], plan: Plan) -> dict[str, Any]:
+def _known(counts: dict[str, Any], plan: ConversionPlan) -> dict[str, Any]:
     if plan.request.detail == "counts":
-        # It was not worked out.
-        found.pop("max_relative_error")
-    return found
+        # It was not computed.
+        counts.pop("max_relative_error")
+    return counts
 
 
-def _left_alone(plan: Plan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
+def _left_alone(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
     return {
         "name": tensor.name,
         **_where(plan, file),
@@ -111,20 +111,20 @@ def _why(tensor: TensorPlan) -> dict[str, Any]:
     return {"why": tensor.why} if tensor.why else {}
 
 
-def _where(plan: Plan, file: FilePlan) -> dict[str, Any]:
+def _where(plan: ConversionPlan, file: FilePlan) -> dict[str, Any]:
     return {} if plan.single else {"file": file.name}
 
 
 def _file(file: FilePlan) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": file.name, "bytes_in": file.bytes_in}
+    entry: dict[str, Any] = {"name": file.name, "bytes_in": file.bytes_in}
     if file.tensors is None:
-        return told | {"copied": True}
-    cast = sum(tensor.row is not None for tensor in file.tensors)
-    return told | {"tensors": len(file.tensors), "cast": cast}
+        return entry | {"copied": True}
+    cast = sum(tensor.dtype is not None for tensor in file.tensors)
+    return entry | {"tensors": len(file.tensors), "cast": cast}
 
 
-def planned(plan: Plan) -> dict[str, Any]:
-    """What a conversion would do; `bytes_out` is null for text, whose size is not known before."""
+def planned(plan: ConversionPlan) -> dict[str, Any]:
+    """What a conversion would do. `bytes_out` is null for text, whose size is not known in advance."""
     tensors = [(file, tensor) for file in plan.files for tensor in file.tensors or ()]
     copied = sum(file.bytes_in for file in plan.files if file.tensors is None)
     sizes = [tensor.bytes_out for _, tensor in tensors]
@@ -136,7 +136,7 @@ def planned(plan: Plan) -> dict[str, Any]:
                 "name": tensor.name,
                 **_where(plan, file),
                 "from": tensor.kind,
-                "to": None if tensor.row is None else tensor.row.name,
+                "to": None if tensor.dtype is None else tensor.dtype.name,
                 "shape": tensor.shape,
                 "bytes_in": tensor.bytes_in,
                 "bytes_out": tensor.bytes_out,

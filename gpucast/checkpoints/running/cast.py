@@ -19,8 +19,8 @@ from gpucast.casting.report import cast_report, result_report
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.tensors import Request
-from gpucast.checkpoints.streaming.checksums import Placed, Summed
-from gpucast.checkpoints.streaming.prefetch import Ahead
+from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWriter
+from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Rule, resolve
@@ -39,36 +39,38 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True)
 class Casting:
-    """A cast of a tensor to `row`. `path` is what errors name."""
+    """A cast of a tensor to `dtype`. `path` is what errors name."""
 
     tensor: Tensor
-    row: DType
+    dtype: DType
     request: Request
     device: str | None
     path: str
 
-    def write(self, writer: Summed, spec: Spec, ahead: Ahead, observe: Callable[[int, Statistics], None]) -> None:
+    def write(
+        self, writer: ChecksumWriter, spec: Spec, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
+    ) -> None:
         """Write all of the tensor; the observer is told of some elements at a time what they lost."""
-        placed = writer.placed(spec)
+        positioned = writer.positioned(spec)
         # Closed, so that no thread goes on after an error.
-        with closing(self._made(placed, ahead, observe)) as made:
-            if placed is None:
+        with closing(self._made(positioned, prefetcher, observe)) as made:
+            if positioned is None:
                 writer.write(spec, made)
                 return
             for _ in made:
                 pass
-            placed.done()
+            positioned.done()
 
     def _made(
-        self, placed: Placed | None, ahead: Ahead, observe: Callable[[int, Statistics], None]
+        self, positioned: PositionedWriter | None, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
     ) -> Generator[Array, None, None]:
         """The casts, in their order, that have not gone to their places."""
 
         def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[Array]]:
-            return self._part(*part, placed)
+            return self._part(*part, positioned)
 
         try:
-            with closing(ahead.in_order(work, self._parts())) as made:
+            with closing(prefetcher.in_order(work, self._parts())) as made:
                 for size, told, casts in made:
                     observe(size, told)
                     yield from casts
@@ -80,50 +82,52 @@ class Casting:
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """Parts of the tensor, each with the number of its first element."""
         start, tensor = 0, self.tensor
-        assert tensor.row is not None
-        if tensor.row.family == "string":
+        assert tensor.dtype is not None
+        if tensor.dtype.family == "string":
             # Text is cast whole, so that an error names the right index.
             whole = tensor.read()
-            yield 0, LoadedTensor(tensor.name, tensor.row, whole.shape, tensor.kind, whole.nbytes, whole)
+            yield 0, LoadedTensor(tensor.name, tensor.dtype, whole.shape, tensor.kind, whole.nbytes, whole)
             return
         for part in tensor.parts():
             yield start, part
             start += part.size
 
-    def _part(self, start: int, part: Tensor, placed: Placed | None) -> tuple[int, Statistics, list[Array]]:
+    def _part(
+        self, start: int, part: Tensor, positioned: PositionedWriter | None
+    ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
-        if placed is not None and (lost := self._passed_on(start, part, placed)) is not None:
+        if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
             told.report = lost
             return part.size, told, casts
         cast = self._caster(part)
         for x in part.chunks(self._limit(part)):
             y, found = cast(x, start)
             told.add(x, y, self._lost(x, y, found))
-            if placed is None:
+            if positioned is None:
                 casts.append(y)
             else:
-                placed.write(start, y)
+                positioned.write(start, y)
             start += x.size
         return part.size, told, casts
 
-    def _passed_on(self, start: int, part: Tensor, placed: Placed) -> CastReport | None:
+    def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> CastReport | None:
         """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
         rule, native = self._rule, self._native()
         if native is None or self.request.detail != "counts" or not isinstance(part, StoredTensor):
             return None
-        stream, here = part.open(), placed.place(start)
+        stream, here = part.open(), positioned.place(start)
         as_they_lie = part.element is not None and part.element.isnative
         # Sums are of whole words.
         if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
             return None
-        done = native.file(Place.of(rule.src, *stream.place()), Place.of(rule.dst, *here), part.size)
+        done = native.file(Place.of(rule.src, *stream.position()), Place.of(rule.dst, *here), part.size)
         if done is None:
             return None
         found, total = done
-        lost = counts.told_by(found, part.size, rule.src, rule.dst, self.request.attributes)
+        lost = counts.from_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
         if lost is not None:
-            placed.note(rule.dst.nbytes(part.size), total)
+            positioned.note(rule.dst.nbytes(part.size), total)
         return lost
 
     def _native(self) -> host_native_cast.Cast | None:
@@ -135,7 +139,7 @@ class Casting:
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
         quick = self.request.detail == "counts" and self.request.seed is None
-        quick &= counts.is_quick(self._rule.src, self.row)
+        quick &= counts.is_quick(self._rule.src, self.dtype)
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
@@ -164,30 +168,30 @@ class Casting:
 
     def _cast(self, x: Array, start: int) -> tuple[Array, None]:
         random = keywords(moved(self.request.random(self.tensor.name), start))
-        return _cast_on(self.device, x, self.row, {**self.request.attributes, **random}).reshape(-1), None
+        return _cast_on(self.device, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
 
     def _lost(self, x: Array, y: Array, found: Found | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
         if self.request.detail == "counts":
-            return counts.count(x, y, self._rule.src, self.row, self.request.attributes, found)
-        return cast_report(x, self.row, **self.request.attributes)
+            return counts.count(x, y, self._rule.src, self.dtype, self.request.attributes, found)
+        return cast_report(x, self.dtype, **self.request.attributes)
 
     @cached_property
     def _rule(self) -> Rule:
-        assert self.tensor.row is not None
-        return resolve(self.tensor.row, self.row, **self.request.attributes)
+        assert self.tensor.dtype is not None
+        return resolve(self.tensor.dtype, self.dtype, **self.request.attributes)
 
     @property
     def _on_host(self) -> bool:
         return self.device in (None, "cpu")
 
 
-def _cast_on(device: str | None, x: Array, row: DType, attributes: dict[str, Any]) -> Array:
-    """``cast(x, row, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
+def _cast_on(device: str | None, x: Array, dst: DType, attributes: dict[str, Any]) -> Array:
+    """``cast(x, dst, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
     place, src = devices.parse(device, "cast"), dtype(x.dtype)
-    if place is None or place == "cpu" or "string" in (src.family, row.family):
-        return files.on_host(cast(x, row, device=place, **attributes))
+    if place is None or place == "cpu" or "string" in (src.family, dst.family):
+        return files.on_host(cast(x, dst, device=place, **attributes))
     devices.require("cast")
     there = gpu.cast.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
-    return files.on_host(cast(there, row, **attributes))
+    return files.on_host(cast(there, dst, **attributes))

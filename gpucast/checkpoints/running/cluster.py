@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
 from gpucast.checkpoints.running.staging import Busy, Staging
@@ -42,7 +42,7 @@ class ClusterError(RuntimeError):
 
 
 class _Job(NamedTuple):
-    plan: Plan
+    plan: ConversionPlan
     options: Options
 
 
@@ -54,7 +54,9 @@ class _Done(NamedTuple):
     error: Exception | None = None
 
 
-def run_on(address: str, plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
+def run_on(
+    address: str, plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
+) -> None:
     """Do the work of a plan, whose paths are absolute, on the cluster of the scheduler at `address`.
 
     As `gpucast.checkpoints.running.run`, and ClusterError where the cluster cannot be reached, has no workers, or loses
@@ -122,7 +124,7 @@ def _check_versions(client: Any) -> None:
     _refuse(wrong, f"this is gpucast {__version__}")
 
 
-def _check_sight(client: Any, plan: Plan) -> None:
+def _check_sight(client: Any, plan: ConversionPlan) -> None:
     found = client.run(_problem, plan, plan.files, on_error="return")
     wrong = [f"{worker} {problem}" for worker, problem in found.items() if problem is not None]
     _refuse(wrong, "source and target must have the same paths on all machines")
@@ -134,7 +136,7 @@ def _refuse(wrong: list[str], rule: str) -> None:
         raise ClusterError(f"worker {wrong[0]}{more}; {rule}")
 
 
-def _convert(client: Any, plan: Plan, options: Options, outcome: Outcome, advance: Advance) -> None:
+def _convert(client: Any, plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance) -> None:
     # A task of its own: it is sent once to each worker, and made again where the worker that has it dies.
     job = client.submit(_Job, plan, options, pure=False)
     order = sorted(range(len(plan.files)), key=lambda index: plan.files[index].bytes_in, reverse=True)
@@ -247,7 +249,7 @@ def _task(job: _Job, index: int) -> _Done:
             return _Done(outcome.resumed, outcome.verified)
 
 
-def _stopper(plan: Plan) -> Advance:
+def _stopper(plan: ConversionPlan) -> Advance:
     """Ends the work with an error when the process that began it has given it up, and removed what is finished."""
     staging, looked = Staging(plan), time.monotonic()
 
@@ -261,7 +263,7 @@ def _stopper(plan: Plan) -> Advance:
     return look
 
 
-def _problem(plan: Plan, files: Iterable[FilePlan]) -> str | None:
+def _problem(plan: ConversionPlan, files: Iterable[FilePlan]) -> str | None:
     """What keeps a worker from converting these files; None: nothing."""
     for file in files:
         try:

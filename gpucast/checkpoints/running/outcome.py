@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gpucast.checkpoints.losses.statistics import Statistics
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.running.shard import Share
 
@@ -27,14 +27,14 @@ class Options:
     #: Discard unfinished work of an earlier run.
     restart: bool = False
 
-    def files_of(self, plan: Plan) -> list[FilePlan]:
+    def files_of(self, plan: ConversionPlan) -> list[FilePlan]:
         """The files that this process does."""
         mine = set(range(len(plan.files)))
         if self.share is not None:
             mine = self.share.of([file.bytes_in for file in plan.files])
         return [plan.files[index] for index in sorted(mine)]
 
-    def bytes_of(self, plan: Plan) -> int:
+    def bytes_of(self, plan: ConversionPlan) -> int:
         return sum(file.bytes_in for file in self.files_of(plan))
 
 
@@ -53,7 +53,7 @@ class Outcome:
     """`results` of this process; once the target is written, of all. `waiting`: files that other processes have yet
     to finish before the target is written."""
 
-    plan: Plan
+    plan: ConversionPlan
     results: list[Result] = field(default_factory=list)
     waiting: int = 0
     verified: int = 0

@@ -14,15 +14,15 @@ from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.identity import stamp
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
-from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
-from gpucast.checkpoints.streaming.checksums import Summed, Summing, sum_of_all
-from gpucast.checkpoints.streaming.prefetch import Ahead, threads
+from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
+from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
 from gpucast.core.rule import resolve
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
@@ -30,7 +30,7 @@ from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
 
 
-def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
+def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
     """Do the work, or this process's share of it, and fill `outcome`. The target appears whole, at the end, or not at
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
     staging = Staging(plan)
@@ -42,8 +42,8 @@ def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambd
             return
         try:
             staging.begin(options.restart)
-            with Ahead(threads(options.device)) as ahead:
-                _Run(plan, options, staging, outcome, advance, ahead).all()
+            with Prefetcher(threads(options.device)) as prefetcher:
+                _Run(plan, options, staging, outcome, advance, prefetcher).all()
         except Busy:
             raise
         except BaseException:
@@ -56,19 +56,25 @@ def run(plan: Plan, options: Options, outcome: Outcome, advance: Advance = lambd
 
 
 def run_file(
-    plan: Plan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
+    plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
 ) -> None:
     """Convert one file of a plan whose staging another process has begun; who began it publishes. Errors as `run`."""
-    with _naming(plan.target), Ahead(threads(options.device)) as ahead:
-        _Run(plan, options, Staging(plan), outcome, advance, ahead)._file(file)
+    with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
+        _Run(plan, options, Staging(plan), outcome, advance, prefetcher)._file(file)
 
 
 class _Run:
     def __init__(
-        self, plan: Plan, options: Options, staging: Staging, outcome: Outcome, advance: Advance, ahead: Ahead
+        self,
+        plan: ConversionPlan,
+        options: Options,
+        staging: Staging,
+        outcome: Outcome,
+        advance: Advance,
+        prefetcher: Prefetcher,
     ) -> None:
         self._plan, self._options, self._staging = plan, options, staging
-        self._outcome, self._advance, self._ahead = outcome, advance, ahead
+        self._outcome, self._advance, self._prefetcher = outcome, advance, prefetcher
 
     def all(self) -> None:
         plan, staging, outcome = self._plan, self._staging, self._outcome
@@ -114,11 +120,11 @@ class _Run:
 
     def _check_loss(self, file: FilePlan, tensor: TensorPlan, statistics: Statistics) -> None:
         """TooMuchLost where a tensor that was cast lost too much, unless that is allowed."""
-        if tensor.row is None or self._options.allow_loss:
+        if tensor.dtype is None or self._options.allow_loss:
             return
         scaled = len(tensor.names) > 1
         report = scaling.unexpected(statistics.report) if scaled else statistics.report
-        loss.check(f"{file.path}: tensor {tensor.name!r}", tensor.kind, tensor.row.name, report)
+        loss.check(f"{file.path}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
     def _resumed(self, nbytes: int) -> None:
         self._outcome.resumed += nbytes
@@ -184,10 +190,10 @@ class _Run:
     def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        opened = Opened(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        planner = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
         if self._options.device in (None, "cpu"):
-            host_native.library(_native_work(opened.tensors, file.tensors, self._plan.request))
-        specs = {tensor.name: opened.planned(tensor, out)[1] for tensor in opened.tensors}
+            host_native.library(_native_work(planner.tensors, file.tensors, self._plan.request))
+        specs = {tensor.name: planner.plan(tensor, out)[1] for tensor in planner.tensors}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
         # A format whose tensors have fixed places is gone on with; the others begin anew.
         resumable = out.lower().endswith(".safetensors")
@@ -195,7 +201,7 @@ class _Run:
         # What was verified was the file as it was then.
         records = [record for record in journal.read() if "name" in record] if resumable else []
         finished = {record.get("name"): record for record in records}
-        target: Any = Summing(part) if resumable else part
+        target: Any = ChecksumFile(part) if resumable else part
         if not resumable:
             part.truncate(0)
 
@@ -204,29 +210,35 @@ class _Run:
 
         with (
             contextlib.ExitStack() as stack,
-            files.writing(target, out, every, opened.metadata(), source.model, external) as writer,
+            files.writing(target, out, every, planner.metadata(), source.model, external) as writer,
             journal.appending(records) as record,
         ):
-            for tensor, plan in zip(opened.tensors, file.tensors, strict=True):
+            for tensor, plan in zip(planner.tensors, file.tensors, strict=True):
                 found = finished.get(tensor.name)
                 if found is not None and found.get("sums") == [
-                    sum_of_all(writer.stored(spec)) for spec in specs[tensor.name]
+                    checksum_of_blocks(writer.stored(spec)) for spec in specs[tensor.name]
                 ]:
                     self._resumed(tensor.nbytes)
                     continue
-                told = self._tensor(file, tensor, plan, specs[tensor.name], opened, Summed(writer, target))
+                told = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
                 record(told)
 
     def _tensor(
-        self, file: FilePlan, tensor: Tensor, plan: TensorPlan, specs: Sequence[Spec], opened: Opened, writer: Summed
+        self,
+        file: FilePlan,
+        tensor: Tensor,
+        plan: TensorPlan,
+        specs: Sequence[Spec],
+        planner: TensorPlanner,
+        writer: ChecksumWriter,
     ) -> dict[str, Any]:
         """Write what takes the place of a tensor; the record of it."""
         request = self._plan.request
         statistics = Statistics(errors=Errors() if request.detail == "all" else None)
-        scaled = None if plan.row is None else opened.scaled(tensor)
-        if plan.row is None:
+        scaled = None if plan.dtype is None else planner.scaled(tensor)
+        if plan.dtype is None:
             (spec,) = specs
             self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))
             statistics.errors = None
@@ -237,17 +249,17 @@ class _Run:
                 self._advance(tensor.nbytes * x.size // max(1, tensor.size))
 
             detailed = request.detail != "counts"
-            scaled.write(writer.write, observe, self._ahead, self._options.device, detailed)
+            scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)
         else:
 
             def told(size: int, lost: Statistics) -> None:
                 statistics.join(lost)
                 self._advance(tensor.nbytes * size // max(1, tensor.size))
 
-            casting = Casting(tensor, plan.row, request, self._options.device, self._plan.source)
-            casting.write(writer, specs[0], self._ahead, told)
+            casting = Casting(tensor, plan.dtype, request, self._options.device, self._plan.source)
+            casting.write(writer, specs[0], self._prefetcher, told)
         self._check_loss(file, plan, statistics)
-        record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
+        record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
 
 
@@ -258,11 +270,11 @@ def _native_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request
     if request.seed is not None:
         return work
     for tensor, plan in zip(tensors, plans, strict=True):
-        if tensor.row is None or plan.row is None or tensor.row.name == "DOUBLE":
+        if tensor.dtype is None or plan.dtype is None or tensor.dtype.name == "DOUBLE":
             continue
         if len(plan.names) > 1:
             work += 2 * tensor.nbytes
-        elif host_native_cast.is_known(resolve(tensor.row, plan.row, **request.attributes)):
+        elif host_native_cast.is_known(resolve(tensor.dtype, plan.dtype, **request.attributes)):
             work += tensor.nbytes
     return work
 
@@ -271,7 +283,7 @@ def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:
     """What the journal of a finished file says about its tensors that were cast."""
     records = {record.get("name"): record for record in staging.journal(file).read()}
     for tensor in file.tensors or ():
-        if tensor.row is not None and tensor.name in records:
+        if tensor.dtype is not None and tensor.name in records:
             record = records[tensor.name]
             yield Result(file, tensor, record["bytes_out"], Statistics.from_record(record))
 

@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.locks import lock
 from gpucast.checkpoints.streaming.journal import Journal
 from gpucast.files import FileError
@@ -42,7 +42,7 @@ class Busy(FileError):
 class Staging:
     """The unfinished work of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ConversionPlan) -> None:
         self._plan = plan
         # A link keeps pointing where it does: the file behind it is replaced.
         self.target = os.path.realpath(plan.target)

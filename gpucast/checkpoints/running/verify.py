@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.checkpoints.planning.plan import FilePlan, Plan
-from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
@@ -20,7 +20,7 @@ from gpucast.reference import casting as reference
 _PIECE, _SAMPLE = 1 << 20, 1 << 10
 
 
-def verify(source_path: str, written: str, file: FilePlan, plan: Plan, everything: bool, name: str) -> int:
+def verify(source_path: str, written: str, file: FilePlan, plan: ConversionPlan, everything: bool, name: str) -> int:
     """Compare a finished file with its source; how many elements were compared. FileError names the first that differs.
 
     Of tensors that are cast all elements are compared with `gpucast.reference`, or a sample; kept ones byte by byte.
@@ -28,8 +28,8 @@ def verify(source_path: str, written: str, file: FilePlan, plan: Plan, everythin
     """
     compared = 0
     with TensorFile(source_path) as before, TensorFile(written) as after:
-        opened = Opened(before, plan.request, alone=plan.single, scales=file.scales)
-        sources = {tensor.name: tensor for tensor in opened.tensors}
+        planner = TensorPlanner(before, plan.request, alone=plan.single, scales=file.scales)
+        sources = {tensor.name: tensor for tensor in planner.tensors}
         found = {tensor.name: tensor for tensor in after.tensors}
         by_place = list(after.tensors)
         wanted = [written_name for tensor in file.tensors or () for written_name in tensor.names]
@@ -37,7 +37,7 @@ def verify(source_path: str, written: str, file: FilePlan, plan: Plan, everythin
             raise FileError(f"{name}: verify: holds {len(by_place)} tensors; expected {len(wanted)}")
         for tensor in file.tensors or ():
             source = sources[tensor.name]
-            scaled = opened.scaled(source) if tensor.row is not None else None
+            scaled = planner.scaled(source) if tensor.dtype is not None else None
             if scaled is not None:
                 parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
                 compared += scaled.verify(parts, everything, f"{name}: verify")
@@ -58,16 +58,16 @@ def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
 
 def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request, everything: bool, name: str) -> int:
     who = f"{name}: verify: tensor {plan.name!r}"
-    expected_row = source.row if plan.row is None else plan.row
-    if target.shape != source.shape or target.row is not expected_row:
+    expected_row = source.dtype if plan.dtype is None else plan.dtype
+    if target.shape != source.shape or target.dtype is not expected_row:
         raise FileError(f"{who} is {target.kind} {target.shape}; expected {expected_row} {source.shape}")
-    if source.row is None or expected_row is None:
+    if source.dtype is None or expected_row is None:
         if isinstance(source, StoredTensor) and isinstance(target, StoredTensor):
             for one, other in itertools.zip_longest(source.blocks(), target.blocks()):
                 if one != other:
                     raise FileError(f"{who} was to be kept, and its bytes differ")
         return source.size
-    rule = resolve(source.row, expected_row, **request.attributes) if plan.row is not None else None
+    rule = resolve(source.dtype, expected_row, **request.attributes) if plan.dtype is not None else None
     random = request.random(plan.name)
     start = compared = 0
     chance = np.random.default_rng(source.size)

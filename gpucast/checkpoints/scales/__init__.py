@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights stored as codes with scales: every style of storing them, read and written."""
+"""Weights stored as codes with scales: detects, reads and writes each style of storing them."""

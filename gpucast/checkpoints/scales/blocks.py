@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements share a scale, told from the shape of the scales, and from what config.json says of blocks."""
+"""Detects which elements share a scale, from the shape of the scales and the block size in config.json."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Block, Format, ScaleRule
 
 _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0")
-#: The blocks that are tried, first to last: what FLOAT, FLOAT8E8M0 and FLOAT8E4M3FN scales are used with.
-_WHOLE: tuple[Block, ...] = ("tensor", "axis")
+#: The blocks that are tried first, in this order, with scales of any type.
+_UNSPLIT: tuple[Block, ...] = ("tensor", "axis")
 _SQUARE = (128, 128)
 #: Usual lengths of groups.
 _GROUPS = (128, 64, 32, 16)
 
 
-def found_format(
+def detect_format(
     element: DType,
     scale: DType,
     shape: tuple[int, ...],
-    found: tuple[int, ...],
+    scales_shape: tuple[int, ...],
     zero_points: bool,
-    told: tuple[int, int] | None,
+    configured: tuple[int, int] | None,
     name: str,
     who: str,
 ) -> Format:
-    """The format of a tensor of this shape whose scales, `name`, have the shape `found`.
+    """The format of a tensor of shape `shape` whose scales, `name`, have the shape `scales_shape`.
 
-    `told`: the lengths of the blocks of float8 with FLOAT scales, from config.json. ValueError where the shapes fit
-    nothing that is known, or more than one thing.
+    `configured`: the block size that config.json gives for float8 with FLOAT scales. ValueError if the shapes fit no
+    known format, or more than one.
     """
     rule: ScaleRule = "floor" if scale is _E8M0 else "amax"
     is_block_wise = scale is _FLOAT and element.is_float and element.bits == 8
-    told = told if is_block_wise else None
-    blocks = [*_WHOLE, told or _SQUARE]
+    configured = configured if is_block_wise else None
+    blocks = [*_UNSPLIT, configured or _SQUARE]
     for block in blocks:
         format = Format("found", element, scale, block, rule, zero_points, scale is _E4M3)
-        if found in _shapes(format, shape):
+        if scales_shape in _shapes(format, shape):
             return format
-    if told is None and len(found) == len(shape):
-        lengths = _lengths(shape[-1], found[-1])
-        if found[:-1] == shape[:-1] and lengths:
-            return Format("found", element, scale, (_one(lengths, who, name),), rule, zero_points, scale is _E4M3)
-        if is_block_wise and len(shape) > 1 and found[:-2] == shape[:-2]:
-            rows = _lengths(shape[-2], found[-2])
-            if _is_usual(shape[-2], found[-2]) and _is_usual(shape[-1], found[-1]):
-                return Format("found", element, scale, (_one(rows, who, name), _one(lengths, who, name)), rule)
+    if configured is None and len(scales_shape) == len(shape):
+        lengths = _lengths(shape[-1], scales_shape[-1])
+        if scales_shape[:-1] == shape[:-1] and lengths:
+            return Format("found", element, scale, (_only(lengths, who, name),), rule, zero_points, scale is _E4M3)
+        if is_block_wise and len(shape) > 1 and scales_shape[:-2] == shape[:-2]:
+            rows = _lengths(shape[-2], scales_shape[-2])
+            if _is_usual(shape[-2], scales_shape[-2]) and _is_usual(shape[-1], scales_shape[-1]):
+                return Format("found", element, scale, (_only(rows, who, name), _only(lengths, who, name)), rule)
     raise ValueError(
-        f"{who} has shape {shape}, and its scales {name!r} have {found}; expected one scale, one for each of the "
-        f"{shape[0] if shape else 0} rows, for each block of {'x'.join(map(str, told or _SQUARE))}"
-        + (" (config.json)" if told else ", or for equal groups of each row")
+        f"{who} has shape {shape}, and its scales {name!r} have {scales_shape}; expected one scale, one for each of "
+        f"the {shape[0] if shape else 0} rows, for each block of {'x'.join(map(str, configured or _SQUARE))}"
+        + (" (config.json)" if configured else ", or for equal groups of each row")
     )
 
 
@@ -63,21 +63,21 @@ def _shapes(format: Format, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def _lengths(size: int, count: int) -> list[int]:
-    """The lengths that `count` groups of a dimension may have: all equal ones, or the usual."""
+    """The lengths that `count` groups of a dimension may have: the equal division, and usual lengths."""
     if not count:
         return []
     equal = [size // count] if size % count == 0 else []
     usual = [n for n in _GROUPS if -(-size // n) == count]
-    # All that hold the whole are the same.
+    # One group holds all elements, whatever its length.
     return equal if count == 1 else list(dict.fromkeys(equal + usual))
 
 
 def _is_usual(size: int, count: int) -> bool:
-    """Whether so many groups come of a usual length."""
+    """Whether groups of a usual length would be `count` many."""
     return any(-(-size // n) == count for n in _GROUPS)
 
 
-def _one(lengths: list[int], who: str, name: str) -> int:
+def _only(lengths: list[int], who: str, name: str) -> int:
     if len(lengths) > 1:
         raise ValueError(f"{who}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}")
     return lengths[0]

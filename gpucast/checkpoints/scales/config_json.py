@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The config.json of a model, where it tells how weights are stored."""
+"""Reads in the config.json of a model how its weights are stored."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from typing import Any
 from gpucast.files import FileError
 
 NAME = "config.json"
-#: The entries that tell of quantized weights; the second is older.
+#: The entries that describe quantized weights; the second is the older name.
 ENTRIES = ("quantization_config", "compression_config")
 
 
 def document_of(path: str) -> dict[str, Any] | None:
-    """The JSON object that a file holds; None: it holds another thing."""
+    """The JSON object in a file; None if the file holds anything else."""
     try:
-        with open(path, encoding="utf-8") as opened:
-            document = json.load(opened)
+        with open(path, encoding="utf-8") as file:
+            document = json.load(file)
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 
 
 def block_size(folder: str) -> tuple[int, int] | None:
-    """The lengths of the blocks of float8 weights that have a scale each, as the config.json of a folder tells them."""
+    """Rows and columns of the blocks that share a scale, for float8 weights, from the config.json of a folder."""
     path = os.path.join(folder, NAME)
-    told = ((document_of(path) if os.path.isfile(path) else None) or {}).get(ENTRIES[0])
-    found = told.get("weight_block_size") if isinstance(told, dict) else None
-    if found is None:
+    quantization = ((document_of(path) if os.path.isfile(path) else None) or {}).get(ENTRIES[0])
+    lengths = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
+    if lengths is None:
         return None
-    if not (isinstance(found, list) and len(found) == 2 and all(type(n) is int and n > 0 for n in found)):
-        raise FileError(f"{path}: weight_block_size is {found!r}; expected two lengths")
-    return found[0], found[1]
+    if not (isinstance(lengths, list) and len(lengths) == 2 and all(type(n) is int and n > 0 for n in lengths)):
+        raise FileError(f"{path}: weight_block_size is {lengths!r}; expected two lengths")
+    return lengths[0], lengths[1]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor that a file holds as codes and scales, read as the numbers that they stand for."""
+"""A tensor stored as codes and scales, read as the numbers that they stand for."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _DOUBLE = dtype("DOUBLE")
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedTensor:
     """A quantized tensor of a checkpoint, whose parts may be in several files."""
 
-    #: The data's tensor, and the tensor that was quantized.
+    #: The name of the tensor of codes, and that of the tensor that was quantized.
     name: str
     base: str
     style: str
-    #: The file that holds each tensor, data and scales first; what else goes with them (scales of activations) follows.
+    #: The file that holds each tensor, by name: codes and scales first, then companions such as activation scales.
     paths: Mapping[str, str]
     nbytes: int
-    #: None where it cannot be read as numbers.
+    #: How the tensor is stored; None if it cannot be read as numbers.
     stored: Stored | None
-    #: Why not.
+    #: Why it cannot be read as numbers.
     problem: str = ""
 
     @property
@@ -47,18 +47,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Dequantized(Tensor):
-    """Its values are of type DOUBLE, which holds a code times a FLOAT exactly."""
+    """The numbers of a quantized tensor, as DOUBLE, which holds a code times a FLOAT exactly."""
 
-    found: Found = field(repr=False)
-    #: The tensors of the file that is open, and its path.
+    detected: DetectedTensor = field(repr=False)
+    #: The tensors of the open file, and its path. Tensors of other files are opened when needed.
     tensors: Mapping[str, Tensor] = field(repr=False)
     path: str
 
     @staticmethod
-    def of(found: Found, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
-        assert found.stored is not None
-        stored = found.stored
-        return Dequantized(stored.name, _DOUBLE, stored.shape, found.kind, found.nbytes, found, tensors, path)
+    def of(detected: DetectedTensor, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
+        assert detected.stored is not None
+        stored = detected.stored
+        return Dequantized(stored.name, _DOUBLE, stored.shape, detected.kind, detected.nbytes, detected, tensors, path)
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         step = max(4, limit // self.itemsize // 4 * 4)
@@ -72,17 +72,16 @@ class Dequantized(Tensor):
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
 
     def _pieces(self) -> Iterator[Array]:
-        stored = self.found.stored
+        stored = self.detected.stored
         assert stored is not None
         with contextlib.ExitStack() as stack:
             tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
-            whole = stored.whole_parts(tensors)
-            pieces = sliced(stored.format, stored.cut, whole)
+            pieces = sliced(stored.format, stored.cut, stored.loaded_parts(tensors))
             for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
                 yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
 
     def _tensor(self, name: str, stack: contextlib.ExitStack) -> Tensor:
-        path = self.found.paths[name]
+        path = self.detected.paths[name]
         if path == self.path:
             return self.tensors[name]
         for tensor in stack.enter_context(TensorFile(path)).tensors:

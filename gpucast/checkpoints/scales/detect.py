@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the tensors of a checkpoint that are codes with scales, by the names that the styles give them.
+"""Detects the tensors of a checkpoint that are codes with scales, by the names that the styles give them.
 
 The names are those of `gpucast.checkpoints.scales.styles`, and of NVIDIA's ModelOpt for NVFP4: X.weight UINT8 (two
 codes to a byte), X.weight_scale FLOAT8E4M3FN, X.weight_scale_2 FLOAT, which multiplies (vLLM,
@@ -14,52 +14,52 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.checkpoints.scales import comfyui, config_json
-from gpucast.checkpoints.scales.dequantized import Found
-from gpucast.checkpoints.scales.forms import Candidate, is_narrow, others, own
+from gpucast.checkpoints.scales.dequantized import DetectedTensor
+from gpucast.checkpoints.scales.forms import Candidate, is_narrow, stored_by_gpucast, stored_by_others
 from gpucast.checkpoints.scales.styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 
-#: Names of scales end so: what is left without its weight is not cast like a weight.
+#: Endings of the names of scales. Scales without a known weight must not be cast like weights.
 _ENDINGS = (
     *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
     *(".scales", ".global_scale", ".zero_points", ".absmax", ".SCB"),
     *("input_scale", "scale_input", "input_global_scale"),
-    # Of ModelOpt, of quanto, and of ComfyUI's asym_w4a8_int8 and awq_w4a16.
+    # From ModelOpt, quanto, and ComfyUI's asym_w4a8_int8 and awq_w4a16.
     *("pre_quant_scale", "._scale", "._shift", "weight_s_rel", "weight_s_channel", "weight_codebook", "weight_zeros"),
 )
-#: What goes with a weight X.weight and has no meaning without its codes.
+#: Tensors X.* that belong to a weight X.weight and have no meaning without its codes.
 _COMPANIONS = ("input_scale", "scale_input", "input_global_scale", comfyui.LAYER, "input_zero_point")
-#: A tensor that tells of another in a few bytes is needed when its file is closed again.
-_FEW = 1 << 12
+#: Tensors up to this many bytes that describe another one are read at once: they are needed after the file is closed.
+_SMALL = 1 << 12
 
 
 @dataclass
 class _File:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
-    #: What ComfyUI says in the metadata.
+    #: ComfyUI's descriptions of layers in the metadata.
     layers: dict[str, Any] | None
 
 
 @dataclass
 class Catalogue:
-    """All tensors of a checkpoint. Files of one folder are one model."""
+    """All tensors of a checkpoint, by file. The files of one folder are one model."""
 
     files: dict[str, _File] = field(default_factory=dict)
-    #: The files that hold a tensor, by their folder and its name.
+    #: The files that hold a tensor, by folder and tensor name.
     _places: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    #: What the config.json of a folder says of blocks.
+    #: The block size in the config.json of a folder.
     _blocks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def add(self, path: str, file: TensorFile) -> None:
-        """Take in an open file."""
+        """Add the tensors of an open file."""
         tensors = {tensor.name: tensor for tensor in file.tensors}
         for name, tensor in tensors.items():
-            tells = name.endswith("_shape") and tensor.size == 2
-            tells |= name.endswith(comfyui.LAYER) and tensor.size <= _FEW
-            if tells and tensor.row is not None:
-                fields = name, tensor.row, tensor.shape, tensor.kind, tensor.nbytes
+            describes = name.endswith("_shape") and tensor.size == 2
+            describes |= name.endswith(comfyui.LAYER) and tensor.size <= _SMALL
+            if describes and tensor.dtype is not None:
+                fields = name, tensor.dtype, tensor.shape, tensor.kind, tensor.nbytes
                 tensors[name] = LoadedTensor(*fields, array=tensor.read())
         self.files[path] = _File(tensors, dict(file.metadata), comfyui.layers(file.metadata))
         folder = os.path.dirname(path)
@@ -67,7 +67,7 @@ class Catalogue:
             self._places.setdefault((folder, name), []).append(path)
 
     def path_of(self, name: str, near: str) -> str | None:
-        """The file that holds a tensor: the one at `near`, or another of its folder. FileError if several others do."""
+        """The file that holds a tensor: `near` itself, or another of its folder. FileError if several others do."""
         if name in self.files[near].tensors:
             return near
         paths = self._places.get((os.path.dirname(near), name), [])
@@ -75,15 +75,15 @@ class Catalogue:
             raise FileError(f"{near}: tensor {name!r} is in several files, {paths[0]} and {paths[1]}")
         return paths[0] if paths else None
 
-    def found(self) -> Iterator[Found]:
-        """All tensors that are codes with scales."""
+    def detect(self) -> Iterator[DetectedTensor]:
+        """All tensors that are stored as codes with scales."""
         seen: dict[tuple[str, str], str] = {}
         for path, file in self.files.items():
             for key in file.metadata:
                 base = key.removeprefix(ENTRY)
                 if base != key and base in file.tensors and f"{base}.scales" not in file.tensors:
                     problem = f"{path}: tensor {base!r}: its scales {base + '.scales'!r} are missing"
-                    yield Found(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
+                    yield DetectedTensor(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
             for name in file.tensors:
                 candidate = self._candidate(name, path)
                 if candidate is None:
@@ -91,8 +91,8 @@ class Catalogue:
                 where = self.path_of(candidate.data, path)
                 if where is None:
                     continue
-                found = self._found(candidate, where)
-                if found is None:
+                tensor = self._detected(candidate, where)
+                if tensor is None:
                     continue
                 if (where, candidate.data) in seen:
                     other = seen[where, candidate.data]
@@ -100,20 +100,22 @@ class Catalogue:
                         f"{where}: tensor {candidate.data!r} has two kinds of scales, {other!r} and {name!r}"
                     )
                 seen[where, candidate.data] = name
-                yield found
+                yield tensor
 
-    def leftover(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor]]:
-        """Paths and tensors that are named like scales, and belong to nothing that was found."""
-        used = {(path, name) for item in found for name, path in item.paths.items()}
+    def unmatched_scales(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor]]:
+        """Paths and tensors that are named like scales, but belong to no detected tensor."""
+        used = {(path, name) for item in detected for name, path in item.paths.items()}
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
-                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.row is not None:
+                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.dtype is not None:
                     yield path, tensor
 
-    def unscaled(self, found: Iterable[Found]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Paths and tensors that may be codes and belong to nothing that was found, and a tensor beside each that is
-        named like scales."""
-        used = {(path, name) for item in found for name, path in item.paths.items()}
+    def unmatched_codes(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Tensors that may be codes but belong to no detected tensor.
+
+        Each with its path, and with a tensor of the same module that is named like scales.
+        """
+        used = {(path, name) for item in detected for name, path in item.paths.items()}
         scales = {
             (os.path.dirname(path), name.rpartition(".")[0]): tensor
             for path, file in self.files.items()
@@ -122,19 +124,19 @@ class Catalogue:
         }
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
-                row, (module, _, last) = tensor.row, name.rpartition(".")
-                if (path, name) in used or row is None or "scal" in last:
+                dtype, (module, _, last) = tensor.dtype, name.rpartition(".")
+                if (path, name) in used or dtype is None or "scal" in last:
                     continue
-                if not (row.bits <= 8 if row.is_float else row.family == "int" and len(tensor.shape) > 1):
+                if not (dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and len(tensor.shape) > 1):
                     continue
-                for beside in filter(None, (module, name)):
-                    if (os.path.dirname(path), beside) in scales:
-                        yield path, tensor, scales[os.path.dirname(path), beside]
+                for prefix in filter(None, (module, name)):
+                    if (os.path.dirname(path), prefix) in scales:
+                        yield path, tensor, scales[os.path.dirname(path), prefix]
 
     # ---- one tensor ----
 
     def _candidate(self, scale: str, path: str) -> Candidate | None:
-        """What a tensor of this name would be the scales of."""
+        """The tensor that a tensor named `scale` would hold the scales of; None if it is not named like scales."""
         if scale.endswith(".scales") and ENTRY + scale.removesuffix(".scales") in self.files[path].metadata:
             base = scale.removesuffix(".scales")
             more = {"zero_points": f"{base}.zero_points", "global_scale": f"{base}.global_scale"}
@@ -159,7 +161,7 @@ class Catalogue:
         data = f"{base}_packed" if self.path_of(f"{base}_packed", path) is not None else base
         return Candidate("compressed-tensors", base, scale, data, more)
 
-    def _found(self, candidate: Candidate, path: str) -> Found | None:
+    def _detected(self, candidate: Candidate, path: str) -> DetectedTensor | None:
         data = self.files[path].tensors[candidate.data]
         names = {"data": candidate.data, "scales": candidate.scale, **candidate.more}
         paths = {part: self.path_of(name, path) for part, name in names.items()}
@@ -172,24 +174,27 @@ class Catalogue:
         nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
         try:
             if candidate.style == "gpucast":
-                made = own(candidate, tensors, self.files[path].metadata.get(ENTRY + candidate.base, ""))
+                entry = self.files[path].metadata.get(ENTRY + candidate.base, "")
+                stored = stored_by_gpucast(candidate, tensors, entry)
             else:
-                made = others(candidate, tensors, self._layer(candidate.base, path), self._block(path))
+                stored = stored_by_others(candidate, tensors, self._layer(candidate.base, path), self._block(path))
         except (TypeError, ValueError) as error:
-            return Found(candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}")
-        return Found(candidate.data, candidate.base, candidate.style, where, nbytes, made)
+            return DetectedTensor(
+                candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}"
+            )
+        return DetectedTensor(candidate.data, candidate.base, candidate.style, where, nbytes, stored)
 
     def _block(self, path: str) -> tuple[int, int] | None:
-        """What the config.json beside a file says of blocks."""
+        """The block size in the config.json next to a file."""
         folder = os.path.dirname(path)
         if folder not in self._blocks:
             self._blocks[folder] = config_json.block_size(folder)
         return self._blocks[folder]
 
     def _layer(self, base: str, path: str) -> dict[str, Any] | None:
-        """What ComfyUI says of a weight."""
+        """ComfyUI's description of the layer of a weight."""
         name = base.removesuffix("weight") + comfyui.LAYER
         near = self.path_of(name, path)
-        beside = None if near is None else self.files[near].tensors[name]
-        text = None if beside is None else beside.read().tobytes() if isinstance(beside, LoadedTensor) else b""
+        tensor = None if near is None else self.files[near].tensors[name]
+        text = None if tensor is None else tensor.read().tobytes() if isinstance(tensor, LoadedTensor) else b""
         return comfyui.layer_of(base, text, self.files[path].layers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tensors that are named like codes and scales stand for, told from their types and shapes."""
+"""Works out from types and shapes how tensors that are named like codes and scales store a quantized tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.checkpoints.scales import comfyui
-from gpucast.checkpoints.scales.blocks import found_format
+from gpucast.checkpoints.scales.blocks import detect_format
 from gpucast.checkpoints.scales.stored import Packing, Stored, words
 from gpucast.checkpoints.scales.styles import ENTRY, stored
 from gpucast.core.dtypes import DType, dtype
@@ -22,29 +22,33 @@ _EXACT = (_FLOAT, dtype("FLOAT16"), dtype("BFLOAT16"))
 
 @dataclass(frozen=True)
 class Candidate:
+    """Names of tensors that may store one quantized tensor in a style."""
+
     style: str
     #: The name of the tensor that was quantized.
     base: str
     scale: str
     data: str
+    #: Names of further parts, such as zero points, by part.
     more: Mapping[str, str]
 
 
 class _Problem(ValueError):
-    pass
+    """The tensors cannot be read as numbers; the text says why."""
 
 
 def is_narrow(data: Tensor) -> bool:
-    """Whether these can be codes; another tensor with a name like this is a weight like all."""
-    row = data.row
-    if row is None:
+    """Whether a tensor can hold codes; otherwise it is an ordinary weight, whatever its name."""
+    element = data.dtype
+    if element is None:
         return False
-    if data.name.endswith("_packed") or row.name == "UINT8":
+    if data.name.endswith("_packed") or element.name == "UINT8":
         return True
-    return (row.is_float or row.name == "INT8") and row.bits <= 8
+    return (element.is_float or element.name == "INT8") and element.bits <= 8
 
 
-def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
+def stored_by_gpucast(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
+    """How a tensor is stored in gpucast's own style; `text` is its metadata entry. ValueError if it is malformed."""
     who = f"tensor {candidate.base!r}"
     format, kept = quantized_files.described(text, who, ENTRY + candidate.base)
     data = tensors["data"]
@@ -56,24 +60,27 @@ def own(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Store
     for part, spec in expected.specs.items():
         if part not in tensors:
             raise _Problem(f"{who}: {spec.name!r} is missing")
-        _expect(tensors[part], spec.row, [spec.shape])
+        _expect(tensors[part], spec.dtype, [spec.shape])
     return Stored(data.name, data.shape, format, expected.specs)
 
 
-def others(
+def stored_by_others(
     candidate: Candidate,
     tensors: Mapping[str, Tensor],
     layer: Mapping[str, Any] | None,
     block: tuple[int, int] | None,
 ) -> Stored:
-    """`layer`: what ComfyUI says of it; `block`: what config.json says of blocks."""
+    """How a tensor is stored in the style of another program. ValueError for a form that is not known.
+
+    `layer` is ComfyUI's description of the layer, `block` the block size in config.json.
+    """
     data, scales = tensors["data"], tensors["scales"]
     who = f"tensor {data.name!r}"
     if "g_idx" in tensors:
         raise _Problem(f"{who} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
         raise _Problem(f"{who} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
-    shape, packing, element = data.shape, "plain", data.row
+    shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and not comfyui.is_plain(layer, element):
         raise _Problem(f"{who} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
@@ -87,10 +94,10 @@ def others(
         packing, element = "words", _integer(who, shape, data.shape, symmetric)
     if any(n == 0 for n in shape):
         raise _Problem(f"{who} has no elements")
-    scale_row = _scale_row(scales, who)
-    format = found_format(element, scale_row, shape, scales.shape, not symmetric, block, scales.name, who)
-    if packing == "bytes" and format.block != (16 if scale_row is _E4M3 else 32,):
-        # MXFP6 is packed in bytes too: its groups seem to be of 48.
+    scale_dtype = _scale_dtype(scales, who)
+    format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, who)
+    if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
+        # MXFP6 is packed in bytes too; read as 4-bit codes, its groups would seem to have 48.
         raise _Problem(f"{who} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors
@@ -98,7 +105,7 @@ def others(
     if second is not None:
         _expect(second, _FLOAT, [(), (1,)])
         if not format.global_scale:
-            raise _Problem(f"{who}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_row.name}")
+            raise _Problem(f"{who}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
         specs["global_scale"] = _spec(second)
     elif format.global_scale:
         raise _Problem(f"{who} has scales of FLOAT8E4M3FN, and no global scale")
@@ -115,29 +122,27 @@ def others(
 
 
 def _spec(tensor: Tensor) -> Spec:
-    return Spec(tensor.name, tensor.row, tensor.shape)
+    return Spec(tensor.name, tensor.dtype, tensor.shape)
 
 
 def _bytes_of(scales: Tensor) -> bool:
-    """Whether these are exponents of FLOAT8E8M0 as bytes."""
-    return scales.row is not None and scales.row.name in ("UINT8", "FLOAT8E8M0") and len(scales.shape) > 1
+    """Whether the scales are FLOAT8E8M0, also if stored as plain bytes."""
+    return scales.dtype is not None and scales.dtype.name in ("UINT8", "FLOAT8E8M0") and len(scales.shape) > 1
 
 
-def _expect(tensor: Tensor, row: DType | None, shapes: Sequence[tuple[int, ...]]) -> None:
-    if tensor.row is not row or tensor.shape not in shapes:
-        said = " or ".join(map(str, shapes))
-        raise _Problem(
-            f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {row.name if row else None} {said}"
-        )
+def _expect(tensor: Tensor, expected: DType | None, shapes: Sequence[tuple[int, ...]]) -> None:
+    if tensor.dtype is not expected or tensor.shape not in shapes:
+        wanted = f"{expected.name if expected else None} {' or '.join(map(str, shapes))}"
+        raise _Problem(f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {wanted}")
 
 
-def _scale_row(scales: Tensor, who: str) -> DType:
-    row = scales.row
-    if row in _EXACT:
+def _scale_dtype(scales: Tensor, who: str) -> DType:
+    stored_as = scales.dtype
+    if stored_as in _EXACT:
         return _FLOAT
-    if row is _E4M3 or row is _E8M0:
-        return row
-    if row is not None and row.name == "UINT8":
+    if stored_as is _E4M3 or stored_as is _E8M0:
+        return stored_as
+    if stored_as is not None and stored_as.name == "UINT8":
         return _E8M0
     raise _Problem(f"{who}: its scales {scales.name!r} are {scales.kind}, which is not known here")
 
@@ -145,18 +150,20 @@ def _scale_row(scales: Tensor, who: str) -> DType:
 def _shape(tensors: Mapping[str, Tensor], who: str) -> tuple[int, ...]:
     if "shape" not in tensors:
         raise _Problem(f"{who} is packed, and its weight_shape is missing")
-    told = tensors["shape"]
-    if told.shape != (2,) or told.row is None or told.row.name not in ("INT64", "INT32"):
-        raise _Problem(f"tensor {told.name!r} is {told.kind} {told.shape}; expected INT64 (2,)")
-    rows, columns = told.read().tolist()
+    shape_tensor = tensors["shape"]
+    if shape_tensor.shape != (2,) or shape_tensor.dtype is None or shape_tensor.dtype.name not in ("INT64", "INT32"):
+        raise _Problem(f"tensor {shape_tensor.name!r} is {shape_tensor.kind} {shape_tensor.shape}; expected INT64 (2,)")
+    rows, columns = shape_tensor.read().tolist()
     data = tensors["data"].shape
     if len(data) != 2 or rows != data[0] or not 0 < columns <= data[1] * 32:
-        raise _Problem(f"{who} of shape {data} cannot hold the shape ({rows}, {columns}) that {told.name!r} tells")
+        raise _Problem(
+            f"{who} of shape {data} cannot hold the shape ({rows}, {columns}) that {shape_tensor.name!r} tells"
+        )
     return rows, columns
 
 
 def _integer(who: str, shape: tuple[int, ...], packed: tuple[int, ...], symmetric: bool) -> DType:
-    """The type of the codes: as wide as the packed words tell."""
+    """The type of the codes; their width follows from the number of packed words."""
     widths = [bits for bits in (2, 4, 8) if words(shape[1], bits) == packed[1]]
     if len(widths) != 1:
         raise _Problem(f"{who}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")

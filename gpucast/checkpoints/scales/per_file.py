@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of each file are codes and scales that are read as numbers, and which of them are kept as they are."""
+"""Decides for each file which codes and scales are read as numbers, and which are kept as they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpucast.checkpoints.scales import comfyui
-from gpucast.checkpoints.scales.dequantized import Dequantized, Found
+from gpucast.checkpoints.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.checkpoints.scales.detect import Catalogue
 from gpucast.checkpoints.scales.styles import ENTRY
 from gpucast.core.dtypes import dtype
@@ -23,88 +23,88 @@ _SAVED = "gpucast.quantized"
 
 @dataclass(frozen=True)
 class FileScales:
-    """What of a file's tensors belongs together."""
+    """The tensors of one file that are codes or scales."""
 
-    #: Tensors to be read as numbers: the data are in this file.
-    found: tuple[Found, ...] = ()
-    #: Names in this file that are kept as they are, and those that go into tensors that are found.
+    #: Tensors that are read as numbers; their codes are in this file.
+    detected: tuple[DetectedTensor, ...] = ()
+    #: Names in this file that are kept as they are, and names that become part of a detected tensor.
     kept: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
-    #: Keys of the metadata that no longer hold.
+    #: Keys of the metadata that are no longer true.
     metadata: frozenset[str] = frozenset()
 
 
 @dataclass
-class _Sorted:
-    """The fields of a `FileScales`, and the styles of what is cast (True) and of what is kept."""
+class _FileScalesBuilder:
+    """The fields of a `FileScales` while they are collected, and the styles of cast (True) and kept tensors."""
 
-    found: list[Found] = field(default_factory=list)
+    detected: list[DetectedTensor] = field(default_factory=list)
     kept: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     metadata: set[str] = field(default_factory=set)
     styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
-def sorted_out(
+def scales_by_file(
     catalogue: Catalogue,
     is_cast: Callable[[Tensor], bool],
     is_asked_for: Callable[[Tensor], bool],
     is_excluded: Callable[[str], bool],
 ) -> dict[str, FileScales]:
-    """What belongs together in each file, for who casts the tensors of which `is_cast` is true.
+    """The codes and scales of each file, given which tensors of numbers are cast (`is_cast`).
 
-    A name that is excluded keeps all that belongs to it.
-    FileError where such a tensor, or scales without one, cannot be read as numbers.
+    If one part of a quantized tensor is excluded, all its parts are kept. FileError if a tensor that would be cast
+    cannot be read as numbers, and for scales that would be cast but belong to no known codes.
     """
-    every = list(catalogue.found())
-    of_file = {path: _Sorted() for path in catalogue.files}
-    for found in every:
-        path = found.paths[found.name]
-        numbers = _numbers(found, path)
-        cast = is_cast(numbers) and not any(map(is_excluded, found.paths))
-        if cast and found.stored is None:
-            raise FileError(f"{found.problem}; leave {numbers.name!r} as it is with --exclude")
-        for name, where in found.paths.items():
+    every = list(catalogue.detect())
+    of_file = {path: _FileScalesBuilder() for path in catalogue.files}
+    for tensor in every:
+        path = tensor.paths[tensor.name]
+        numbers = _numbers(tensor, path)
+        cast = is_cast(numbers) and not any(map(is_excluded, tensor.paths))
+        if cast and tensor.stored is None:
+            raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
+        for name, where in tensor.paths.items():
             (of_file[where].dropped if cast else of_file[where].kept).add(name)
         if cast:
-            of_file[path].found.append(found)
-            of_file[path].metadata |= {ENTRY + found.base, comfyui.METADATA}
-        of_file[path].styles[cast].add(found.style)
+            of_file[path].detected.append(tensor)
+            of_file[path].metadata |= {ENTRY + tensor.base, comfyui.METADATA}
+        of_file[path].styles[cast].add(tensor.style)
     _check_known(catalogue, every, is_cast, is_asked_for)
     for path, file in catalogue.files.items():
-        marks = set(filter(comfyui.is_marker, file.tensors))
-        if marks and "comfyui" in of_file[path].styles[True]:
+        markers = set(filter(comfyui.is_marker, file.tensors))
+        if markers and "comfyui" in of_file[path].styles[True]:
             if "comfyui" in of_file[path].styles[False]:
-                raise FileError(f"{path}: has the mark {min(marks)!r} for all scales; cast all its weights, or none")
-            of_file[path].dropped |= marks
+                raise FileError(f"{path}: has the mark {min(markers)!r} for all scales; cast all its weights, or none")
+            of_file[path].dropped |= markers
         else:
-            of_file[path].kept |= marks
+            of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
             raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
         if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
             raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
     return {
-        path: FileScales(tuple(s.found), frozenset(s.kept), frozenset(s.dropped), frozenset(s.metadata))
-        for path, s in of_file.items()
+        path: FileScales(tuple(one.detected), frozenset(one.kept), frozenset(one.dropped), frozenset(one.metadata))
+        for path, one in of_file.items()
     }
 
 
 def _check_known(
     catalogue: Catalogue,
-    every: Sequence[Found],
+    every: Sequence[DetectedTensor],
     is_cast: Callable[[Tensor], bool],
     is_asked_for: Callable[[Tensor], bool],
 ) -> None:
-    """FileError for what would be cast and may be scales, or codes, that belong to nothing that was found."""
-    for path, tensor in catalogue.leftover(every):
-        if tensor.row is not None and tensor.row.is_float and is_cast(tensor) and not is_asked_for(tensor):
+    """FileError for tensors that would be cast but look like scales or codes of no detected tensor."""
+    for path, tensor in catalogue.unmatched_scales(every):
+        if tensor.dtype is not None and tensor.dtype.is_float and is_cast(tensor) and not is_asked_for(tensor):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
                 "here; cast it by name with --include or --rule, or keep it with --exclude"
             )
-    for path, tensor, scale in catalogue.unscaled(every):
-        # Integers are kept; without their scales they are worth nothing.
-        lost = tensor if tensor.row is not None and tensor.row.is_float else scale
+    for path, tensor, scale in catalogue.unmatched_codes(every):
+        # Integer codes are kept anyway, but they have no meaning without their scales.
+        lost = tensor if tensor.dtype is not None and tensor.dtype.is_float else scale
         if is_cast(lost) and not is_asked_for(lost):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
@@ -113,8 +113,8 @@ def _check_known(
             )
 
 
-def _numbers(found: Found, path: str) -> Tensor:
-    """The tensor of numbers, or where it cannot be read, one of its name."""
-    if found.stored is not None:
-        return Dequantized.of(found, {}, path)
-    return LoadedTensor(found.base, _FLOAT, (1, 1), found.kind, 0, np.zeros((1, 1), np.float32))
+def _numbers(tensor: DetectedTensor, path: str) -> Tensor:
+    """The tensor of numbers; a placeholder of the same name if it cannot be read."""
+    if tensor.stored is not None:
+        return Dequantized.of(tensor, {}, path)
+    return LoadedTensor(tensor.base, _FLOAT, (1, 1), tensor.kind, 0, np.zeros((1, 1), np.float32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are divided by scales before they are rounded to few bits, the scales being stored beside them."""
+"""Quantizes tensors: they are divided by scales and rounded to few bits, and the scales are stored with the codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpucast.checkpoints.streaming.pieces import (
     on_device,
     sliced,
 )
-from gpucast.checkpoints.streaming.prefetch import Ahead
+from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import placed
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import FORMATS, Format, Parts
@@ -30,108 +30,110 @@ from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
 from gpucast.quantization.cpu import quantize as host
 
-#: What --scale takes.
+#: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
 
 _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
 _MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mxfp6e2m3", "FLOAT6E3M2": "mxfp6e3m2"}
-#: The elements of a piece that are compared when not all are.
+#: Elements of a piece that are compared when a sample is verified.
 _SAMPLE = 1 << 10
 
-#: Writes one tensor, its elements as flat pieces in order; gives the bytes.
+#: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
-#: Takes a piece of the source (flat), the values that it will read as again (scales applied; of no meaning where nobody
-#: wants details), and what was lost: for progress, counts and statistics.
+#: Called with each piece of the source (flat), the values that it will be read back as (scales applied; meaningless
+#: unless details are asked for), and the counts of losses: for progress and statistics.
 Observe = Callable[[Array, Array, CastReport], None]
 
 
 def is_needed(src: DType | None, dst: DType) -> bool:
-    """Whether a cast must say what it does about scales: floating values that go to 8 bits or fewer."""
+    """Whether a cast needs the option --scale: it takes floating values to 8 bits or fewer."""
     if src is None or src is dst or dst.family == "bool":
         return False
     return src.is_float and 0 < dst.bits <= 8
 
 
-def formats(row: DType) -> dict[str, Format]:
-    """The format that each word of --scale means for a type."""
-    name = row.name.lower()
-    if row.family == "int" and row.bits <= 8:
-        base = name if row.signed else f"{name}_zp"
+def formats(dtype: DType) -> dict[str, Format]:
+    """The format that each value of --scale stands for, given the type of the codes."""
+    name = dtype.name.lower()
+    if dtype.family == "int" and dtype.bits <= 8:
+        base = name if dtype.signed else f"{name}_zp"
         return {scale: FORMATS[f"{base}_{block}"] for scale, block in _BLOCKS.items()}
-    found = {}
+    by_scale = {}
     if name in ("float8e4m3fn", "float8e5m2"):
-        found = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
-    if row.name in _MX:
-        found["mx"] = FORMATS[_MX[row.name]]
-    if row.name == "FLOAT4E2M1":
-        found = {"mx": FORMATS["mxfp4"], "nvfp4": FORMATS["nvfp4"]}
-    return found
+        by_scale = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
+    if dtype.name in _MX:
+        by_scale["mx"] = FORMATS[_MX[dtype.name]]
+    if dtype.name == "FLOAT4E2M1":
+        by_scale = {"mx": FORMATS["mxfp4"], "nvfp4": FORMATS["nvfp4"]}
+    return by_scale
 
 
-def decided(
+def scaled_storage(
     tensor: Tensor,
-    row: DType,
+    dtype: DType,
     scale: str | None,
     style: str,
     attributes: Mapping[str, Any],
     path: str,
     asked_for: bool = True,
 ) -> Stored | str | None:
-    """How a tensor of the file `path` is cast to `row`: None: by a plain cast; a text: not at all, and why.
+    """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
-    `scale` is one of `SCALES`, or None where nothing was said. It does not matter to tensors that need none.
-    FileError for what cannot be.
+    None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES`, or
+    None if the option was not given; it is ignored for tensors that need no scales. FileError if options do not fit.
     """
-    if not is_needed(tensor.row, row) or scale == "none":
+    if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
     who = f"{path}: tensor {tensor.name!r}"
-    assert tensor.row is not None
-    known = formats(row)
+    assert tensor.dtype is not None
+    known = formats(dtype)
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
-            f"{who} from {tensor.row.name} to {row.name}: so few bits need a word about scales; "
+            f"{who} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
             f"give --scale {accepted} (none: a plain cast)"
         )
     format = known.get(scale)
     if format is None:
-        raise FileError(f"{who}: --scale {scale} is not for {row.name}; expected {accepted}")
+        raise FileError(f"{who}: --scale {scale} is not for {dtype.name}; expected {accepted}")
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
-        raise FileError(f"{who}: --style {style} cannot hold {row.name} with --scale {scale}: {refusal}")
+        raise FileError(f"{who}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
     for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
-        at_random = option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
-        if attributes.get(option, default) != default and not at_random:
+        is_stochastic = (
+            option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
+        )
+        if attributes.get(option, default) != default and not is_stochastic:
             raise FileError(f"{who}: --{option.replace('_', '-')} has no meaning with --scale {scale}; leave it out")
     if len(tensor.shape) < 2:
         return "fewer than 2 dimensions"
     if not tensor.size:
         return "no elements"
     try:
-        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.row, asked_for)
+        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
     except Unsuitable as reason:
         return str(reason)
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """A tensor that becomes codes and scales."""
+    """A tensor that is quantized to codes and scales."""
 
     tensor: Tensor
     stored: Stored
-    #: The bits for stochastic rounding.
+    #: The random bits for stochastic rounding.
     random: Random | None = None
 
     @property
     def specs(self) -> Sequence[Spec]:
-        """The tensors that take its place in the file, the codes first."""
+        """The tensors that replace it in the file, codes first."""
         return list(self.stored.specs.values())
 
-    def write(self, write: Write, observe: Observe, ahead: Ahead, device: str | None, detailed: bool) -> None:
-        """Write all of `specs` in their order, and show every piece to the observer once.
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+        """Write all of `specs` in their order, and call the observer once for each piece.
 
-        Where nobody wants details, it is shown no values, and no largest error. Memory grows with the number of scales
-        alone.
+        Unless `detailed`, the observer gets no values and no largest error. Memory use grows with the number of scales,
+        not with the number of elements.
         """
         stored, format = self.stored, self.stored.format
         engine = host.quantize if device in (None, "cpu") else on_device(str(device))
@@ -147,7 +149,9 @@ class Scaled:
             return x.reshape(-1), shown.reshape(-1), stored.pack(parts.data), report, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
-            for x, restored, packed, report, parts in ahead.in_order(work, placed(matrices(self.tensor, stored.cut))):
+            for x, restored, packed, report, parts in prefetcher.in_order(
+                work, placed(matrices(self.tensor, stored.cut))
+            ):
                 scales.append(parts)
                 observe(x, restored, report)
                 yield packed
@@ -158,21 +162,23 @@ class Scaled:
             if part != "data":
                 write(spec, [arrays[part]])
 
-    def verify(self, found: Mapping[str, Tensor], everything: bool, who: str) -> int:
-        """Compare what was written, by name, with the reference, or a sample of each piece; how many elements were
-        compared. FileError where they differ."""
+    def verify(self, written: Mapping[str, Tensor], everything: bool, who: str) -> int:
+        """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
+
+        Unless `everything`, only a sample of each piece is compared. FileError if anything differs.
+        """
         stored, format = self.stored, self.stored.format
-        tensors = {part: found[spec.name] for part, spec in stored.specs.items()}
+        tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
         for part, spec in stored.specs.items():
-            if tensors[part].row is not spec.row or tensors[part].shape != spec.shape:
-                said = f"{tensors[part].kind} {tensors[part].shape}"
-                raise FileError(f"{who}: tensor {spec.name!r} is {said}; expected {spec.row} {spec.shape}")
+            if tensors[part].dtype is not spec.dtype or tensors[part].shape != spec.shape:
+                actual = f"{tensors[part].kind} {tensors[part].shape}"
+                raise FileError(f"{who}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
         quantize = Quantizer(self.tensor, format, by_reference, self.random)
-        written = zip(
-            stored.codes(tensors["data"]), sliced(format, stored.cut, stored.whole_parts(tensors)), strict=True
+        stored_pieces = zip(
+            stored.codes(tensors["data"]), sliced(format, stored.cut, stored.loaded_parts(tensors)), strict=True
         )
         compared = 0
-        for (start, x), (codes, parts) in zip(placed(matrices(self.tensor, stored.cut)), written, strict=True):
+        for (start, x), (codes, parts) in zip(placed(matrices(self.tensor, stored.cut)), stored_pieces, strict=True):
             rows = len(x) if everything else _sampled(format, x.shape[1])
             wanted = quantize(x[:rows], start)
             same = _same(wanted.data, codes[:rows]) and all(
@@ -180,7 +186,7 @@ class Scaled:
                 for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
                 if array is not None
             )
-            # What there is one of for the tensor, as it is stored: a reciprocal is rounded.
+            # The global scale is compared as it is stored: a reciprocal is rounded.
             same &= all(
                 _same(array, tensors[part].read().reshape(-1))
                 for part, array in stored.stored_parts(Parts(None, None, None, wanted.global_scale)).items()
@@ -192,16 +198,18 @@ class Scaled:
 
 
 def unexpected(report: CastReport) -> CastReport:
-    """What of the losses says that something is wrong: with scales small values of a block become zero, and those of
-    some formats clamp its largest."""
+    """The losses that should not occur in quantized tensors.
+
+    That small values of a block become zero is normal, and so are saturated values: some formats clamp the largest.
+    """
     return replace(report, saturated=0, underflowed=0)
 
 
 def _sampled(format: Format, columns: int) -> int:
-    """The first rows of a piece: some, and whole blocks."""
+    """The number of first rows of a piece to compare: about `_SAMPLE` elements, in whole blocks."""
     block = format.block[0] if format.min_ndim == 2 and isinstance(format.block, tuple) else 1
     return max(1, _SAMPLE // columns // block) * block
 
 
-def _same(wanted: Array, found: Array) -> bool:
-    return wanted.dtype == found.dtype and wanted.tobytes() == found.tobytes()
+def _same(wanted: Array, actual: Array) -> bool:
+    return wanted.dtype == actual.dtype and wanted.tobytes() == actual.tobytes()

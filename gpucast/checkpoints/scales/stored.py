@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a quantized tensor lies in a file: the tensors that hold its parts, their names, types and shapes."""
+"""How a quantized tensor is stored in a file: the tensors that hold its parts, their names, types and shapes."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array, Spec, Tensor
 from gpucast.reference import cast
 
-#: "plain": a code is an element; "bytes": 4-bit codes two to a UINT8; "words": codes that fill INT32 from the low bits
-#: on, as offsets from the lowest code. Each row of the last dimension is packed for itself.
+#: "plain": one code per element; "bytes": two 4-bit codes per UINT8; "words": codes packed into INT32 from the low bits
+#: up, as offsets from the lowest code, each row of the last dimension separately.
 Packing = Literal["plain", "bytes", "words"]
 
 _WORD = 32
-#: Packed elements that are read at a time.
+#: Packed elements read at a time.
 _STORED = 1 << 18
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The tensors that stand for one: data and scales, and where there are any zero_points, global_scale, shape."""
+    """The tensors that store a quantized one: data and scales; if needed zero_points, global_scale, shape and layer."""
 
     #: The name of the tensor that was quantized.
     name: str
     shape: tuple[int, ...]
     format: Format
+    #: The stored tensors, by part.
     specs: Mapping[str, Spec]
     packing: Packing = "plain"
-    #: The global scale divides.
+    #: Whether numbers are divided by the stored global scale, not multiplied.
     divides: bool = False
-    #: For the metadata of the file.
+    #: Entries for the metadata of the file.
     metadata: tuple[tuple[str, str], ...] = ()
-    #: What ComfyUI reads about the layer.
+    #: The layer's description for ComfyUI, as JSON.
     layer: bytes = b""
 
     @property
@@ -50,7 +51,7 @@ class Stored:
     # ---- data ----
 
     def pack(self, codes: Array) -> Array:
-        """A piece of codes, a matrix, as stored elements, flat."""
+        """A piece of codes (a matrix) as flat stored elements."""
         if self.packing == "plain":
             return codes.reshape(-1)
         bits = self.format.element.bits
@@ -60,44 +61,44 @@ class Stored:
         return _words((raw ^ self._offset).astype(np.uint8), bits).reshape(-1)
 
     def in_groups(self, pieces: Iterator[Array]) -> Iterator[Array]:
-        """The elements of pieces that `pack` gave, as files take them: packed types in whole groups."""
+        """The packed pieces, regrouped as writers need them: packed types in whole groups of elements."""
         return grouped(pieces) if self.packing == "plain" and self.format.element.packed else pieces
 
     def codes(self, data: Tensor) -> Iterator[Array]:
-        """The codes of the tensor that holds them, in the pieces of `cut`, as matrices."""
+        """The codes in the tensor `data`, as matrices: the pieces of `cut`."""
         flat = data.chunks() if self.packing == "plain" else self._unpacked(data)
         for codes in shaped(flat, self.cut):
             yield codes.view(self.format.element.numpy)
 
     def _unpacked(self, data: Tensor) -> Iterator[Array]:
-        """Codes, flat."""
-        bits, row = self.format.element.bits, self.shape[-1]
+        """The codes in packed elements, flat."""
+        bits, columns = self.format.element.bits, self.shape[-1]
         if self.packing == "bytes":
             for stored in data.chunks(_STORED):
                 yield np.asarray(unpack_codes(stored.view(np.uint8), bits, stored.size * 2))
             return
-        # What fills the last word of a row is no code.
-        left = row
+        # Padding in the last word of a row is cut off.
+        left = columns
         for stored in shaped(data.chunks(), Cut.of(1, math.prod(data.shape[:-1]), data.shape[-1], _STORED, width=1)):
             codes = _codes(stored, bits)[:, :left]
-            left = left - codes.shape[1] or row
+            left = left - codes.shape[1] or columns
             yield (codes ^ self._offset).astype(np.uint8).reshape(-1)
 
     @property
     def _offset(self) -> int:
-        """Turns codes of two's complement into offsets from the lowest, and back."""
+        """XOR with this turns two's complement codes into offsets from the lowest code, and back."""
         return self.format.element.sign_code if self.format.element.signed else 0
 
     # ---- scales ----
 
-    def stored_parts(self, whole: Parts) -> dict[str, Array]:
-        """The arrays to be stored beside the data, by part."""
-        found = {"scales": whole.scales, "zero_points": whole.zero_points, "global_scale": whole.global_scale}
-        arrays = {part: array for part, array in found.items() if array is not None and part in self.specs}
+    def stored_parts(self, parts: Parts) -> dict[str, Array]:
+        """The arrays to store besides the data, by part."""
+        given = {"scales": parts.scales, "zero_points": parts.zero_points, "global_scale": parts.global_scale}
+        arrays = {part: array for part, array in given.items() if array is not None and part in self.specs}
         if self.divides and "global_scale" in arrays:
             arrays["global_scale"] = np.float32(1) / arrays["global_scale"]
         if self.packing == "words" and "zero_points" in arrays:
-            # Along the first dimension, where there are as many as rows.
+            # Packed along the first dimension, which has one zero point per row.
             columns = arrays["zero_points"].reshape(self.shape[0], -1).view(np.uint8).T
             arrays["zero_points"] = _words(np.ascontiguousarray(columns), self.format.element.bits).T
         if "shape" in self.specs:
@@ -105,23 +106,23 @@ class Stored:
         if "layer" in self.specs:
             arrays["layer"] = np.frombuffer(self.layer, np.uint8)
         return {
-            part: np.ascontiguousarray(array).reshape(-1).view(self.specs[part].row.numpy)  # type: ignore[union-attr]
+            part: np.ascontiguousarray(array).reshape(-1).view(self.specs[part].dtype.numpy)  # type: ignore[union-attr]
             for part, array in arrays.items()
         }
 
-    def whole_parts(self, tensors: Mapping[str, Tensor]) -> Parts:
-        """What `stored_parts` gave, of the stored tensors by part."""
+    def loaded_parts(self, tensors: Mapping[str, Tensor]) -> Parts:
+        """The inverse of `stored_parts`: scales and zero points from the stored tensors, by part."""
         format = self.format
         shape = format.scales_shape(self.shape, 0 if format.block == "axis" else len(self.shape) - 1)
         scales = _as(tensors["scales"].read(), format.scale).reshape(shape)
         zero_points, global_scale = None, None
         if "zero_points" in tensors:
-            found = tensors["zero_points"].read()
+            points = tensors["zero_points"].read()
             if self.packing == "words":
-                codes = _codes(np.ascontiguousarray(found.T), format.element.bits)
-                found = np.ascontiguousarray(codes[:, : self.shape[0]].T)
+                codes = _codes(np.ascontiguousarray(points.T), format.element.bits)
+                points = np.ascontiguousarray(codes[:, : self.shape[0]].T)
             assert format.zero_point is not None
-            zero_points = found.view(format.zero_point.numpy).reshape(shape)
+            zero_points = points.view(format.zero_point.numpy).reshape(shape)
         if "global_scale" in tensors:
             global_scale = _as(tensors["global_scale"].read(), dtype("FLOAT")).reshape(())
             if self.divides:
@@ -131,7 +132,7 @@ class Stored:
 
 
 def words(count: int, bits: int) -> int:
-    """INT32 elements that hold so many codes."""
+    """The number of INT32 elements that hold `count` codes."""
     return -(-count * bits // _WORD)
 
 
@@ -150,8 +151,8 @@ def _codes(stored: Array, bits: int) -> Array:
     return codes.reshape(stored.shape[0], -1) if stored.shape[0] else codes.reshape(0, 0)
 
 
-def _as(array: Array, row: DType) -> Array:
-    """Scales of a file as those of a format: bytes are FLOAT8E8M0, narrow floats become FLOAT (exactly)."""
-    if row.name == "FLOAT8E8M0":
-        return array.view(row.numpy)
-    return array if array.dtype == row.numpy else np.asarray(cast(array, row))
+def _as(array: Array, scale: DType) -> Array:
+    """Stored scales as the type of the format: bytes are FLOAT8E8M0 codes, narrow floats become FLOAT (exactly)."""
+    if scale.name == "FLOAT8E8M0":
+        return array.view(scale.numpy)
+    return array if array.dtype == scale.numpy else np.asarray(cast(array, scale))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names, types and shapes under which scales are written, and the config that loaders of them read.
+"""The styles of storing scales: names, types and shapes of the tensors, and the config that loaders read.
 
 gpucast
     NAME (the codes), NAME.scales, NAME.zero_points, NAME.global_scale, as `gpucast.quantize` gives them; the metadata
@@ -32,7 +32,7 @@ from gpucast.core.formats import SOURCES, Format
 from gpucast.files.tensor import Spec
 from gpucast.quantization import files as quantized_files
 
-#: What --style takes; the first is the default.
+#: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui")
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")
@@ -41,26 +41,27 @@ CONFIGURED = ("deepseek", "compressed-tensors")
 ENTRY = "gpucast.quantized."
 _WEIGHT = "weight"
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
-#: What these loaders do not expect to be quantized, unless it is asked for by name: embeddings, the last layer, the
-#: routers of mixtures of experts, and what leads into layers for further tokens (README_WEIGHTS.md of DeepSeek-V3; the
-#: `ignore` of llm-compressor's recipes; vLLM, models/qwen2_moe.py, deepseek_v2.py, deepseek_mtp.py: without
-#: quant_config).
+#: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, the
+#: last layer, routers of mixtures of experts, and the projections into layers that predict further tokens. Sources:
+#: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers without quant_config in vLLM's
+#: models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
 _KEPT = (
     *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
     *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
 )
-#: DeepSeek-V3 has 576 rows there, in five blocks; vLLM joins them to q_a_proj, which is quantized.
+#: Quantized although its rows are no multiple of the block: DeepSeek-V3 has 576 rows here, in five blocks, and vLLM
+#: joins them to q_a_proj, which is quantized.
 _RAGGED = "*.kv_a_proj_with_mqa.weight"
-#: The last layer, of which a checkpoint with tied embeddings has no tensor.
+#: The last layer. A checkpoint with tied embeddings has no tensor for it.
 _HEAD = "lm_head"
 
 
 class Unsuitable(Exception):
-    """This tensor is not quantized; the text says why."""
+    """The style has no place for this tensor, so it is not quantized; the text says why."""
 
 
 def refused(style: str, format: Format) -> str | None:
-    """Why a style cannot carry a format at all; None: it can."""
+    """Why a style cannot store a format; None if it can."""
     if style == "deepseek" and format.name != "float8e4m3fn_128x128":
         return "it holds FLOAT8E4M3FN with --scale block alone"
     if style == "comfyui" and not (format.element.name.startswith("FLOAT8E") and format.block == "tensor"):
@@ -74,7 +75,7 @@ def refused(style: str, format: Format) -> str | None:
 
 
 def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source: DType, asked_for: bool) -> Stored:
-    """How a tensor lies in a file. Unsuitable for one that the style has no place for."""
+    """How a style stores a tensor. Raises Unsuitable if it has no place for the tensor."""
     if style == "gpucast":
         return _gpucast(name, shape, format, source)
     if not name.endswith(f".{_WEIGHT}") or len(shape) != 2:
@@ -82,8 +83,8 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
     if not asked_for and any(fnmatchcase(name, pattern) for pattern in _KEPT):
         raise Unsuitable(f"loaders of style {style} expect embeddings, lm_head and routers as they are")
     if isinstance(format.block, tuple):
-        # Ragged blocks are quantized by none of these: kernels scale the inputs of a layer in whole groups, vLLM joins
-        # layers at whole blocks, and transformers takes the lengths of blocks from the shape of the scales.
+        # No loader of these styles takes ragged blocks: kernels scale the inputs of a layer in whole groups, vLLM joins
+        # layers at whole blocks, and transformers derives the block size from the shape of the scales.
         if shape[1] % format.block[-1]:
             raise Unsuitable(f"loaders of style {style} need rows of a multiple of {format.block[-1]} elements")
         if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
@@ -160,19 +161,19 @@ _MAKE: dict[str, Callable[[str, tuple[int, ...], Format], Stored]] = {
 
 
 def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> dict[str, Any]:
-    """The quantization_config of a model; `kept`: the modules whose weights are not quantized.
+    """The quantization_config of a model. `kept` are the modules whose weights are not quantized.
 
-    Without a tensor for the last layer (`has_head`), it shares the embedding's, and loaders must not look for scales.
+    Without a tensor for the last layer (`has_head`), that layer shares the embedding's weights, which have no scales.
     """
     if style == "deepseek":
-        found: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "activation_scheme": "dynamic",
             "fmt": "e4m3",
             "quant_method": "fp8",
             "weight_block_size": list(format.block),
         }
         kept = [*kept, *([] if has_head else [_HEAD])]
-        return found | ({"modules_to_not_convert": kept} if kept else {})
+        return entry | ({"modules_to_not_convert": kept} if kept else {})
     name = _compressed(format)
     assert name is not None
     element = format.element
@@ -192,7 +193,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
         weights["scale_dtype"] = "torch.float8_e4m3fn" if format.global_scale else "torch.uint8"
     activations = None
     if name == "float-quantized":
-        # As the presets FP8_DYNAMIC and FP8_BLOCK: loaders multiply in float8, activations scaled as they come.
+        # As in the presets FP8_DYNAMIC and FP8_BLOCK: loaders multiply in float8 and scale activations at run time.
         activations = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
         if format.min_ndim == 2:
             activations |= {"strategy": "group", "group_size": format.block[-1]}
@@ -213,7 +214,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
 
 
 def _compressed(format: Format) -> str | None:
-    """The name that compressed-tensors has for a format; None where it has none."""
+    """The name of a format in compressed-tensors; None if it has none."""
     element = format.element
     if element.name == "FLOAT8E4M3FN":
         return "mxfp8-quantized" if format.scale is not _FLOAT else "float-quantized"

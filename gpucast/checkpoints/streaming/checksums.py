@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums of what is written, by which the next run knows what of it came to the disk.
+"""Checksums of written tensors: they tell the next run which tensors have reached the disk.
 
-The sum of a tensor is that of its bytes as little-endian words of 64 bits, and it is not reduced: whatever of them
-reads as zeros after a power cut makes it smaller. Pieces may be summed up in any order.
+The checksum of a tensor is the sum of its bytes as little-endian 64-bit words. The sum is not reduced modulo anything,
+so that bytes which read as zeros after a power cut make it smaller. Pieces can be added in any order.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from gpucast.files import Spec, safetensors, window
 from gpucast.files.tensor import Array
 
 _WORD = 8
-#: Bytes that are looked at while they are in the cache.
+#: Bytes that are summed at a time, so that they stay in the processor's cache.
 _BLOCK = 1 << 18
 
 
-def sum_of(data: Any, position: int = 0) -> int:
-    """What bytes add to the sum of a tensor that has them from `position` on."""
+def checksum(data: Any, position: int = 0) -> int:
+    """What bytes at byte `position` of a tensor add to its checksum."""
     raw = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     head = min(-position % _WORD, raw.size)
-    found = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)
+    total = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)
     tail = raw.size - (raw.size - head) % _WORD
     if head < tail and (native := host_native.library()) is not None:
-        sums = (ctypes.c_uint64 * 2)()
-        native.sum_words(ctypes.c_void_p(raw[head:].ctypes.data), ctypes.c_uint64((tail - head) // _WORD), sums)
-        found += sums[0] + (sums[1] << 32)
+        halves = (ctypes.c_uint64 * 2)()
+        native.sum_words(ctypes.c_void_p(raw[head:].ctypes.data), ctypes.c_uint64((tail - head) // _WORD), halves)
+        total += halves[0] + (halves[1] << 32)
         head = tail
     for start in range(head, tail, _BLOCK):
         words = raw[start : min(start + _BLOCK, tail)].view("<u8")
         high = int(np.add.reduce(words >> np.uint64(32))) << 32
-        # NumPy's sum lacks a multiple of 2^64, and that of the low halves is less than 2^64.
-        found += high + (int(np.add.reduce(words)) - high) % (1 << 64)
-    return found + int.from_bytes(raw[tail:].tobytes(), "little")
+        # NumPy's sum of whole words wraps around modulo 2^64; the sum of their low halves is less than 2^64.
+        total += high + (int(np.add.reduce(words)) - high) % (1 << 64)
+    return total + int.from_bytes(raw[tail:].tobytes(), "little")
 
 
-def sum_of_all(blocks: Iterable[bytes]) -> int:
-    """The sum of a tensor that has these bytes."""
-    found = position = 0
+def checksum_of_blocks(blocks: Iterable[bytes]) -> int:
+    """The checksum of a tensor whose bytes come in blocks."""
+    total = position = 0
     for block in blocks:
-        found += sum_of(block, position)
+        total += checksum(block, position)
         position += len(block)
-    return found
+    return total
 
 
-class Summing:
-    """A file that sums up what is written to it."""
+class ChecksumFile:
+    """A file that computes the checksum of what is written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.sum = self._position = 0
 
     def begin(self) -> None:
-        """What is written from now on is a tensor."""
+        """Start a new checksum: the bytes written from now on belong to the next tensor."""
         self.sum = self._position = 0
 
     def write(self, data: Any) -> int:
-        self.sum += sum_of(data, self._position)
+        self.sum += checksum(data, self._position)
         self._position += len(data)
         return self.file.write(data)
 
@@ -72,31 +72,31 @@ class Summing:
         return getattr(self.file, name)
 
 
-class Summed:
-    """A writer of the tensors that take the place of one, which notes the bytes and the sum of each."""
+class ChecksumWriter:
+    """Writes the tensors that replace one source tensor, and records their sizes in bytes and their checksums."""
 
     def __init__(self, writer: files.Writer, target: Any) -> None:
         self._writer, self._target = writer, target
-        self.nbytes, self.sums = 0, list[int]()
+        self.nbytes, self.checksums = 0, list[int]()
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
-        return self._noted(lambda: self._writer.write(spec, chunks))
+        return self._recorded(lambda: self._writer.write(spec, chunks))
 
     def copy(self, spec: Spec) -> int:
-        return self._noted(lambda: self._writer.copy(spec))
+        return self._recorded(lambda: self._writer.copy(spec))
 
-    def placed(self, spec: Spec) -> Placed | None:
-        """What writes the pieces of a tensor in any order, in several threads; None where that cannot be."""
-        if not (isinstance(self._target, Summing) and isinstance(self._writer, safetensors.Writer)):
+    def positioned(self, spec: Spec) -> PositionedWriter | None:
+        """A writer for pieces of a tensor in any order and from several threads; None if the file does not allow it."""
+        if not (isinstance(self._target, ChecksumFile) and isinstance(self._writer, safetensors.Writer)):
             return None
         file = self._target.file
         if not window.can_write(file):
             return None
         file.flush()
-        return Placed(self._writer, spec, file, self._add)
+        return PositionedWriter(self._writer, spec, file, self._add)
 
-    def _noted(self, work: Callable[[], int]) -> int:
-        if not isinstance(self._target, Summing):
+    def _recorded(self, work: Callable[[], int]) -> int:
+        if not isinstance(self._target, ChecksumFile):
             nbytes = work()
             self._add(nbytes, 0)
             return nbytes
@@ -107,38 +107,40 @@ class Summed:
 
     def _add(self, nbytes: int, total: int) -> None:
         self.nbytes += nbytes
-        self.sums.append(total)
+        self.checksums.append(total)
 
 
-class Placed:
-    """Writes the pieces of one tensor to their places."""
+class PositionedWriter:
+    """Writes the pieces of one tensor to their positions in the file. Safe to call from several threads."""
 
     def __init__(
-        self, writer: safetensors.Writer, spec: Spec, file: BinaryIO, note: Callable[[int, int], None]
+        self, writer: safetensors.Writer, spec: Spec, file: BinaryIO, finished: Callable[[int, int], None]
     ) -> None:
-        self._writer, self._spec, self._file, self._all = writer, spec, file, note
+        self._writer, self._spec, self._file, self._finished = writer, spec, file, finished
         self._begin = writer.begin(spec)
         self._nbytes = self._sum = 0
         self._lock = threading.Lock()
 
     def write(self, start: int, chunk: Array) -> None:
-        """The flat elements from `start` on, a multiple of 4."""
-        position, data = self._writer.place(self._spec, start, chunk)
+        """Write flat elements; `start` is the index of the first one, a multiple of 4."""
+        position, data = self._writer.position(self._spec, start, chunk)
         window.write(self._file, position, data.data)
-        self.note(data.nbytes, sum_of(data, position - self._begin))
+        self.note(data.nbytes, checksum(data, position - self._begin))
 
     def place(self, start: int) -> tuple[int, int]:
-        """The file's number, and the byte where the flat elements from `start` on go: for who writes them, and then
-        says with `note` what came there."""
-        assert self._spec.row is not None
-        return self._file.fileno(), self._begin + self._spec.row.nbytes(start)
+        """The file descriptor, and the byte position of the flat element `start`.
+
+        For a caller that writes the elements itself and then calls `note`.
+        """
+        assert self._spec.dtype is not None
+        return self._file.fileno(), self._begin + self._spec.dtype.nbytes(start)
 
     def note(self, nbytes: int, total: int) -> None:
-        """So many bytes with this sum have been written."""
+        """Record that `nbytes` bytes with the checksum `total` have been written."""
         with self._lock:
             self._nbytes += nbytes
             self._sum += total
 
     def done(self) -> None:
-        """All pieces are written."""
-        self._all(self._nbytes, self._sum)
+        """Record that all pieces are written."""
+        self._finished(self._nbytes, self._sum)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is finished of a file, written down as it happens: one line of JSON for each tensor."""
+"""The journal of a file: what is finished, one line of JSON per tensor, written as it happens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 
 class Journal:
-    """A file that only grows. What a kill leaves of the last line is passed over."""
+    """A file that only grows. An incomplete last line, left by a killed process, is ignored."""
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def read(self) -> list[dict[str, Any]]:
-        """The records, up to the first line that is none."""
+        """The records, up to the first line that is not a record."""
         records: list[dict[str, Any]] = []
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             for line in file:
@@ -32,12 +32,14 @@ class Journal:
 
     @contextlib.contextmanager
     def appending(self, records: list[dict[str, Any]]) -> Iterator[Any]:
-        """A function that adds a record. The file begins anew with those `records`; when the block ends well, they have
-        come to the disk."""
+        """Gives a function that adds a record. The file is replaced by one with the given `records` first.
+
+        When the block ends without an error, all records have reached the disk.
+        """
         temporary = self._path + ".new"
         with open(temporary, "wb") as file:
             file.write(b"".join(map(_line, records)))
-            # Before the old file goes: of a file that is finished it is all that is known.
+            # Synced before the old journal is replaced: for a finished file it is the only record.
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, self._path)

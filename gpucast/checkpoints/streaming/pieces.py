@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors in pieces of whole blocks: quantized, and back, without ever holding the whole of one."""
+"""Quantizes and dequantizes tensors piece by piece, so that no tensor is in memory as a whole.
+
+Pieces consist of whole blocks.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,25 @@ from gpucast.quantization import api
 from gpucast.quantization.cpu import quantize as host
 from gpucast.reference import quantize as reference
 
-#: As `gpucast.quantization.cpu.quantize.quantize`: x, the format; axis, scale, random.
+#: Called as `gpucast.quantization.cpu.quantize.quantize`: (x, format, *, axis, scale, random).
 Engine = Callable[..., Parts]
 
-#: About so many elements of a piece: half as many take a tenth longer, as each piece has work of its own.
+#: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.
 _PIECE = 1 << 20
-#: Elements of any packed type end on a byte.
+#: This many elements of any packed type end on a byte boundary.
 _GROUP = 4
-#: Codes of any type fill a word.
+#: This many codes of any type fill whole words.
 _WORD = 32
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a tensor is cut: `lead` matrices of `rows` and `columns`, `step` rows of one at a time, or `width` columns of
-    a single row.
+    """How a tensor is cut into pieces.
 
-    Blocks lie within pieces, or are the whole tensor; scales of pieces in their order are those of the tensor. In
-    pieces the axis of the blocks is 0 for the scales of an axis (the tensor's first), else the last, as in the tensor.
+    The tensor is seen as `lead` matrices of `rows` x `columns`. A piece is `step` rows of a matrix, or `width` columns
+    of a single row. A block lies within one piece, or is the whole tensor; the scales of the pieces, one after the
+    other, are those of the tensor. In a piece the axis of the blocks is 0 for formats with one scale per index of an
+    axis (the first of the tensor), otherwise the last axis, as in the tensor.
     """
 
     lead: int
@@ -62,24 +66,24 @@ class Cut:
 
     @staticmethod
     def of(lead: int, rows: int, columns: int, most: int, unit: int = 1, width: int | None = None) -> Cut:
-        """Pieces of about `most` elements, of whole units of rows; a longer row in units of `width`, if it may be."""
+        """Pieces of about `most` elements, in multiples of `unit` rows. Longer rows are cut at multiples of `width`."""
         if width is not None and columns > max(most, width):
             return Cut(lead, rows, columns, 1, max(1, most // width) * width)
         step = max(1, most // max(1, columns) // unit) * unit
-        # Files are read in groups: pieces of whole ones need no copy.
+        # Files are read in groups of elements: pieces of whole groups need no copy.
         return Cut(lead, rows, columns, step // _GROUP * _GROUP if step >= _GROUP and unit == 1 else step, columns)
 
     def shapes(self) -> Iterator[tuple[int, int]]:
         """The rows and columns of each piece."""
         for _ in range(self.lead):
             for start in range(0, self.rows, self.step):
-                # A tensor without columns has rows all the same.
+                # A tensor without columns still has rows.
                 for column in range(0, max(1, self.columns), max(1, self.width)):
                     yield min(self.step, self.rows - start), min(self.width, self.columns - column)
 
 
 def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
-    """The elements of flat chunks as flat arrays of these sizes."""
+    """The elements of flat chunks, as flat arrays of the given sizes."""
     source = iter(chunks)
     held = np.empty(0, np.uint8)
     for size in sizes:
@@ -94,36 +98,39 @@ def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
 
 
 def shaped(chunks: Iterable[Array], cut: Cut) -> Iterator[Array]:
-    """The pieces of a tensor, as matrices, from its elements as flat chunks."""
+    """The pieces of a tensor as matrices, made from its elements in flat chunks."""
     flat = regroup(chunks, (rows * columns for rows, columns in cut.shapes()))
     return (piece.reshape(shape) for piece, shape in zip(flat, cut.shapes(), strict=True))
 
 
 def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
-    """The pieces of a tensor, as matrices; those of narrow floats as FLOAT, which holds them exactly."""
+    """The pieces of a tensor as matrices. Narrow floats become FLOAT, which holds them exactly."""
     size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
     for x in shaped(tensor.pieces(max(_GROUP, size)), cut):
-        yield x if tensor.row in SOURCES else cast(x, "FLOAT")
+        yield x if tensor.dtype in SOURCES else cast(x, "FLOAT")
 
 
 def grouped(chunks: Iterable[Array]) -> Iterator[Array]:
-    """The elements of flat chunks as flat arrays of whole groups, but for the last one."""
+    """The elements of flat chunks, as flat arrays of whole groups of elements except for the last one."""
     rest = np.empty(0, np.uint8)
     for chunk in chunks:
-        whole = np.concatenate([rest, chunk]) if rest.size else chunk
-        rest = whole[whole.size // _GROUP * _GROUP :]
-        yield whole[: whole.size - rest.size]
+        joined = np.concatenate([rest, chunk]) if rest.size else chunk
+        rest = joined[joined.size // _GROUP * _GROUP :]
+        yield joined[: joined.size - rest.size]
     if rest.size:
         yield rest
 
 
 def axis(format: Format) -> int:
-    """The axis of the blocks in a piece."""
+    """The axis of the blocks within a piece."""
     return 0 if format.block == "axis" else -1
 
 
 class Quantizer:
-    """Quantizes the pieces of a tensor as its whole would be: what all blocks share is found out first."""
+    """Quantizes the pieces of a tensor with the same result as the tensor at once.
+
+    What all blocks share (extremes, the global scale) is computed first, in a pass of its own.
+    """
 
     def __init__(
         self, tensor: Tensor, format: Format, engine: Engine = host.quantize, random: Random | None = None
@@ -137,23 +144,23 @@ class Quantizer:
             self._scale = engine(_extremes(tensor, False), format, axis=-1, scale=None).global_scale
 
     def __call__(self, x: Array, start: int) -> Parts:
-        """The piece that begins with element `start`."""
+        """Quantize the piece whose first element is element `start` of the tensor."""
         random = moved(self._random, start)
         if self._shared is None:
             return self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
-        # With the extremes of all behind it, each piece has the scale of all.
+        # The extremes of the tensor are appended, so that each piece gets the scale of the tensor.
         shared = cast(self._shared, x.dtype)
-        whole = np.concatenate([x.reshape(-1), shared])
-        parts = self._engine(whole, self._format, axis=0, scale=None, random=random)
+        extended = np.concatenate([x.reshape(-1), shared])
+        parts = self._engine(extended, self._format, axis=0, scale=None, random=random)
         return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
 
 
 def _extremes(tensor: Tensor, nan: bool) -> Array:
-    """The lowest and the largest finite value, 0 included; if asked for, a NaN where there is one or an infinity."""
+    """The lowest and the largest finite value, 0 included. With `nan`, also a NaN if any value is not finite."""
     low = high = 0.0
     lost = False
     for chunk in tensor.chunks(_PIECE * tensor.itemsize):
-        # Exact, and NumPy knows their order.
+        # The cast is exact, and NumPy can compare the result.
         x = chunk if chunk.dtype == np.float64 else cast(chunk, "FLOAT")
         finite = np.isfinite(x)
         if not finite.all():
@@ -163,7 +170,7 @@ def _extremes(tensor: Tensor, nan: bool) -> Array:
 
 
 def on_device(device: str) -> Engine:
-    """An engine that quantizes there and gives arrays of the host."""
+    """An engine that quantizes on `device` and returns arrays of the host."""
 
     def quantize(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
         q = api.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
@@ -174,35 +181,35 @@ def on_device(device: str) -> Engine:
 
 
 def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
-    """The engine of the specification of record, which is slow."""
+    """The engine that uses the reference, which is slow."""
     return reference.quantize(x, format, axis=axis, scale=scale, **keywords(random))
 
 
 def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
-    """The scales of all pieces, as those of the tensor; no data."""
+    """The scales of the tensor, from those of all its pieces; no data."""
     scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
 
     def join(arrays: list[Any]) -> Array:
-        whole = arrays[:1] if format.block == "tensor" else arrays
-        return np.concatenate([array.reshape(-1) for array in whole]).reshape(scales_shape)
+        needed = arrays[:1] if format.block == "tensor" else arrays
+        return np.concatenate([array.reshape(-1) for array in needed]).reshape(scales_shape)
 
     zero_points = join([part.zero_points for part in parts]) if format.zero_points else None
     return Parts(None, join([part.scales for part in parts]), zero_points, parts[0].global_scale)
 
 
-def sliced(format: Format, cut: Cut, whole: Parts) -> Iterator[Parts]:
-    """What of the scales belongs to each piece; no data."""
+def sliced(format: Format, cut: Cut, parts: Parts) -> Iterator[Parts]:
+    """The scales of each piece, from those of the tensor; no data."""
     if format.block == "tensor":
         for _ in cut.shapes():
-            yield whole
+            yield parts
         return
     start = 0
     for rows, columns in cut.shapes():
         shape = format.scales_shape((rows, columns), 0 if format.block == "axis" else 1)
         part = slice(start, start + math.prod(shape))
         start = part.stop
-        zero_points = None if whole.zero_points is None else whole.zero_points.reshape(-1)[part].reshape(shape)
-        yield Parts(None, whole.scales.reshape(-1)[part].reshape(shape), zero_points, whole.global_scale)
+        zero_points = None if parts.zero_points is None else parts.zero_points.reshape(-1)[part].reshape(shape)
+        yield Parts(None, parts.scales.reshape(-1)[part].reshape(shape), zero_points, parts.global_scale)
 
 
 def dequantized(parts: Parts, format: Format) -> Array:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work on the next pieces while the last ones are written."""
+"""Prefetching: threads work on the next pieces while the previous ones are written."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from typing import TypeVar
 Piece = TypeVar("Piece")
 Made = TypeVar("Made")
 
-#: Each thread holds pieces in memory, and with more of them the disk and the memory take the time.
+#: Each thread holds pieces in memory; with more threads, disk and memory are the limit.
 _MOST = 4
 
 
 def threads(device: str | None) -> int:
-    """How many threads cast: one for each processor that we may use; one alone feeds a GPU."""
+    """How many threads cast: one per available processor, up to `_MOST`; one for a GPU."""
     if device is not None and device != "cpu":
         return 1
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, _MOST)
 
 
-class Ahead:
-    """Threads that work on pieces, `count` at a time. A context manager; threads begin when there is work for them."""
+class Prefetcher:
+    """Up to `count` threads that work on pieces. A context manager; threads start when there is work."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._pool = ThreadPoolExecutor(count)
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
     def in_order(self, work: Callable[[Piece], Made], pieces: Iterator[Piece]) -> Generator[Made, None, None]:
-        """``work(piece)`` of each, in their order; the calls go on in the threads, so many ahead at most.
+        """``work(piece)`` for each piece, in order. The threads are at most `count` pieces ahead of the caller.
 
-        Pieces are fetched, and errors raised, in the thread of the caller. Close the iterator: then no call goes on.
+        Pieces are fetched, and errors raised, in the thread of the caller. After the iterator is closed no call runs.
         """
         first, second = next(pieces, None), next(pieces, None)
         if second is None:
-            # Not worth a thread.
+            # A single piece is not worth a thread.
             if first is not None:
                 yield work(first)
             return
@@ -60,12 +60,12 @@ class Ahead:
             while pending:
                 yield _taken(pending)
         finally:
-            # No thread works on with files that are closed next.
+            # The caller closes its files next, so no call may still use them.
             wait([future for future in pending if not future.cancel()])
 
 
 def _taken(pending: deque[Future[Made]]) -> Made:
     made = pending[0].result()
-    # Not before: while we wait for it, Ctrl-C may come.
+    # Removed only now: if Ctrl-C interrupts the wait, the call is still in the list of calls to wait for.
     pending.popleft()
     return made

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random bits of stochastic rounding: those of an element go by the user's seed, the name of its tensor and its
-place there, and so are the same in whatever pieces, in whatever order and on whatever machine it is cast.
+"""The random bits of stochastic rounding.
+
+The bits of an element depend only on the user's seed, the name of its tensor and its index there. So the result does
+not depend on how a tensor is cut into pieces, on the order of the work or on the machine.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from gpucast.files.tensor import Array
 
 
 def tensor_seed(seed: int, name: str) -> int:
-    """The seed of one tensor: the first 8 bytes of SHA-256 of the seed (8 bytes) and the name (UTF-8); low bytes first.
+    """The seed of one tensor: the first 8 bytes of SHA-256 over seed (8 bytes) and name (UTF-8), all little-endian.
 
     With it ``gpucast.cast(x, to, rounding="stochastic", seed=...)`` gives the bits that `gpucast convert` writes.
     """
-    told = hashlib.sha256(seed.to_bytes(8, "little") + name.encode())
-    return int.from_bytes(told.digest()[:8], "little")
+    digest = hashlib.sha256(seed.to_bytes(8, "little") + name.encode())
+    return int.from_bytes(digest.digest()[:8], "little")
 
 
 def placed(pieces: Iterable[Array]) -> Iterator[tuple[int, Array]]:
-    """Each piece of a tensor with the number of its first element."""
+    """Each piece of a tensor, with the index of its first element."""
     start = 0
     for piece in pieces:
         yield start, piece
@@ -32,10 +34,10 @@ def placed(pieces: Iterable[Array]) -> Iterator[tuple[int, Array]]:
 
 
 def moved(random: Random | None, start: int) -> Random | None:
-    """The random bits of the elements from `start` on."""
+    """The random bits for the elements from index `start` on."""
     return None if random is None else random._replace(offset=random.offset + start)
 
 
 def keywords(random: Random | None) -> dict[str, Any]:
-    """The keywords of `gpucast.cast` and `gpucast.quantize` for these bits."""
+    """The keywords of `gpucast.cast` and `gpucast.quantize` that select these random bits."""
     return {} if random is None else {"rounding": STOCHASTIC, **random._asdict()}

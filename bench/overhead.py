@@ -3,6 +3,7 @@
 
 On a GPU whole calls, each given before the ones before are done. Without one (device: none) our own part alone: CUDA's
 functions are replaced by nothing, CuPy's allocation too, and there is no rival. On the host always beside NumPy.
+At last what the first call of a pair waits for: to compile its kernel, beside one that does nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import itertools
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -20,12 +23,22 @@ import numpy as np
 import gpucast
 from bench import idle_cuda
 from gpucast.benchmark.timing import Times
+from gpucast.codegen.cast import kernel_source
+from gpucast.compile import nvrtc, nvrtc_search
+from gpucast.compile.cache import Cache
+from gpucast.compile.cubin import Compiler
+from gpucast.compile.nvrtc_search import Found
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import resolve
 from gpucast.gpu import devices as device
+from gpucast.parity.cases import NUMERIC
 
 Call = Callable[[], object]
 
 #: Calls in a row, fewer than the queue of a stream takes, and how many such rows.
 CALLS, ROWS = 500, 40
+#: Pairs whose kernels are compiled.
+COMPILED = 20
 _AT_RANDOM: tuple[str, dict[str, Any]] = ("stochastic", {"rounding": "stochastic", "seed": 1})
 
 
@@ -56,10 +69,35 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         where = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
         calls = _device_calls(cupy.zeros, rivals=True)
         results += _measure(calls, where, time.perf_counter, cupy.cuda.Device().synchronize)
+    results += _compilations()
     for result in results:
         best = ", ".join(f"{name} {_text(times)}" for name, times in result.times.items())
         print(f"{result.where}: {result.what}: {best} us")
     return {"device": where, "rows": [asdict(result) for result in results]}
+
+
+def _compilations() -> Iterator[Result]:
+    """Processor seconds of NVRTC for kernels of pairs that a seed draws; the empty kernel has no options, as anyone
+    would compile it."""
+    try:
+        found = nvrtc_search.find()
+    except DeviceUnavailable as error:
+        print(f"overhead: nothing is compiled: {error}")
+        return
+    library = found.loaded or nvrtc.load(str(found.path))
+    options = Compiler(Found(None, library), Cache("", limit=0)).options
+    taken: dict[str, list[float]] = {"a pair": [], "an empty kernel": []}
+    for src, dst in random.Random(7).sample([*itertools.product(NUMERIC, NUMERIC)], COMPILED):
+        source = kernel_source(resolve(src, dst))
+        kernels = (
+            ("a pair", source.text, source.name, options),
+            ("an empty kernel", 'extern "C" __global__ void k() {}', "k", ()),
+        )
+        for name, text, function, flags in kernels:
+            begin = time.thread_time()
+            library.compile(text, function, "sm_90", flags)
+            taken[name].append(time.thread_time() - begin)
+    yield Result("compilation", "NVRTC", {name: Times.of(rows, 1) for name, rows in taken.items()})
 
 
 def _text(times: Times) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from html import escape
 from typing import Any
 
@@ -242,5 +243,5 @@ def _row(name: str) -> DType | None:
 
 
 def _natural(name: str) -> list[tuple[int, Any]]:
-    """Sorts numbers within names by their value."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    """Sorts numbers within names by their value, of any length: `int` refuses more than 4,300 digits."""
+    return [(0, Decimal(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]

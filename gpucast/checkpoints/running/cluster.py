@@ -69,6 +69,7 @@ def run_on(address: str, plan: Plan, options: Options, outcome: Outcome, advance
         options = dataclasses.replace(options, restart=False)
         if staging.is_published():
             # By a run that was killed right then.
+            staging.release()
             run(plan, options, outcome, advance)
             return
         try:
@@ -79,8 +80,13 @@ def run_on(address: str, plan: Plan, options: Options, outcome: Outcome, advance
             if staging.is_worth_keeping():
                 outcome.kept = staging.folder
             else:
-                _discard(staging)
+                # What fails here as well does not hide the error that there was.
+                with contextlib.suppress(OSError, FileError):
+                    staging.give_up(_STOP)
             raise
+        finally:
+            # The run below publishes, for which nobody else may work here.
+            staging.release()
     told = outcome.resumed, outcome.verified
     run(plan, options, outcome)
     outcome.resumed, outcome.verified = told
@@ -195,18 +201,6 @@ def _result(future: Any, file: FilePlan) -> _Done:
     except distributed.CancelledError:
         raise ClusterError(_LOST) from None
     return done
-
-
-def _discard(staging: Staging) -> None:
-    """Remove what is unfinished. Tasks that still run notice it, and stop; until then one may finish a file there."""
-    deadline = time.monotonic() + _STOP
-    while os.path.lexists(staging.folder):
-        try:
-            staging.discard()
-        except OSError:  # noqa: PERF203
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def _wait_until_seen(staging: Staging) -> None:

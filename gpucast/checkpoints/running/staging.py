@@ -24,8 +24,9 @@ from typing import BinaryIO
 
 from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.running import job as jobs
-from gpucast.checkpoints.running.directory import Directory, private
-from gpucast.checkpoints.running.job import Job, Lock, Result
+from gpucast.checkpoints.running.directory import Directory
+from gpucast.checkpoints.running.held import Held
+from gpucast.checkpoints.running.job import Job, Result
 from gpucast.checkpoints.running.locks import lock
 from gpucast.checkpoints.running.place import check_place
 from gpucast.checkpoints.running.publication import Publication, result_of
@@ -58,8 +59,7 @@ class Staging:
         self.folder = self.target + SUFFIX
         self._names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
         self._told = {"source": plan.source, "target": plan.target}
-        self._parent_folder: Directory | None = None
-        self._lock: Lock | None = None
+        self._held = Held(self.folder)
         self._is_begun = False
         #: What was finished when this process last saw all of it.
         self._results: tuple[Result, ...] | None = None
@@ -68,44 +68,18 @@ class Staging:
 
     # ---- the folder, and who has it ----
 
-    @property
-    def _parent(self) -> Directory:
-        if self._parent_folder is None:
-            self._parent_folder = Directory(os.path.dirname(self.target))
-        return self._parent_folder
-
-    def _look(self) -> Directory | None:
-        """The folder that bears the name now; None where there is none."""
-        try:
-            return private(self._parent, os.path.basename(self.folder), make=False)
-        except (FileNotFoundError, NotADirectoryError):
-            # There is no parent.
-            return None
-
-    def _here(self) -> Directory | None:
-        """The folder that this process works in; while it does not, the one that bears the name."""
-        return self._lock.folder if self._lock is not None else self._look()
-
     def _own(self) -> Directory:
-        folder = self._here()
+        folder = self._held.here()
         if folder is None:
             raise self._taken()
         return folder
 
-    def _acquire(self, wait: bool, shared: bool, make: bool = False) -> bool:
-        """Lock the job, in the place of the lock that this process has. FileNotFoundError where it is gone."""
-        self.release()
-        self._lock = jobs.acquire(self._parent, os.path.basename(self.folder), wait, shared, make)
-        return self._lock is not None
-
     def release(self) -> None:
         """Let others publish or discard: this process no longer works here."""
-        held, self._lock = self._lock, None
-        if held is not None:
-            held.release()
+        self._held.release()
 
     def _read_job(self) -> Job | None:
-        folder = self._look()
+        folder = self._held.look()
         return None if folder is None else jobs.read(folder)
 
     # ---- beginning ----
@@ -113,6 +87,8 @@ class Staging:
     def check(self, restart: bool = False) -> None:
         """The errors of `begin`, and nothing else."""
         job, is_stale = self._unfinished(restart)
+        if is_stale and not restart and self._is_tidied_up():
+            return
         if job is None and ((is_stale and self._plan.single) or not self.is_published()):
             self._check_target()
 
@@ -125,7 +101,7 @@ class Staging:
         if job is None:
             return None, False
         if restart:
-            if self._lock is None and not self.is_idle():
+            if not self._held.is_locked and not self.is_idle():
                 raise self._busy()
             return None, True
         if job.is_discarded:
@@ -146,15 +122,17 @@ class Staging:
         """
         for _ in range(_LOOKS):
             self.release()
+            if self.is_whole:
+                return
             job, is_stale = self._unfinished(restart)
-            if job is None and not is_stale and self._look() is None:
+            if job is None and not is_stale and self._held.look() is None:
                 if self.is_published():
                     return
                 self._check_target()
             with contextlib.suppress(FileNotFoundError):
                 if job is not None and self._go_on(job):
                     return
-                if self._acquire(wait=False, shared=False, make=job is None and not is_stale):
+                if self._held.acquire(wait=False, shared=False, make=job is None and not is_stale):
                     restart = self._mend(restart)
                     continue
             # Another process does the same at this moment, or works on.
@@ -163,7 +141,7 @@ class Staging:
 
     def _go_on(self, job: Job) -> bool:
         """Whether this process now shares the work of a job, or what is left to do when it is published."""
-        self._acquire(wait=True, shared=True)
+        self._held.acquire(wait=True, shared=True)
         if self._read_job() != job:
             return False
         if job.publishing is None:
@@ -179,6 +157,8 @@ class Staging:
         count. Whether there still is something that `restart` means."""
         job, is_stale = self._unfinished(restart)
         if is_stale:
+            # Of this very conversion, that was killed when it had published all and tidied up.
+            self.is_whole = not restart and self._is_tidied_up()
             self.discard()
             return False
         if job is None and self.is_published():
@@ -186,6 +166,7 @@ class Staging:
             self.discard()
         elif job is None:
             try:
+                self._check_target()
                 jobs.write(self._own(), Job(self._plan.fingerprint), self._told)
                 self._make_folders()
             except BaseException:
@@ -195,6 +176,12 @@ class Staging:
         elif job.publishing is not None:
             self._publication(self._own(), job).complete()
         return restart
+
+    def _is_tidied_up(self) -> bool:
+        folder = self._own()
+        job = jobs.read(folder)
+        is_ours = job is not None and job.fingerprint == self._plan.fingerprint
+        return job is not None and is_ours and self._publication(folder, job).is_complete()
 
     def _make_folders(self) -> None:
         folder = self._own()
@@ -213,7 +200,7 @@ class Staging:
 
     def _has_work(self) -> bool:
         # A journal alone is none: it is what remains when all has been published.
-        folder = self._here()
+        folder = self._held.here()
         if folder is None:
             return False
         work = (name for name in folder.files(_WORK) if not name.endswith(".jsonl"))
@@ -221,7 +208,7 @@ class Staging:
 
     def is_idle(self) -> bool:
         """Whether no process works here."""
-        folder = self._look()
+        folder = self._held.look()
         return folder is None or jobs.is_idle(folder)
 
     def _check_target(self) -> None:
@@ -242,7 +229,7 @@ class Staging:
     # ---- one file ----
 
     def is_done(self, file: FilePlan) -> bool:
-        folder = self._here()
+        folder = self._held.here()
         return folder is not None and all(folder.status(_inside(name)) is not None for name in file.names)
 
     def finished(self, name: str) -> str:
@@ -254,7 +241,7 @@ class Staging:
         return self.target if self._plan.single else os.path.join(self.target, *file.name.split("/"))
 
     def journal(self, file: FilePlan) -> Journal:
-        folder, path = self._here(), self._path(file, "jsonl")
+        folder, path = self._held.here(), self._path(file, "jsonl")
         if folder is None:
             return Journal(os.path.join(self.folder, path))
         return Journal(path, folder.opener, lambda name, to: folder.replace(name, folder, to))
@@ -276,13 +263,13 @@ class Staging:
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
         """The job's lock, shared: the one that this process has since it began, or one of its own."""
-        if self._lock is not None:
+        if self._held.is_locked:
             yield
             return
         try:
             if self._read_job() is None:
                 raise self._taken()
-            self._acquire(wait=True, shared=True)
+            self._held.acquire(wait=True, shared=True)
         except FileNotFoundError:
             raise self._taken() from None
         try:
@@ -349,10 +336,10 @@ class Staging:
     def missing(self) -> list[FilePlan]:
         """The files that are not finished yet. None are when the target has been written."""
         with contextlib.ExitStack() as stack:
-            if self._lock is None and self._read_job() is not None:
+            if not self._held.is_locked and self._read_job() is not None:
                 # So that nobody moves them while they are counted.
                 with contextlib.suppress(FileNotFoundError):
-                    self._acquire(wait=True, shared=True)
+                    self._held.acquire(wait=True, shared=True)
                     stack.callback(self.release)
             if self.is_published():
                 return []
@@ -363,8 +350,10 @@ class Staging:
 
     def is_published(self) -> bool:
         """Whether the target has been written: by this process, another one, or one that was killed right then."""
+        if self.is_whole:
+            return True
         if self._plan.single:
-            folder = self._here()
+            folder = self._held.here()
             job = None if folder is None else jobs.read(folder)
             if folder is None or job is None or job.is_discarded or job.fingerprint != self._plan.fingerprint:
                 return False
@@ -384,7 +373,7 @@ class Staging:
         )
 
     def _publication(self, folder: Directory, job: Job) -> Publication:
-        return Publication(folder, self._parent, job, self._told)
+        return Publication(folder, self._held.parent, job, self._told)
 
     def _finished_results(self) -> tuple[Result, ...]:
         """The results that are given places one by one, the target the last. FileError where one is missing."""
@@ -399,7 +388,7 @@ class Staging:
         is_ours = False
         try:
             with contextlib.suppress(FileNotFoundError):
-                self._acquire(wait=True, shared=False)
+                self._held.acquire(wait=True, shared=False)
                 is_ours = self.is_seen()
             yield is_ours
         finally:
@@ -409,7 +398,7 @@ class Staging:
         """FileError where another process, which was to publish what this one saw finished, has not done so."""
         if self._plan.single and self._results is not None:
             last = self._results[-1]
-            found = self._parent.status(last.place)
+            found = self._held.parent.status(last.place)
             is_there = found is not None and (found.st_size, found.st_mtime_ns) == (last.size, last.time)
         else:
             is_there = self.is_published()
@@ -439,7 +428,7 @@ class Staging:
 
     def discard(self) -> None:
         """Remove it all, and take back what has been published of a part; for who has the job's lock alone."""
-        folder = self._here()
+        folder = self._held.here()
         if folder is None:
             return
         job = None
@@ -447,12 +436,12 @@ class Staging:
             job = jobs.read(folder)
         if job is not None and job.publishing is not None:
             self._publication(folder, job).undo()
-        jobs.discard(folder, self._parent)
+        jobs.discard(folder, self._held.parent)
 
     def discard_alone(self) -> bool:
         """Remove it all if no other process works here; whether that was so."""
         with contextlib.suppress(FileNotFoundError):
-            if not self._acquire(wait=False, shared=False):
+            if not self._held.acquire(wait=False, shared=False):
                 return False
             try:
                 if self.is_own():
@@ -465,14 +454,14 @@ class Staging:
         """Remove it all, though others work here: they notice it, and stop. What of them has not stopped in time is
         left to the next start, which knows that it does not count."""
         self.release()
-        folder = self._look()
+        folder = self._held.look()
         if folder is None:
             return
         jobs.mark_discarded(folder)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                if self._acquire(wait=False, shared=False):
+                if self._held.acquire(wait=False, shared=False):
                     self.discard()
                     return
             except FileNotFoundError:

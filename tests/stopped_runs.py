@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Stops:
         return call
 
 
-def convert(argv: list[str], how: str = "", at: int = -1) -> tuple[int, list[str]]:
+def convert(argv: Sequence[str], how: str = "", at: int = -1) -> tuple[int, list[str]]:
     """The exit code of the command, and the steps that were made while it worked."""
     stops = Stops(how, at)
     carry_out = checkpoints.run
@@ -84,7 +84,7 @@ def convert(argv: list[str], how: str = "", at: int = -1) -> tuple[int, list[str
         with stops.patched():
             carry_out(*args)
 
-    checkpoints.run = carried_out
+    checkpoints.run = carried_out  # type: ignore[assignment]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             return cli.main(argv), stops.names
@@ -104,7 +104,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def case(argv: list[str], folder: Path, how: str) -> dict[str, Any]:
+def case(argv: list[str], folder: Path, how: str, again: Sequence[str] = (), every: int = 1) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
 
         def fresh(name: str) -> Path:
@@ -117,41 +117,41 @@ def case(argv: list[str], folder: Path, how: str) -> dict[str, Any]:
         where = fresh("whole")
         code, steps = convert(argv, how)
         assert code == 0, code
-        after = contents(where)
+        after = last = contents(where)
+        if again:
+            where = fresh("again")
+            assert convert(again)[0] == 0
+            last = contents(where)
         problems = []
-        at = 0
-        while True:
-            where, code = fresh(str(at)), 0
+        for at in range(0, len(steps), every):
+            where = fresh(str(at))
             if how == "kill":
-                if not killed(argv, at):
-                    break
+                assert killed(argv, at), at
                 code = 1
             else:
-                code, names = convert(argv, how, at)
-                if at >= len(names):
-                    break
+                code, _ = convert(argv, how, at)
+            step = f"{at} ({steps[at]}): "
             left = {name: data for name, data in contents(where).items() if ".partial" not in Path(name).parts[0]}
-            step = steps[at] if at < len(steps) else "?"
             if code == 0 and left != after:
-                problems.append(f"{at} ({step}): success, and {sorted(left)}")
+                problems.append(f"{step}success, and {sorted(left)}")
             if code and left == after and how == "error":
-                problems.append(f"{at} ({step}): an error, though all is written")
+                problems.append(f"{step}an error, though all is written")
             allowed = [before, after]
             if how == "kill":
                 # External data has its place, the model that refers to it not yet.
                 allowed.append(before | {name: data for name, data in after.items() if name.endswith(".data")})
             if left not in allowed:
-                problems.append(f"{at} ({step}): left {sorted(left)}")
-            again, _ = convert(argv)
-            # What is whole may be refused, as it is after a success: external data is never replaced.
-            is_refused = again == 1 and left == after and argv[2].endswith(".onnx")
-            is_tidy = not any(".partial" in name for name in os.listdir(where))
-            if not (again == 0 or is_refused) or contents(where) != after or not is_tidy:
-                problems.append(f"{at} ({step}): went on with {again} to {sorted(map(str, where.rglob('*')))}")
+                problems.append(f"{step}left {sorted(left)}")
+            code, _ = convert(again or argv)
+            # What is whole may be refused, as it is after a success: folders and external data are never replaced.
+            is_refused = code == 1 and left == after == contents(where)
+            is_last = code == 0 and contents(where) == last
+            if not (is_last or is_refused) or any(".partial" in name for name in os.listdir(where)):
+                problems.append(f"{step}went on with {code} to {sorted(contents(where))}")
             shutil.rmtree(where)
-            at += 1
         return {"steps": steps, "problems": problems}
 
 
 if __name__ == "__main__":
-    json.dump([case(c["argv"], Path(c["folder"]), c["how"]) for c in json.load(sys.stdin)], sys.stdout)
+    cases = json.load(sys.stdin)
+    json.dump([case(**told | {"folder": Path(told["folder"])}) for told in cases], sys.stdout)

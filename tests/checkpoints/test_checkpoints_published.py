@@ -22,7 +22,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import directory, locks, place, staging
+from gpucast.checkpoints.running import directory, locks, place, publication, staging
+from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core import places
@@ -312,6 +313,57 @@ def test_what_was_put_there_meanwhile_is_not_replaced(folder: Path, monkeypatch:
         run(plan, put)
     assert Path("out.onnx.data").read_text() == "mine"
     assert leftovers(folder, "in.onnx", "in.onnx.bin") == ["out.onnx.data"]
+
+
+class Stopped(BaseException):
+    """As a kill: the renames that would undo what was done are stopped as well."""
+
+
+@pytest.mark.parametrize("what", ["goes on", "is undone"])
+@pytest.mark.parametrize("at", range(6))
+def test_any_number_of_results_is_one_publication(
+    at: int, what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results that no plan has yet: three files of one source. Stopped for good before each rename or removal."""
+    os.makedirs("out.partial/files")
+    os.chmod("out.partial", 0o700)
+    names = ["1.data", "2.data", "out"]
+    for name in names:
+        Path("out.partial/files", name).write_text(name)
+    Path("out").write_text("old")
+    parent = directory.Directory(str(folder))
+    work = directory.private(parent, "out.partial", make=False)
+    assert work is not None
+    results = [publication.result_of(work, f"files/{name}", name) for name in names]
+    begun = jobs.Job("this one")
+    jobs.write(work, begun, {})
+    rename, renamed = os.replace, list[Any]()
+
+    def stopping(*args: Any, **folders: Any) -> None:
+        if len(renamed) >= at:
+            raise Stopped
+        renamed.append(args)
+        rename(*args, **folders)
+
+    with monkeypatch.context() as patch, contextlib.suppress(Stopped):
+        patch.setattr(os, "replace", stopping)
+        publication.Publication(work, parent, begun, {}).publish(results)
+    job = jobs.read(work)
+    assert job is not None
+    published = publication.Publication(work, parent, job, {})
+    # The first rename is that of the job with what it publishes.
+    assert published.is_complete() == (at >= 4)
+    assert leftovers(folder) == sorted({"out", "out.partial", *names[: max(0, at - 1)]})
+    if what == "goes on":
+        published.complete()
+        assert published.is_complete() == (at >= 1)
+    else:
+        published.undo()
+    is_written = at >= 4 or (what == "goes on" and at >= 1)
+    assert {name: Path(name).read_text() for name in names if os.path.exists(name)} == (
+        {name: name for name in names} if is_written else {"out": "old"}
+    )
+    assert leftovers(folder / "out.partial" / "files") == ([] if is_written else names)
 
 
 # ---- after all is written ----

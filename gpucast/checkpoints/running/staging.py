@@ -132,7 +132,9 @@ class Staging:
             with contextlib.suppress(FileNotFoundError):
                 if job is not None and self._go_on(job):
                     return
-                if self._held.acquire(wait=False, shared=False, make=job is None and not is_stale):
+                # Who publishes or discards comes to an end; who has only just begun may work for long.
+                is_ending = not restart and self._is_ending()
+                if self._held.acquire(is_ending, shared=False, make=job is None and not is_stale):
                     restart = self._mend(restart)
                     continue
             # Another process does the same at this moment, or works on.
@@ -177,6 +179,10 @@ class Staging:
             self._publication(self._own(), job).complete()
         return restart
 
+    def _is_ending(self) -> bool:
+        job = self._read_job()
+        return job is not None and (job.is_discarded or job.publishing is not None)
+
     def _is_tidied_up(self) -> bool:
         folder = self._own()
         job = jobs.read(folder)
@@ -217,7 +223,7 @@ class Staging:
         if plan.single:
             check_target(plan.target)
             parent = os.path.dirname(target)
-            for name in plan.files[0].names[:-1]:
+            for name in self._names[:-1]:
                 if status_of(os.path.join(parent, name)) is not None:
                     raise FileError(
                         f"{os.path.join(parent, name)}: exists, and the external data of {plan.target} would replace "

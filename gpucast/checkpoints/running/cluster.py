@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
-from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.running.unfinished import Busy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.version import __version__
 from gpucast.files import FileError

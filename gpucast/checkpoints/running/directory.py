@@ -60,6 +60,11 @@ class Directory:
     def own_status(self) -> os.stat_result:
         return os.stat(self.path) if self._at is None else os.fstat(self._at)
 
+    def bears_its_name(self, parent: Directory) -> bool:
+        """Whether nobody has renamed or removed it since it was opened."""
+        found = parent.status(os.path.basename(self.path))
+        return found is not None and os.path.samestat(found, self.own_status())
+
     def status(self, name: str) -> os.stat_result | None:
         """None where nothing is there; OSError where that cannot be told."""
         with self._naming(name):

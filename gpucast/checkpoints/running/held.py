@@ -32,6 +32,9 @@ class Held:
     def look(self) -> Directory | None:
         """The folder that bears the name now; None where there is none. FileError where it is not this user's."""
         try:
+            if self._lock is not None and self._lock.folder.bears_its_name(self.parent):
+                # It has been judged.
+                return self._lock.folder
             return private(self.parent, self._name, make=False)
         except (FileNotFoundError, NotADirectoryError):
             # There is no parent.

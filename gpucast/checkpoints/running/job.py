@@ -114,7 +114,7 @@ def discard(folder: Directory, parent: Directory) -> None:
     # Who waits for the lock sees that it is gone, and looks again.
     folder.unlink(_LOCK)
     name = os.path.basename(folder.path)
-    if _is_there(folder, parent):
+    if folder.bears_its_name(parent):
         try:
             parent.remove_folder(name)
         except OSError as error:
@@ -129,12 +129,6 @@ def mark_discarded(folder: Directory) -> None:
         # A rename, which a full disk allows.
         folder.replace(_JOB, folder, _DISCARDED)
         folder.sync()
-
-
-def _is_there(folder: Directory, parent: Directory) -> bool:
-    """Whether a folder still bears its name."""
-    found = parent.status(os.path.basename(folder.path))
-    return found is not None and os.path.samestat(found, folder.own_status())
 
 
 class Lock:
@@ -168,7 +162,7 @@ def acquire(parent: Directory, name: str, wait: bool, shared: bool, make: bool =
         is_locked = lock(handle, wait, shared)
         found = folder.status(_LOCK)
         # Who discards removes the lock: then it is that of another folder.
-        if found is not None and os.path.samestat(found, os.fstat(handle)) and _is_there(folder, parent):
+        if found is not None and os.path.samestat(found, os.fstat(handle)) and folder.bears_its_name(parent):
             return held if is_locked else None
         held.release()
 

@@ -49,7 +49,8 @@ def check_place(target: str, path: str) -> None:
 
 def is_mount_point(path: str, found: os.stat_result, folder: os.stat_result) -> bool:
     """Whether something is mounted at a resolved path; `found` and `folder` are of what is there and of its folder."""
-    if found.st_dev != folder.st_dev:
+    # Files may tell another device than their folder where none is mounted: an overlay's layers have theirs.
+    if stat.S_ISDIR(found.st_mode) and found.st_dev != folder.st_dev:
         return True
     # A part of the same file system may be mounted there: a container's volume.
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:

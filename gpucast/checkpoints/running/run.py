@@ -18,7 +18,8 @@ from gpucast.checkpoints.planning.plan import FilePlan, Plan
 from gpucast.checkpoints.planning.tensors import Opened, Request, TensorPlan
 from gpucast.checkpoints.running.cast import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
-from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.running.unfinished import Busy
 from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import Summed, Summing, sum_of_all

@@ -88,9 +88,9 @@ def run_on(address: str, plan: Plan, options: Options, outcome: Outcome, advance
         finally:
             # The run below publishes, for which nobody else may work here.
             staging.release()
-    told = outcome.resumed, outcome.verified
+    counts = outcome.resumed, outcome.verified
     run(plan, options, outcome)
-    outcome.resumed, outcome.verified = told
+    outcome.resumed, outcome.verified = counts
 
 
 # ---- the cluster ----
@@ -130,8 +130,8 @@ def _check_versions(client: Any) -> None:
 
 
 def _check_sight(client: Any, plan: Plan) -> None:
-    found = client.run(_problem, plan, plan.files, on_error="return")
-    wrong = [f"{worker} {problem}" for worker, problem in found.items() if problem is not None]
+    problems = client.run(_problem, plan, plan.files, on_error="return")
+    wrong = [f"{worker} {problem}" for worker, problem in problems.items() if problem is not None]
     _refuse(wrong, "source and target must have the same paths on all machines")
 
 

@@ -62,8 +62,8 @@ class Directory:
 
     def bears_its_name(self, parent: Directory) -> bool:
         """Whether nobody has renamed or removed it since it was opened."""
-        found = parent.status(os.path.basename(self.path))
-        return found is not None and os.path.samestat(found, self.own_status())
+        status = parent.status(os.path.basename(self.path))
+        return status is not None and os.path.samestat(status, self.own_status())
 
     def status(self, name: str) -> os.stat_result | None:
         """None where nothing is there; OSError where that cannot be told."""
@@ -97,10 +97,10 @@ class Directory:
         """The names of all that is no folder, in a folder of it and those below."""
         for entry in self.names(name):
             path = os.path.join(name, entry)
-            found = self.status(path)
-            if found is not None and stat.S_ISDIR(found.st_mode):
+            status = self.status(path)
+            if status is not None and stat.S_ISDIR(status.st_mode):
                 yield from self.files(path)
-            elif found is not None:
+            elif status is not None:
                 yield path
 
     def make(self, name: str, mode: int = 0o777) -> None:
@@ -137,10 +137,10 @@ class Directory:
 
     def remove(self, name: str) -> None:
         """Remove whatever is there, and all that is in it; links are not followed."""
-        found = self.status(name)
-        if found is None:
+        status = self.status(name)
+        if status is None:
             return
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             self.unlink(name)
             return
         for entry in self.names(name):
@@ -179,31 +179,31 @@ def private(parent: Directory, name: str, make: bool) -> Directory | None:
     path = os.path.join(parent.path, name)
     if make:
         parent.make(name, 0o700)
-    found = parent.status(name)
-    if found is None:
+    status = parent.status(name)
+    if status is None:
         return None
-    if not stat.S_ISDIR(found.st_mode):
-        what = "is a link, which is not followed" if stat.S_ISLNK(found.st_mode) else "nothing that gpucast left"
+    if not stat.S_ISDIR(status.st_mode):
+        what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
         raise FileError(f"{path}: is in the way, and {what}; remove it")
     try:
         folder = Directory(path, parent)
     except FileNotFoundError:
         return None
-    found = folder.own_status()
-    if is_mount_point(path, found, parent.own_status()):
+    status = folder.own_status()
+    if is_mount_point(path, status, parent.own_status()):
         raise FileError(f"{path}: is mounted on its own, so that no result can be moved from it; unmount it")
-    why = _why_not_private(found)
+    why = _why_not_private(status)
     if why and not _is_as_new(parent, why):
         raise FileError(f"{path}: {why}; nothing in it is trusted: choose another name, or have it removed")
     return folder
 
 
-def _why_not_private(found: os.stat_result) -> str:
+def _why_not_private(status: os.stat_result) -> str:
     if not OWNERS_ARE_KNOWN:
         return ""
-    if found.st_uid not in (0, os.geteuid()):
-        return f"belongs to another user (uid {found.st_uid})"
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to another user (uid {status.st_uid})"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "can be written by others"
     return ""
 

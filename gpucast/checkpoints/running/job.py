@@ -75,19 +75,19 @@ def read_done(folder: Directory, name: str) -> str | None:
         return None
 
 
-def _parsed(told: dict[str, Any], is_discarded: bool) -> Job:
-    results = told.get("publishing")
+def _parsed(record: dict[str, Any], is_discarded: bool) -> Job:
+    results = record.get("publishing")
     publishing = None if results is None else tuple(Result(**result) for result in results)
-    return Job(str(told["fingerprint"]), publishing, is_discarded)
+    return Job(str(record["fingerprint"]), publishing, is_discarded)
 
 
 def _in_the_way(folder: Directory) -> FileError:
     return FileError(f"{folder.path}: is in the way, and nothing that gpucast left; remove it")
 
 
-def write(folder: Directory, job: Job, told: dict[str, str]) -> None:
-    """Write the job down, whole or not at all, to last through a power cut. `told` is for people who look at it."""
-    record: dict[str, Any] = told | {"fingerprint": job.fingerprint}
+def write(folder: Directory, job: Job, paths: dict[str, str]) -> None:
+    """Write the job down, whole or not at all, to last through a power cut. `paths` are for people who look at it."""
+    record: dict[str, Any] = paths | {"fingerprint": job.fingerprint}
     if job.publishing is not None:
         record["publishing"] = [vars(result) for result in job.publishing]
     # Several processes may begin at once where there are no locks: all write the same.
@@ -160,9 +160,9 @@ def acquire(parent: Directory, name: str, wait: bool, shared: bool, make: bool =
             # The folder has just been removed.
             continue
         is_locked = lock(handle, wait, shared)
-        found = folder.status(_LOCK)
+        status = folder.status(_LOCK)
         # Who discards removes the lock: then it is that of another folder.
-        if found is not None and os.path.samestat(found, os.fstat(handle)) and folder.bears_its_name(parent):
+        if status is not None and os.path.samestat(status, os.fstat(handle)) and folder.bears_its_name(parent):
             return held if is_locked else None
         held.release()
 

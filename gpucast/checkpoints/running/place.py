@@ -30,27 +30,27 @@ def check_place(target: str, path: str) -> None:
         raise _error(errno.EROFS, path)
     if not os.access(parent, os.W_OK | os.X_OK):
         raise _error(errno.EACCES, path)
-    found = status_of(target)
-    if found is None:
+    status = status_of(target)
+    if status is None:
         return
-    if is_mount_point(target, found, folder):
+    if is_mount_point(target, status, folder):
         raise FileError(
             f"{path}: is a mount point, or a volume of its own, which nothing can take the place of; choose another "
             f"name, such as {os.path.join(path, os.path.basename(target))}"
-            if stat.S_ISDIR(found.st_mode)
+            if stat.S_ISDIR(status.st_mode)
             else f"{path}: is mounted on its own, so that nothing can take its place; choose another name"
         )
     if hasattr(os, "geteuid") and folder.st_mode & stat.S_ISVTX:
         # In such a folder only its owner, the entry's and root may rename or remove an entry.
         user = os.geteuid()
-        if user not in (0, found.st_uid, folder.st_uid):
+        if user not in (0, status.st_uid, folder.st_uid):
             raise _error(errno.EPERM, path)
 
 
-def is_mount_point(path: str, found: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether something is mounted at a resolved path; `found` and `folder` are of what is there and of its folder."""
+def is_mount_point(path: str, status: os.stat_result, folder: os.stat_result) -> bool:
+    """Whether something is mounted at a resolved path; `status` and `folder` are of what is there and of its folder."""
     # Files may tell another device than their folder where none is mounted: an overlay's layers have theirs.
-    if stat.S_ISDIR(found.st_mode) and found.st_dev != folder.st_dev:
+    if stat.S_ISDIR(status.st_mode) and status.st_dev != folder.st_dev:
         return True
     # A part of the same file system may be mounted there: a container's volume.
     with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:

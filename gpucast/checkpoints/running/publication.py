@@ -26,8 +26,8 @@ from gpucast.files import FileError
 class Publication:
     """The results of a job in the folder `work`, which are given places in `parent`."""
 
-    def __init__(self, work: Directory, parent: Directory, job: Job, told: dict[str, str]) -> None:
-        self._work, self._parent, self._job, self._told = work, parent, job, told
+    def __init__(self, work: Directory, parent: Directory, job: Job, paths: dict[str, str]) -> None:
+        self._work, self._parent, self._job, self._paths = work, parent, job, paths
 
     def publish(self, results: Sequence[Result]) -> None:
         """Give them their places; all but the last are new there. FileError where one is missing, or its place taken;
@@ -41,14 +41,14 @@ class Publication:
         begun = self._job
         job = self._job = dataclasses.replace(begun, publishing=tuple(results))
         try:
-            jobs.write(self._work, job, self._told)
+            jobs.write(self._work, job, self._paths)
             self.complete()
         except BaseException:
             # If this fails too, what is written down tells the next start.
             with contextlib.suppress(OSError, FileError):
                 if not self.is_complete():
                     self.undo()
-                    jobs.write(self._work, begun, self._told)
+                    jobs.write(self._work, begun, self._paths)
             raise
 
     def complete(self) -> None:
@@ -79,12 +79,12 @@ class Publication:
                 self._parent.replace(result.place, self._work, result.name)
 
     def _has_place(self, result: Result) -> bool:
-        found = self._parent.status(result.place)
-        if found is None:
+        status = self._parent.status(result.place)
+        if status is None:
             return False
         if result.done:
-            return stat.S_ISDIR(found.st_mode) and self.written_by(result) == self._job.fingerprint
-        return stat.S_ISREG(found.st_mode) and (found.st_size, found.st_mtime_ns) == (result.size, result.time)
+            return stat.S_ISDIR(status.st_mode) and self.written_by(result) == self._job.fingerprint
+        return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (result.size, result.time)
 
     def written_by(self, result: Result) -> str | None:
         """The fingerprint of the job that a folder in a result's place is of."""
@@ -93,7 +93,7 @@ class Publication:
 
 def result_of(work: Directory, name: str, place: str) -> Result:
     """A finished file as a result. FileError where it is missing."""
-    found = work.status(name)
-    if found is None or not stat.S_ISREG(found.st_mode):
+    status = work.status(name)
+    if status is None or not stat.S_ISREG(status.st_mode):
         raise FileError(f"{os.path.join(work.path, name)}: was finished, and is not there")
-    return Result(name, place, found.st_size, found.st_mtime_ns)
+    return Result(name, place, status.st_size, status.st_mtime_ns)

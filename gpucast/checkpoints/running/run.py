@@ -230,10 +230,10 @@ class _Run:
                 ]:
                     self._resumed(tensor.nbytes)
                     continue
-                told = self._tensor(file, tensor, plan, specs[tensor.name], opened, Summed(writer, target))
+                result = self._tensor(file, tensor, plan, specs[tensor.name], opened, Summed(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
-                record(told)
+                record(result)
 
     def _tensor(
         self, file: FilePlan, tensor: Tensor, plan: TensorPlan, specs: Sequence[Spec], opened: Opened, writer: Summed
@@ -256,12 +256,12 @@ class _Run:
             scaled.write(writer.write, observe, self._ahead, self._options.device, detailed)
         else:
 
-            def told(size: int, lost: Statistics) -> None:
+            def observe_part(size: int, lost: Statistics) -> None:
                 statistics.join(lost)
                 self._advance(tensor.nbytes * size // max(1, tensor.size))
 
             casting = Casting(tensor, plan.row, request, self._options.device, self._plan.source)
-            casting.write(writer, specs[0], self._ahead, told)
+            casting.write(writer, specs[0], self._ahead, observe_part)
         self._check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.sums}
         return record | statistics.as_record()

@@ -130,7 +130,7 @@ class Staging(Unfinished):
         elif job is None:
             try:
                 self._check_target()
-                jobs.write(self.own(), Job(self.plan.fingerprint), self.told)
+                jobs.write(self.own(), Job(self.plan.fingerprint), self.paths)
                 self._make_folders()
             except BaseException:
                 with contextlib.suppress(OSError, FileError):

@@ -37,7 +37,7 @@ class Unfinished:
         self.target = resolved(plan.target)
         self.folder = self.target + SUFFIX
         self.names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
-        self.told = {"source": plan.source, "target": plan.target}
+        self.paths = {"source": plan.source, "target": plan.target}
         self.held = Held(self.folder)
         self.is_begun = False
         #: What was finished when this process last saw all of it.
@@ -105,8 +105,8 @@ class Unfinished:
                 return False
             self.results = job.publishing
             return True
-        found = status_of(self.target)
-        if found is None:
+        status = status_of(self.target)
+        if status is None:
             return False
         try:
             target = Directory(self.target)
@@ -117,7 +117,7 @@ class Unfinished:
         )
 
     def publication(self, folder: Directory, job: Job) -> Publication:
-        return Publication(folder, self.held.parent, job, self.told)
+        return Publication(folder, self.held.parent, job, self.paths)
 
     def finished_results(self) -> tuple[Result, ...]:
         """The results that are given places one by one, the target the last. FileError where one is missing."""
@@ -142,8 +142,8 @@ class Unfinished:
         """FileError where another process, which was to publish what this one saw finished, has not done so."""
         if self.plan.single and self.results is not None:
             last = self.results[-1]
-            found = self.held.parent.status(last.place)
-            is_there = found is not None and (found.st_size, found.st_mtime_ns) == (last.size, last.time)
+            status = self.held.parent.status(last.place)
+            is_there = status is not None and (status.st_size, status.st_mtime_ns) == (last.size, last.time)
         else:
             is_there = self.is_published()
         if not is_there:
@@ -167,7 +167,7 @@ class Unfinished:
             jobs.write_text(folder, path, text)
         for name in self.names:
             result_of(folder, path_of(name), name)
-        jobs.write_text(folder, path_of(_DONE), json.dumps(self.told | {"fingerprint": self.plan.fingerprint}))
+        jobs.write_text(folder, path_of(_DONE), json.dumps(self.paths | {"fingerprint": self.plan.fingerprint}))
         folder.sync(FILES)
         return Result(FILES, os.path.basename(self.target), done=_DONE)
 

@@ -279,6 +279,22 @@ def test_two_processes_that_finish_at_once_both_say_so(folder: Path, monkeypatch
     assert leftovers(folder, "in", "in.safetensors") == ["out", "out.safetensors"]
 
 
+def test_a_job_that_is_written_while_it_is_looked_for_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    plan = planned("in", "out")
+    Staging(plan).begin()
+    names = directory.Directory.names
+    os.rename("out.partial/job.json", "job.json")
+
+    def written(found: directory.Directory, name: str = os.curdir) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename("job.json", "out.partial/job.json")
+        return names(found, name)
+
+    monkeypatch.setattr(directory.Directory, "names", written)
+    assert Staging(plan).is_seen()
+
+
 # ---- two results are one publication ----
 
 

@@ -48,12 +48,16 @@ class Job:
 
 def read(folder: Directory) -> Job | None:
     """The job of a folder of unfinished work; None where none has been written down. FileError where it is not ours."""
-    job = _read(folder, _JOB) or _read(folder, _DISCARDED)
-    if job is not None:
-        return job
-    if all(name in _EARLY or name.startswith(f"{_JOB}.") for name in folder.names()):
-        return None
-    raise _in_the_way(folder)
+    while True:
+        job = _read(folder, _JOB) or _read(folder, _DISCARDED)
+        if job is not None:
+            return job
+        names = folder.names()
+        if all(name in _EARLY or name.startswith(f"{_JOB}.") for name in names):
+            return None
+        if not {_JOB, _DISCARDED} & set(names):
+            raise _in_the_way(folder)
+        # It has just been written, or renamed.
 
 
 def _read(folder: Directory, name: str) -> Job | None:

@@ -185,7 +185,9 @@ def run(args: argparse.Namespace) -> int:
     except BaseException:
         if outcome.kept is not None:
             print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
+        _warn_of_rest(outcome)
         raise
+    _warn_of_rest(outcome)
     if not outcome.waiting and not outcome.was_written:
         with arguments.created(args.report) as file:
             if file is not None:
@@ -201,6 +203,11 @@ def run(args: argparse.Namespace) -> int:
     elif not args.quiet:
         print(outcome_text(outcome, bool(options.files_of(plan))))
     return 0
+
+
+def _warn_of_rest(outcome: Outcome) -> None:
+    if outcome.left is not None:
+        print(f"{outcome.plan.target} is written and whole; {outcome.left}", file=sys.stderr)
 
 
 def _check_report(path: str, plan: ConversionPlan) -> None:

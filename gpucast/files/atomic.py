@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from gpucast.core.places import resolved, status_of
 from gpucast.files.tensor import FileError
 
 
@@ -22,7 +23,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     removed, and what was at `path` is as before. An OSError names `path`.
     """
     # A link keeps pointing where it does: the file behind it is replaced.
-    target = os.path.realpath(path)
+    target = resolved(path)
     check_target(path)
     folder, name = os.path.split(target)
     with _naming(path):
@@ -44,13 +45,17 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 def check_target(path: str) -> None:
     """FileError where `path` is no file that can be replaced; PermissionError where it is protected from writing."""
-    if not os.path.lexists(path):
+    if status_of(path) is None:
         return
-    target = os.path.realpath(path)
-    if os.path.lexists(target) and not os.path.isfile(target):
+    target = resolved(path)
+    found = status_of(target)
+    if found is None:
+        # A link to what is not there yet.
+        return
+    if not stat.S_ISREG(found.st_mode):
         raise FileError(f"{path}: is no regular file, and only such can be written")
     # Taking its place needs no right to write it: the folder's is enough.
-    if os.path.exists(target) and not os.access(target, os.W_OK):
+    if not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from html import escape
 from typing import Any
 
@@ -242,5 +243,5 @@ def _known_dtype(name: str) -> DType | None:
 
 
 def _natural(name: str) -> list[tuple[int, Any]]:
-    """A sort key that compares numbers within names by value."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]
+    """A sort key that compares numbers within names by value, of any length: `int` refuses more than 4,300 digits."""
+    return [(0, Decimal(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part]

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
-from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.running.unfinished import Busy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.version import __version__
 from gpucast.files import FileError
@@ -71,6 +72,7 @@ def run_on(
         options = dataclasses.replace(options, restart=False)
         if staging.is_published():
             # By a run that was killed right then.
+            staging.release()
             run(plan, options, outcome, advance)
             return
         try:
@@ -81,11 +83,16 @@ def run_on(
             if staging.is_worth_keeping():
                 outcome.kept = staging.folder
             else:
-                _discard(staging)
+                # What fails here as well does not hide the error that there was.
+                with contextlib.suppress(OSError, FileError):
+                    staging.give_up(_STOP)
             raise
-    told = outcome.resumed, outcome.verified
+        finally:
+            # The run below publishes, for which nobody else may work here.
+            staging.release()
+    counts = outcome.resumed, outcome.verified
     run(plan, options, outcome)
-    outcome.resumed, outcome.verified = told
+    outcome.resumed, outcome.verified = counts
 
 
 # ---- the cluster ----
@@ -125,8 +132,8 @@ def _check_versions(client: Any) -> None:
 
 
 def _check_sight(client: Any, plan: ConversionPlan) -> None:
-    found = client.run(_problem, plan, plan.files, on_error="return")
-    wrong = [f"{worker} {problem}" for worker, problem in found.items() if problem is not None]
+    problems = client.run(_problem, plan, plan.files, on_error="return")
+    wrong = [f"{worker} {problem}" for worker, problem in problems.items() if problem is not None]
     _refuse(wrong, "source and target must have the same paths on all machines")
 
 
@@ -197,18 +204,6 @@ def _result(future: Any, file: FilePlan) -> _Done:
     except distributed.CancelledError:
         raise ClusterError(_LOST) from None
     return done
-
-
-def _discard(staging: Staging) -> None:
-    """Remove what is unfinished. Tasks that still run notice it, and stop; until then one may finish a file there."""
-    deadline = time.monotonic() + _STOP
-    while os.path.lexists(staging.folder):
-        try:
-            staging.discard()
-        except OSError:  # noqa: PERF203
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
 
 
 def _wait_until_seen(staging: Staging) -> None:

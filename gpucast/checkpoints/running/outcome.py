@@ -61,6 +61,8 @@ class Outcome:
     resumed: int = 0
     #: Where finished work is kept after an error.
     kept: str | None = None
+    #: Why unfinished work could not be removed after the target was written, which is whole.
+    left: str | None = None
 
     @property
     def was_written(self) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from gpucast import files
@@ -18,7 +18,8 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
-from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.running.unfinished import Busy
 from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
@@ -35,8 +36,7 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
     staging = Staging(plan)
     with _naming(plan.target):
-        missing = len(staging.missing())
-        if missing and not options.files_of(plan):
+        if not options.files_of(plan) and (missing := len(staging.missing())):
             # A share of nothing begins nothing, which nobody might end.
             outcome.waiting = missing
             return
@@ -47,12 +47,22 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
         except Busy:
             raise
         except BaseException:
-            if staging.is_own():
-                if options.share is None and not staging.is_worth_keeping() and staging.is_idle():
-                    staging.discard()
-                else:
-                    outcome.kept = staging.folder
+            # What fails here as well does not hide the error that there was.
+            with contextlib.suppress(OSError, FileError):
+                _discard_or_keep(staging, options, outcome)
             raise
+        finally:
+            staging.release()
+
+
+def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> None:
+    """After an error: what little is unfinished goes, if nobody else works on it."""
+    if staging.is_whole:
+        outcome.left = f"{staging.folder}: was not removed"
+    elif staging.is_own():
+        is_little = options.share is None and not staging.is_worth_keeping()
+        if not (is_little and staging.discard_alone()):
+            outcome.kept = staging.folder
 
 
 def run_file(
@@ -94,14 +104,20 @@ class _Run:
             outcome.results = [result for file in mine for result in _results(file, staging)]
             return
         with staging.concluding() as is_ours:
-            if is_ours:
-                results = [result for file in plan.files for result in _results(file, staging)]
-                if not staging.is_published():
-                    for result in results:
-                        self._check_loss(result.file, result.plan, result.statistics)
-                staging.publish()
-                outcome.results = results
+            if not is_ours:
+                staging.check_published()
+                return
+            results = [result for file in plan.files for result in _results(file, staging)]
+            if not staging.is_published():
+                for result in results:
+                    self._check_loss(result.file, result.plan, result.statistics)
+            staging.publish()
+            outcome.results = results
+            try:
                 staging.discard()
+            except OSError as error:
+                # The target is whole; the next run discards what is left.
+                outcome.left = f"{error.filename or staging.folder}: {error.strerror or error}"
 
     def _file(self, file: FilePlan) -> None:
         staging = self._staging
@@ -116,7 +132,7 @@ class _Run:
                     return
         self._resumed(file.bytes_in)
         # The run that finished it may not have been told to verify.
-        self._verify(file, [staging.finished(name) for name in file.names])
+        self._verify(file, [staging.finished(name) for name in file.names], staging.remove_finished)
 
     def _check_loss(self, file: FilePlan, tensor: TensorPlan, statistics: Statistics) -> None:
         """TooMuchLost where a tensor that was cast lost too much, unless that is allowed."""
@@ -143,12 +159,12 @@ class _Run:
             os.fsync(part.fileno())
         except OSError:
             # What did not come to the disk may still read as if it had.
-            _remove(self._staging.parts(file))
+            self._staging.remove_parts(file)
             raise
         changed = next((path for path, known in stamps.items() if stamp(path) != known), None)
         if changed is not None:
             raise FileError(f"{changed}: was changed while it was converted")
-        self._verify(file, self._staging.parts(file))
+        self._verify(file, self._staging.parts(file), self._staging.remove_parts)
         self._staging.finish(file, part)
 
     def _copy(self, file: FilePlan, part: BinaryIO) -> None:
@@ -157,7 +173,7 @@ class _Run:
             shutil.copyfileobj(source, part, 1 << 20)
         self._advance(file.bytes_in)
 
-    def _verify(self, file: FilePlan, written: Sequence[str]) -> None:
+    def _verify(self, file: FilePlan, written: Sequence[str], remove: Callable[[FilePlan], None]) -> None:
         """Verify the files that `file.names` are to be, if that was asked for and has not been done; what is not right
         is removed."""
         if self._options.verify is None or file.tensors is None:
@@ -172,7 +188,7 @@ class _Run:
             try:
                 done = [self._compared(file, written[-1])]
             except FileError:
-                _remove(written)
+                remove(file)
                 raise
             with journal.appending(records) as record:
                 record({"verified": done[0], "verified_all": everything})
@@ -220,10 +236,10 @@ class _Run:
                 ]:
                     self._resumed(tensor.nbytes)
                     continue
-                told = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
+                result = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
-                record(told)
+                record(result)
 
     def _tensor(
         self,
@@ -252,12 +268,12 @@ class _Run:
             scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)
         else:
 
-            def told(size: int, lost: Statistics) -> None:
+            def observe_part(size: int, lost: Statistics) -> None:
                 statistics.join(lost)
                 self._advance(tensor.nbytes * size // max(1, tensor.size))
 
             casting = Casting(tensor, plan.dtype, request, self._options.device, self._plan.source)
-            casting.write(writer, specs[0], self._prefetcher, told)
+            casting.write(writer, specs[0], self._prefetcher, observe_part)
         self._check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
@@ -292,12 +308,6 @@ def _check_unchanged(file: FilePlan) -> None:
     changed = file.changed()
     if changed is not None:
         raise FileError(f"{changed}: was changed since it was first looked at")
-
-
-def _remove(paths: Sequence[str]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
 
 @contextlib.contextmanager

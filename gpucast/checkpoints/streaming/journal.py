@@ -6,20 +6,29 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
-class Journal:
-    """A file that only grows. An incomplete last line, left by a killed process, is ignored."""
+def _open(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o666)
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+
+class Journal:
+    """A file that only grows. What a kill leaves of the last line is passed over.
+
+    `opener` and `replace` do what `os.open` and `os.replace` do, for names in an open folder.
+    """
+
+    def __init__(
+        self, path: str, opener: Callable[[str, int], int] = _open, replace: Callable[[str, str], None] = os.replace
+    ) -> None:
+        self._path, self._opener, self._replace = path, opener, replace
 
     def read(self) -> list[dict[str, Any]]:
         """The records, up to the first line that is not a record."""
         records: list[dict[str, Any]] = []
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb", opener=self._opener) as file:
             for line in file:
                 try:
                     record = json.loads(line) if line.endswith(b"\n") else None
@@ -37,13 +46,13 @@ class Journal:
         When the block ends without an error, all records have reached the disk.
         """
         temporary = self._path + ".new"
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=self._opener) as file:
             file.write(b"".join(map(_line, records)))
             # Synced before the old journal is replaced: for a finished file it is the only record.
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, self._path)
-        handle = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._replace(temporary, self._path)
+        handle = self._opener(self._path, os.O_WRONLY | os.O_APPEND)
 
         def add(record: dict[str, Any]) -> None:
             line = _line(record)

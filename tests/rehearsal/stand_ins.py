@@ -36,7 +36,11 @@ COMMON = ((FLOAT, HALF), (INT4, HALF))
 #: The case of each part in which a rival dies or stalls.
 DIES_IN, STALLS_IN = "FLOAT to FLOAT8E4M3FN", "FLOAT to float8e4m3fn_1x128"
 #: What the run of the parts adds to their commands: sizes for which the parts have options.
-OPTIONS = {"sweeps": ("--source", "FLOAT16"), "quick": ("--elements", "4096")}
+OPTIONS = {
+    "layouts": ("--launches", "200"),
+    "sweeps": ("--source", "FLOAT16"),
+    "quick": ("--elements", "4096"),
+}
 
 
 def install() -> None:
@@ -87,7 +91,8 @@ def _shorten_parts() -> None:
     from bench import gpu_parts
 
     gpu_parts._TEST_PROCESSES = 2
-    gpu_parts.COMPILE.update(first=12, second=8)
+    gpu_parts._START, gpu_parts._REPORTS, gpu_parts._SANITIZER_START = 3, 5, 3
+    gpu_parts.COMPILE.update(first=20, second=16)
     gpu_parts.PARTS = tuple(
         replace(part, steps=functools.partial(_steps, part.steps, OPTIONS.get(part.name, ())))
         for part in gpu_parts.PARTS

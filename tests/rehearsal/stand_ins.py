@@ -19,6 +19,7 @@ from typing import Any
 
 import cupy
 import numpy as np
+from cupy_backends.cuda.api.driver import get_build_version
 
 import host_driver
 from bench import gpu, gpu_cases, gpu_many, gpu_plan, gpu_plots, gpu_quantize, gpu_rivals, gpu_tables
@@ -45,8 +46,10 @@ OPTIONS = {
 
 def install() -> None:
     machine = FakeMachine(clock=time.monotonic)
-    found = driver.Driver((13, 0), (f"cuda:0 {machine.device} (sm_90)",), capabilities=((9, 0),))
-    driver.find = lambda: found
+    # The oldest driver for this CuPy: NVRTC is then of the same CUDA.
+    cuda = (get_build_version() // 1000, 0)
+    found = driver.Driver(cuda, (f"cuda:0 {machine.device} (sm_90)",), capabilities=((9, 0),))
+    driver.find, driver.cuda_version = (lambda: found), (lambda: cuda)
     launch.use(TimedDriver(machine))
     for module in (device, gpu, gpu_cases):
         module.Gpu = lambda: machine

@@ -137,6 +137,8 @@ def measure(
                     results.add("state", [{"stage": stage, **machine.state()}])
                     print(f"{stage}: {len(budget.left)} of {count} measurements to go, "
                           f"{end - machine.now():.0f} s", file=sys.stderr)  # fmt: skip
+                # A rival that ends the process, or stalls, is found in the line before it.
+                lines.begin(task.name)
                 rows = pairs.measure(
                     (task.src, task.dst), task.n, task.layout, task.via,
                     only=_names(pairs, task), samples=task.samples, limit=task.limit,
@@ -174,12 +176,14 @@ def _budget(machine: Machine, pairs: Pairs, results: Results, seconds: float) ->
     def has(src: Any, dst: Any) -> list[str]:
         return [one.name for one in pairs.supporting(src, dst)]
 
-    done = results.done
-    tasks = [
-        task
-        for task in gpu_plan.plan(has, machine.free_bytes())
-        if not all((task.key, name) in done for name in _timed(pairs, task))
-    ]
+    # What earlier runs measured, and what tasks before this one are to measure: where no rival compiles, the last
+    # stage has nothing to add.
+    done, tasks = results.done, list[gpu_plan.Task]()
+    for task in gpu_plan.plan(has, machine.free_bytes()):
+        rows = {(task.key, name) for name in _timed(pairs, task)}
+        if not rows <= done:
+            tasks.append(task)
+            done |= rows
     speed = nearest(results.ceilings, 1 << 31) or _SPEED
     heavy = [one.name for one in pairs.contenders if one.heavy]
     estimator = gpu_plan.Estimator(tasks, speed, heavy, has)

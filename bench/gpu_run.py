@@ -33,6 +33,8 @@ _RESERVE = GRACE + 2.0
 #: A part with less than this is left out.
 _LEAST = 5.0
 _INFO_SECONDS = 60.0
+#: Nothing is lost where the report has little time to end: it writes no lines.
+_REPORT_GRACE = 1.0
 
 
 class Stopped(BaseException):
@@ -102,14 +104,16 @@ class Run:
             own = (end - time.monotonic()) / (len(steps) - number)
             good = self._step(step, min(own, self.left)) and good
         if part.name == "bench" and not good:
-            # The tables and pictures of what there is.
+            # The tables and pictures of what there is. A benchmark that was cut off has had all the time but the
+            # reserve, and has left most of its grace.
             command = ["-m", "bench", "--report-only", "--results", str(self.place.folder)]
-            self._step(Step("report", command), min(30.0, self.left), counts=False)
+            seconds = min(30.0, self.left + _RESERVE - _REPORT_GRACE - 2.0)
+            self._step(Step("report", command), seconds, counts=False, grace=_REPORT_GRACE)
         if good:
             now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
             self._state.write_text(json.dumps(self.passed() | {part.name: now}) + "\n", encoding="utf-8")
 
-    def _step(self, step: Step, seconds: float, counts: bool = True) -> bool:
+    def _step(self, step: Step, seconds: float, counts: bool = True, grace: float = GRACE) -> bool:
         if seconds < 1.0:
             self._tell(f"{step.name}: LEFT OUT, no time", failed=counts)
             return False
@@ -121,7 +125,7 @@ class Run:
             file.write(f"{head}\n{self.environment[FACTS]}, commit {commit()}, code {self.place.code}\n")
         begin = time.monotonic()
         try:
-            ended = limited(command, log, seconds, self.environment, ROOT)
+            ended = limited(command, log, seconds, self.environment, ROOT, grace)
         except Stopped:
             self._tell(f"{step.name}: STOPPED, {time.monotonic() - begin:.0f} s{self._reached(step)}", failed=True)
             raise
@@ -231,7 +235,9 @@ def gpu_facts(python: str, environment: dict[str, str]) -> dict[str, Any] | None
     # Such as "cuda:0 NVIDIA H200 (sm_90)".
     match = re.fullmatch(r"(?:cuda:\d+ )?(.*?)(?: \((sm_\w+)\))?", str(found["devices"][0]))
     assert match is not None
-    return {"gpu": match[1], "arch": match[2], "driver": _driver_version(), "cuda": found.get("driver")}
+    # The newest CUDA that the driver runs, such as [13, 0].
+    cuda = ".".join(map(str, (found.get("driver") or {}).get("cuda", ())))
+    return {"gpu": match[1], "arch": match[2], "driver": _driver_version(), "cuda": cuda}
 
 
 def _driver_version() -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpucast.benchmark.buffers import Sets
 from gpucast.benchmark.contenders import Run
+from gpucast.codegen.batch import ManySource
 from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
@@ -23,6 +24,8 @@ from host_driver import HostDriver, device_array
 MEMCPY, COPY_KERNEL = 1.0e9, 1.1e9
 #: Seconds that a launch takes beside the bytes that it moves, and a launch in a graph.
 LAUNCH, NODE = 5e-6, 1e-6
+#: Seconds that a launch of many arrays takes, whatever their size.
+MANY_LAUNCH = 2e-3
 
 
 class FakeMachine:
@@ -31,9 +34,11 @@ class FakeMachine:
     peak = 2.0e9
     stream: int | None = 7
 
-    def __init__(self, free: int = 1 << 26) -> None:
+    def __init__(self, free: int = 1 << 26, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.time = 100.0
         self.free = free
+        #: Seconds that pass beside the work that is given: the host's clock, where a whole run is to keep its time.
+        self.clock = clock
         self.released = 0
         #: Each copy: its name, and the addresses and bytes.
         self.copies: list[tuple[str, int, int, int]] = []
@@ -95,7 +100,7 @@ class FakeMachine:
         pass
 
     def now(self) -> float:
-        return self.time
+        return self.time + self.clock()
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
         begin, self.capturing = self.time, True
@@ -121,6 +126,15 @@ class TimedDriver(HostDriver):
             launch(src, dst, n, more)
             self.sources.append(src)
             self.machine.spend(n * bits / 8 / self.speed)
+
+        return timed
+
+    def load_many(self, source: ManySource) -> Any:
+        run = super().load_many(source)
+
+        def timed(blocks: int, table: np.ndarray[Any, Any]) -> None:
+            run(blocks, table)
+            self.machine.spend(MANY_LAUNCH)
 
         return timed
 

@@ -87,7 +87,9 @@ def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exa
 
 
 def _is_nan(codes: Array, row: DType) -> Array:
-    return np.isnan(codes.view(row.numpy).astype(np.float64))
+    # NumPy warns of signaling NaNs.
+    with np.errstate(invalid="ignore"):
+        return np.isnan(codes.view(row.numpy).astype(np.float64))
 
 
 @lru_cache(maxsize=2)

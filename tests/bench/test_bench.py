@@ -246,6 +246,9 @@ def test_any_nan_will_do_for_rivals() -> None:
     assert check.compare(codes, codes, wanted, HALF, HALF, False).wrong == 0
     wanted[0] = 0x7C00
     assert check.compare(codes, codes, wanted, HALF, HALF, False).wrong == 1
+    # Signaling ones too, of which NumPy warns.
+    signaling, quiet = np.array([0x7F800001], np.uint32), np.array([0x7FC00000], np.uint32)
+    assert check.compare(signaling, signaling, quiet, FLOAT, FLOAT, False).wrong == 0
 
 
 # ---- ceilings ----

@@ -99,9 +99,11 @@ def first_calls() -> list[dict[str, Any]]:
     return [{"cache": "empty", "first": 0.25, "again": 1e-5}, {"cache": "full", "problem": "no room"}]
 
 
-def measured(machine: FakeMachine, folder: Path, seconds: float = FOREVER) -> tuple[Results, int]:
+def measured(
+    machine: FakeMachine, folder: Path, seconds: float = FOREVER, lines: Path | None = None
+) -> tuple[Results, int]:
     results = gpu_results.open_for(machine.device, folder)
-    left = gpu.measure(machine, contenders(machine), results, seconds, first_calls)
+    left = gpu.measure(machine, contenders(machine), results, seconds, first_calls, gpu_lines.Lines(lines))
     return results, left
 
 
@@ -145,6 +147,29 @@ def test_a_later_run_goes_on(machine: FakeMachine, tmp_path: Path) -> None:
     done, left = measured(machine, tmp_path)
     assert left == 0 and len(done.rows) == rows and len(done.sessions) == 3
     assert len(done.latencies) == len(some.latencies) and len(done.first_calls) == 2
+
+
+def test_what_has_nothing_to_add_is_not_planned(machine: FakeMachine, tmp_path: Path) -> None:
+    """Else a run that goes on leaves it out, as measured, and what was planned is never done."""
+    some, left = measured(machine, tmp_path, seconds=0.25, lines=tmp_path / "lines")
+    assert 0 < left == len(gpu_lines.reached(tmp_path / "lines").left) and some.rows
+    measured(machine, tmp_path, lines=tmp_path / "lines")
+    found = gpu_lines.reached(tmp_path / "lines")
+    assert found.left == [] and not any("rivals that compile" in name for name in found.planned)
+
+
+def test_a_rival_that_ends_the_process_is_found(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(self: FakeRival, sets: Any) -> Any:
+        raise SystemExit
+
+    monkeypatch.setattr(gpu, "measure_latency", lambda machine, works: [])
+    monkeypatch.setattr(gpu, "works_of", lambda contenders, sets: [])
+    monkeypatch.setattr(FakeRival, "prepare", ends)
+    with pytest.raises(SystemExit):
+        measured(machine, tmp_path, lines=tmp_path / "lines")
+    assert list(gpu_lines.reached(tmp_path / "lines").under_way) == ["all pairs: FLOAT to FLOAT, 4,096"]
 
 
 def test_a_line_that_was_cut_off_is_measured_again(machine: FakeMachine, tmp_path: Path) -> None:

@@ -12,29 +12,9 @@ import pytest
 
 from bench import gpu_many
 from bench.gpu_many import CASES, MANY, ONE, Arrays, Case, measure_case, shapes
-from fake_machine import LAUNCH, NODE, FakeMachine, TimedDriver
+from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, TimedDriver
 from gpucast import dtype
-from gpucast.codegen.batch import ManySource
 from gpucast.gpu import driver as launch
-
-#: Seconds that a launch of many arrays takes on the fake, whatever their size.
-_SECONDS = 2e-3
-
-
-class Driver(TimedDriver):
-    def __init__(self, machine: FakeMachine) -> None:
-        super().__init__(machine)
-        # Kernels are small here, and compile in half the time so.
-        self.optimize = False
-
-    def load_many(self, source: ManySource) -> Any:
-        run = super().load_many(source)
-
-        def timed(blocks: int, table: np.ndarray[Any, Any]) -> None:
-            run(blocks, table)
-            self.machine.spend(_SECONDS)
-
-        return timed
 
 
 @pytest.fixture
@@ -43,7 +23,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     monkeypatch.setattr(gpu_many, "_SAMPLES", 5)
     monkeypatch.setattr(gpu_many, "_CALLS", 2)
     fake = FakeMachine()
-    before = launch.use(Driver(fake))
+    before = launch.use(TimedDriver(fake))
     try:
         yield fake
     finally:
@@ -86,8 +66,8 @@ def test_every_way_is_checked_and_timed(case: Case, machine: FakeMachine) -> Non
     assert "bytes differ, the first at 0" in lines["idle"]["differs"]
     assert not any("problem" in line for line in lines.values())
     many, one = lines[MANY], lines[ONE]
-    assert many["median"] == pytest.approx(_SECONDS + LAUNCH)
-    assert lines[MANY + ", in a graph"]["median"] == pytest.approx(_SECONDS + NODE)
+    assert many["median"] == pytest.approx(MANY_LAUNCH + LAUNCH)
+    assert lines[MANY + ", in a graph"]["median"] == pytest.approx(MANY_LAUNCH + NODE)
     assert many["share_of_one"] == pytest.approx(one["median"] / many["median"])
     assert one["share_of_one"] == 1
     # Each cast of the loop is a launch.

@@ -56,7 +56,8 @@ if "--lines" in argv and not told("STUB_PART"):
     lines.done("c")
 sys.exit(3 if told("STUB_FAIL") else 0)
 """
-_INFO = {"verdict": "GPU casts: yes", "gpu_casts": True, "devices": ["cuda:0 NVIDIA H200 (sm_90)"], "driver": "13.0"}
+_INFO = {"verdict": "GPU casts: yes", "gpu_casts": True, "devices": ["cuda:0 NVIDIA H200 (sm_90)"]}
+_INFO["driver"] = {"cuda": [13, 0], "problem": None}
 
 Script = Callable[..., "Ran"]
 
@@ -227,6 +228,14 @@ def test_a_part_out_of_time_is_cut_off_and_named(script: Script) -> None:
     assert "2 not reached: b, c" in line
     assert any("many: passed" in line for line in ran.summary)
     assert any(name.startswith("quick-gpu") and b'"name":"a"' in data for name, data in members(ran.archive).items())
+
+
+def test_a_benchmark_that_is_cut_off_has_its_tables(script: Script) -> None:
+    """Of the reserve: it had all other time."""
+    ran = script("bench", STUB_SLOW="bench --results", GPU_SECONDS="20").over()
+    lines = [line for line in ran.summary if line.startswith(("bench", "report"))]
+    assert ran.code == 1 and lines[0].startswith("bench: OUT OF TIME") and lines[1].startswith("report: passed")
+    assert "--report-only" in ran.calls[-1]
 
 
 def test_a_part_that_ends_before_it_is_done_is_told_and_goes_on_later(script: Script) -> None:

@@ -44,7 +44,7 @@ def values(row: DType, n: int, seed: int = 0) -> np.ndarray:
     return random_codes(row, n, seed).view(row.numpy)
 
 
-# ---- the short way does little, and all that it must ----
+# ---- the fast path does little, and all that it must ----
 
 
 def test_a_warm_call_into_out_is_a_bare_launch(cuda: Cuda) -> None:

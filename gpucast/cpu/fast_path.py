@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts of host arrays that look like earlier ones: what `gpucast.casting.plan_cache.Plan.run` is for them.
+
+They take what is most common and right at first sight. For all else, and all that is wrong, they do nothing and give
+None: the checked path takes it, or raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.arrays.operand import Operand, operand
+from gpucast.core.checks import as_double, is_real
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.random import resolve_random
+from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.cpu import cast as host_cast
+from gpucast.cpu import fused as host_fused
+from gpucast.cpu import lanes as host
+
+_FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+
+
+def plain(rule: Rule) -> Callable[[Any, Any], Any]:
+    """``run(x, out)`` of native NumPy arrays."""
+    tag = rule.dst.numpy
+
+    def run(x: npt.NDArray[Any], out: Any) -> Any:
+        if out is None:
+            out = np.empty_like(x, tag, "K", False)
+        elif (
+            type(out) is not np.ndarray
+            or out.dtype is not tag
+            or out.shape != x.shape
+            or not out.flags.carray
+            or np.may_share_memory(x, out)
+        ):
+            return None
+        host.apply(x, rule, out)
+        return out
+
+    return run
+
+
+def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
+    """``run(x, out, seed, offset, scale, amax)`` of arrays of the kind of `source`, PackedArrays among them."""
+    packed, tag = source.packed, rule.dst.numpy
+    rounding = STOCHASTIC if rule.rounding == STOCHASTIC else None
+
+    def run(x: Any, out: Any, seed: Any, offset: Any, scale: Any, amax: Any) -> Any:
+        try:
+            random = resolve_random(rounding, seed, offset)
+        except (TypeError, ValueError):
+            return None
+        data = x.data if packed else x
+        if type(data) is not np.ndarray:
+            # A PackedArray on a device.
+            return None
+        if type(scale) is np.ndarray:
+            if scale.size != 1 or (scale.dtype is not _FLOAT and scale.dtype is not _DOUBLE):
+                return None
+            scale = float(scale.reshape(())[()])
+        elif scale is not None:
+            if type(scale) is not float and not is_real(scale):
+                return None
+            scale = as_double(scale)
+            if not 0 <= scale < math.inf:
+                return None
+        if amax is not None and not (
+            type(amax) is np.ndarray
+            and amax.dtype is _FLOAT
+            and amax.size == 1
+            and amax.flags.writeable
+            and not np.may_share_memory(amax, data)
+        ):
+            return None
+        if out is None:
+            if packed:
+                out = host_cast.empty_like(operand(x, rule.src), rule.dst).array
+            else:
+                out = np.empty_like(x, tag, "K", False)
+        elif (
+            type(out) is not np.ndarray
+            or out.dtype is not tag
+            or out.shape != x.shape
+            or not out.flags.carray
+            or np.may_share_memory(data, out)
+            or (amax is not None and np.may_share_memory(amax, out))
+        ):
+            return None
+        host_fused.one_pass(x, rule, FusedInputs(scale, amax, random=random), out)
+        return out
+
+    return run

@@ -33,7 +33,7 @@ def check_out(source: Operand, rule: Rule, out: Any, remote: bool, who: str) -> 
     x, y = source.data, target.data
     if target.device is None and not y.flags.writeable:
         raise ValueError(f"{who}: out is read-only")
-    if _shares_within(y.shape, y.strides, y.itemsize):
+    if shares_within(y.shape, y.strides, y.itemsize):
         raise ValueError(f"{who}: elements of out share memory; expected one place for each")
     if (source.device is None) == (target.device is None) and _bounds_meet(x, y):
         x, y = _footprint(x), _footprint(y)
@@ -49,12 +49,13 @@ def check_out(source: Operand, rule: Rule, out: Any, remote: bool, who: str) -> 
 
 def disjoint(x: Any, out: Any) -> bool:
     """True where bounds alone tell that no element of `out` (CuPy arrays both) shares memory with another or with x."""
-    return not (_shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
+    return not (shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
 
 
 @lru_cache(maxsize=1024)
-def _shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """True unless, from the shortest stride to the longest, each steps over all that the shorter ones reach."""
+def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether elements of one array may share memory: True unless, from the shortest stride to the longest, each steps
+    over all that the shorter ones reach."""
     reached, empty = itemsize, 0 in shape
     for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride < reached and not empty:

@@ -29,7 +29,8 @@ def device_index(x: Any) -> int | None:
     if x is None or type(x) is np.ndarray:
         return None
     data = x.data if isinstance(x, PackedArray) else x
-    return None if namespace(data) in (None, np) else int(data.device.id)
+    # As data.device.id, which makes an object.
+    return None if namespace(data) in (None, np) else int(data.data.device_id)
 
 
 def unmasked(x: Any, who: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.overlap import shares_within
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import resolve_random
@@ -28,7 +29,7 @@ _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 def plain(rule: Rule) -> Callable[[Any, Any], Any]:
     """``run(x, out)`` of native NumPy arrays."""
-    tag = rule.dst.numpy
+    tag, src_codes, dst_codes = rule.dst.numpy, rule.src.code_numpy, rule.dst.code_numpy
 
     def run(x: npt.NDArray[Any], out: Any) -> Any:
         if out is None:
@@ -37,11 +38,12 @@ def plain(rule: Rule) -> Callable[[Any, Any], Any]:
             type(out) is not np.ndarray
             or out.dtype is not tag
             or out.shape != x.shape
-            or not out.flags.carray
+            or not (out.flags.carray or _is_sound(out))
             or np.may_share_memory(x, out)
         ):
             return None
-        host.apply(x, rule, out)
+        if x.size:
+            host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
         return out
 
     return run
@@ -88,7 +90,7 @@ def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any
             type(out) is not np.ndarray
             or out.dtype is not tag
             or out.shape != x.shape
-            or not out.flags.carray
+            or not (out.flags.carray or _is_sound(out))
             or np.may_share_memory(data, out)
             or (amax is not None and np.may_share_memory(amax, out))
         ):
@@ -97,3 +99,8 @@ def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any
         return out
 
     return run
+
+
+def _is_sound(out: npt.NDArray[Any]) -> bool:
+    """Whether an array of any strides can be written, each element in a place of its own."""
+    return out.flags.writeable and not shares_within(out.shape, out.strides, out.itemsize)

@@ -51,7 +51,10 @@ class Operand:
     @property
     def contiguous(self) -> bool:
         """Whether the elements lie in row-major order without gaps."""
-        return self.packed or bool(self.data.flags.c_contiguous)
+        if self.packed:
+            return True
+        # CuPy makes an object of the flags.
+        return bool(self.data.flags.c_contiguous if self.device is None else self.data._c_contiguous)
 
 
 def operand(x: Any, known: DType | None = None) -> Operand:
@@ -59,8 +62,18 @@ def operand(x: Any, known: DType | None = None) -> Operand:
 
     TypeError for a dtype that Cast does not take.
     """
-    packed = isinstance(x, PackedArray)
-    device = device_index(x)
-    data = x.data if packed else x if device is not None else np.asarray(x)
     kind = dtype(x.dtype) if known is None else known
+    if type(x) is np.ndarray:
+        return Operand(x, x, kind, x.shape, x.size, x.strides, None, False)
+    packed, device = isinstance(x, PackedArray), device_index(x)
+    data = x.data if packed else x if device is not None else np.asarray(x)
     return Operand(x, data, kind, x.shape, x.size, None if packed else data.strides, device, packed)
+
+
+def result_like(source: Operand, array: Any, kind: DType) -> Operand:
+    """A new array of that dtype for the cast of `source`, of its shape and where it is."""
+    packed = isinstance(array, PackedArray)
+    data = array.data if packed else array
+    return Operand(
+        array, data, kind, source.shape, source.size, None if packed else data.strides, source.device, packed
+    )

@@ -29,8 +29,9 @@ def device_index(x: Any) -> int | None:
     if x is None or type(x) is np.ndarray:
         return None
     data = x.data if isinstance(x, PackedArray) else x
+    module = namespace(data)
     # As data.device.id, which makes an object.
-    return None if namespace(data) in (None, np) else int(data.data.device_id)
+    return None if module is None or module is np else int(data.data.device_id)
 
 
 def unmasked(x: Any, who: str) -> None:

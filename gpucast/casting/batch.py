@@ -228,9 +228,9 @@ def _cast_on_host(item: BatchItem) -> None:
     target = item.target
     # The result of an array with one element per byte is such an array too; that of a tensor is packed.
     if target is not None and target.packed and not item.source.packed:
-        target.data[...] = PackedArray.pack(_cast(item, item.source, None).array).data
+        target.data[...] = PackedArray.pack(dispatch.apply(item.source, item.rule, None, item.fused).array).data
         return
-    y = _cast(item, item.source, target)
+    y = dispatch.apply(item.source, item.rule, target, item.fused)
     if target is None:
         item.result = y.array
 

@@ -123,16 +123,13 @@ def _target(item: BatchItem) -> Operand:
 def _check_disjoint(
     items: Sequence[BatchItem], paths: Sequence[str], fused: FusedInputs, parameter: str, who: str
 ) -> None:
-    written = [
-        Place(f"out{path}", i, item.target)
-        for i, (item, path) in enumerate(zip(items, paths, strict=True))
-        if item.target is not None
-    ]
-    read = [
-        Place(f"{parameter}{path}", i, item.source) for i, (item, path) in enumerate(zip(items, paths, strict=True))
-    ]
+    numbered = list(enumerate(zip(items, paths, strict=True)))
+    written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
     if fused.finite is not None:
         written.append(Place("finite", -1, operand(fused.finite)))
+    if not written:
+        return
+    read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]
     if fused.scale is not None and not isinstance(fused.scale, float):
         read.append(Place("scale", -2, operand(fused.scale)))
     check_disjoint(written, read, who)

@@ -6,9 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
@@ -44,14 +43,9 @@ def into(x: Any, rule: Rule, out: Any, random: Random | None = None) -> None:
     if isinstance(x, PackedArray):
         start = 0
         for codes, results in packed_pairs(x, rule.dst, out):
-            _array_into(codes, rule, results, random and random._replace(offset=random.offset + start))
+            into(codes, rule, results, random and random._replace(offset=random.offset + start))
             start += codes.size
-    else:
-        _array_into(x, rule, out, random)
-
-
-def _array_into(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any], random: Random | None) -> None:
-    if rule.rounding == STOCHASTIC:
+    elif rule.rounding == STOCHASTIC:
         assert random is not None, "a caller that asks for this rounding has to say which random bits"
         host_stochastic.apply(x, rule, out, random)
     else:
@@ -60,8 +54,11 @@ def _array_into(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any], random: 
 
 def empty_like(source: Operand, kind: DType) -> Operand:
     """A new array for the cast of `source` to a dtype, of the kind that the source is."""
+    array: Any
     if not source.packed:
-        return operand(np.empty_like(source.data, dtype=kind.numpy, order="K", subok=False), kind)
-    if not kind.packed:
-        return operand(np.empty(source.shape, kind.numpy), kind)
-    return operand(PackedArray(np.empty(kind.nbytes(source.size), np.uint8), kind, source.shape), kind)
+        array = np.empty_like(source.data, kind.numpy, "K", False)
+    elif kind.packed:
+        array = PackedArray(np.empty(kind.nbytes(source.size), np.uint8), kind, source.shape)
+    else:
+        array = np.empty(source.shape, kind.numpy)
+    return result_like(source, array, kind)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.codegen.cast import Shape, square_side
 from gpucast.codegen.fused import FusedArguments, FusedOps
@@ -59,8 +59,8 @@ def empty_like(source: Operand, kind: DType) -> Operand:
     packed. Errors as for `check_allocation`."""
     check_allocation()
     if kind.packed or source.strides is None or source.contiguous:
-        return operand(new(source.shape, kind), kind)
-    return operand(new_strided(source.shape, source.strides, kind), kind)
+        return result_like(source, new(source.shape, kind), kind)
+    return result_like(source, new_strided(source.shape, source.strides, kind), kind)
 
 
 def check_allocation() -> None:

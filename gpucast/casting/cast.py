@@ -20,7 +20,6 @@ from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options, destination
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
 from gpucast.cpu import fast_path
@@ -180,8 +179,7 @@ def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
 def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
     """The cast with all checks. It makes the plan under `key` where there is none yet."""
     who, out = options.who, options.out
-    fused: FusedInputs | None = None
-    if plan is not None and options.seed is options.scale is options.amax is None:
+    if plan is not None:
         source, rule = operand(x, plan.rule.src), plan.rule
     else:
         adapter = adapters.find(x)
@@ -192,7 +190,8 @@ def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, pla
             return cast_with(array, to, options)
         source = operand(x, dtype(x.dtype, who=f"{who}: x.dtype="))
         rule = rule_of(options, source.dtype, destination(to, who), who)
-        fused = resolve_fused(options, rule, source.device)
+    plain = plan is not None and options.seed is options.scale is options.amax is None
+    fused = None if plain else resolve_fused(options, rule, source.device)
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{who}: copy={options.copy!r} must be True or False")
     place = devices.parse(options.device, who)

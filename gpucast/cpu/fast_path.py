@@ -7,7 +7,7 @@ None: the checked path takes it, or raises.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import shares_within
-from gpucast.core.checks import as_double, is_real
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, Rule
@@ -24,7 +23,9 @@ from gpucast.cpu import cast as host_cast
 from gpucast.cpu import fused as host_fused
 from gpucast.cpu import lanes as host
 
-_FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+_FLOAT = np.dtype(np.float32)
+#: The dtypes of arrays whose element, of any value, is a scale, and the largest number that is one.
+_SCALES, _LARGEST = (_FLOAT, np.dtype(np.float64)), sys.float_info.max
 
 
 def plain(rule: Rule) -> Callable[[Any, Any], Any]:
@@ -60,19 +61,15 @@ def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any
         except (TypeError, ValueError):
             return None
         data = x.data if packed else x
+        # PackedArrays on a device are of the same class.
         if type(data) is not np.ndarray:
-            # A PackedArray on a device.
             return None
-        if type(scale) is np.ndarray:
-            if scale.size != 1 or (scale.dtype is not _FLOAT and scale.dtype is not _DOUBLE):
+        if scale is not None:
+            if type(scale) is np.ndarray and scale.size == 1 and scale.dtype in _SCALES:
+                scale = scale.reshape(())[()]
+            elif not (type(scale) in (float, int) and 0 <= scale <= _LARGEST):
                 return None
-            scale = float(scale.reshape(())[()])
-        elif scale is not None:
-            if type(scale) is not float and not is_real(scale):
-                return None
-            scale = as_double(scale)
-            if not 0 <= scale < math.inf:
-                return None
+            scale = float(scale)
         if amax is not None and not (
             type(amax) is np.ndarray
             and amax.dtype is _FLOAT

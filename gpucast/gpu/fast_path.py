@@ -99,7 +99,8 @@ def plain(source: Operand, rule: Rule) -> Callable[[Any, Any], Any]:
             launch.cast_kernel(rule, shape, unpacked, None, device)(begin, target, n, dims)
             return out
         if (
-            target < begin + (n * src_bits + 7 >> 3)
+            given
+            and target < begin + (n * src_bits + 7 >> 3)
             and begin < target + (n * dst_bits + 7 >> 3)
             and not (begin == target and src_bits == dst_bits and src.strides == dst.strides)
         ):

@@ -37,7 +37,7 @@ NARROW = {
     "core.dtypes": set(),
     "core.errors": set(),
     "core.lazy": set(),
-    "core.options": {"core.dtypes"},
+    "core.options": {"core.dtypes", "core.rule"},
     "core.version": set(),
     "core.rule": {"core.checks", "core.dtypes"},
     "core.text": {"core.dtypes"},

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, device_index
 from sidebyside.classify import VARIES, codes_of
 from sidebyside.systems import Array, cast_model
 
@@ -64,7 +64,7 @@ def _array(x: Any) -> Array:
         return _array(torch.take(x.detach(), "switching"))
     if isinstance(x, PackedArray):
         return x.get()
-    if home(x) is not None:
+    if device_index(x) is not None:
         raise TypeError("a result on a device")
     return np.asarray(x)
 

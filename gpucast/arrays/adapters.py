@@ -17,10 +17,10 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Call
+from gpucast.core.options import Options
 
-#: ``cast(x, to, call)``: the cast of an array of ours.
-CastFunction = Callable[[Any, Any, Call], Any]
+#: ``cast(x, to, options)``: the cast of an array of ours.
+CastFunction = Callable[[Any, Any, Options], Any]
 
 
 class ArrayAdapter:
@@ -47,17 +47,17 @@ class ArrayAdapter:
         """
         raise self._lacks("take")
 
-    def cast(self, cast: CastFunction, x: Any, to: Any, call: Call) -> Any:
+    def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         """The cast of `x` as its library has arrays; `cast` does it for arrays of ours. Errors as for `gpucast.cast`.
 
-        Default: `take`, the cast, `finish` and `give_back`; ``call.out`` or `x` itself where the result is that.
+        Default: `take`, the cast, `finish` and `give_back`; ``options.out`` or `x` itself where the result is that.
         """
-        array = self.take(x, call.who)
-        y = cast(array, to, call)
+        array = self.take(x, options.who)
+        y = cast(array, to, options)
         self.finish(array, y)
-        if call.out is not None:
-            return call.out
-        return x if y is array else self.give_back(y, x, call.who)
+        if options.out is not None:
+            return options.out
+        return x if y is array else self.give_back(y, x, options.who)
 
     def finish(self, *arrays: Any) -> None:
         """Called when a cast of these arrays of ours was given to a device. Default: nothing waits for it."""
@@ -96,7 +96,7 @@ class ArrayAdapter:
         """The result of a function, into which the library's compiler does not look. Default: there is no compiler."""
         return function(*arguments)
 
-    # ---- many arrays in one launch ----
+    # ---- a batch of arrays in one launch ----
 
     def empty_like(self, x: Any, dst: DType, who: str) -> tuple[Any, Any]:
         """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
@@ -110,7 +110,7 @@ class ArrayAdapter:
         """The results of casts, as what the library differentiates through. Default: as they are."""
         return results
 
-    # ---- many arrays like those of an earlier call; anything may be raised for one that no plan is for ----
+    # ---- a batch of arrays like those of an earlier call; anything may be raised for one that no plan is for ----
 
     def has_plans(self, kind: type) -> bool:
         """Whether what follows (and `stream`) is there for arrays of exactly this class. Default: for none."""
@@ -124,7 +124,7 @@ class ArrayAdapter:
         """Where their elements begin."""
         raise self._lacks("addresses")
 
-    def allocate(self, arrays: Sequence[Any], row: DType) -> list[Any]:
+    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
         """Memory for the results of contiguous arrays, as the caller gets them."""
         raise self._lacks("allocate")
 

@@ -9,42 +9,53 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import PackedArray, home, unmasked
+from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.packed import PackedArray, device_index, unmasked
 from gpucast.core.rule import Rule
 
 
-def check_out(x: Any, rule: Rule, out: Any, remote: bool, who: str) -> None:
-    """TypeError or ValueError unless `out` can take the cast of x. `remote`: the result may be on a device."""
-    packed = rule.dst.packed and (isinstance(x, PackedArray) or (remote and home(out) is not None))
+def check_out(source: Operand, rule: Rule, out: Any, remote: bool, who: str) -> Operand:
+    """`out` as the target of a cast. TypeError or ValueError unless it can take the result.
+
+    `remote`: the result may be on a device.
+    """
+    packed = rule.dst.packed and (source.packed or (remote and device_index(out) is not None))
     if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
         wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
-        raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {rule.dst.name} and shape {x.shape}")
+        expected = f"{wanted} of {rule.dst.name} and shape {source.shape}"
+        raise TypeError(f"{who}: out is {type(out).__name__}; expected {expected}")
     unmasked(out, f"{who}: out")
     if out.dtype != (rule.dst if packed else rule.dst.numpy):
         raise TypeError(f"{who}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
-    if out.shape != x.shape:
-        raise ValueError(f"{who}: out has shape {out.shape}; expected {x.shape}")
-    target = out.data if packed else out
-    if isinstance(target, np.ndarray) and not target.flags.writeable:
+    if out.shape != source.shape:
+        raise ValueError(f"{who}: out has shape {out.shape}; expected {source.shape}")
+    target = operand(out, rule.dst)
+    x, y = source.data, target.data
+    if target.device is None and not y.flags.writeable:
         raise ValueError(f"{who}: out is read-only")
-    source = x.data if isinstance(x, PackedArray) else x
-    if _shares_within(target.shape, target.strides, target.itemsize):
+    if shares_within(y.shape, y.strides, y.itemsize):
         raise ValueError(f"{who}: elements of out share memory; expected one place for each")
-    if namespace(source) is not namespace(target) or not _bounds_meet(source, target):
-        return
-    source, target = _footprint(source), _footprint(target)
-    if _overlap(source, target) and not _same_layout(source, target):
-        raise ValueError(f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size")
+    if (source.device is None) == (target.device is None) and _bounds_meet(x, y):
+        x, y = _footprint(x), _footprint(y)
+        if _overlap(x, y) and not _same_layout(x, y):
+            raise ValueError(
+                f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size"
+            )
+    return target
 
 
-def apart(x: Any, out: Any) -> bool:
+# The arrays below are those of NumPy, or of CuPy, that hold the bytes: `Operand.data`.
+
+
+def disjoint(x: Any, out: Any) -> bool:
     """True where bounds alone tell that no element of `out` (CuPy arrays both) shares memory with another or with x."""
-    return not (_shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
+    return not (shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
 
 
 @lru_cache(maxsize=1024)
-def _shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """True unless, from the shortest stride to the longest, each steps over all that the shorter ones reach."""
+def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether elements of one array may share memory: True unless, from the shortest stride to the longest, each steps
+    over all that the shorter ones reach."""
     reached, empty = itemsize, 0 in shape
     for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride < reached and not empty:
@@ -58,14 +69,13 @@ def _bounds_meet(x: Any, out: Any) -> bool:
     if isinstance(x, np.ndarray):
         return np.may_share_memory(x, out)
     (x_begin, x_end), (begin, end) = (bounds(array.shape, array.strides, array.itemsize) for array in (x, out))
-    ahead = out.data.ptr - x.data.ptr
-    return bool(x_begin < ahead + end and ahead + begin < x_end)
+    distance = out.data.ptr - x.data.ptr
+    return bool(x_begin < distance + end and distance + begin < x_end)
 
 
 def share_memory(x: Any, other: Any) -> bool:
     """Whether two arrays in one place have memory in common; True too where that would take long to find out."""
-    one, two = (array.data if isinstance(array, PackedArray) else array for array in (x, other))
-    return _bounds_meet(one, two) and _overlap(_footprint(one), _footprint(two))
+    return _bounds_meet(x, other) and _overlap(_footprint(x), _footprint(other))
 
 
 @lru_cache(maxsize=1024)

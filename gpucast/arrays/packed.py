@@ -24,12 +24,14 @@ from gpucast.core.dtypes import DType, dtype
 _SHOWN = 100
 
 
-def home(x: Any) -> int | None:
+def device_index(x: Any) -> int | None:
     """The index of the device that holds a CuPy array, or a PackedArray over one; None for the host."""
     if x is None or type(x) is np.ndarray:
         return None
     data = x.data if isinstance(x, PackedArray) else x
-    return None if namespace(data) in (None, np) else int(data.device.id)
+    module = namespace(data)
+    # As data.device.id, which makes an object.
+    return None if module is None or module is np else int(data.data.device_id)
 
 
 def unmasked(x: Any, who: str) -> None:
@@ -156,7 +158,7 @@ class PackedArray:
         return unpacked
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if home(self) is not None:
+        if device_index(self) is not None:
             raise TypeError("PackedArray: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("PackedArray: unpacking copies; numpy.asarray(x, copy=False) is not possible")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public cast of many arrays: all of them are checked, then those of each device are cast in one launch."""
+"""The public cast of a batch of arrays: all are checked, then those of each device are cast in one launch."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import ArrayAdapter, untraced
-from gpucast.arrays.item import Leaf, Names
+from gpucast.arrays.batch_item import BatchItem, Names
+from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import batch_items as many_leaves
-from gpucast.casting import batch_plans as many_plans
-from gpucast.casting import dispatch as placement
-from gpucast.casting import fused as fused_cast
-from gpucast.casting.cast import inner as cast
+from gpucast.casting import batch_items, batch_plans, dispatch
+from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Call
-from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET
-from gpucast.cpu import cast as host_cast
+from gpucast.core.options import Options
+from gpucast.core.rule import DEFAULT_OPSET
 
 
 def cast_many(
@@ -79,181 +76,179 @@ def cast_many(
     As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``; ValueError for an `out` of another
     structure, or whose arrays share memory. Nothing is written then.
     """
-    call = Call(
-        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, None, None, None, True, "cast_many",
-        CAST_VERSIONS,
+    options = Options(
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, who="cast_many"
     )  # fmt: skip
-    return untraced(_cast_many, arrays, to, call, finite, out)
+    return untraced(_cast_tree, arrays, to, options, finite, out)
 
 
-def cast_leaves(
-    leaves: list[Any], to: Any, names: Names, who: str, *, scale: Any = None, finite: Any = None, out: Any = None
+def cast_arrays(
+    arrays: list[Any], to: Any, names: Names, who: str, *, scale: Any = None, finite: Any = None, out: Any = None
 ) -> Any:
     """`cast_many` of a list, for a caller that errors call `who`: what it was given has the `names`."""
-    call = Call(True, "up", DEFAULT_OPSET, None, None, None, 0, scale, None, None, None, True, who, CAST_VERSIONS)
     dst = dtype(to, who=f"{who}: to=")
-    return untraced(_cast_leaves, leaves, out, names, dst, call, finite)
+    return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, who=who), finite)
 
 
-def _cast_many(arrays: Any, to: Any, call: Call, finite: Any, out: Any) -> Any:
-    who = call.who
+def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any) -> Any:
+    who = options.who
     leaves, structure = tree.flatten(arrays, f"{who}: arrays")
     outs = None if out is None else tree.leaves_like(structure, out, f"{who}: out")
     names = Names("arrays", lambda: tree.paths(structure))
-    results = _cast_leaves(leaves, outs, names, dtype(to, who=f"{who}: to="), call, finite)
+    results = _cast_arrays(leaves, outs, names, dtype(to, who=f"{who}: to="), options, finite)
     return tree.unflatten(structure, results) if out is None else out
 
 
-def _cast_leaves(
-    leaves: list[Any], out: list[Any] | None, names: Names, dst: DType, call: Call, finite: Any
+def _cast_arrays(
+    given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> Sequence[Any]:
-    if call.scale is not None:
-        _check_scale(leaves, call)
-    results = many_plans.run(leaves, out, dst, call, finite)
-    if results is None and _is_transforming(leaves):
-        results = _one_by_one(leaves, out, names, dst, call, finite)
+    if options.scale is not None:
+        _check_scale(given, options)
+    results = batch_plans.run(given, outs, dst, options, finite)
+    if results is None and _is_transforming(given):
+        results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
-        checked = many_leaves.checked(leaves, out, names, dst, call, finite)
-        _run(checked)
-        if checked:
-            many_plans.keep(checked, out, dst, call, finite)
-        if out is None:
-            _attach(checked, call.scale)
-        results = [leaf.result for leaf in checked]
+        items = batch_items.checked(given, outs, names, dst, options, finite)
+        _run(items)
+        if items:
+            batch_plans.keep(items, outs, dst, options, finite)
+        if outs is None:
+            _attach(items, options.scale)
+        results = [item.result for item in items]
     return results
 
 
-def _check_scale(leaves: list[Any], call: Call) -> None:
+def _check_scale(given: list[Any], options: Options) -> None:
     """ValueError for a scale that its library would not cast its own arrays with."""
-    adapter = adapters.find(call.scale)
-    if adapter is not None and any(adapters.find(leaf) is adapter for leaf in leaves):
-        adapter.check_scale(call.scale, call.who)
+    adapter = adapters.find(options.scale)
+    if adapter is not None and any(adapters.find(x) is adapter for x in given):
+        adapter.check_scale(options.scale, options.who)
 
 
-def _is_transforming(leaves: list[Any]) -> bool:
+def _is_transforming(given: list[Any]) -> bool:
     """Whether the arrays are those of a library that transforms a function at the moment."""
-    found = (adapters.find(leaf) for leaf in leaves)
+    found = (adapters.find(x) for x in given)
     return any(adapter is not None and adapter.is_transforming() for adapter in found)
 
 
 def _one_by_one(
-    leaves: list[Any], out: list[Any] | None, names: Names, dst: DType, call: Call, finite: Any
+    given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Any]:
     """The same casts within a transform of ``torch.func``, whose tensors have no memory to look at."""
     if finite is not None:
-        raise ValueError(f"{call.who}: finite= cannot be told within a transform of torch.func; call it outside")
+        raise ValueError(f"{options.who}: finite= cannot be told within a transform of torch.func; call it outside")
     results: list[Any] = []
-    for leaf, target, path in zip(leaves, out or [None] * len(leaves), names.paths(), strict=True):
-        who = f"{call.who}: {names.parameter}{path}"
-        results.append(cast(leaf, dst, call._replace(out=target, who=who)))
-        if call.seed is not None:
-            adapter = adapters.find(leaf)
-            shape = np.shape(leaf) if adapter is None else adapter.shape(leaf)
-            call = call._replace(offset=call.offset + math.prod(shape))
+    for x, out, path in zip(given, outs or [None] * len(given), names.paths(), strict=True):
+        who = f"{options.who}: {names.parameter}{path}"
+        results.append(cast_with(x, dst, options._replace(out=out, who=who)))
+        if options.seed is not None:
+            adapter = adapters.find(x)
+            shape = np.shape(x) if adapter is None else adapter.shape(x)
+            options = options._replace(offset=options.offset + math.prod(shape))
     return results
 
 
-def _run(leaves: Sequence[Leaf]) -> None:
-    texts = [leaf for leaf in leaves if "string" in (leaf.rule.src.family, leaf.rule.dst.family)]
-    numbers = [leaf for leaf in leaves if "string" not in (leaf.rule.src.family, leaf.rule.dst.family)]
-    alone = [leaf for leaf in numbers if leaf.is_alone]
-    together = [leaf for leaf in numbers if not leaf.is_alone]
+def _run(items: Sequence[BatchItem]) -> None:
+    texts = [item for item in items if "string" in (item.rule.src.family, item.rule.dst.family)]
+    numbers = [item for item in items if "string" not in (item.rule.src.family, item.rule.dst.family)]
+    alone = [item for item in numbers if item.is_alone]
+    together = [item for item in numbers if not item.is_alone]
     # What may fail comes first: text that is no number, what another library does not take, memory.
-    read = [_cast_text(leaf) for leaf in texts]
-    for leaf in alone:
-        if leaf.target is None:
-            _cast_alone(leaf)
-    for leaf in together:
-        if leaf.target is None:
-            _make_room(leaf)
+    read = [_cast_text(item) for item in texts]
+    for item in alone:
+        if item.target is None:
+            _cast_alone(item)
+    for item in together:
+        if item.target is None:
+            _allocate(item)
     # Devices work while the host does; kernels that cannot be loaded are found before the host writes.
-    _cast_on_devices([leaf for leaf in together if leaf.home is not None])
-    for leaf in alone:
-        if leaf.target is not None:
-            _cast_alone(leaf)
-    for leaf, text in zip(texts, read, strict=True):
-        if leaf.target is None:
-            leaf.result = text
+    _cast_on_devices([item for item in together if item.source.device is not None])
+    for item in alone:
+        if item.target is not None:
+            _cast_alone(item)
+    for item, text in zip(texts, read, strict=True):
+        if item.target is None:
+            item.result = text.array
         else:
-            leaf.target[...] = text
-    for leaf in together:
-        if leaf.home is None:
-            _cast_on_host(leaf)
+            item.target.data[...] = text.data
+    for item in together:
+        if item.source.device is None:
+            _cast_on_host(item)
 
 
-def _attach(leaves: Sequence[Leaf], scale: Any) -> None:
+def _attach(items: Sequence[BatchItem], scale: Any) -> None:
     """Let libraries differentiate through the cast."""
-    by_adapter: dict[ArrayAdapter, list[Leaf]] = {}
-    for leaf in leaves:
-        if leaf.adapter is not None:
-            by_adapter.setdefault(leaf.adapter, []).append(leaf)
+    by_adapter: dict[ArrayAdapter, list[BatchItem]] = {}
+    for item in items:
+        if item.adapter is not None:
+            by_adapter.setdefault(item.adapter, []).append(item)
     for adapter, own in by_adapter.items():
-        results = adapter.attach([leaf.given for leaf in own], [leaf.result for leaf in own], scale)
-        for leaf, result in zip(own, results, strict=True):
-            leaf.result = result
+        results = adapter.attach([item.given for item in own], [item.result for item in own], scale)
+        for item, result in zip(own, results, strict=True):
+            item.result = result
 
 
-def _make_room(leaf: Leaf) -> None:
-    if leaf.adapter is not None:
-        leaf.result, leaf.target = leaf.adapter.empty_like(leaf.given, leaf.rule.dst, leaf.who)
-    elif leaf.home is not None:
-        with gpu.driver.driver().on(leaf.home):
-            leaf.result = leaf.target = gpu.cast.room(leaf.array, leaf.rule.dst)
+def _allocate(item: BatchItem) -> None:
+    if item.adapter is not None:
+        item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.who)
+        item.target = operand(target, item.rule.dst)
+    elif item.source.device is not None:
+        with gpu.driver.driver().on(item.source.device):
+            item.target = gpu.cast.empty_like(item.source, item.rule.dst)
+        item.result = item.target.array
 
 
-def _cast_alone(leaf: Leaf) -> None:
+def _cast_alone(item: BatchItem) -> None:
     """The cast of an array of another library, which makes something of the result."""
 
-    def inner(x: Any, to: Any, call: Call) -> Any:
-        return _cast(leaf, x, call.out if leaf.target is None else leaf.target)
+    def cast(x: Any, to: Any, options: Options) -> Any:
+        target = item.target
+        if target is None and options.out is not None:
+            target = operand(options.out, item.rule.dst)
+        return _cast(item, operand(x, item.rule.src), target).array
 
-    adapter, who = leaf.adapter, leaf.who
-    assert adapter is not None
-    call = Call(True, "up", DEFAULT_OPSET, None, None, None, 0, None, None, None, leaf.result, True, who, CAST_VERSIONS)
-    leaf.result = adapter.cast(inner, leaf.given, leaf.rule.dst, call)
-
-
-def _cast(leaf: Leaf, x: Any, out: Any) -> Any:
-    """The cast of the array of a leaf alone, into `out` if there is one."""
-    if leaf.home is not None:
-        return placement.cast(x, leaf.rule, None, out, leaf.who, leaf.fusion)
-    if leaf.fusion is None:
-        return host_cast.apply(x, leaf.rule, out)
-    return fused_cast.apply(x, leaf.rule, leaf.fusion, out)
+    assert item.adapter is not None
+    item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, who=item.who))
 
 
-def _cast_text(leaf: Leaf) -> Any:
+def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
+    """The cast of the array of an item alone, into a target if there is one."""
+    return dispatch.cast(source, item.rule, None, target, item.who, item.fused)
+
+
+def _cast_text(item: BatchItem) -> Operand:
     try:
-        return _cast(leaf, leaf.array, None)
+        return _cast(item, item.source, None)
     except (TypeError, ValueError, OverflowError) as error:
-        # Of a text that is no number, and says so for `cast`.
-        raise type(error)(f"{leaf.who}: {str(error).removeprefix('cast: ')}") from None
+        # The error of a text that is no number, which begins with "cast: ".
+        raise type(error)(f"{item.who}: {str(error).removeprefix('cast: ')}") from None
 
 
-def _cast_on_host(leaf: Leaf) -> None:
-    target = leaf.target
+def _cast_on_host(item: BatchItem) -> None:
+    target = item.target
     # The result of an array with one element per byte is such an array too; that of a tensor is packed.
-    pack = isinstance(target, PackedArray) and not isinstance(leaf.array, PackedArray)
-    y = _cast(leaf, leaf.array, None if pack else target)
-    if pack:
-        target.data[...] = PackedArray.pack(y).data
-    elif target is None:
-        leaf.result = y
+    if target is not None and target.packed and not item.source.packed:
+        target.data[...] = PackedArray.pack(dispatch.apply(item.source, item.rule, None, item.fused).array).data
+        return
+    y = dispatch.apply(item.source, item.rule, target, item.fused)
+    if target is None:
+        item.result = y.array
 
 
-def _cast_on_devices(leaves: Sequence[Leaf]) -> None:
-    if not leaves:
+def _cast_on_devices(items: Sequence[BatchItem]) -> None:
+    if not items:
         return
     driver = gpu.driver.driver()
-    groups: dict[tuple[int, int], list[Leaf]] = {}
+    groups: dict[tuple[int, int], list[BatchItem]] = {}
     streams: dict[tuple[int, Any], int] = {}
-    for leaf in leaves:
-        assert leaf.home is not None
-        key = (leaf.home, leaf.adapter)
+    for item in items:
+        device = item.source.device
+        assert device is not None
+        key = (device, item.adapter)
         if key not in streams:
-            with driver.on(leaf.home):
-                streams[key] = driver.stream() if leaf.adapter is None else leaf.adapter.stream(leaf.home)
-        groups.setdefault((leaf.home, streams[key]), []).append(leaf)
+            with driver.on(device):
+                streams[key] = driver.stream() if item.adapter is None else item.adapter.stream(device)
+        groups.setdefault((device, streams[key]), []).append(item)
     ready = []
     for (device, stream), group in groups.items():
         with driver.using(stream, device):

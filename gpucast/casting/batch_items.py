@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters
-from gpucast.arrays.batch_overlap import Place, check_apart
-from gpucast.arrays.item import Leaf, Names
+from gpucast.arrays.batch_item import BatchItem, Names
+from gpucast.arrays.batch_overlap import Place, check_disjoint
+from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
-from gpucast.arrays.packed import PackedArray, as_array, home
-from gpucast.casting import fused as fused_cast
+from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
-from gpucast.core.options import Call
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, Rule
 from gpucast.gpu import devices
 
-_NOTHING = Fusion()
+_NOTHING = FusedInputs()
 
 
 def checked(
@@ -30,97 +31,105 @@ def checked(
     outs: Sequence[Any] | None,
     names: Names,
     dst: DType,
-    call: Call,
+    options: Options,
     finite: Any,
-) -> list[Leaf]:
-    """The leaves of a call, of which nothing is wrong."""
-    random = resolve_random(call.rounding, call.seed, call.offset, call.who)
-    leaves = []
+) -> list[BatchItem]:
+    """The items of a call, of which nothing is wrong."""
+    random = resolve_random(options.rounding, options.seed, options.offset, options.who)
     paths = names.paths()
-    for x, out, path in zip(given, outs or [None] * len(given), paths, strict=True):
-        who, adapter = f"{call.who}: {names.parameter}{path}", adapters.find(x)
-        array = as_array(x, who) if adapter is None else adapter.take(x, who)
-        leaves.append(Leaf(who, x, adapter, array, home(array), out))
-    if any(leaf.home is not None for leaf in leaves):
-        devices.require(call.who)
-    fusion = _fusion(leaves, call, finite)
-    if not leaves:
+    items = _items(given, outs, [f"{options.who}: {names.parameter}{path}" for path in paths])
+    if any(item.source.device is not None for item in items):
+        devices.require(options.who)
+    fused = _fused(items, options, finite)
+    if not items:
         # The attributes are checked all the same, for the source that takes any of them.
-        fused_cast.rule_of(call, dtype("FLOAT"), dst, call.who)
-    rules: dict[Any, Rule] = {}
+        rule_of(options, dtype("FLOAT"), dst, options.who)
+    rules: dict[DType, Rule] = {}
     start = 0
-    for leaf in leaves:
-        rule = rules.get(leaf.array.dtype)
+    for item in items:
+        rule = rules.get(item.source.dtype)
         if rule is None:
-            rule = rules[leaf.array.dtype] = fused_cast.rule_of(
-                call, dtype(leaf.array.dtype, who=f"{leaf.who}: x.dtype="), dst, leaf.who
-            )
-            if fusion is not _NOTHING and "string" in (rule.src.family, dst.family):
-                name = "finite" if call.scale is None else "scale"
+            rule = rules[item.source.dtype] = rule_of(options, item.source.dtype, dst, item.who)
+            if fused is not _NOTHING and "string" in (rule.src.family, rule.dst.family):
+                name = "finite" if options.scale is None else "scale"
                 raise ValueError(
-                    f"{leaf.who}: {name}= does not apply to text; {rule.src.name} to {dst.name} takes none"
+                    f"{item.who}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes none"
                 )
-        leaf.rule = rule
-        if leaf.result is not None:
-            leaf.target = _target(leaf)
+        item.rule = rule
+        if item.result is not None:
+            item.target = _target(item)
         if random is not None and rule.rounding == STOCHASTIC:
-            leaf.fusion = fusion._replace(random=random._replace(offset=random.offset + start))
-        elif fusion is not _NOTHING:
-            leaf.fusion = fusion
-        leaf.start = start
-        start += leaf.array.size
-    _check_apart(leaves, paths, fusion, names.parameter, call.who)
-    return leaves
+            item.fused = fused._replace(random=random._replace(offset=random.offset + start))
+        elif fused is not _NOTHING:
+            item.fused = fused
+        item.start = start
+        start += item.source.size
+    _check_disjoint(items, paths, fused, names.parameter, options.who)
+    return items
 
 
-def _fusion(leaves: Sequence[Leaf], call: Call, finite: Any) -> Fusion:
-    if call.scale is None and finite is None:
+def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]) -> list[BatchItem]:
+    """The items, of which the arrays alone are checked."""
+    items = []
+    known: dict[Any, DType] = {}
+    for x, out, who in zip(given, outs or [None] * len(given), whos, strict=True):
+        adapter = adapters.find(x)
+        array = as_array(x, who) if adapter is None else adapter.take(x, who)
+        kind = known.get(array.dtype)
+        if kind is None:
+            kind = known[array.dtype] = dtype(array.dtype, who=f"{who}: x.dtype=")
+        items.append(BatchItem(who, x, adapter, operand(array, kind), out))
+    return items
+
+
+def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedInputs:
+    if options.scale is None and finite is None:
         return _NOTHING
-    fusion = Fusion()
-    places = {leaf.home for leaf in leaves}
-    # Without leaves each may be anywhere.
-    for place in places or {_home(call.scale, call.who)}:
-        if call.scale is not None:
-            fusion = fusion._replace(scale=resolve_scale(call.scale, place, call.who))
-    for place in places or {_home(finite, call.who)}:
+    fused = FusedInputs()
+    places = {item.source.device for item in items}
+    # Without items each may be anywhere.
+    for place in places or {_device(options.scale, options.who)}:
+        if options.scale is not None:
+            fused = fused._replace(scale=resolve_scale(options.scale, place, options.who))
+    for place in places or {_device(finite, options.who)}:
         if finite is not None:
-            fusion = fusion._replace(finite=resolve_finite(finite, place, call.who))
-    return fusion
+            fused = fused._replace(finite=resolve_finite(finite, place, options.who))
+    return fused
 
 
-def _home(x: Any, who: str) -> int | None:
+def _device(x: Any, who: str) -> int | None:
     adapter = adapters.find(x)
-    return home(x if adapter is None else adapter.take(x, who))
+    return device_index(x if adapter is None else adapter.take(x, who))
 
 
-def _target(leaf: Leaf) -> Any:
-    """The `out` of a leaf as an array of ours that can take the cast."""
-    out, adapter, x, dst = leaf.result, adapters.find(leaf.result), leaf.array, leaf.rule.dst
-    if leaf.adapter is not None:
-        leaf.adapter.check_into(leaf.given, leaf.who)
-    target = out if adapter is None else adapter.take(out, leaf.who, writing=True)
-    if isinstance(x, np.ndarray) and dst.packed and isinstance(target, PackedArray) and leaf.adapter is not None:
-        # A tensor of the host, whose result is packed: into that goes what it would be packed.
-        x = PackedArray(np.empty(dst.nbytes(x.size), np.uint8), dst, x.shape)
-    check_out(x, leaf.rule, target, leaf.home is not None or home(target) is not None, leaf.who)
-    place = None if dst.family == "string" else leaf.home
-    if home(target) != place:
-        there, here = devices.name(home(target)), devices.name(place)
-        raise ValueError(f"{leaf.who}: out is on {there}; the result belongs on {here}")
+def _target(item: BatchItem) -> Operand:
+    """The `out` of an item as an array of ours that can take the cast."""
+    adapter, source, dst = adapters.find(item.result), item.source, item.rule.dst
+    if item.adapter is not None:
+        item.adapter.check_into(item.given, item.who)
+    out = item.result if adapter is None else adapter.take(item.result, item.who, writing=True)
+    device = device_index(out)
+    if source.device is None and dst.packed and isinstance(out, PackedArray) and item.adapter is not None:
+        if not source.packed:
+            # A tensor of the host, whose result is packed: into that goes what it would be packed.
+            source = operand(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
+    target = check_out(source, item.rule, out, source.device is not None or device is not None, item.who)
+    place = None if dst.family == "string" else source.device
+    if device != place:
+        raise ValueError(f"{item.who}: out is on {devices.name(device)}; the result belongs on {devices.name(place)}")
     return target
 
 
-def _check_apart(leaves: Sequence[Leaf], paths: Sequence[str], fusion: Fusion, parameter: str, who: str) -> None:
-    written = [
-        Place(f"out{path}", i, leaf.target)
-        for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
-        if leaf.target is not None
-    ]
-    read = [
-        Place(f"{parameter}{path}", i, leaf.array) for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
-    ]
-    if fusion.finite is not None:
-        written.append(Place("finite", -1, fusion.finite))
-    if fusion.scale is not None and not isinstance(fusion.scale, float):
-        read.append(Place("scale", -2, fusion.scale))
-    check_apart(written, read, who)
+def _check_disjoint(
+    items: Sequence[BatchItem], paths: Sequence[str], fused: FusedInputs, parameter: str, who: str
+) -> None:
+    numbered = list(enumerate(zip(items, paths, strict=True)))
+    written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
+    if fused.finite is not None:
+        written.append(Place("finite", -1, operand(fused.finite)))
+    if not written:
+        return
+    read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]
+    if fused.scale is not None and not isinstance(fused.scale, float):
+        read.append(Place("scale", -2, operand(fused.scale)))
+    check_disjoint(written, read, who)

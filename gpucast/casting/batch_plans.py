@@ -18,23 +18,23 @@ import numpy.typing as npt
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter
-from gpucast.arrays.batch_overlap import apart, is_clear
+from gpucast.arrays.batch_item import BatchItem
+from gpucast.arrays.batch_overlap import disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.item import Leaf
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import plan_cache as plans
+from gpucast.casting import plan_cache
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
-from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.fused_ops import Fusion
-from gpucast.core.options import Call
+from gpucast.core.dtypes import DType
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
 
 if TYPE_CHECKING:
     from gpucast.gpu.batch import Launch
 
-#: Kinds of calls, and for each of them the plans that differ in their arrays.
-_CALLS, _SHAPES = 256, 8
+#: The plans of a kind of call, which differ in their arrays.
+_SHAPES = 8
 
 
 class Cupy(ArrayAdapter):
@@ -49,10 +49,9 @@ class Cupy(ArrayAdapter):
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
         return list(map(self.address, arrays))
 
-    def allocate(self, arrays: Sequence[Any], row: DType) -> list[Any]:
-        if not arrays:
-            return []
-        return [gpu.cast.room(arrays[0], row), *(gpu.cast.new(x.shape, row) for x in arrays[1:])]
+    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
+        gpu.cast.check_allocation()
+        return [gpu.cast.new(x.shape, dst) for x in arrays]
 
     def stream(self, device: int) -> int:
         driver = gpu.driver.driver()
@@ -72,7 +71,7 @@ _ADAPTERS: dict[type, ArrayAdapter] = {PackedArray: Packed()}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BatchPlan:
     """The launch of casts of arrays that are like these into outs (None: new arrays) that are like those."""
 
     arrays: list[Any]
@@ -86,57 +85,70 @@ class Plan:
     launch: Launch
 
 
-def run(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> Sequence[Any] | None:
-    """The results of a call for which there is a plan; None, nothing done, where only the whole path can tell."""
-    if not plans.OF_MANY or not given:
+@dataclass(frozen=True, slots=True)
+class BatchPlans:
+    """What `gpucast.casting.plan_cache.PLANS` has for a kind of call."""
+
+    plans: tuple[BatchPlan, ...]
+    dtypes: frozenset[DType]
+
+
+def run(
+    given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
+) -> Sequence[Any] | None:
+    """The results of a call for which there is a plan; None, nothing done, where only the checked path can tell."""
+    if not given:
         return None
     try:
-        found = _found(given, outs, dst, call, finite)
+        found = _found(given, outs, dst, options, finite)
         if found is None:
             return None
-        plan, fusion = found
+        plan, fused = found
         adapter = _ADAPTERS[type(given[0])]
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
-        if not _is_apart(src, to, plan, fusion):
+        if not _is_disjoint(src, to, plan, fused):
             return None
         if outs is not None:
             _ADAPTERS[type(outs[0])].written(outs)
-    except Exception:  # The whole path takes it, or tells what is wrong.
+    except Exception:  # The checked path takes it, or tells what is wrong.
         return None
     device = plan.device
     with gpu.driver.driver().using(adapter.stream(device), device):
         if outs is None or to is None:
             outs = adapter.allocate(given, dst)
             to = _addresses(outs, plan)
-        plan.launch(src, to, fusion)
+        plan.launch(src, to, fused)
     return outs
 
 
-def _key(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> tuple[Any, ...]:
-    """What can be said of a call before its arrays are looked at. Types are named because 1 and True are equal."""
+def _key(
+    given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
+) -> tuple[Any, ...]:
+    """What can be said of a call before its arrays are looked at: a key of `PLANS`."""
     return (
-        len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(call.saturate), call.saturate,
-        call.round_mode, type(call.opset), call.opset, call.rounding, call.overflow, finite is None,
+        len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(options.saturate),
+        options.saturate, options.round_mode, type(options.opset), options.opset, options.rounding, options.overflow,
+        finite is None,
     )  # fmt: skip
 
 
 def _found(
-    given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any
-) -> tuple[Plan, Fusion] | None:
-    known = plans.OF_MANY.get(_key(given, outs, dst, call, finite))
+    given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
+) -> tuple[BatchPlan, FusedInputs] | None:
+    known = plan_cache.PLANS.get(_key(given, outs, dst, options, finite))
     if known is None:
         return None
     arrays, described = _described(given), None if outs is None else _described(outs)
-    alike = [plan for plan in known if plan.arrays == arrays and plan.outs == described]
+    alike = [plan for plan in known.plans if plan.arrays == arrays and plan.outs == described]
     if not alike:
         return None
     device = alike[0].device
-    fusion = Fusion(
-        scale=None if call.scale is None else resolve_scale(call.scale, device, call.who),
-        finite=None if finite is None else resolve_finite(finite, device, call.who),
-        random=resolve_random(call.rounding, call.seed, call.offset, call.who),
+    fused = FusedInputs(
+        scale=None if options.scale is None else resolve_scale(options.scale, device, options.who),
+        finite=None if finite is None else resolve_finite(finite, device, options.who),
+        random=resolve_random(options.rounding, options.seed, options.offset, options.who),
     )
-    return next(((plan, fusion) for plan in alike if plan.scaling == fusion.scaling), None)
+    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
 
 
 def _described(arrays: Sequence[Any]) -> list[Any]:
@@ -146,66 +158,67 @@ def _described(arrays: Sequence[Any]) -> list[Any]:
     return _ADAPTERS[kind].describe(arrays)
 
 
-def _addresses(arrays: Sequence[Any], plan: Plan) -> npt.NDArray[np.uint64]:
+def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> npt.NDArray[np.uint64]:
     found = np.array(_ADAPTERS[type(arrays[0])].addresses(arrays), np.uint64)
     return found if plan.used is None else found[plan.used]
 
 
-def _is_apart(src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64] | None, plan: Plan, fusion: Fusion) -> bool:
-    """Whether bounds alone tell that what is written is apart from all else; `to`: None where it is yet to be made."""
-    src_end, finite = src + plan.src_bytes, fusion.finite
-    scale = None if isinstance(fusion.scale, float) else fusion.scale
+def _is_disjoint(
+    src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64] | None, plan: BatchPlan, fused: FusedInputs
+) -> bool:
+    """Whether bounds alone tell that what is written is disjoint from all else; `to`: None for memory to be made."""
+    src_end, finite = src + plan.src_bytes, fused.finite
+    scale = None if isinstance(fused.scale, float) else fused.scale
     if finite is not None and (
-        not is_clear(gpu.cast.address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
+        not is_clear(finite.data.ptr, 1, src, src_end) or (scale is not None and share_memory(finite, scale))
     ):
         return False
     if to is None:
         return True
     end = to + plan.dst_bytes
-    return apart(to, end, src, src_end) and all(
-        is_clear(gpu.cast.address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
+    return disjoint(to, end, src, src_end) and all(
+        is_clear(x.data.ptr, x.nbytes, to, end) for x in (scale, finite) if x is not None
     )
 
 
-def keep(leaves: Sequence[Leaf], outs: Sequence[Any] | None, dst: DType, call: Call, finite: Any) -> None:
+def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> None:
     """Make the plan of a call that went well, if there can be one."""
-    given = [leaf.given for leaf in leaves]
-    used = [i for i, leaf in enumerate(leaves) if leaf.array.size]
-    live = [leaves[i] for i in used]
-    first = leaves[0]
-    device, key = first.home, _key(given, outs, dst, call, finite)
+    given = [item.given for item in items]
+    used = [i for i, item in enumerate(items) if item.source.size]
+    live = [(item, item.target) for item in items if item.source.size and item.target is not None]
+    first = items[0]
+    device, key = first.source.device, _key(given, outs, dst, options, finite)
     if (
         device is None
+        or not plan_cache.is_lasting(key)
         or dst.family == "string"
-        or any(leaf.target is None for leaf in live)
-        or not all(type(value) in (bool, int, str, type, type(None)) for value in key[4:])
-        or len(live) < 2
-        or any(leaf.home != device or leaf.adapter is not first.adapter for leaf in leaves)
-        or not all(gpu.cast.is_contiguous(leaf.array) and gpu.cast.is_contiguous(leaf.target) for leaf in live)
-        or any(row not in DTYPES for row in {leaf.rule.src for leaf in live} | {dst})
+        or len(live) < max(2, len(used))
+        or any(item.source.device != device or item.adapter is not first.adapter for item in items)
+        or not all(item.source.contiguous and target.contiguous for item, target in live)
         or (outs is None and first.adapter is not None and dst.packed)
     ):
         return
     try:
-        for x in {type(x): x for x in (*given, *(outs or [leaf.result for leaf in leaves]))}.values():
+        for x in {type(x): x for x in (*given, *(outs or [item.result for item in items]))}.values():
             _register(x)
         arrays, described = _described(given), None if outs is None else _described(outs)
     except Exception:  # Arrays that no plan is for.
         return
-    fusion = live[0].fusion
-    plan = Plan(
+    fused = live[0][0].fused
+    plan = BatchPlan(
         arrays,
         described,
-        "none" if fusion is None else fusion.scaling,
+        "none" if fused is None else fused.scaling,
         device,
-        None if len(used) == len(leaves) else used,
-        np.array([leaf.array.nbytes for leaf in live], np.uint64),
-        np.array([leaf.target.nbytes for leaf in live], np.uint64),
-        gpu.batch.prepare(live, device),
+        None if len(used) == len(items) else used,
+        np.array([item.source.data.nbytes for item, _ in live], np.uint64),
+        np.array([target.data.nbytes for _, target in live], np.uint64),
+        gpu.batch.prepare([item for item, _ in live], device),
     )
-    if len(plans.OF_MANY) >= _CALLS:
-        plans.OF_MANY.clear()
-    plans.OF_MANY[key] = [plan, *plans.OF_MANY.get(key, [])[: _SHAPES - 1]]
+    known = plan_cache.PLANS.get(key)
+    plans = (plan, *(() if known is None else known.plans[: _SHAPES - 1]))
+    dtypes = frozenset(item.rule.src for item, _ in live) | {dst}
+    plan_cache.keep(key, BatchPlans(plans, dtypes if known is None else dtypes | known.dtypes))
 
 
 def _register(x: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,18 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
-from gpucast.arrays.packed import PackedArray, as_array, home
-from gpucast.casting import dispatch as placement
-from gpucast.casting import fused as fused_cast
+from gpucast.arrays.packed import as_array, device_index
+from gpucast.casting import dispatch
 from gpucast.casting import plan_cache as plans
-from gpucast.casting.fused_options import check_apart, resolve_fusion
+from gpucast.casting.fused import rule_of
+from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import Fusion
-from gpucast.core.options import Call, destination
-from gpucast.core.random import resolve_random
+from gpucast.core.options import Options, destination
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
-from gpucast.cpu import cast as host_cast
+from gpucast.cpu import fast_path
 from gpucast.gpu import devices
 
 
@@ -112,10 +112,10 @@ def cast(
     Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md. Random bits: Salmon et
     al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    return _cast(
-        x, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
+    return cast_with(x, to, (
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
         "cast", CAST_VERSIONS,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def cast_like(
@@ -146,32 +146,18 @@ def cast_like(
         kind = np.asarray(like).dtype
         if kind.kind == "O":
             raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
-    return _cast(
-        x, kind, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
+    return cast_with(x, kind, (
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
         "cast_like", versions,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
-def _cast(
-    x: Any,
-    to: Any,
-    saturate: Any,
-    round_mode: Any,
-    opset: Any,
-    rounding: Any,
-    overflow: Any,
-    seed: Any,
-    offset: Any,
-    scale: Any,
-    amax: Any,
-    device: Any,
-    out: Any,
-    copy: Any,
-    who: str,
-    versions: tuple[int, ...],
-) -> Any:
+def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
+    """The cast that options ask for: `Options`, or the same values in their order."""
     # A call that looks like an earlier one comes no further than `plan.run`: every line up to there is counted in
     # nanoseconds by `python -m bench --overhead`.
+    saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, _, versions = options
+    #: None for a plain cast.
     scaled = None if seed is scale is amax is None else scale is not None
     try:
         key = (
@@ -181,132 +167,92 @@ def _cast(
         )  # fmt: skip
         # torch.compile traces these lines for tensors, and would compile anew whenever PLANS has grown.
         plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or not offset) else None
-    except Exception:  # x has no dtype, or some part no hash. The whole path takes it, or tells what is wrong.
+    except Exception:  # x has no dtype, or some part no hash. The checked path takes it, or tells what is wrong.
         key, plan = None, None
     if plan is not None and device is None and copy is True:
-        if scaled is None:
-            result = plan.run(x, out)
-        else:
-            result = _fused_again(x, plan, rounding, seed, offset, scale, amax, out, who)
+        result = plan.run(x, out) if scaled is None else plan.run(x, out, seed, offset, scale, amax)
         if result is not None:
             return result
-    call = Call(
-        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, who, versions
-    )
-    return _whole(x, to, call, key, plan)
+    return _checked(x, to, Options(*options), key, plan)
 
 
-def _fused_again(
-    x: Any, plan: Plan, rounding: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any, who: str
-) -> Any:
-    """A fused cast that looks like an earlier one, where x is; None where only the whole path can tell what to do."""
-    rule, source = plan.rule, home(x)
-    random = resolve_random(rounding, seed, offset, who)
-    if source is not None:
-        return plan.run(x, out, random, scale, amax)
-    if out is not None and type(out) is not type(x):
-        return None
-    fusion = resolve_fusion(rule, scale, amax, random, None, who)
-    if out is not None:
-        check_out(x, rule, out, False, who)
-    check_apart(fusion, x, out, who)
-    return fused_cast.apply(x, rule, fusion, out)
-
-
-def inner(x: Any, to: Any, call: Call) -> Any:
-    """The cast that a call asks for, as adapters want it of arrays of ours."""
-    return _cast(x, to, *call)
-
-
-def _whole(x: Any, to: Any, call: Call, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
+def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
     """The cast with all checks. It makes the plan under `key` where there is none yet."""
-    who, out = call.who, call.out
-    fusion: Fusion | None = None
-    if plan is not None and call.seed is call.scale is call.amax is None:
-        rule = plan.rule
+    who, out = options.who, options.out
+    if plan is not None:
+        source, rule = operand(x, plan.rule.src), plan.rule
     else:
         adapter = adapters.find(x)
         if adapter is not None:
-            return adapter.cast(inner, x, to, call)
+            return adapter.cast(cast_with, x, to, options)
         array = as_array(x, who)
         if array is not x:
-            return inner(array, to, call)
-        rule = fused_cast.rule_of(call, dtype(x.dtype, who=f"{who}: x.dtype="), destination(to, who), who)
-        random = resolve_random(call.rounding, call.seed, call.offset, who)
-        if rule.rounding != STOCHASTIC:
-            random = None
-        if not (random is call.scale is call.amax is None):
-            fusion = resolve_fusion(rule, call.scale, call.amax, random, home(x), who)
-    if not isinstance(call.copy, (bool, np.bool_)):
-        raise TypeError(f"{who}: copy={call.copy!r} must be True or False")
-    place = devices.parse(call.device, who)
-    source = home(x)
-    remote = source is not None or home(out) is not None or place not in (None, "cpu")
+            return cast_with(array, to, options)
+        source = operand(x, dtype(x.dtype, who=f"{who}: x.dtype="))
+        rule = rule_of(options, source.dtype, destination(to, who), who)
+    plain = plan is not None and options.seed is options.scale is options.amax is None
+    fused = None if plain else resolve_fused(options, rule, source.device)
+    if not isinstance(options.copy, (bool, np.bool_)):
+        raise TypeError(f"{who}: copy={options.copy!r} must be True or False")
+    place = devices.parse(options.device, who)
+    target = None
     if out is not None:
         adapter = adapters.find(out)
         if adapter is not None:
-            inner(x, to, call._replace(out=adapter.take(out, who, writing=True)))
+            cast_with(x, to, options._replace(out=adapter.take(out, who, writing=True)))
             return out
-        check_out(x, rule, out, remote, who)
+        remote = source.device is not None or device_index(out) is not None or place not in (None, "cpu")
+        target = check_out(source, rule, out, remote, who)
     elif (
-        fusion is None
-        and not call.copy
-        and place in (None, "cpu" if source is None else f"cuda:{source}")
-        and _unchanged(x, rule)
+        fused is None
+        and not options.copy
+        and place in (None, "cpu" if source.device is None else f"cuda:{source.device}")
+        and _unchanged(source, rule)
     ):
         return x
-    if fusion is not None:
-        check_apart(fusion, x, out, who)
-        if key is not None and plan is None and (rule.rounding == STOCHASTIC or call.seed is None):
-            _keep_fused_plan(key, x, rule)
-        return placement.cast(x, rule, place, out, who, fusion) if remote else fused_cast.apply(x, rule, fusion, out)
-    result = placement.cast(x, rule, place, out, who) if remote else host_cast.apply(x, rule, out)
-    # One that was asked for with a seed rounds nothing at random, but without the seed it would be wrong.
-    if plan is None and key is not None and call.seed is None:
-        _keep_plan(key, x, rule)
-    return result
+    if fused is not None:
+        check_disjoint(fused, source, target, who)
+    result = dispatch.cast(source, rule, place, target, who, fused)
+    # A seed without random rounding (of a type to itself) is no part of the key: without it the call would be wrong.
+    if key is not None and plan is None and (options.seed is None or rule.rounding == STOCHASTIC):
+        _keep_plan(key, source, rule, fused is not None)
+    return result.array
 
 
-def _keep_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
-    """Make the plan of a cast that went well."""
+def _keep_plan(key: tuple[Any, ...], source: Operand, rule: Rule, fuses: bool) -> None:
+    """Make the plan of a cast that went well, if it has a fast path."""
     if "string" in (rule.src.family, rule.dst.family):
         return
-    if home(x) is not None:
-        data = x.data if isinstance(x, PackedArray) else x
-        if type(data) is namespace(data).ndarray:
-            plans.keep(key, Plan(rule, gpu.cast.short_way(x, rule)))
-    elif type(x) is np.ndarray and x.dtype.isnative:
-        plans.keep(key, Plan(rule, host_cast.short_way(rule)))
+    on_host = source.device is None
+    run: Callable[..., Any]
+    if on_host and fuses:
+        run = fast_path.fused(source, rule)
+    elif on_host and not source.packed and source.data.dtype.isnative:
+        run = fast_path.plain(rule)
+    elif not on_host and type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
+        run = (gpu.fast_path.fused if fuses else gpu.fast_path.plain)(source, rule)
+    else:
+        return
+    ARRAYS.add(key[0])
+    plans.keep(key, Plan(rule, run))
 
 
-def _keep_fused_plan(key: tuple[Any, ...], x: Any, rule: Rule) -> None:
-    """The same for a fused cast whose keywords are right; on the host the rule is what takes long to find."""
-    if home(x) is None:
-        plans.keep(key, Plan(rule, _no_way))
-    elif not isinstance(x, PackedArray) and type(x) is namespace(x).ndarray:
-        plans.keep(key, Plan(rule, gpu.fast_path.short_way(x, rule)))
-
-
-def _no_way(*_: Any) -> None:
-    """The short way of casts that have none."""
-
-
-def _unchanged(x: Any, rule: Rule) -> bool:
-    """True where a cast would give back x as it is: same type, and already in the one form that results have."""
-    row = rule.src
-    if row is not rule.dst:
+def _unchanged(source: Operand, rule: Rule) -> bool:
+    """True where a cast would give back the array as it is: same type, and in the one form that results have."""
+    kind, x = source.dtype, source.data
+    if kind is not rule.dst:
         return False
-    if home(x) is not None:
+    if source.device is not None:
         # To look at bits there would mean to wait for them.
-        return not (row.packed or row.family == "bool")
-    if row.family == "string":
+        return not (kind.packed or kind.family == "bool")
+    if kind.family == "string":
         return bool(x.dtype == object) and all(type(text) is str for text in x.flat)
-    if isinstance(x, PackedArray):
-        used = x.size * row.bits % 8
-        return used == 0 or not x.data[-1] >> used
+    if source.packed:
+        used = source.size * kind.bits % 8
+        return used == 0 or not x[-1] >> used
     if not x.dtype.isnative:
         return False
-    if row.family == "bool" or row.packed:
-        limit = 1 if row.family == "bool" else row.code_mask
+    if kind.family == "bool" or kind.packed:
+        limit = 1 if kind.family == "bool" else kind.code_mask
         return x.size == 0 or int(x.view(np.uint8).max()) <= limit
     return True

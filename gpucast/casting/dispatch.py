@@ -1,65 +1,72 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts that involve a device: where the work is done, and what is copied over the bus."""
+"""Which side casts, the host or a device, and what is copied over the bus."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from gpucast import gpu
-from gpucast.arrays.packed import PackedArray, home
-from gpucast.casting import fused as fused_cast
-from gpucast.core.fused_ops import Fusion
+from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.packed import PackedArray
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import Rule, resolve
 from gpucast.cpu import cast as host_cast
+from gpucast.cpu import fused as host_fused
 from gpucast.gpu import devices
 
 
-def cast(x: Any, rule: Rule, place: str | None, out: Any, who: str, fusion: Fusion | None = None) -> Any:
-    """Cast `x` (checked, as is `out`) to where `place` says; None is where x is.
+def cast(
+    source: Operand, rule: Rule, place: str | None, target: Operand | None, who: str, fused: FusedInputs | None = None
+) -> Operand:
+    """Cast to where `place` says, into `target` if there is one; None is where the source is.
 
-    The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host. One
-    that does more beside (`fusion`) runs where x is.
+    The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host. A
+    fused cast runs where the source is.
     """
+    if source.device is None and place in (None, "cpu") and (target is None or target.device is None):
+        return apply(source, rule, target, fused)
     devices.require(who)
-    source = home(x)
-    target = source if place is None else None if place == "cpu" else devices.index(place, who)
-    if rule.dst.family == "string":
-        if target is not None and place is not None:
-            raise ValueError(f"{who}: device={place!r} cannot hold STRING; expected None or 'cpu'")
-        target = None
-    if out is not None and home(out) != target:
-        raise ValueError(f"{who}: out is on {devices.name(home(out))}; the result belongs on {devices.name(target)}")
-    if fusion is not None:
-        if source == target:
-            return fused_cast.apply(x, rule, fusion, out)
-        return _moved(fused_cast.apply(x, rule, fusion), target, isinstance(x, PackedArray), out)
-    if source == target:
-        return host_cast.apply(x, rule, out) if source is None else gpu.cast.apply(x, rule, out)
-    if rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
-        narrow = host_cast.apply(x, rule) if source is None else gpu.cast.apply(x, rule)
-        return _moved(narrow, target, isinstance(x, PackedArray), out)
-    if target is None:
-        return host_cast.apply(gpu.cast.to_host(x), rule, out)
-    return gpu.cast.apply(gpu.cast.to_device(x, target), rule, out)
+    device = _device_of_result(source, rule, place, who)
+    if target is not None and target.device != device:
+        there, here = devices.name(target.device), devices.name(device)
+        raise ValueError(f"{who}: out is on {there}; the result belongs on {here}")
+    if source.device == device:
+        return apply(source, rule, target, fused)
+    if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
+        return _moved(apply(source, rule, None, fused), device, source.packed, target)
+    x = gpu.cast.to_host(source.array) if device is None else gpu.cast.to_device(source.array, device)
+    return apply(operand(x, rule.src), rule, target)
 
 
-def _moved(y: Any, target: int | None, packed: bool, out: Any) -> Any:
+def apply(source: Operand, rule: Rule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+    """Cast where the source is; on a device in one launch.
+
+    The result is `target`, or a new array of the source's kind and in its memory order. With `fused` the rule is a
+    `gpucast.casting.fused.fused_rule`.
+    """
+    if source.device is not None:
+        return gpu.cast.apply(source, rule, target, fused)
+    if fused is not None:
+        return host_fused.apply(source, rule, fused, target)
+    return host_cast.apply(source, rule, target)
+
+
+def _device_of_result(source: Operand, rule: Rule, place: str | None, who: str) -> int | None:
+    device = source.device if place is None else None if place == "cpu" else devices.index(place, who)
+    if rule.dst.family != "string":
+        return device
+    if device is not None and place is not None:
+        raise ValueError(f"{who}: device={place!r} cannot hold STRING; expected None or 'cpu'")
+    return None
+
+
+def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None) -> Operand:
     """A finished result on the other side: on the host PackedArrays for PackedArrays only, on a device always."""
-    if target is None:
-        y = gpu.cast.to_host(y)
-        if isinstance(y, PackedArray) and not packed:
-            y = y.get()
-        if out is None:
+    if device is None:
+        x = gpu.cast.to_host(y.array)
+        y = operand(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
+        if target is None:
             return y
-        if isinstance(out, PackedArray):
-            out.data[...] = y.data
-        else:
-            out[...] = y
-        return out
-    if isinstance(y, np.ndarray) and gpu.cast.row_of(y).packed:
-        y = PackedArray.pack(y)
-    y = gpu.cast.to_device(y, target)
-    row = gpu.cast.row_of(y)
-    return y if out is None else gpu.cast.apply(y, resolve(row, row), out)
+        target.data[...] = y.data
+        return target
+    x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
+    y = operand(gpu.cast.to_device(x, device), y.dtype)
+    return y if target is None else gpu.cast.apply(y, resolve(y.dtype, y.dtype), target)

@@ -15,14 +15,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpucast import gpu
-from gpucast.arrays.packed import home
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
-from gpucast.core.options import Call
+from gpucast.core.options import Options
 from gpucast.core.rule import Rule, resolve
-from gpucast.cpu import fused as host_fused
-from gpucast.gpu import devices
 
 _DOUBLE = dtype("DOUBLE")
 
@@ -33,28 +28,17 @@ def fused_rule(src: DType, dst: DType, *, scaled: bool, **attributes: Any) -> Ru
     return replace(resolve(_DOUBLE, dst, **attributes), src=src) if scaled else rule
 
 
-def rule_of(call: Call, src: DType, dst: DType, who: str) -> Rule:
-    """The rule that a call follows for one array. Errors as for `resolve`, for the caller `who`."""
+def rule_of(options: Options, src: DType, dst: DType, who: str) -> Rule:
+    """The rule that a cast follows for one array. Errors as for `resolve`, for the caller `who`."""
     return fused_rule(
         src,
         dst,
-        scaled=call.scale is not None,
-        saturate=call.saturate,
-        round_mode=call.round_mode,
-        opset=call.opset,
-        rounding=call.rounding,
-        overflow=call.overflow,
-        versions=call.versions,
+        scaled=options.scale is not None,
+        saturate=options.saturate,
+        round_mode=options.round_mode,
+        opset=options.opset,
+        rounding=options.rounding,
+        overflow=options.overflow,
+        versions=options.versions,
         who=who,
     )
-
-
-def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
-    """Cast `x` (checked, as is `out`) where it is, as the `fused_rule` says; on a device in one launch.
-
-    The result is of x's kind and in its memory order, as that of a cast.
-    """
-    if home(x) is None:
-        return host_fused.apply(x, rule, fusion, out)
-    devices.require("cast")
-    return gpu.cast.apply(x, rule, out, fusion)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cast does beside: its keywords `scale` and `amax`, checked."""
+"""The keywords of fused casts, `seed`, `offset`, `scale` and `amax` (and `finite` of `cast_many`), checked."""
 
 from __future__ import annotations
 
@@ -11,36 +11,45 @@ import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import share_memory
-from gpucast.arrays.packed import home, unmasked
+from gpucast.arrays.packed import device_index, unmasked
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
-from gpucast.core.random import Random
-from gpucast.core.rule import Rule
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.options import Options
+from gpucast.core.random import resolve_random
+from gpucast.core.rule import STOCHASTIC, Rule
 from gpucast.gpu import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
 
 
-def resolve_fusion(rule: Rule, scale: Any, amax: Any, random: Random | None, source: int | None, who: str) -> Fusion:
-    """The keywords `scale` and `amax` of a cast of an array on the device `source` (None: the host); errors as below.
+def resolve_fused(options: Options, rule: Rule, device: int | None) -> FusedInputs | None:
+    """The fused inputs of a cast of an array on a device (None: the host); None for a plain cast.
 
-    ValueError for either of them where text is read or written.
+    Errors as for `gpucast.core.random.resolve_random` and below. ValueError for `scale` and `amax` where text is read
+    or written.
     """
+    scale, amax, who = options.scale, options.amax, options.who
+    random = resolve_random(options.rounding, options.seed, options.offset, who)
+    if rule.rounding != STOCHASTIC:
+        random = None
+    if random is scale is amax is None:
+        return None
     if "string" in (rule.src.family, rule.dst.family):
         name = "amax" if scale is None else "scale"
         raise ValueError(f"{who}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes neither")
     if scale is not None:
-        scale = resolve_scale(scale, source, who)
+        scale = resolve_scale(scale, device, who)
     if amax is not None:
-        amax = resolve_amax(amax, source, who)
-    return Fusion(scale, amax, random=random)
+        amax = resolve_amax(amax, device, who)
+    return FusedInputs(scale, amax, random=random)
 
 
-def resolve_scale(scale: Any, source: int | None, who: str) -> Any:
-    """The keyword `scale` of a cast of arrays on the device `source` (None: the host), as `Fusion` has it.
+def resolve_scale(scale: Any, device: int | None, who: str) -> Any:
+    """The keyword `scale` of a cast of arrays on a device (None: the host), as `FusedInputs` has it.
 
     TypeError for what is neither a number nor an array of FLOAT or DOUBLE; ValueError for a number that is negative or
     not finite, for another size than 1, and for an array on another device. Values of arrays are not looked at: one on
@@ -54,43 +63,43 @@ def resolve_scale(scale: Any, source: int | None, who: str) -> Any:
             raise ValueError(f"{who}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
         return number
     array = _array("scale", scale, (_FLOAT, _DOUBLE), who, writing=False)
-    if home(array) is None:
+    if device_index(array) is None:
         return float(array.reshape(())[()])
-    _check_place("scale", array, source, who)
+    _check_place("scale", array, device, who)
     return array
 
 
-def resolve_amax(amax: Any, source: int | None, who: str) -> Any:
+def resolve_amax(amax: Any, device: int | None, who: str) -> Any:
     """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side."""
     # As most calls have it: what follows takes longer than a small cast.
-    if source is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
+    if device is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
         if amax.size == 1 and amax.flags.writeable:
             return amax
     array = _array("amax", amax, (_FLOAT,), who, writing=True)
-    _check_place("amax", array, source, who)
-    if source is None and not (array.flags.writeable and array.dtype.isnative):
+    _check_place("amax", array, device, who)
+    if device is None and not (array.flags.writeable and array.dtype.isnative):
         raise ValueError(f"{who}: amax is read-only or of foreign byte order; expected an array that can be written")
     return array
 
 
-def resolve_finite(finite: Any, source: int | None, who: str) -> Any:
+def resolve_finite(finite: Any, device: int | None, who: str) -> Any:
     """The keyword `finite` of `gpucast.cast_many`, as `resolve_scale`: an array of one BOOL or UINT8, to be written."""
     array = _array("finite", finite, (_BOOL, _UINT8), who, writing=True)
-    _check_place("finite", array, source, who)
-    if source is None and not array.flags.writeable:
+    _check_place("finite", array, device, who)
+    if device is None and not array.flags.writeable:
         raise ValueError(f"{who}: finite is read-only; expected an array that can be written")
     return array
 
 
-def check_apart(fusion: Fusion, x: Any, out: Any, who: str) -> None:
-    """ValueError where what is written (amax, and `out`, which may be None) shares memory with what is read."""
-    scale, amax, place = None if isinstance(fusion.scale, float) else fusion.scale, fusion.amax, home(x)
+def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, who: str) -> None:
+    """ValueError where what is written (amax, and the target, if there is one) shares memory with what is read."""
+    scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
         return
     # A result on the other side is copied there from one of its own.
-    out = out if home(out) == place else None
+    out = None if target is None or target.device != source.device else target.data
     for one, a, other, b in (
-        ("amax", amax, "x", x),
+        ("amax", amax, "x", source.data),
         ("amax", amax, "scale", scale),
         ("amax", amax, "out", out),
         ("scale", scale, "out", out),
@@ -107,7 +116,7 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing
     if namespace(array) is None:
         number = "" if writing else "a number or "
         raise TypeError(f"{who}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
-    if array.dtype.newbyteorder("=") not in [row.numpy for row in kinds]:
+    if array.dtype.newbyteorder("=") not in [kind.numpy for kind in kinds]:
         raise TypeError(f"{who}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
     if array.size != 1:
         raise ValueError(f"{who}: {name} has shape {array.shape}; expected one element")
@@ -115,11 +124,12 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing
 
 
 def _names(kinds: tuple[DType, ...]) -> str:
-    return " or ".join(row.name for row in kinds)
+    return " or ".join(kind.name for kind in kinds)
 
 
-def _check_place(name: str, array: Any, source: int | None, who: str) -> None:
-    if home(array) != source:
-        raise ValueError(f"{who}: {name} is on {devices.name(home(array))}; x is on {devices.name(source)}")
-    if source is not None and array.data.ptr % array.itemsize:
+def _check_place(name: str, array: Any, device: int | None, who: str) -> None:
+    index = device_index(array)
+    if index != device:
+        raise ValueError(f"{who}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
+    if device is not None and array.data.ptr % array.itemsize:
         raise ValueError(f"{who}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What casts have worked out, for the next call that looks the same: the rule, and a way past the checks.
 
-A plan belongs to the kind and dtype of the source, the destination and the attributes, all of them legal, and is found
-with one look-up of a dictionary. Where it is made, `keep` lets in only keys that say all of this by value.
+A plan is found with one look-up of a dictionary, by a key that says all that it depends on: the kind and dtype of the
+source, the destination and the attributes, all of them legal. Plain, fused and batch casts have the one cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -21,48 +21,57 @@ from gpucast.core.rule import Rule
 _KEPT = 4096
 
 
+class AnyPlan(Protocol):
+    """A `Plan`, or the `gpucast.casting.batch_plans.BatchPlans` of a batch."""
+
+    @property
+    def dtypes(self) -> Collection[DType]:
+        """The dtypes that it casts from and to."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A rule, and the short way to apply it."""
+    """The rule of a plain or fused cast, and the fast path to apply it."""
 
     rule: Rule
-    #: ``run(x, out)`` gives the result, or None, nothing done, where only the whole path can tell what is right: other
-    #: layouts, an `out` that may not fit, what cannot run. It raises what an allocation or a launch raises, no more.
-    #: That of a fused cast is ``run(x, out, random, scale, amax)``, where `random` alone is checked.
+    #: ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right:
+    #: other layouts, an `out` that may not fit, keywords that may be wrong, what cannot run. It raises what an
+    #: allocation or a launch raises, no more. That of a fused cast is ``run(x, out, seed, offset, scale, amax)``.
     run: Callable[..., Any]
 
+    @property
+    def dtypes(self) -> Collection[DType]:
+        return self.rule.src, self.rule.dst
 
-#: By (type of x, its dtype, type of `to`, `to`, then the attributes, those that are numbers with their types, whether
-#: the operator is Cast, and whether there is a scale, None for a plain cast). Types are named because 1, 1.0 and True
-#: are equal, and not all of them legal.
-PLANS: dict[tuple[Any, ...], Plan] = {}
-#: The types of x that plans may have been made for.
+
+#: The keys are those of `gpucast.casting.cast.cast_with` and of `gpucast.casting.batch_plans`. They name the types of
+#: numbers, because 1, 1.0 and True are equal, and not all of them legal.
+PLANS: dict[tuple[Any, ...], Any] = {}
+#: The types of x that plans of single casts may have been made for.
 ARRAYS: set[type] = {np.ndarray}
 
 
-def keep(key: tuple[Any, ...], plan: Plan) -> None:
+def keep(key: tuple[Any, ...], plan: AnyPlan) -> None:
     """Keep a plan, if the key's values can never come to mean something else."""
-    _, _, _, to, *attributes = key
-    if (
-        (isinstance(to, (np.dtype, DType)) or type(to) in (str, int, type) or is_foreign(type(to)))
-        and all(type(value) in (bool, int, str, type, type(None)) for value in attributes)
-        and plan.rule.src in DTYPES
-        and plan.rule.dst in DTYPES
-    ):
+    if is_lasting(key) and all(kind in DTYPES for kind in plan.dtypes):
         if len(PLANS) >= _KEPT:
             PLANS.clear()
         PLANS[key] = plan
-        ARRAYS.add(key[0])
 
 
-#: Those of `gpucast.casting.batch_plans`.
-OF_MANY: dict[tuple[Any, ...], Any] = {}
+def is_lasting(key: tuple[Any, ...]) -> bool:
+    """Whether no value of a key can come to mean something else: none can change, and equal ones are of one type."""
+    return all(
+        isinstance(value, (type, np.dtype, DType))
+        or type(value) in (bool, int, str, type(None))
+        or is_foreign(type(value))
+        for value in key
+    )
 
 
 def forget() -> None:
     """Drop all plans."""
     PLANS.clear()
-    OF_MANY.clear()
 
 
 # Plans hold kernels of the driver with which they were made.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import gpu
-from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
@@ -55,7 +55,7 @@ def cast_report(
     )
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
-    if home(x) is not None:
+    if device_index(x) is not None:
         devices.require("cast_report")
         x = gpu.cast.to_host(x)
     if isinstance(x, PackedArray):

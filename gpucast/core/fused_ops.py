@@ -16,8 +16,8 @@ Scaling = Literal["none", "narrow", "wide"]
 _FLOAT = dtype("FLOAT")
 
 
-class Fusion(NamedTuple):
-    """What is done in the same pass over the elements; all of it checked, arrays on the side where the cast runs."""
+class FusedInputs(NamedTuple):
+    """What a fused cast takes besides array and rule, checked; its arrays are on the side where the cast runs."""
 
     #: The number that every value is multiplied with: itself, or a CuPy array of one FLOAT or DOUBLE.
     scale: Any = None
@@ -34,7 +34,7 @@ class Fusion(NamedTuple):
 
 
 def scaling_of(scale: Any) -> Scaling:
-    """Of which kind `Fusion.scale` is."""
+    """Of which kind `FusedInputs.scale` is."""
     if scale is None:
         return "none"
     if isinstance(scale, float):

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
@@ -19,80 +18,47 @@ from gpucast.cpu import text as host_strings
 from gpucast.cpu.chunks import packed_pairs
 
 
-def apply(x: Any, rule: Rule, out: Any = None, random: Random | None = None) -> Any:
-    """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind.
+def apply(source: Operand, rule: Rule, target: Operand | None = None, random: Random | None = None) -> Operand:
+    """Cast into `target`, which is returned, or into a new array of the source's kind.
 
     `random` is for stochastic rounding, and only for that.
     """
-    # asarray, because subclasses such as np.matrix change what reshaping and assignment mean.
-    target = np.asarray(out) if isinstance(out, np.ndarray) else out
-    result = (_packed if isinstance(x, PackedArray) else _array)(x, rule, target, random)
-    return result if out is None else out
+    if "string" in (rule.src.family, rule.dst.family):
+        # All of it before the target is touched: a text that is no number leaves that as it was.
+        texts = source.array.get() if source.packed else source.data
+        result = operand((host_strings.parse if rule.src.family == "string" else host_strings.format)(texts, rule))
+    else:
+        # The chunks of packed arrays, which have equal layouts if they share memory, are read before they are written.
+        direct = target is not None and (source.packed or not np.may_share_memory(source.data, target.data))
+        result = target if target is not None and direct else empty_like(source, rule.dst)
+        into(source.plain, rule, result.plain, random)
+    if target is None or result is target:
+        return result
+    target.data[...] = result.data
+    return target
 
 
-def _into(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any], random: Random | None) -> None:
-    if rule.rounding == STOCHASTIC:
-        assert random is not None, "who asks for this rounding has to say which random bits"
+def into(x: Any, rule: Rule, out: Any, random: Random | None = None) -> None:
+    """Cast the numbers of a NumPy array or a PackedArray over one into all of an array that does not overlap it."""
+    if isinstance(x, PackedArray):
+        start = 0
+        for codes, results in packed_pairs(x, rule.dst, out):
+            into(codes, rule, results, random and random._replace(offset=random.offset + start))
+            start += codes.size
+    elif rule.rounding == STOCHASTIC:
+        assert random is not None, "a caller that asks for this rounding has to say which random bits"
         host_stochastic.apply(x, rule, out, random)
     else:
         host.apply(x, rule, out)
 
 
-def _array(x: npt.NDArray[Any], rule: Rule, out: npt.NDArray[Any] | None, random: Random | None) -> npt.NDArray[Any]:
-    if "string" in (rule.src.family, rule.dst.family):
-        # All of it before `out` is touched: a text that is no number leaves `out` as it was.
-        result = (host_strings.parse if rule.src.family == "string" else host_strings.format)(x, rule)
-    elif out is None or np.may_share_memory(x, out):
-        result = empty_like(x, rule.dst)
-        _into(x, rule, result, random)
+def empty_like(source: Operand, kind: DType) -> Operand:
+    """A new array for the cast of `source` to a dtype, of the kind that the source is."""
+    array: Any
+    if not source.packed:
+        array = np.empty_like(source.data, kind.numpy, "K", False)
+    elif kind.packed:
+        array = PackedArray(np.empty(kind.nbytes(source.size), np.uint8), kind, source.shape)
     else:
-        _into(x, rule, out, random)
-        return out
-    if out is None:
-        return result
-    out[...] = result
-    return out
-
-
-def _packed(x: PackedArray, rule: Rule, out: Any, random: Random | None) -> Any:
-    if out is None:
-        out = empty_like(x, rule.dst)
-    if rule.dst.family == "string":
-        out[...] = host_strings.format(x.get(), rule)
-        return out
-    start = 0
-    for some, room in packed_pairs(x, rule.dst, out):
-        _into(some, rule, room, random and random._replace(offset=random.offset + start))
-        start += some.size
-    return out
-
-
-def empty_like(x: Any, row: DType) -> Any:
-    """A new array for the cast of `x` to a dtype, of the kind that `x` is."""
-    if not isinstance(x, PackedArray):
-        return np.empty_like(x, dtype=row.numpy, order="K", subok=False)
-    if not row.packed:
-        return np.empty(x.shape, row.numpy)
-    return PackedArray(np.empty(row.nbytes(x.size), np.uint8), row, x.shape)
-
-
-def short_way(rule: Rule) -> Callable[[Any, Any], Any]:
-    """The `gpucast.casting.plan_cache.Plan.run` of native NumPy arrays. It leaves an `out` that may not fit to the
-    whole path."""
-    tag = rule.dst.numpy
-
-    def run(x: npt.NDArray[Any], out: Any) -> Any:
-        if out is None:
-            out = np.empty_like(x, tag, "K", False)
-        elif (
-            type(out) is not np.ndarray
-            or out.dtype is not tag
-            or out.shape != x.shape
-            or not out.flags.carray
-            or np.may_share_memory(x, out)
-        ):
-            return None
-        host.apply(x, rule, out)
-        return out
-
-    return run
+        array = np.empty(source.shape, kind.numpy)
+    return result_like(source, array, kind)

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.operand import Operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast
@@ -28,34 +29,39 @@ Array = npt.NDArray[Any]
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 
-def apply(x: Any, rule: Rule, fusion: Fusion, out: Any = None) -> Any:
-    """Cast a NumPy array or a PackedArray over one, into `out` or a new array of the same kind."""
-    if fusion.scale is None and fusion.amax is None and fusion.finite is None:
-        return host_cast.apply(x, rule, out, fusion.random)
-    result = out
-    if out is None or np.may_share_memory(*(a.data if isinstance(a, PackedArray) else a for a in (x, out))):
-        result = host_cast.empty_like(x, rule.dst)
-    pass_ = _Pass(rule, fusion)
-    with np.errstate(all="ignore"):
-        for codes, room in _chunks(x, rule, result, row_major=fusion.random is not None):
-            pass_.cast(codes, room)
-    pass_.finish()
-    if out is None or out is result:
+def apply(source: Operand, rule: Rule, fused: FusedInputs, target: Operand | None = None) -> Operand:
+    """Cast into `target`, which is returned, or into a new array of the source's kind."""
+    if fused.scale is None and fused.amax is None and fused.finite is None:
+        return host_cast.apply(source, rule, target, fused.random)
+    result = target
+    if result is None or np.may_share_memory(source.data, result.data):
+        result = host_cast.empty_like(source, rule.dst)
+    one_pass(source.plain, rule, fused, result.plain)
+    if target is None or result is target:
         return result
-    if isinstance(out, PackedArray):
-        out.data[...] = result.data
-    else:
-        out[...] = result
-    return out
+    target.data[...] = result.data
+    return target
+
+
+def one_pass(x: Any, rule: Rule, fused: FusedInputs, out: Any) -> None:
+    """Cast a NumPy array or a PackedArray over one into an array that does not overlap it."""
+    if fused.scale is None and fused.amax is None and fused.finite is None:
+        host_cast.into(x, rule, out, fused.random)
+        return
+    pass_ = _Pass(rule, fused)
+    with np.errstate(all="ignore"):
+        for codes, results in _chunks(x, rule, out, row_major=fused.random is not None):
+            pass_.cast(codes, results)
+    pass_.finish()
 
 
 class _Pass:
     """One pass over an array, in chunks that follow each other."""
 
-    def __init__(self, rule: Rule, fusion: Fusion) -> None:
-        self._fusion = fusion
+    def __init__(self, rule: Rule, fused: FusedInputs) -> None:
+        self._fused = fused
         #: Of the step that rounds.
-        self._rule = rule if fusion.scale is None else _of_product(rule)
+        self._rule = rule if fused.scale is None else _of_product(rule)
         self._src = rule.src
         self._begin = 0
         #: The largest magnitude so far as the code of a FLOAT (below any, none), and whether all were finite.
@@ -63,15 +69,15 @@ class _Pass:
 
     def cast(self, x: Array, out: Array) -> None:
         """Cast flat, native, contiguous elements; NumPy's floating-point errors are off."""
-        rule, fusion = self._rule, self._fusion
-        if fusion.amax is not None:
+        rule, fused = self._rule, self._fused
+        if fused.amax is not None:
             self._largest = max(self._largest, _largest(x, self._src))
-        if fusion.finite is not None:
+        if fused.finite is not None:
             self._finite = self._finite and _is_finite(x, self._src)
-        random = fusion.random and Random(fusion.random.seed, fusion.random.offset + self._begin)
-        if fusion.scale is not None:
-            x = _product(x, self._src, fusion.scale)
-        if fusion.scale is not None and random is None and x.size <= host.SHORT and has_stochastic(rule.dst):
+        random = fused.random and Random(fused.random.seed, fused.random.offset + self._begin)
+        if fused.scale is not None:
+            x = _product(x, self._src, fused.scale)
+        if fused.scale is not None and random is None and x.size <= host.SHORT and has_stochastic(rule.dst):
             # As `host.apply` would, in fewer calls.
             host_steps.put(rule)(x, None, out.view(rule.dst.code_numpy))
         elif random is None:
@@ -81,11 +87,11 @@ class _Pass:
         self._begin += x.size
 
     def finish(self) -> None:
-        if self._fusion.amax is not None:
-            code = self._fusion.amax.view(np.int32)
+        if self._fused.amax is not None:
+            code = self._fused.amax.view(np.int32)
             code[...] = max(int(code.reshape(())[()]), self._largest)
-        if self._fusion.finite is not None and not self._finite:
-            self._fusion.finite[...] = 0
+        if self._fused.finite is not None and not self._finite:
+            self._fused.finite[...] = 0
 
 
 def _largest(x: Array, src: DType) -> int:
@@ -156,12 +162,11 @@ def _is_plain(x: Array, row: DType) -> bool:
 
 
 def _chunks(x: Any, rule: Rule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
-    """Flat pieces of x, each with room for its result, which is in `out` once the next piece is asked for."""
+    """Flat pieces of x, each with memory for its result, which is in `out` once the next piece is asked for."""
     src, dst = rule.src, rule.dst
     if isinstance(x, PackedArray):
         return packed_pairs(x, dst, out)
     if 0 < x.size <= CHUNK and _is_plain(x, src) and _is_plain(out, dst):
         return ((x.reshape(-1), out.reshape(-1)),)
-    codes = codes_of(np.asarray(x), src), codes_of(np.asarray(out), dst)
-    chunks = pairs(*codes, row_major=row_major)
-    return ((some.view(src.numpy), room.view(dst.numpy)) for some, room in chunks)
+    chunks = pairs(codes_of(x, src), codes_of(out, dst), row_major=row_major)
+    return ((codes.view(src.numpy), results.view(dst.numpy)) for codes, results in chunks)

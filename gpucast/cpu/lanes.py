@@ -43,11 +43,14 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
     Any strides and byte orders. `out` must not overlap `x`. Extra memory does not grow with `x`. Safe to call from
     several threads.
     """
-    if not x.size:
-        return
-    codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
+    if x.size:
+        apply_codes(codes_of(x, rule.src), rule, codes_of(out, rule.dst))
+
+
+def apply_codes(codes: Array, rule: Rule, result: Array) -> None:
+    """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
-    if views is not None and x.size <= SHORT:
+    if views is not None and codes.size <= SHORT:
         _short_lanes(rule)(*views)
         return
     with np.errstate(all="ignore"):
@@ -55,8 +58,8 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
         if lane is not None and views is not None:
             lane(*views)
             return
-        chunk = min(x.size, CHUNK if views is None else chunk_of(rule))
-        lane = lane or _lane(rule, x.size, chunk)
+        chunk = min(codes.size, CHUNK if views is None else chunk_of(rule))
+        lane = lane or _lane(rule, codes.size, chunk)
         chunks = gathered(codes, result, chunk) if views is None else pairs(*views, chunk)
         for some, room in chunks:
             lane(some, room)

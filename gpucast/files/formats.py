@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.core.dtypes import dtype
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
 from gpucast.files.atomic import replacing
@@ -140,7 +140,7 @@ def _loaded(name: str, x: Any) -> LoadedTensor:
 
 def on_host(x: Any) -> Array:
     """An array or PackedArray of any device as an unpacked NumPy array."""
-    if home(x) is not None:
+    if device_index(x) is not None:
         x = gpu.cast.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked casts of many arrays on one device: one launch for all that are contiguous."""
+"""Checked casts of a batch of arrays on one device: one launch for all that are contiguous."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.item import Leaf
-from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.batch_item import BatchItem
+from gpucast.arrays.operand import Operand
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, ManySource, sorted_kinds
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
-from gpucast.core.fused_ops import Fusion
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch
 
@@ -26,83 +25,86 @@ _ALIGNED = 16
 _NONE = 2**32 - 1
 #: Of arrays that are cast together, in their order.
 Addresses = npt.NDArray[np.uint64]
-#: ``run(src, dst, fusion)`` casts arrays at these addresses.
-Launch = Callable[[Addresses, Addresses, Fusion | None], None]
+#: ``run(src, dst, fused)`` casts arrays at these addresses.
+Launch = Callable[[Addresses, Addresses, FusedInputs | None], None]
 
 
-def launches(leaves: Sequence[Leaf], device: int) -> list[Callable[[], None]]:
-    """The launches that cast checked leaves with targets on the current device, whose index is `device`, on its current
+def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]]:
+    """The launches that cast checked items with targets on the current device, whose index is `device`, on its current
     stream. All kernels are loaded: what can fail has been done."""
-    flat: list[Leaf] = []
+    flat: list[BatchItem] = []
     found: list[Callable[[], None]] = []
-    for leaf in leaves:
-        if leaf.array.size:
-            if is_flat(leaf):
-                flat.append(leaf)
+    for item in items:
+        if item.source.size:
+            if is_flat(item):
+                flat.append(item)
             else:
-                found.append(_alone(leaf, device))
+                found.append(_alone(item))
     if len(flat) == 1:
-        found.append(_alone(flat[0], device))
+        found.append(_alone(flat[0]))
     elif flat:
-        src, dst = (
-            np.array([device_cast.address(x) for x in arrays], np.uint64)
-            for arrays in ([leaf.array for leaf in flat], [leaf.target for leaf in flat])
-        )
-        found.append(partial(prepare(flat, device), src, dst, fusion_of(flat)))
+        src = np.array([item.source.address for item in flat], np.uint64)
+        dst = np.array([_target(item).address for item in flat], np.uint64)
+        found.append(partial(prepare(flat, device), src, dst, fused_of(flat)))
     return found
 
 
-def _alone(leaf: Leaf, device: int) -> Callable[[], None]:
-    kernel, arguments = device_cast.launch_of(leaf.array, leaf.rule, leaf.target, device, leaf.fusion)
+def _target(item: BatchItem) -> Operand:
+    assert item.target is not None, "memory has been allocated"
+    return item.target
+
+
+def _alone(item: BatchItem) -> Callable[[], None]:
+    kernel, arguments = device_cast.launch_of(item.source, item.rule, _target(item), item.fused)
     return partial(kernel, *arguments)
 
 
-def is_flat(leaf: Leaf) -> bool:
+def is_flat(item: BatchItem) -> bool:
     """Whether both sides are contiguous in the same order."""
-    return device_cast.dims_of(leaf.array, leaf.target, leaf.rule.rounding == STOCHASTIC) is None
+    return device_cast.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
 
 
-def fusion_of(leaves: Sequence[Leaf]) -> Fusion | None:
-    """What is done beside, for all of the leaves: the offset of random words is that of the call."""
+def fused_of(items: Sequence[BatchItem]) -> FusedInputs | None:
+    """What is fused with the casts of all items: the offset of random words is that of the call."""
     found = None
-    for leaf in leaves:
-        if leaf.fusion is not None:
-            found = leaf.fusion
+    for item in items:
+        if item.fused is not None:
+            found = item.fused
             if found.random is not None:
-                return found._replace(random=found.random._replace(offset=found.random.offset - leaf.start))
+                return found._replace(random=found.random._replace(offset=found.random.offset - item.start))
     return found
 
 
-def prepare(leaves: Sequence[Leaf], device: int) -> Launch:
-    """The launch of flat leaves, all of which have elements."""
-    kinds = [_kind(leaf) for leaf in leaves]
+def prepare(items: Sequence[BatchItem], device: int) -> Launch:
+    """The launch of flat items, all of which have elements."""
+    kinds = [_kind(item) for item in items]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
-    fused = any(kind.ops is not None for kind in places)
+    fuses = any(kind.ops is not None for kind in places)
     prepared = Prepared(
         partial(BatchSpec, places),
         [number[kind] for kind in kinds],
-        [leaf.array.size for leaf in leaves],
+        [item.source.size for item in items],
         device,
-        {"first": [leaf.start for leaf in leaves]} if fused else {},
+        {"first": [item.start for item in items]} if fuses else {},
     )
 
-    def run(src: Addresses, dst: Addresses, fusion: Fusion | None) -> None:
+    def run(src: Addresses, dst: Addresses, fused: FusedInputs | None) -> None:
         given = {}
-        if fused and fusion is not None:
-            given["given"] = device_cast.fused_kernel(fusion, None)[1].to_bytes()
+        if fuses and fused is not None:
+            given["given"] = device_cast.fused_kernel(fused, None)[1].to_bytes()
         prepared.run({"src": src, "dst": dst}, given)
 
     return run
 
 
-def _kind(leaf: Leaf) -> CastSpec:
-    fusion, src = leaf.fusion, leaf.rule.src
-    unpacked = src.packed and not isinstance(leaf.array, PackedArray)
-    if fusion is None:
-        return CastSpec(leaf.rule, unpacked=unpacked)
-    ops = FusedOps(fusion.scaling, False, fusion.finite is not None and src.has_nan)
-    return CastSpec.of(leaf.rule, unpacked=unpacked, ops=ops)
+def _kind(item: BatchItem) -> CastSpec:
+    fused, src = item.fused, item.rule.src
+    unpacked = src.packed and not item.source.packed
+    if fused is None:
+        return CastSpec(item.rule, unpacked=unpacked)
+    ops = FusedOps(fused.scaling, False, fused.finite is not None and src.has_nan)
+    return CastSpec.of(item.rule, unpacked=unpacked, ops=ops)
 
 
 class Prepared:

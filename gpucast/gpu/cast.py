@@ -4,21 +4,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.overlap import apart
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.operand import Operand, operand, result_like
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.codegen.cast import Shape, square_side
 from gpucast.codegen.fused import FusedArguments, FusedOps
-from gpucast.codegen.spec import CastSpec
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import Rule, resolve
 from gpucast.gpu import driver as launch
 
@@ -26,29 +23,24 @@ _BYTE = np.dtype(np.uint8)
 _LAST = 2**64 - 1
 
 
-def _device(x: Any) -> int:
-    index = home(x)
-    assert index is not None, "placement sends device arrays here"
-    return index
+# ---- memory ----
 
 
-def new(shape: tuple[int, ...], row: DType) -> Any:
-    """An array without set values on the current device: packed, or tagged with the row's dtype."""
-    if not row.packed:
-        return launch.driver().empty(shape, row.numpy)
+def new(shape: tuple[int, ...], kind: DType) -> Any:
+    """An array without set values on the current device: packed, or tagged with NumPy's dtype."""
+    if not kind.packed:
+        return launch.driver().empty(shape, kind.numpy)
     # Past __init__, whose checks take longer than all else here.
     array = object.__new__(PackedArray)
-    array.data = launch.driver().empty((row.nbytes(math.prod(shape)),), _BYTE)
-    array.dtype, array.shape = row, shape
+    array.data = launch.driver().empty((kind.nbytes(math.prod(shape)),), _BYTE)
+    array.dtype, array.shape = kind, shape
     return array
 
 
-def _new_like(x: Any, row: DType) -> Any:
-    """An array of x's shape without set values: in the order of x's memory ("K"), row-major where a side is packed."""
-    if row.packed or is_contiguous(x):
-        return new(x.shape, row)
-    shape, dtype = x.shape, row.numpy
-    return launch.driver().empty(shape, dtype, _strides_like(shape, x.strides, dtype.itemsize))
+def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], kind: DType) -> Any:
+    """The same for whole bytes, without gaps, with the axes in the order in memory that `strides` have ("K")."""
+    dtype = kind.numpy
+    return launch.driver().empty(shape, dtype, _strides_like(shape, strides, dtype.itemsize))
 
 
 @lru_cache(maxsize=1024)
@@ -62,213 +54,103 @@ def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return tuple(dense)
 
 
-def apply(x: Any, rule: Rule, out: Any = None, fusion: Fusion | None = None) -> Any:
-    """Cast an array on the device that holds it, on that device's current stream; `out` is on the same device.
-
-    With a `fusion` more is done in the same pass, and `rule` is a `gpucast.casting.fused.fused_rule`.
-
-    Allocates nothing with `out`. RuntimeError for what a CUDA graph capture cannot take in.
-    """
-    driver, device = launch.driver(), _device(x)
-    with driver.on(device):
-        if out is None:
-            out = room(x, rule.dst)
-        if x.size:
-            kernel, arguments = launch_of(x, rule, out, device, fusion)
-            kernel(*arguments)
-    return out
+def empty_like(source: Operand, kind: DType) -> Operand:
+    """Memory on the current device for a cast of `source`: in the order of its memory, row-major where a side is
+    packed. Errors as for `check_allocation`."""
+    check_allocation()
+    if kind.packed or source.strides is None or source.contiguous:
+        return result_like(source, new(source.shape, kind), kind)
+    return result_like(source, new_strided(source.shape, source.strides, kind), kind)
 
 
-def room(x: Any, row: DType) -> Any:
-    """Memory on the current device for a cast of x; RuntimeError while a CUDA graph is captured."""
+def check_allocation() -> None:
+    """RuntimeError while a CUDA graph is captured."""
     if launch.driver().capturing():
         raise RuntimeError("cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out=")
-    return _new_like(x, row)
 
 
-def short_way(x: Any, rule: Rule) -> Callable[[Any, Any], Any]:
-    """The `gpucast.casting.plan_cache.Plan.run` of the casts of arrays of x's kind.
+def is_contiguous(x: Any) -> bool:
+    """Whether an array on a device lies in row-major order without gaps: `Operand.contiguous` for one property."""
+    return isinstance(x, PackedArray) or bool(x._c_contiguous)
 
-    It takes arrays on the current device where bounds tell that their memory is apart, or that it is one and the same,
-    and leaves all else, and all that is wrong, to the whole path. With `out` nothing but the launch asks the driver.
+
+def address(x: Any) -> int:
+    """Where the elements of an array on a device begin: `Operand.address` for one property."""
+    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
+
+
+# ---- casts ----
+
+
+def apply(source: Operand, rule: Rule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+    """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
+
+    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused.fused_rule`.
+
+    Allocates nothing with a target. RuntimeError for what a CUDA graph capture cannot take in.
     """
-    driver = launch.driver()
-    current, capturing, empty, row, tag = driver.current, driver.capturing, driver.empty, rule.dst, rule.dst.numpy
-    from_packed, to_packed = isinstance(x, PackedArray), rule.dst.packed
-    array: Any = namespace(x.data if from_packed else x).ndarray
-    unpacked = rule.src.packed and not from_packed
-    src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
-    kernels: dict[int, launch.Kernel] = {}
-
-    def run(x: Any, out: Any) -> Any:
-        src = x.data if from_packed else x
-        if type(src) is not array:
-            return None
-        memory, n, flat = src.data, x.size, src._c_contiguous
-        device, begin = memory.device_id, memory.ptr
-        if current() != device:
-            return None
-        if out is None:
-            if capturing():
-                return None
-            out = _new_like(x, row) if to_packed or not flat else empty(x.shape, tag)
-            dst = out.data if to_packed else out
-            target, given = dst.data.ptr, False
-        else:
-            if to_packed:
-                if type(out) is not PackedArray or out.dtype is not row:
-                    return None
-                dst = out.data
-            else:
-                dst = out
-            # CuPy makes a shape anew each time it is asked.
-            if (
-                type(dst) is not array
-                or (dst.dtype is not tag and not to_packed)
-                or ((out.ndim != 1 or x.ndim != 1 or out.size != n) and out.shape != x.shape)
-            ):
-                return None
-            memory = dst.data
-            if memory.device_id != device:
-                return None
-            target, given = memory.ptr, True
-            flat = flat and dst._c_contiguous
-        if not n:
-            return out
-        if not flat:
-            if given and not apart(src, dst):
-                return None
-            kernel, arguments = launch_of(x, rule, out, device)
+    with launch.driver().on(_device(source)):
+        if target is None:
+            target = empty_like(source, rule.dst)
+        if source.size:
+            kernel, arguments = launch_of(source, rule, target, fused)
             kernel(*arguments)
-            return out
-        if (
-            target < begin + (n * src_bits + 7 >> 3)
-            and begin < target + (n * dst_bits + 7 >> 3)
-            and not (begin == target and src_bits == dst_bits and src.strides == dst.strides)
-        ):
-            return None
-        try:
-            kernel = kernels[device]
-        except KeyError:
-            kernel = kernels[device] = launch.kernel(CastSpec(rule, "contiguous", unpacked), device)
-        kernel(begin, target, n, None)
-        return out
-
-    return run
+    return target
 
 
-def to_host(x: Any) -> Any:
-    """A copy in host memory: NumPy with the row's dtype, or a PackedArray."""
-    driver, device = launch.driver(), _device(x)
-    with driver.on(device):
-        if isinstance(x, PackedArray):
-            return PackedArray(driver.to_host(x.data), x.dtype, x.shape)
-        if not x.flags.c_contiguous:
-            x = _copy(x)
-        row = row_of(x)
-        return driver.to_host(x.view(row.code_numpy)).view(row.numpy).reshape(x.shape)
-
-
-def to_device(x: Any, device: int) -> Any:
-    """A copy on a device of a host array or of an array on another device."""
-    driver = launch.driver()
-    if isinstance(x, PackedArray):
-        return PackedArray(to_device(x.data, device), x.dtype, x.shape)
-    if not isinstance(x, np.ndarray) and not x.flags.c_contiguous:
-        with driver.on(_device(x)):
-            x = _copy(x)
-    row = row_of(x)
-    if isinstance(x, np.ndarray):
-        with driver.on(device):
-            return driver.to_device(_plain(x, row)).view(row.numpy).reshape(x.shape)
-    source = _device(x)
-    with driver.on(source):
-        written = driver.stream()
-    with driver.on(device):
-        # The copy waits for x, and what frees or changes x waits for the copy.
-        driver.follow(written, source)
-        copy = driver.to_device(x.view(row.code_numpy))
-        copied = driver.stream()
-    with driver.on(source):
-        driver.follow(copied, device)
-    return copy.view(row.numpy).reshape(x.shape)
-
-
-def _plain(x: np.ndarray[Any, Any], row: DType) -> np.ndarray[Any, Any]:
-    return np.ascontiguousarray(x, dtype=row.numpy).reshape(-1).view(row.code_numpy)
-
-
-def row_of(x: Any) -> DType:
-    """The row of an array's dtype."""
-    return dtype(x.dtype)
-
-
-def _copy(x: Any) -> Any:
-    """A C-contiguous copy on the same device. CuPy's own copy refuses dtypes that it does not know."""
-    # Types below one byte lie one element per byte here: as plain bytes they stay so.
-    row = dtype("UINT8") if row_of(x).packed else row_of(x)
-    copy = launch.driver().empty(x.shape, row.numpy)
-    apply(x.view(row.numpy), resolve(row, row), copy)
-    return copy.view(x.dtype)
+def _device(source: Operand) -> int:
+    assert source.device is not None, "casting.dispatch sends device arrays here"
+    return source.device
 
 
 def launch_of(
-    x: Any, rule: Rule, out: Any, device: int, fusion: Fusion | None = None
+    source: Operand, rule: Rule, target: Operand, fused: FusedInputs | None = None
 ) -> tuple[launch.Kernel, tuple[Any, ...]]:
     """The kernel, loaded, that casts an array with elements on the current device, and its arguments."""
-    dims = dims_of(x, out, fusion is not None and fusion.random is not None)
-    unpacked = rule.src.packed and not isinstance(x, PackedArray)
-    shape: Shape = "contiguous" if dims is None else "strided"
-    n = x.size
-    if fusion is None and dims is not None and not (isinstance(x, PackedArray) or isinstance(out, PackedArray)):
-        transpose = squares(dims, x.itemsize, out.itemsize, square_side(8 * x.itemsize, 8 * out.itemsize))
-        if transpose is not None:
-            shape, (dims, n) = "transposed", transpose
+    layout = layout_of(source, target, fused)
     ops: FusedOps | None = None
-    more: Dims | FusedArguments | None = dims
-    if fusion is not None:
-        ops, more = fused_kernel(fusion, dims)
-    return launch.cast_kernel(rule, shape, unpacked, ops, device), (address(x), address(out), n, more)
+    more: Dims | FusedArguments | None = layout.dims
+    if fused is not None:
+        ops, more = fused_kernel(fused, layout.dims)
+    unpacked = rule.src.packed and not source.packed
+    kernel = launch.cast_kernel(rule, layout.shape, unpacked, ops, _device(source))
+    return kernel, (source.address, target.address, layout.n, more)
 
 
-def dims_of(x: Any, out: Any, in_order: bool) -> Dims | None:
-    """The dimensions of a cast, for the strided kernels; None where both sides are contiguous in the same order.
+class Layout(NamedTuple):
+    """How a kernel walks over source and target."""
 
-    `in_order` where it matters which element is which one of the row-major order.
-    """
-    if is_contiguous(x) and is_contiguous(out):
-        return None
-    return _dims(x.shape, _strides(x), _strides(out), _itemsize(x), _itemsize(out), in_order)
+    shape: Shape
+    #: None for the shape "contiguous".
+    dims: Dims | None
+    #: As kernels take it: elements, or those of all squares.
+    n: int
 
 
-def fused_kernel(fusion: Fusion, dims: Dims | None) -> tuple[FusedOps, FusedArguments]:
-    """The operations of a fused kernel, and its last argument."""
-    number, scale_at = 1.0, 0
-    if isinstance(fusion.scale, float):
-        number = fusion.scale
-    elif fusion.scale is not None:
-        scale_at = address(fusion.scale)
-    amax, finite = (0 if array is None else address(array) for array in (fusion.amax, fusion.finite))
-    seed, offset = fusion.random or (0, 0)
-    # Of `cast_many`, whose arrays go on in one stream, the offset may be beyond 64 bits.
-    first = max(0, offset - _LAST)
-    ops = FusedOps(fusion.scaling, fusion.amax is not None, fusion.finite is not None)
-    return ops, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
+def layout_of(source: Operand, target: Operand, fused: FusedInputs | None) -> Layout:
+    """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
+    if source.contiguous and target.contiguous:
+        return Layout("contiguous", None, source.size)
+    in_order = fused is not None and fused.random is not None
+    transposes = fused is None and not (source.packed or target.packed)
+    sizes = source.itemsize, target.itemsize
+    return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
 
 
 @lru_cache(maxsize=1024)
-def _dims(
+def strided_layout(
     shape: tuple[int, ...],
     src_strides: tuple[int, ...] | None,
     dst_strides: tuple[int, ...] | None,
-    src_itemsize: int,
-    dst_itemsize: int,
+    itemsizes: tuple[int, int],
     in_order: bool,
-) -> Dims | None:
-    """The dimensions of a strided cast; None where both sides turn out to be contiguous in the same order.
+    transposes: bool,
+) -> Layout:
+    """The layout of sides of which one at least is not contiguous; it may still turn out that their axes are in the
+    same order, without gaps.
 
     A packed side has no strides, and elements of one byte stand for its own: only neighbours' ratios matter. `in_order`
-    where it matters which element is which one of the row-major order.
+    where it matters which element is which one of the row-major order, `transposes` where there is a kernel for that.
     """
     axes = list(range(len(shape)))
     if src_strides is not None and dst_strides is not None and not in_order:
@@ -277,22 +159,83 @@ def _dims(
     row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     src, dst = ([(strides or row_major)[axis] for axis in axes] for strides in (src_strides, dst_strides))
     dims = collapse([shape[axis] for axis in axes], src, dst)
-    return None if not dims.lengths or (dims.src, dims.dst) == ((src_itemsize,), (dst_itemsize,)) else dims
+    n = math.prod(shape)
+    if not dims.lengths or (dims.src, dims.dst) == ((itemsizes[0],), (itemsizes[1],)):
+        return Layout("contiguous", None, n)
+    if transposes:
+        src_size, dst_size = itemsizes
+        transposed = squares(dims, src_size, dst_size, square_side(8 * src_size, 8 * dst_size))
+        if transposed is not None:
+            return Layout("transposed", *transposed)
+    return Layout("strided", dims, n)
 
 
-def is_contiguous(x: Any) -> bool:
-    """Whether an array on a device lies in row-major order without gaps."""
-    return isinstance(x, PackedArray) or bool(x._c_contiguous)
+def fused_kernel(fused: FusedInputs, dims: Dims | None) -> tuple[FusedOps, FusedArguments]:
+    """The operations of a fused kernel, and its last argument."""
+    number, scale_at = 1.0, 0
+    if isinstance(fused.scale, float):
+        number = fused.scale
+    elif fused.scale is not None:
+        scale_at = fused.scale.data.ptr
+    amax, finite = (0 if array is None else array.data.ptr for array in (fused.amax, fused.finite))
+    seed, offset = fused.random or (0, 0)
+    # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
+    first = max(0, offset - _LAST)
+    ops = FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None)
+    return ops, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
 
 
-def address(x: Any) -> int:
-    """Where the elements of an array on a device begin."""
-    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
+# ---- copies over the bus, and from device to device ----
 
 
-def _strides(x: Any) -> tuple[int, ...] | None:
-    return None if isinstance(x, PackedArray) else x.strides
+def to_host(x: Any) -> Any:
+    """A copy in host memory: NumPy, with ml_dtypes where NumPy lacks the type, or a PackedArray."""
+    driver = launch.driver()
+    with driver.on(_index(x)):
+        if isinstance(x, PackedArray):
+            return PackedArray(driver.to_host(x.data), x.dtype, x.shape)
+        if not x.flags.c_contiguous:
+            x = _copy(x)
+        kind = dtype(x.dtype)
+        return driver.to_host(x.view(kind.code_numpy)).view(kind.numpy).reshape(x.shape)
 
 
-def _itemsize(x: Any) -> int:
-    return 1 if isinstance(x, PackedArray) else x.itemsize
+def to_device(x: Any, device: int) -> Any:
+    """A copy on a device of a host array or of an array on another device."""
+    driver = launch.driver()
+    if isinstance(x, PackedArray):
+        return PackedArray(to_device(x.data, device), x.dtype, x.shape)
+    if not isinstance(x, np.ndarray) and not x.flags.c_contiguous:
+        with driver.on(_index(x)):
+            x = _copy(x)
+    kind = dtype(x.dtype)
+    if isinstance(x, np.ndarray):
+        codes = np.ascontiguousarray(x, dtype=kind.numpy).reshape(-1).view(kind.code_numpy)
+        with driver.on(device):
+            return driver.to_device(codes).view(kind.numpy).reshape(x.shape)
+    source = _index(x)
+    with driver.on(source):
+        written = driver.stream()
+    with driver.on(device):
+        # The copy waits for x, and what frees or changes x waits for the copy.
+        driver.follow(written, source)
+        copy = driver.to_device(x.view(kind.code_numpy))
+        copied = driver.stream()
+    with driver.on(source):
+        driver.follow(copied, device)
+    return copy.view(kind.numpy).reshape(x.shape)
+
+
+def _copy(x: Any) -> Any:
+    """A C-contiguous copy on the same device. CuPy's own copy refuses dtypes that it does not know."""
+    # Types below one byte lie one element per byte here: as plain bytes they stay so.
+    kind = dtype("UINT8") if dtype(x.dtype).packed else dtype(x.dtype)
+    copy = new(x.shape, kind)
+    apply(operand(x.view(kind.numpy), kind), resolve(kind, kind), operand(copy, kind))
+    return copy.view(x.dtype)
+
+
+def _index(x: Any) -> int:
+    index = device_index(x)
+    assert index is not None, "only arrays on a device come here"
+    return index

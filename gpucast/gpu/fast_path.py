@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused casts on a device that look like earlier ones: what `gpucast.gpu.cast.short_way` is for plain casts."""
+"""Casts on a device that look like earlier ones: what `gpucast.casting.plan_cache.Plan.run` is for them.
+
+They take arrays on the current device, where bounds tell that what is written is disjoint from all else. For the rest,
+and all that is wrong, they do nothing and give None: the checked path takes it, or raises. With `out` nothing but the
+launch asks the driver.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +15,116 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import Operand
+from gpucast.arrays.overlap import disjoint
+from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.fused_ops import Scaling, scaling_of
-from gpucast.core.random import Random
-from gpucast.core.rule import Rule
+from gpucast.core.random import resolve_random
+from gpucast.core.rule import STOCHASTIC, Rule
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
-def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any], Any]:
-    """``run(x, out, random, scale, amax)`` of the fused casts of arrays of x's kind, a CuPy array: `random` is checked.
+def plain(source: Operand, rule: Rule) -> Callable[[Any, Any], Any]:
+    """``run(x, out)`` of the plain casts of arrays of the kind of `source`.
 
-    It takes contiguous arrays on the current device where bounds tell that what is written is apart from all else; for
-    the rest, and all that is wrong, it does nothing and gives None. With `out` nothing but the launch asks the driver.
+    Source and target may also be one and the same memory.
     """
     driver = launch.driver()
-    current, capturing, row, tag = driver.current, driver.capturing, rule.dst, rule.dst.numpy
-    array: Any = namespace(x).ndarray
+    current, capturing, empty, kind, tag = driver.current, driver.capturing, driver.empty, rule.dst, rule.dst.numpy
+    from_packed, to_packed = source.packed, rule.dst.packed
+    array: Any = namespace(source.data).ndarray
+    unpacked = rule.src.packed and not from_packed
+    src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
+    itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
+    transposes = not (from_packed or to_packed)
+    kernels: dict[int, launch.Kernel] = {}
+
+    def run(x: Any, out: Any) -> Any:
+        if from_packed:
+            src = x.data
+            if type(src) is not array:
+                return None
+        else:
+            src = x
+        memory, n, flat = src.data, x.size, src._c_contiguous
+        device, begin = memory.device_id, memory.ptr
+        if current() != device:
+            return None
+        if out is None:
+            if capturing():
+                return None
+            if to_packed:
+                out = device_cast.new(x.shape, kind)
+                dst = out.data
+            else:
+                out = dst = empty(x.shape, tag) if flat else device_cast.new_strided(x.shape, x.strides, kind)
+            target, given = dst.data.ptr, False
+        else:
+            if to_packed:
+                if type(out) is not PackedArray or out.dtype is not kind:
+                    return None
+                dst = out.data
+            else:
+                dst = out
+            # CuPy makes a shape anew each time it is asked.
+            if (
+                type(dst) is not array
+                or (dst.dtype is not tag and not to_packed)
+                or ((out.ndim != 1 or x.ndim != 1 or out.size != n) and out.shape != x.shape)
+            ):
+                return None
+            memory = dst.data
+            if memory.device_id != device:
+                return None
+            target, given = memory.ptr, True
+            flat = flat and dst._c_contiguous
+        if not n:
+            return out
+        if not flat:
+            if given and not disjoint(src, dst):
+                return None
+            shape, dims, n = device_cast.strided_layout(
+                x.shape,
+                None if from_packed else x.strides,
+                None if to_packed else dst.strides,
+                itemsizes,
+                False,
+                transposes,
+            )
+            launch.cast_kernel(rule, shape, unpacked, None, device)(begin, target, n, dims)
+            return out
+        if (
+            given
+            and target < begin + (n * src_bits + 7 >> 3)
+            and begin < target + (n * dst_bits + 7 >> 3)
+            and not (begin == target and src_bits == dst_bits and src.strides == dst.strides)
+        ):
+            return None
+        try:
+            kernel = kernels[device]
+        except KeyError:
+            kernel = kernels[device] = launch.kernel(CastSpec(rule, "contiguous", unpacked), device)
+        kernel(begin, target, n, None)
+        return out
+
+    return run
+
+
+def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
+    """``run(x, out, seed, offset, scale, amax)`` of the fused casts of CuPy arrays of the kind of `source`.
+
+    It takes contiguous arrays alone.
+    """
+    driver = launch.driver()
+    current, capturing, kind, tag = driver.current, driver.capturing, rule.dst, rule.dst.numpy
+    array: Any = namespace(source.data).ndarray
     unpacked = rule.src.packed
+    rounding = STOCHASTIC if rule.rounding == STOCHASTIC else None
     kernels: dict[tuple[int, Scaling, bool], launch.Kernel] = {}
 
     def single(value: Any, kind: np.dtype[Any], device: int) -> bool:
@@ -42,9 +136,13 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any
             and not value.data.ptr % kind.itemsize
         )
 
-    def run(x: Any, out: Any, random: Random | None, scale: Any, amax: Any) -> Any:
+    def run(x: Any, out: Any, seed: Any, offset: Any, scale: Any, amax: Any) -> Any:
+        try:
+            random = resolve_random(rounding, seed, offset)
+        except (TypeError, ValueError):
+            return None
         n = x.size
-        if type(x) is not array or not x._c_contiguous or not n:
+        if not x._c_contiguous or not n:
             return None
         device, begin = x.data.device_id, x.data.ptr
         if current() != device:
@@ -62,12 +160,12 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any
         if out is None:
             if capturing():
                 return None
-            out = device_cast.new(x.shape, row)
-            target = (out.data if row.packed else out).data.ptr
+            out = device_cast.new(x.shape, kind)
+            target = (out.data if kind.packed else out).data.ptr
         elif (
             type(out) is not array
             or out.dtype is not tag
-            or row.packed
+            or kind.packed
             or out.shape != x.shape
             or not out._c_contiguous
             or out.data.device_id != device
@@ -75,7 +173,7 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any
             return None
         else:
             target = out.data.ptr
-        end, target_end = begin + n * x.itemsize, target + row.nbytes(n)
+        end, target_end = begin + n * x.itemsize, target + kind.nbytes(n)
         if (target < end and begin < target_end) or (target < scale_end and scale_at < target_end):
             return None
         amax_at = 0
@@ -93,8 +191,7 @@ def short_way(x: Any, rule: Rule) -> Callable[[Any, Any, Random | None, Any, Any
             ops = FusedOps(scaling, amax is not None)
             kernel = launch.kernel(CastSpec(rule, "contiguous", unpacked, ops), device)
             kernels[key] = kernel
-        seed, offset = random or (0, 0)
-        kernel(begin, target, n, FusedArguments(number, scale_at, amax_at, 0, seed, offset))
+        kernel(begin, target, n, FusedArguments(number, scale_at, amax_at, 0, *(random or (0, 0))))
         return out
 
     return run

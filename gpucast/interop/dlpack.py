@@ -19,7 +19,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.arrays.adapters import ArrayAdapter
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.gpu import devices
@@ -208,7 +208,7 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 def settle(*arrays: Any) -> None:
     """Wait for the devices of some arrays: the library of an array on loan may use its memory again once it is back."""
-    for device in {index for index in map(home, arrays) if index is not None}:
+    for device in {index for index in map(device_index, arrays) if index is not None}:
         with gpu.driver.driver().on(device):
             gpu.driver.driver().synchronize()
 

@@ -23,9 +23,9 @@ except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
 from gpucast.arrays.adapters import ArrayAdapter, CastFunction
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Call, destination
+from gpucast.core.options import Options, destination
 from gpucast.interop import dlpack
 
 __all__ = ["ADAPTER", "take"]
@@ -88,16 +88,16 @@ class JaxAdapter(ArrayAdapter):
     def take(self, x: Any, who: str, writing: bool = False) -> Any:
         return take(x, who, writing)
 
-    def cast(self, cast: CastFunction, x: Any, to: Any, call: Call) -> Any:
-        who, out = call.who, call.out
+    def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        who, out = options.who, options.out
         array = take(x, who)
         dst = destination(to, who)
         if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
             raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
-        inside = call
-        on_host = call.device in (None, "cpu") and home(array) is None
-        if out is None and on_host and _shareable(dst) and call.copy is True:
-            inside = call._replace(out=_aligned(array.shape, dst))
+        inside = options
+        on_host = options.device in (None, "cpu") and device_index(array) is None
+        if out is None and on_host and _shareable(dst) and options.copy is True:
+            inside = options._replace(out=_aligned(array.shape, dst))
         y = cast(array, to, inside)
         dlpack.settle(array, y)
         if out is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.packed import home
+from gpucast.arrays.packed import device_index
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
 
@@ -92,9 +92,9 @@ def _caster(device: str | None) -> Callable[..., Any]:
             dst,
             saturate=saturate != 0 if isinstance(saturate, (int, np.integer)) else saturate,
             round_mode=round_mode,
-            device=None if dst.family == "string" or home(x) is not None else device,
+            device=None if dst.family == "string" or device_index(x) is not None else device,
         )
-        return y if home(y) is None or home(x) is not None else y.get()
+        return y if device_index(y) is None or device_index(x) is not None else y.get()
 
     return cast
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.creation import from_bytes
 from gpucast.core.dtypes import DType, dtype
@@ -44,7 +44,7 @@ def ortvalue(x: Any) -> onnxruntime.OrtValue:
     """
     x = as_array(x, "ortvalue")
     row = _row(x, "ortvalue")
-    if home(x) is not None:
+    if device_index(x) is not None:
         raise TypeError("ortvalue: x is on a device; bind it with bind_input, or cast it to device='cpu'")
     if not row.packed:
         plain = np.ascontiguousarray(x, row.numpy).reshape(x.shape).view(row.code_numpy)
@@ -91,7 +91,7 @@ def _bind(bind: Callable[..., None], name: str, x: Any, who: str) -> None:
         array = as_array(x, who)
         if array is not x:
             raise TypeError(f"{who}: x is a {type(x).__name__}; expected a NumPy or CuPy array or a PackedArray")
-    row, device = _row(x, who), home(x)
+    row, device = _row(x, who), device_index(x)
     if row.packed and not isinstance(x, PackedArray):
         raise TypeError(f"{who}: x holds {row.name} one element per byte; expected a PackedArray (PackedArray.pack(x))")
     data = x.data if isinstance(x, PackedArray) else x

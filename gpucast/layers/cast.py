@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters
+from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import as_array
-from gpucast.casting import fused as fused_cast
+from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like
+from gpucast.casting.fused import fused_rule
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import resolve
 
 __all__ = ["Cast", "CastLike"]
@@ -105,8 +107,9 @@ class _Layer:
                 f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
                 "PackedArray"
             )
-        rule = fused_cast.fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
-        return fused_cast.apply(as_array(dy, who), rule, Fusion(scale=coefficient))
+        rule = fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
+        source = operand(as_array(dy, who), src)
+        return dispatch.cast(source, rule, None, None, who, FusedInputs(scale=coefficient)).array
 
 
 def _with_dtype(x: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.packed import as_array, home
+from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 from gpucast.mixed.leaves import row_of
@@ -40,4 +40,4 @@ def new_flag(place: int | None) -> Any:
 
 def flag_on(flag: Any, place: int) -> Any:
     """The flag on a device."""
-    return flag if home(flag) == place else cast(flag, flag.dtype, device=f"cuda:{place}")
+    return flag if device_index(flag) == place else cast(flag, flag.dtype, device=f"cuda:{place}")

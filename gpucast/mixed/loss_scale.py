@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import tree as trees
-from gpucast.arrays.item import Names
-from gpucast.arrays.packed import as_array, home
-from gpucast.casting.batch import cast_leaves
+from gpucast.arrays.batch_item import Names
+from gpucast.arrays.packed import as_array, device_index
+from gpucast.casting.batch import cast_arrays
 from gpucast.casting.cast import cast
 from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype
@@ -95,7 +95,7 @@ class LossScale:
         else:
             checked_flag(finite, "unscale")
         if places:
-            results = cast_leaves(
+            results = cast_arrays(
                 [leaves[i] for i in places],
                 to,
                 Names("grads", lambda: paths(structure, places)),
@@ -222,8 +222,8 @@ class DynamicLossScale(LossScale):
 
     def adjust(self, finite: Any) -> Any:
         flag = checked_flag(finite, "adjust")
-        if home(flag) is not None:
-            self._move(home(flag))
+        if device_index(flag) is not None:
+            self._move(device_index(flag))
         place = self._home()
         if place is not None:
             by = gpu.kernels.Adjustment(self.factor, self.min_loss_scale, self.period)
@@ -260,7 +260,7 @@ class DynamicLossScale(LossScale):
         return _floats(self._state)
 
     def _home(self) -> int | None:
-        return home(self._state)
+        return device_index(self._state)
 
     def _move(self, place: int | None) -> None:
         if self._home() != place:
@@ -286,7 +286,7 @@ def _inverse(scale: Any) -> Any:
 
 def _place(leaf: Any) -> int | None:
     """The index of the device that holds an array of any library; None for the host, and for None."""
-    return None if leaf is None else home(as_array(leaf, "unscale"))
+    return None if leaf is None else device_index(as_array(leaf, "unscale"))
 
 
 def _device(place: int | None) -> str:

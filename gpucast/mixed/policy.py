@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays import tree as trees
-from gpucast.arrays.item import Names
-from gpucast.casting.batch import cast_leaves
+from gpucast.arrays.batch_item import Names
+from gpucast.casting.batch import cast_arrays
 from gpucast.core.dtypes import DType, dtype
 from gpucast.mixed.leaves import is_floating, paths, row_of
 
@@ -109,6 +109,6 @@ def _cast(tree: Any, row: DType, who: str) -> Any:
     places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and row_of(leaf) is not row]
     if places:
         names = Names("tree", lambda: paths(structure, places))
-        for i, made in zip(places, cast_leaves([leaves[i] for i in places], row, names, who), strict=True):
+        for i, made in zip(places, cast_arrays([leaves[i] for i in places], row, names, who), strict=True):
             leaves[i] = made
     return trees.unflatten(structure, leaves)

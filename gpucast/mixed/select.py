@@ -9,9 +9,10 @@ import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays import tree as trees
-from gpucast.arrays.batch_overlap import Place, check_apart
+from gpucast.arrays.batch_overlap import Place, check_disjoint
+from gpucast.arrays.operand import operand
 from gpucast.arrays.overlap import check_out
-from gpucast.arrays.packed import home
+from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.mixed import gpu
@@ -53,8 +54,8 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     for path, row in zip(paths, rows, strict=True):
         _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *row)
     if out is not None:
-        _check_apart(flag, given, paths)
-    if home(flag) is None:
+        _check_disjoint(flag, given, paths)
+    if device_index(flag) is None:
         if out is None:
             return new if flag else old
         for x, y, target in rows:
@@ -71,7 +72,7 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     """TypeError or ValueError for leaves that cannot be chosen from, or a `target` that cannot take them."""
-    row, other, place = row_of(x), row_of(y), home(flag)
+    row, other, place = row_of(x), row_of(y), device_index(flag)
     if row is None or other is None:
         if row is not other or ((place is not None or target is not None) and not _equal(x, y)):
             raise ValueError(f"{who} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
@@ -86,11 +87,11 @@ def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
         if adapters.find(leaf) is not None:
             wanted = "with out=" if place is None else "with the flag on a device"
             raise TypeError(f"{who} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
-        if place is not None and home(leaf) != place:
+        if place is not None and device_index(leaf) != place:
             raise ValueError(f"{who} is not on cuda:{place}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(leaf, resolve(row, row), target, place is not None, who)
-            if home(target) != home(leaf):
+            check_out(operand(leaf, row), resolve(row, row), target, place is not None, who)
+            if device_index(target) != device_index(leaf):
                 raise ValueError(f"{who} lies elsewhere in out than in new and old")
 
 
@@ -100,15 +101,15 @@ def _equal(x: Any, y: Any) -> bool:
     return x is y or (isinstance(same, (bool, np.bool_)) and bool(same))
 
 
-def _check_apart(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) -> None:
+def _check_disjoint(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) -> None:
     """ValueError where an array of `out` shares memory with another, or with another leaf of `new` or `old`."""
-    read: list[Place] = [Place("finite", -1, flag)]
+    read: list[Place] = [Place("finite", -1, operand(flag))]
     written: list[Place] = []
     for name, leaves in zip(("new", "old", "out"), trees_of_leaves, strict=True):
         places = written if name == "out" else read
         places += [
-            Place(name + path, i, leaf)
+            Place(name + path, i, operand(leaf, row))
             for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
-            if row_of(leaf) is not None
+            if (row := row_of(leaf)) is not None
         ]
-    check_apart(written, read, _WHO)
+    check_disjoint(written, read, _WHO)

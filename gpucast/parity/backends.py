@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
 from gpucast.codegen.fused import FusedArguments
@@ -55,8 +56,9 @@ class Host:
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         def cast(case: Case, codes: Array) -> Array:
-            x = codes.view(case.rule.src.numpy)
-            return np.asarray(host_cast.apply(x, case.rule, random=case.random).view(case.rule.dst.code_numpy))
+            source = operand(codes.view(case.rule.src.numpy), case.rule.src)
+            result = host_cast.apply(source, case.rule, random=case.random)
+            return np.asarray(result.data.view(case.rule.dst.code_numpy))
 
         return cast
 

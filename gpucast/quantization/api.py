@@ -12,7 +12,7 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import PackedArray, as_array, home
+from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
@@ -117,7 +117,7 @@ def _quantize(x: Any, format: Any, request: _Request) -> Any:
         raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
     random = _random(format, request.rounding, request.seed, request.offset)
     place = devices.parse(request.device, _WHO)
-    if place is not None and (place != "cpu" or home(array) is not None):
+    if place is not None and (place != "cpu" or device_index(array) is not None):
         if place != "cpu":
             devices.index(place, _WHO)
         array = cast(array, row, device=place, copy=False)
@@ -174,9 +174,9 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{_WHO}: scale= has dtype {given.dtype}; expected numbers")
-    if home(given) is not None and home(x) is None:
+    if device_index(given) is not None and device_index(x) is None:
         given = gpu.cast.to_host(given)
-    if home(given) is None:
+    if device_index(given) is None:
         with np.errstate(over="ignore"):
             given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts
 from gpucast.core.random import Random
@@ -16,7 +16,7 @@ from gpucast.quantization.cpu import quantize as host
 
 def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
     """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
-    if home(x) is not None:
+    if device_index(x) is not None:
         return gpu.quantize.quantize(x, format, [gpu.tiles.Wanted(*one) for one in wanted], random=random)
     made: list[Parts] = []
     for swapped, on, given in wanted:
@@ -29,7 +29,7 @@ def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random
 
 def dequantize(parts: Parts, format: Format, row: DType, axis: int) -> Any:
     """The numbers that parts stand for, each rounded once to `row`."""
-    if home(parts.data) is not None:
+    if device_index(parts.data) is not None:
         return gpu.quantize.dequantize(parts, format, row, axis=axis)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
     return host.dequantize(replace(parts, data=data), format, row, axis=axis)

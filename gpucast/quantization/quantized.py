@@ -12,7 +12,7 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format, Parts, find
@@ -60,7 +60,7 @@ class Quantized:
         _check(self.scales, "scales", self.format.scale, flat)
         _check(self.zero_points, "zero_points", self.format.zero_point, shape)
         _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, ())
-        places = {home(part) for part in self.parts().values()}
+        places = {device_index(part) for part in self.parts().values()}
         if len(places) > 1:
             raise ValueError(f"{who}: the parts are on different devices: {', '.join(map(devices.name, places))}")
 
@@ -124,7 +124,7 @@ class Quantized:
 
     def get(self) -> Quantized:
         """The same on the host."""
-        if home(self.data) is None:
+        if device_index(self.data) is None:
             return self
         return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 

@@ -291,8 +291,8 @@ def test_cuda_without_a_gpu_says_why_and_never_falls_back(monkeypatch: pytest.Mo
 class FakeCupyArray:
     """What a cupy.ndarray shows before any driver is asked."""
 
-    dtype, shape, size, ndim = np.dtype(np.float32), (2,), 2, 1
-    device = types.SimpleNamespace(id=0)
+    dtype, shape, strides, size, ndim = np.dtype(np.float32), (2,), (4,), 2, 1
+    device, data = types.SimpleNamespace(id=0), types.SimpleNamespace(device_id=0)
 
 
 def test_a_cupy_array_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

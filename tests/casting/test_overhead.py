@@ -44,7 +44,7 @@ def values(row: DType, n: int, seed: int = 0) -> np.ndarray:
     return random_codes(row, n, seed).view(row.numpy)
 
 
-# ---- the short way does little, and all that it must ----
+# ---- the fast path does little, and all that it must ----
 
 
 def test_a_warm_call_into_out_is_a_bare_launch(cuda: Cuda) -> None:
@@ -330,6 +330,22 @@ def test_wrong_host_outs_after_a_good_call() -> None:
     with pytest.raises(ValueError, match="out overlaps x"):
         gpucast.cast(memory[:8], "INT32", out=memory.view(np.int32)[4:])
     assert gpucast.cast(x, "INT32", out=x.view(np.int32)).tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("keywords", [{}, {"scale": 1.0}], ids=["plain", "fused"])
+def test_strided_host_outs_after_a_good_call(keywords: dict[str, Any]) -> None:
+    x = np.arange(8, dtype=np.float32)
+    wanted = gpucast.cast(x, "INT16", **keywords)
+    memory = np.zeros(17, np.int16)
+    for out in (memory[1:17:2], memory[8:0:-1]):
+        assert gpucast.cast(x, "INT16", out=out, **keywords) is out
+        assert_same(out, wanted)
+    every = np.lib.stride_tricks.as_strided(memory, (8,), (0,))
+    with pytest.raises(ValueError, match="elements of out share memory"):
+        gpucast.cast(x, "INT16", out=every, **keywords)
+    behind = np.arange(12, dtype=np.float32)
+    with pytest.raises(ValueError, match="out overlaps x"):
+        gpucast.cast(behind[:8], "INT16", out=behind.view(np.int16)[::3], **keywords)
 
 
 def test_results_of_first_and_later_calls_are_alike(cuda: Cuda) -> None:

@@ -17,12 +17,13 @@ from bench import cubin
 from codes import assert_codes, assert_same, every_code
 from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_device
 from gpucast import PackedArray
-from gpucast.casting import fused as fused_cast
+from gpucast.arrays.operand import operand
+from gpucast.casting import dispatch
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import FusedArguments, FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Fusion
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
 from gpucast.parity import hard_values
 from gpucast.parity import host_build as hostbuild
@@ -90,6 +91,10 @@ def finite_codes(codes: np.ndarray, src: DType) -> np.ndarray:
     return codes[[exact.decode(src, int(code)).kind == "finite" for code in codes]]
 
 
+def cast(x: Any, rule: Rule, inputs: FusedInputs) -> Any:
+    return dispatch.apply(operand(x), rule, fused=inputs).array
+
+
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
 def test_the_host_is_the_exact_model(src: DType) -> None:
     for i, dst in enumerate(NUMERIC):
@@ -100,8 +105,8 @@ def test_the_host_is_the_exact_model(src: DType) -> None:
             random = random if rule.rounding == STOCHASTIC else None
             for case in (codes, finite_codes(codes, src)):
                 amax, finite = np.zeros((), np.float32), np.ones(1, bool)
-                fusion = Fusion(scale, amax, finite, random)
-                got = fused_cast.apply(case.view(src.numpy), rule, fusion).view(dst.code_numpy)
+                inputs = FusedInputs(scale, amax, finite, random)
+                got = cast(case.view(src.numpy), rule, inputs).view(dst.code_numpy)
                 words = [None] * case.size if random is None else reference.random_words(random, case.size)
                 wanted = [
                     scaled_exactly(int(code), rule, scale, None if word is None else int(word))
@@ -145,16 +150,16 @@ def values(src: DType, dst: DType, scale: float | None, most: int) -> np.ndarray
     return np.concatenate([near_ties(dst, scale, 4 * most), codes.view(src.numpy)])
 
 
-def check(source: Any, rule: Rule, fusion: Fusion) -> None:
+def check(source: Any, rule: Rule, inputs: FusedInputs) -> None:
     """The kernel gives the result, the largest magnitude and the finiteness that the host gives."""
 
-    def copies(make: Any) -> Fusion:
-        return fusion._replace(**{name: make(array) for name, array in fusion._asdict().items() if name in flags})
+    def copies(make: Any) -> FusedInputs:
+        return inputs._replace(**{name: make(array) for name, array in inputs._asdict().items() if name in flags})
 
-    flags = [name for name in ("amax", "finite") if getattr(fusion, name) is not None]
+    flags = [name for name in ("amax", "finite") if getattr(inputs, name) is not None]
     ours, theirs = copies(np.copy), copies(to_device)
-    wanted = fused_cast.apply(on_host(source), rule, ours)
-    got = fused_cast.apply(source, rule, theirs)
+    wanted = cast(on_host(source), rule, ours)
+    got = cast(source, rule, theirs)
     assert isinstance(got, PackedArray) == rule.dst.packed
     assert_same(on_host(got), wanted)
     for name in flags:
@@ -185,14 +190,14 @@ def test_the_kernel_is_the_host(case: tuple[DType, DType, FusedOps, bool], drive
                     data[-1] |= 0xFF << (odd.size * src.bits % 8) & 0xFF
                     sources.append(PackedArray(upload(data, offset=offset), src, odd.shape))
             for source in sources:
-                fusion = Fusion(
+                inputs = FusedInputs(
                     scale,
                     np.zeros((), np.float32) if asked.amax else None,
                     np.ones((1, 1), bool) if asked.finite else None,
                     RANDOM if random else None,
                 )
                 driver.launched.clear()
-                check(source, rule, fusion)
+                check(source, rule, inputs)
                 assert len(driver.launched) == (source.size > 0), "one launch"
 
 
@@ -208,7 +213,7 @@ def test_the_short_product_is_the_long_one(
     amax, finite = np.zeros(1, np.float32) if asked.amax else None, np.ones(1, bool) if asked.finite else None
     for scale in map(float, scales):
         x = near_ties(dst, scale, 1 << 16) if src is FLOAT else every_code(src).view(src.numpy)
-        check(upload(x), rule_of(*case), Fusion(scale, amax, finite))
+        check(upload(x), rule_of(*case), FusedInputs(scale, amax, finite))
     if src is FLOAT and exhaustive:
         every_float(dst, 0.1)
 
@@ -277,10 +282,10 @@ def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, FusedOps, boo
     for scale in {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]:
         x = np.resize(values(src, dst, scale, 100_003), 200_006)
         for source in (x, x[::-1]):
-            fusion = Fusion(
+            inputs = FusedInputs(
                 scale,
                 np.zeros((), np.float32) if asked.amax else None,
                 np.ones((1, 1), bool) if asked.finite else None,
                 RANDOM if random else None,
             )
-            check(gpucast.cast(source, src, device="cuda"), rule, fusion)
+            check(gpucast.cast(source, src, device="cuda"), rule, inputs)

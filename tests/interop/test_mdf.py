@@ -264,7 +264,7 @@ def test_casts_go_to_the_device_and_come_back(monkeypatch: pytest.MonkeyPatch, t
         return result if device is None else OnDevice(result)
 
     monkeypatch.setattr(mdf.casting, "cast", placed)
-    monkeypatch.setattr(mdf, "home", lambda x: 0 if isinstance(x, OnDevice) else None)
+    monkeypatch.setattr(mdf, "device_index", lambda x: 0 if isinstance(x, OnDevice) else None)
     with mdf.installed("cuda:1"):
         assert run(cast_file(tmp_path, 22), VALUES).tolist() == CAST(VALUES, "INT4").tolist()
         assert run(cast_file(tmp_path, 8), VALUES[:1]).tolist() == ["0.0"]

@@ -13,7 +13,7 @@ import torch
 from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Call, destination
+from gpucast.core.options import Options, destination
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import CAST_VERSIONS
 from gpucast.gpu import devices
@@ -30,27 +30,27 @@ class TorchAdapter(ArrayAdapter):
     def take(self, x: torch.Tensor, who: str, writing: bool = False) -> Any:
         return tensors.take(x, who, writing)
 
-    def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, call: Call) -> Any:
-        attributes: tuple[Any, ...] = call[: len(DEFAULTS)]
-        device, out, copy, who = call.device, call.out, call.copy, call.who
+    def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
+        attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
+        device, out, copy, who = options.device, options.out, options.copy, options.who
         dst = destination(to, who)
         src = tensors.row_of(x, who)
         if dst.family == "string":
             with tensors.on_stream_of(x, who):
-                return cast(tensors.take(x, who), dst, call)
+                return cast(tensors.take(x, who), dst, options)
         if not isinstance(copy, (bool, np.bool_)):
             raise TypeError(f"{who}: copy={copy!r} must be True or False")
-        if call.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
+        if options.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
             attributes = ()
         else:
-            tensors.check_attributes(src, dst, attributes, call.versions, who)
+            tensors.check_attributes(src, dst, attributes, options.versions, who)
             saturate, round_mode, opset, rounding, overflow = attributes
             # An op takes Python's own types only.
             attributes = bool(saturate), round_mode, int(opset), rounding, overflow
         place = x.device if device is None else _place(x, device, who)
-        random = resolve_random(call.rounding, call.seed, call.offset, who)
-        if random is not None or call.scale is not None or call.amax is not None or tensors.transformed():
-            return fused.cast(x, dst, attributes, random, call, place)
+        random = resolve_random(options.rounding, options.seed, options.offset, who)
+        if random is not None or options.scale is not None or options.amax is not None or tensors.transformed():
+            return fused.cast(x, dst, attributes, random, options, place)
         if out is not None:
             return _into(x if place == x.device else x.to(place), dst, attributes, out, who)
         shape = tensors.shape_of(x)
@@ -107,8 +107,8 @@ class TorchAdapter(ArrayAdapter):
     def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
         return batch.addresses(arrays)
 
-    def allocate(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
-        return batch.allocate(arrays, row)
+    def allocate(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
+        return batch.allocate(arrays, dst)
 
     def written(self, outs: Sequence[torch.Tensor]) -> None:
         batch.written(outs)

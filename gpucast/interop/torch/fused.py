@@ -14,7 +14,7 @@ import torch
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Call
+from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.interop.torch import tensors
 
@@ -27,19 +27,26 @@ _SCHEMA = (
 
 
 def cast(
-    x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], random: Random | None, call: Call, place: torch.device
+    x: torch.Tensor,
+    dst: DType,
+    attributes: tuple[Any, ...],
+    random: Random | None,
+    options: Options,
+    place: torch.device,
 ) -> Any:
     """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
-    if isinstance(call.scale, torch.Tensor):
-        tensors.check_scale(call.scale, call.who)
-    if tensors.transformed() and call.scale is not None and not isinstance(call.scale, torch.Tensor):
+    if isinstance(options.scale, torch.Tensor):
+        tensors.check_scale(options.scale, options.who)
+    if tensors.transformed() and options.scale is not None and not isinstance(options.scale, torch.Tensor):
         # Whatever stands for a number is one there.
-        call = call._replace(scale=resolve_scale(call.scale, x.device.index if x.is_cuda else None, call.who))
+        options = options._replace(
+            scale=resolve_scale(options.scale, x.device.index if x.is_cuda else None, options.who)
+        )
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
-    if _traced(call):
-        return _cast_traced(x, dst, arguments, call, place)
-    return _cast_at_once(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, place)
+    if _traced(options):
+        return _cast_traced(x, dst, arguments, options, place)
+    return _cast_at_once(x, dst, _keywords(arguments) | {"scale": options.scale, "amax": options.amax}, options, place)
 
 
 def _signed(value: int) -> int:
@@ -53,14 +60,14 @@ def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return tensors.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
 
 
-def _traced(call: Call) -> bool:
+def _traced(options: Options) -> bool:
     """Whether the cast is to be one of ops: of tensors (and a number), where not only the result matters."""
     if not (torch.compiler.is_compiling() or tensors.transformed()):
         return False
     return (
-        (call.scale is None or type(call.scale) in (float, int) or isinstance(call.scale, torch.Tensor))
-        and (call.amax is None or isinstance(call.amax, torch.Tensor))
-        and (call.out is None or isinstance(call.out, torch.Tensor))
+        (options.scale is None or type(options.scale) in (float, int) or isinstance(options.scale, torch.Tensor))
+        and (options.amax is None or isinstance(options.amax, torch.Tensor))
+        and (options.out is None or isinstance(options.out, torch.Tensor))
     )
 
 
@@ -68,8 +75,8 @@ def _traced(call: Call) -> bool:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
-def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, place: torch.device) -> Any:
-    out, who = call.out, call.who
+def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options: Options, place: torch.device) -> Any:
+    out, who = options.out, options.who
     if out is not None:
         tensors.check_out(x, dst, out, who)
         if isinstance(out, PackedArray):
@@ -106,8 +113,8 @@ class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not th
 # ---- as ops ----
 
 
-def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: Call, place: torch.device) -> Any:
-    scale, amax, out, who = call.scale, call.amax, call.out, call.who
+def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], options: Options, place: torch.device) -> Any:
+    scale, amax, out, who = options.scale, options.amax, options.out, options.who
     number = None
     if not isinstance(scale, torch.Tensor) and scale is not None:
         number, scale = float(scale), None

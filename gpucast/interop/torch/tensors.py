@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gpucast import gpu
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
@@ -233,7 +233,7 @@ def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) 
         raise TypeError(f"{who}: out has dtype {out.dtype}; expected {dst}")
     if out.shape != array.shape:
         raise ValueError(f"{who}: out has shape {out.shape}; expected {array.shape}")
-    if home(out) is not None:
-        raise ValueError(f"{who}: out is on cuda:{home(out)}; the result belongs on the host")
+    if device_index(out) is not None:
+        raise ValueError(f"{who}: out is on cuda:{device_index(out)}; the result belongs on the host")
     # An array with an element per byte gives such an array on the host.
     out.data[...] = PackedArray.pack(cast(array, dst, **keywords)).data

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.packed import home
+from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
 from gpucast.codegen.batch import Field, ManySource, capacity_of, source_of, table_of, tiles_of
@@ -54,7 +54,7 @@ def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
 
     x and y are of one shape and dtype, and all arrays on one device. `out` (checked, or None) may be x or y.
     """
-    device = home(chosen)
+    device = device_index(chosen)
     assert device is not None
     with launch.driver().on(device):
         results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in rows]

@@ -195,7 +195,7 @@ def _stochastic(
         np.copyto(q.reshape(tile.split), 0, where=spread(lost, tile))
         whole[tile.elements] = q
     rule = resolve(_DOUBLE, format.element, rounding="stochastic")
-    host_cast.apply(whole, rule, data, random)
+    host_cast.into(whole, rule, data, random)
 
 
 # ---- back ----

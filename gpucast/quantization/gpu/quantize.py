@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.packed import PackedArray, home
+from gpucast.arrays.operand import operand
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
@@ -45,7 +46,7 @@ def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random
 
     RuntimeError while a CUDA graph is captured: memory has to be allocated.
     """
-    driver, device, row = launch.driver(), home(x), device_cast.row_of(x)
+    driver, device, row = launch.driver(), device_index(x), dtype(x.dtype)
     assert device is not None
     with driver.on(device):
         if driver.capturing():
@@ -124,7 +125,7 @@ def _seed(random: Random | None) -> dict[str, int]:
 
 def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
     """Scales of one byte each, linear of `shape`, in the order "128x4" of `size` scales; `back`: the other way."""
-    device, row = home(scales), device_cast.row_of(scales)
+    device, row = device_index(scales), dtype(scales.dtype)
     assert device is not None
     with launch.driver().on(device):
         scales = _dense(scales)
@@ -144,7 +145,7 @@ def swizzle_spec(row: DType, back: bool) -> QuantizeSpec:
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
     """The numbers that parts on a device stand for; the scales are in the layout "linear"."""
-    driver, device = launch.driver(), home(parts.data)
+    driver, device = launch.driver(), device_index(parts.data)
     assert device is not None
     shape = parts.data.shape
     parts = Parts(*(None if part is None else _dense(part) for part in vars(parts).values()))
@@ -245,22 +246,24 @@ def _in_rows(blocks: BlockGrid, x: Any) -> bool:
 
 def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
     """The caller's scales as a FLOAT array of its own on the device."""
-    if home(scale) != device:
-        scale = device_cast.to_host(scale) if home(scale) is not None else scale
+    if device_index(scale) != device:
+        scale = device_cast.to_host(scale) if device_index(scale) is not None else scale
         scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), shape))
         return device_cast.to_device(scale, device).reshape(shape)
     import cupy
 
     wide = cupy.broadcast_to(scale, shape)
-    return device_cast.apply(wide, resolve(device_cast.row_of(wide), _FLOAT), device_cast.new(shape, _FLOAT))
+    source = operand(wide)
+    return device_cast.apply(source, resolve(source.dtype, _FLOAT), operand(device_cast.new(shape, _FLOAT))).array
 
 
 def _dense(x: Any) -> Any:
     """The array, or a copy, in C order and with elements at multiples of their size: all others stop a device."""
     if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
         return x
-    row = device_cast.row_of(x)
-    return device_cast.apply(x, resolve(row, row), device_cast.new(x.shape, row))
+    source = operand(x)
+    row = source.dtype
+    return device_cast.apply(source, resolve(row, row), operand(device_cast.new(x.shape, row))).array
 
 
 def _address(x: Any) -> int:

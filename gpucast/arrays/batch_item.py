@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One array of many that are cast by one call."""
+"""One array of a batch that is cast by one call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gpucast.arrays.adapters import ArrayAdapter
-from gpucast.core.fused_ops import Fusion
+from gpucast.arrays.operand import Operand
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import Rule
 
 
@@ -17,12 +18,12 @@ class Names(NamedTuple):
 
     #: The caller's parameter: "arrays".
     parameter: str
-    #: Where in it the leaves are, such as "['encoder'][3]".
+    #: Where in it the arrays are, such as "['encoder'][3]".
     paths: Callable[[], Sequence[str]]
 
 
 @dataclass(slots=True)
-class Leaf:
+class BatchItem:
     """One array of a call of `gpucast.cast_many`."""
 
     #: What errors call it: "cast_many: arrays['encoder'][3]".
@@ -30,16 +31,14 @@ class Leaf:
     #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
     given: Any
     adapter: ArrayAdapter | None
-    array: Any
-    #: The index of the device that holds it; None for the host.
-    home: int | None
+    source: Operand
     #: What the caller gets, and the same as an array of ours; None until there is one.
     result: Any
-    target: Any = None
+    target: Operand | None = None
     rule: Rule = field(init=False)
-    #: What is done beside; None: nothing.
-    fusion: Fusion | None = None
-    #: Elements of the leaves before it.
+    #: What is fused with the cast; None: nothing.
+    fused: FusedInputs | None = None
+    #: Elements of the items before it.
     start: int = 0
 
     @property

@@ -43,9 +43,9 @@ struct IntFamily {};
 struct FloatFamily {};
 struct E8M0Family {};
 
-// The options of a cast as one type, as gpucast/rule.py resolves them. A function takes any such type as its parameter
-// `Rule` and reads the options that matter to it. They are functions, because constants of class scope would stay in
-// the compiled module as variables.
+// The options of a cast as one type, as gpucast/core/rule.py resolves them. A function takes any such type as its
+// parameter `Rule` and reads the options that matter to it. They are functions, because constants of class scope would
+// stay in the compiled module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
 enum class Rounding { truncate, nearest_even, stochastic };
 enum class RoundMode { up, down, nearest };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays to narrow codes with scales. Every result is that of gpucast/quantization/reference.py. `F` is the format, a
-// struct that gpucast/quantization/source.py writes; the array is in C order.
+// struct that gpucast/quantization/gpu/source.py writes; the array is in C order.
 //
 // Rows of short blocks are quantized in one pass, in which neighbouring threads share a block. All other blocks take
 // three passes: the statistics of each block, its scale, its elements.
@@ -21,7 +21,7 @@ struct Blocks {
     GPUCAST_INLINE i64 count() const { return (apart ? outer : 1) * grid_rows * grid_columns; }
 };
 
-// The constants of a division of 32-bit numbers by multiplication (gpucast/quantization/source.py).
+// The constants of a division of 32-bit numbers by multiplication (gpucast/quantization/gpu/source.py).
 struct Division {
     u32 magic, first, second;
 };
@@ -282,8 +282,8 @@ GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& 
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. gpucast/quantization/source.py defines NAME_format; the
-// last argument is a call of a function above.
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/source.py defines NAME_format;
+// the last argument is a call of a function above.
 #define GPUCAST_QUANTIZE(NAME, THREADS, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \

@@ -472,8 +472,8 @@ GPUCAST_INLINE void quantize_tiles(
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. gpucast/quantization/tile_source.py defines NAME_format
-// and NAME_tiles.
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/tile_source.py defines
+// NAME_format and NAME_tiles.
 #define GPUCAST_QUANTIZE_TILES(NAME, SRC, THREADS)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, gpucast::tile_blocks<gpucast::SRC>(THREADS))                 \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \

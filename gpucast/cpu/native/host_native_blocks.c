@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that share a scale: their extremes, and the codes of quotients. gpucast/quantization/host_native.py says what
+// Blocks that share a scale: their extremes, and the codes of quotients. gpucast/quantization/cpu/native.py says what
 // the fields are.
 #include "host_native.h"
 
-// As gpucast/quantization/blocks.py has them: an array of three dimensions, each cut into blocks.
+// As gpucast/quantization/cpu/blocks.py has them: an array of three dimensions, each cut into blocks.
 typedef struct {
     u64 shape[3], lengths[3], grid[3];
 } Blocks;

@@ -52,8 +52,11 @@ def layers() -> list[list[str]]:
 
 
 def draw(path: Path = PICTURE) -> None:
-    rows = layers()
-    mpl.rcParams.update({"svg.hashsalt": "gpucast", "svg.fonttype": "none", "font.family": "sans-serif"})
+    with mpl.rc_context({"svg.hashsalt": "gpucast", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        _draw(layers(), path)
+
+
+def _draw(rows: list[list[str]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 7.2))
     middle: dict[str, tuple[float, float]] = {}
     for level, row in enumerate(rows):

@@ -39,5 +39,5 @@ autodoc_mock_imports = [
     name for name in ("modeci_mdf", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None
 ]
 nitpicky = True
-# Names of other libraries, and of parameters, are text: what is called gpucast.something must be there.
+# Names of other libraries, and of parameters, are text: names in gpucast must be there.
 nitpick_ignore_regex = [("py:.*", r"(?!gpucast\.).*")]

@@ -22,6 +22,7 @@ import pytest
 
 import gpucast
 from gpucast.core.dtypes import DTYPES, DType
+from test_imports import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -236,6 +237,42 @@ def test_a_line_that_does_not_give_what_it_should_is_found(switching: ModuleType
     wrong = type(line)(line.title, line.text, line.setup, line.there, line.here, instead=line.here)
     with pytest.raises(ValueError, match="gives 0.1015625, 448.0, -448.0; "):
         switching.lines.rendered(wrong, names)
+
+
+# ---- the layers ----
+
+
+def layers_drawn() -> list[list[str]]:
+    """The folders in the committed picture, row by row from the bottom, each from left to right."""
+    text = (DOCS / "static" / "architecture.svg").read_text(encoding="utf-8")
+    words = re.findall(r'<text [^>]*translate\(([\d.]+) ([\d.]+)\)">(\w+)</text>', text)
+    folders = [(float(y), float(x), word) for x, y, word in words if any(word in row for row in LAYERS)]
+    rows: list[list[tuple[float, str]]] = []
+    lowest = math.inf
+    for y, x, word in sorted(folders, reverse=True):
+        # The boxes of a row are not quite at one height.
+        if y < lowest - 20:
+            lowest = y
+            rows.append([])
+        rows[-1].append((x, word))
+    return [[word for _, word in sorted(row)] for row in rows]
+
+
+def test_the_layers_are_those_that_the_tests_enforce() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, re.MULTILINE)
+    assert listed == [(str(number), folder) for number, row in enumerate(LAYERS, 1) for folder in row]
+    assert layers_drawn() == [list(row) for row in LAYERS], "run python docs/architecture.py"
+
+
+def test_the_picture_of_the_layers_says_what_its_script_says(scripts: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    architecture = scripts("architecture")
+    architecture.draw(tmp_path / "drawn.svg")
+    pictures = (tmp_path / "drawn.svg", architecture.PICTURE)
+    drawn, kept = (re.findall(r"<text.*?>(.*)</text>", path.read_text(encoding="utf-8")) for path in pictures)
+    assert len(drawn) > 2 * sum(map(len, LAYERS))
+    assert drawn == kept, "run python docs/architecture.py"
 
 
 # ---- the site ----

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The quick lanes of the host in C: the same bits as NumPy's lanes, in one pass. Plain loops, which compilers turn into
-// vector instructions; nothing here depends on the processor. gpucast/cpu/native/cast.py says what the fields are.
+// vector instructions; nothing here depends on the processor. gpucast/cpu/native/cast.py describes the fields.
 #define _FILE_OFFSET_BITS 64
 #define _XOPEN_SOURCE 700
 #include "host_native.h"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that share a scale: their extremes, and the codes of quotients. gpucast/quantization/cpu/native.py says what
-// the fields are.
+// Blocks that share a scale: their extremes, and the codes of quotients. The structs are
+// described in gpucast/quantization/cpu/native.py.
 #include "host_native.h"
 
-// As gpucast/quantization/cpu/blocks.py has them: an array of three dimensions, each cut into blocks.
+// As in gpucast/quantization/cpu/blocks.py: an array of three dimensions, each cut into blocks.
 typedef struct {
     u64 shape[3], lengths[3], grid[3];
 } Blocks;

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages, comments and docstrings name modules and files that there are."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("gpucast", "kernels", "docs", "bench", "examples", "tests")
+ENDINGS = ("py", "md", "sh", "c", "h", "hpp", "cu", "cuh")
+#: The log of changes names what there was, and tests of the project make names up.
+OTHERS = (ROOT / "CHANGELOG.md", ROOT / "tests" / "project")
+
+NAME = re.compile(r"(?<![\w./-])gpucast(?:\.[A-Za-z_]\w*)+")
+FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\.(?:{'|'.join(ENDINGS)})\b")
+#: Keys in the metadata of safetensors files, which only look like names: "gpucast.dtype.weights".
+KEY = re.compile(r"gpucast\.(?:dtype|shape|quantized)(?:\.\w+)?")
+
+
+def texts() -> Iterator[Path]:
+    yield from (ROOT / "Dockerfile", ROOT / ".ci" / "run")
+    yield from (path for path in ROOT.iterdir() if path.suffix in (".md", ".toml", ".yaml"))
+    for folder in FOLDERS:
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix[1:] in ENDINGS)
+
+
+TEXTS = [path for path in texts() if not any(path.is_relative_to(other) for other in OTHERS)]
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name leads to a module, or from one through attributes to anything."""
+    if KEY.fullmatch(name) or name == "gpucast.__main__":  # To import that one would run the command.
+        return True
+    first, *parts = name.split(".")
+    found, path = importlib.import_module(first), ROOT / first
+    for count, part in enumerate(parts, 2):
+        path /= part
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            try:
+                found = importlib.import_module(".".join([first, *parts][:count]))
+            except ImportError:  # It needs a library that is not installed: nothing more can be said.
+                return True
+        elif hasattr(found, part):
+            found = getattr(found, part)
+        else:
+            return False
+    return True
+
+
+def test_names_and_files_are_there() -> None:
+    wrong = []
+    for path in TEXTS:
+        place, text = path.relative_to(ROOT), path.read_text(encoding="utf-8")
+        wrong += [f"{place}: {name}" for name in sorted(set(NAME.findall(text))) if not is_there(name)]
+        wrong += [f"{place}: {file}" for file in sorted(set(FILE.findall(text))) if not (ROOT / file).exists()]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_is_not_there_is_found() -> None:
+    found = NAME.findall("`gpucast.packed`, gpucast.core.rule.resolve. See gpucast.core.rule.dissolve, my.gpucast.x.")
+    assert found == ["gpucast.packed", "gpucast.core.rule.resolve", "gpucast.core.rule.dissolve"]
+    assert [is_there(name) for name in found] == [False, True, False]
+    files = FILE.findall("gpucast/host.py, `kernels/cast.cu`; see other/gpucast/x.py.")
+    assert files == ["gpucast/host.py", "kernels/cast.cu"]
+    assert len(TEXTS) > 300

@@ -22,7 +22,7 @@ import gpucast
 from bench import strings
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import Rule, resolve
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.reference import casting as reference
 
 Array = npt.NDArray[Any]
@@ -147,7 +147,7 @@ def _time(x: Array, rule: Rule, kind: str, repeats: int) -> Row:
             sides["astype"] = lambda: x.astype(kind_of_result)
         except TypeError:  # ml_dtypes lacks the pair.
             pass
-        if host.table_driven(rule):
+        if lanes.table_driven(rule):
             out = np.empty(x.shape, kind_of_result)
             sides["cast_out"] = lambda: gpucast.cast(x, rule.dst, out=out)
         best = dict.fromkeys(sides, float("inf"))

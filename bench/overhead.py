@@ -20,7 +20,7 @@ import numpy as np
 import gpucast
 from bench import idle_cuda
 from gpucast.benchmark.timing import Times
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 
 Call = Callable[[], object]
 
@@ -40,7 +40,7 @@ class Result:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     del arguments
-    problem = device.unavailable()
+    problem = devices.unavailable()
     results = list(_measure(_host_calls(), "host", time.thread_time, _at_once))
     where = "none"
     if importlib.util.find_spec("cupy") is None:

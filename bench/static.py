@@ -25,7 +25,7 @@ from bench.static_budget import KNOWN, budget, over, problems, verdict
 from bench.static_kernels import Kernel, measure
 from bench.static_model import GPUS, estimates
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import cubin as compiler
+from gpucast.compile import cubin
 from gpucast.core.rule import Rule, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
@@ -85,12 +85,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def architectures() -> list[str]:
     """What gpucast compiles for, for the devices that the check is for."""
-    return [compiler.architecture(capability) for capability in CAPABILITIES]
+    return [cubin.architecture(capability) for capability in CAPABILITIES]
 
 
 def _architecture(text: str) -> str:
     try:
-        name = compiler.compiler().parse(text)
+        name = cubin.compiler().parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if name.startswith("compute_"):

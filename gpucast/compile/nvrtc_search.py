@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpucast.compile import nvidia as driver
-from gpucast.compile import nvrtc
+from gpucast.compile import nvidia, nvrtc
 from gpucast.compile.nvrtc import Nvrtc
 from gpucast.compile.nvrtc_files import MAJORS, file_name, in_wheels
 from gpucast.core.errors import DeviceUnavailable
@@ -35,7 +34,7 @@ def find() -> Found:
     In each of these places the newest CUDA major comes first, but none that is newer than the driver, which would
     refuse its cubins. DeviceUnavailable, with the command that mends it, where there is none.
     """
-    version = driver.cuda_version()
+    version = nvidia.cuda_version()
     majors = [major for major in MAJORS if version is None or major <= version[0]]
     for major in majors:
         library = _already_loaded(file_name(major))
@@ -106,4 +105,4 @@ def _extra(version: tuple[int, int] | None) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
         return extra
-    return driver.extra(version)
+    return nvidia.extra(version)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
-from gpucast.cpu import tables as host_tables
+from gpucast.cpu import tables
 from gpucast.cpu.chunks import CHUNK, codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode, encode
 from gpucast.cpu.store import Lane, store
@@ -113,7 +113,7 @@ def _silent(make: Callable[[], Lane]) -> Lane:
     return lambda x, out: context.run(lane, x, out)
 
 
-_short_lanes = lru_cache(maxsize=host_tables.KEPT)(_ShortLanes)
+_short_lanes = lru_cache(maxsize=tables.KEPT)(_ShortLanes)
 
 
 def chunk_of(rule: Rule) -> int:
@@ -149,7 +149,7 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
     if src.bits <= 16 and not _carried(rule):
         return _look_up(rule, size, chunk)
     if src.is_float and src.bits <= 16 and dst.family == "int" and size >= 1 << src.bits:
-        if host_tables.astype_keeps_low_bits(rule):
+        if tables.astype_keeps_low_bits(rule):
             return _astype_low_bits(rule)
     if src.packed and not dst.packed and dst.bits == 8 and rule.overflow == "wrap":
         return lambda x, out: _discard(_extend(x, src, out))
@@ -216,12 +216,12 @@ def _discard(_: Any) -> None:
 
 
 def _look_up(rule: Rule, size: int, chunk: int) -> Lane:
-    if host_tables.too_long(1 << rule.src.bits, size):
+    if tables.too_long(1 << rule.src.bits, size):
         return lambda x, out: np.copyto(out, encode(decode(x, rule.src), rule))
-    table = host_tables.by_code(rule)
-    if table.size > 256 or table.itemsize == 8 or host_tables.too_long(1 << 16, size):
+    table = tables.by_code(rule)
+    if table.size > 256 or table.itemsize == 8 or tables.too_long(1 << 16, size):
         return _take(table, chunk)
-    pairs = host_tables.by_pair(rule)
+    pairs = tables.by_pair(rule)
     index = np.empty(chunk // 2, np.intp)
 
     def lane(x: Array, out: Array) -> None:

@@ -19,8 +19,7 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
-from gpucast.cpu import stochastic_steps as host_steps
-from gpucast.cpu import tables as host_tables
+from gpucast.cpu import stochastic_steps, tables
 from gpucast.cpu.chunks import codes_of, pairs
 from gpucast.cpu.encode import decode
 from gpucast.cpu.philox import Words
@@ -53,12 +52,12 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
 def lane_of(rule: Rule, size: int) -> Lane:
     """The lane for an array of `size` elements; NumPy's floating-point errors must be off where it runs."""
     src, dst = rule.src, rule.dst
-    if src.bits <= 16 and not host_tables.too_long(1 << max(src.bits, 8), size):
+    if src.bits <= 16 and not tables.too_long(1 << max(src.bits, 8), size):
         return _look_up(_table(rule))
     if src.numpy == np.float32 and dst.numpy == ml_dtypes.bfloat16:
         return _upper_half(rule)
 
-    put = host_steps.put(rule)
+    put = stochastic_steps.put(rule)
     return lambda codes, words, out: put(_float64(codes, src), words, out)
 
 
@@ -94,16 +93,16 @@ class _Table(NamedTuple):
     up: Array
 
 
-@lru_cache(maxsize=host_tables.KEPT)
+@lru_cache(maxsize=tables.KEPT)
 def _table(rule: Rule) -> _Table:
     codes = np.arange(1 << max(8, rule.src.bits), dtype=rule.src.code_numpy)
     with np.errstate(all="ignore"):
         values = _float64(codes, rule.src)
         down, up = (np.empty(codes.size, rule.dst.code_numpy) for _ in range(2))
-        put = host_steps.put(rule)
+        put = stochastic_steps.put(rule)
         put(values, np.zeros(codes.size, np.uint32), down)
         put(values, np.full(codes.size, 2**32 - 1, np.uint32), up)
-        table = _Table(~host_steps.fractions(values, rule.dst), down, up)
+        table = _Table(~stochastic_steps.fractions(values, rule.dst), down, up)
     for part in table:
         # One table serves every thread.
         part.flags.writeable = False

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Rule
-from gpucast.cpu import tables as host_tables
+from gpucast.cpu import tables
 from gpucast.cpu.encode import canonical_nan, canonical_quiet_nan, encode
 from gpucast.cpu.integers import float_to_int
 
@@ -127,7 +127,7 @@ def _to_float32(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Arr
     harmless = carrier.kind != "f" and (carrier.itemsize <= 2 or (dst.family == "float" and dst.max < 2.0**24))
     scratch = np.empty(0 if harmless else chunk, np.uint32)
     # Numbers of `dst` and the middles between them have these bits clear in float32.
-    clear = (1 << (host_tables.dropped_bits(dst) + 1)) - 1
+    clear = (1 << (tables.dropped_bits(dst) + 1)) - 1
 
     def load(x: Array) -> Array:
         value = nearest[: x.size]
@@ -166,8 +166,8 @@ def _odd_float64(x: Array) -> Array:
 def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
     dst = rule.dst
     if dst.bits <= 8:
-        length = 1 << (32 - host_tables.dropped_bits(dst))
-        return _encode(rule) if host_tables.too_long(length, size) else _by_leading_bits(rule, chunk)
+        length = 1 << (32 - tables.dropped_bits(dst))
+        return _encode(rule) if tables.too_long(length, size) else _by_leading_bits(rule, chunk)
     if dst.numpy == ml_dtypes.bfloat16:
         return _to_bfloat16(rule, chunk)
     if dst.numpy == np.float16:
@@ -176,8 +176,8 @@ def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
 
 
 def _by_leading_bits(rule: Rule, chunk: int) -> Lane:
-    table = host_tables.by_leading_bits(rule)
-    count = host_tables.dropped_bits(rule.dst)
+    table = tables.by_leading_bits(rule)
+    count = tables.dropped_bits(rule.dst)
     # Arrays, because NumPy takes longer to convert a number than to work on a short array.
     dropped, low = np.array(count, np.uint32), np.array((1 << count) - 1, np.uint32)
     scratch, index = np.empty(chunk, np.uint32), np.empty(chunk, np.intp)

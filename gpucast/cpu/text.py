@@ -25,7 +25,7 @@ from gpucast.core import dtypes
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.cpu.chunks import spans
 
 Array = npt.NDArray[Any]
@@ -111,7 +111,7 @@ def _read_floats(texts: list[str], first: int, rule: Rule) -> Array:
     for i in np.flatnonzero(_on_boundary(numbers, dst)).tolist():
         numbers[i] = _toward(texts[i], float(numbers[i]))
     result = np.empty(numbers.size, dst.numpy)
-    host.apply(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
+    lanes.apply(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
     return result
 
 

@@ -17,13 +17,13 @@ from gpucast import gpu
 from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
     """A CuPy array over the memory; CuPy's current stream waits for the stream that the interface names."""
     interface = x.__cuda_array_interface__
-    device.require(who)
+    devices.require(who)
     driver = gpu.driver.driver()
     try:
         address, readonly = interface["data"]

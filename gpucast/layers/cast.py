@@ -17,7 +17,7 @@ import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays.packed import as_array
-from gpucast.casting import fused as fused_cast
+from gpucast.casting import fused
 from gpucast.casting.cast import cast, cast_like
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
@@ -105,8 +105,8 @@ class _Layer:
                 f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
                 "PackedArray"
             )
-        rule = fused_cast.fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
-        return fused_cast.apply(as_array(dy, who), rule, Fusion(scale=coefficient))
+        rule = fused.fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
+        return fused.apply(as_array(dy, who), rule, Fusion(scale=coefficient))
 
 
 def _with_dtype(x: Any) -> Any:

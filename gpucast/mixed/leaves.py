@@ -6,7 +6,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from gpucast.arrays import tree as trees
+from gpucast.arrays import tree
 from gpucast.core.dtypes import DType, dtype
 
 
@@ -30,7 +30,7 @@ def is_floating(leaf: Any) -> bool:
     return row is not None and row.is_float
 
 
-def paths(structure: trees.Structure, places: list[int]) -> list[str]:
+def paths(structure: tree.Structure, places: list[int]) -> list[str]:
     """The paths of some of a structure's leaves."""
-    found = trees.paths(structure)
+    found = tree.paths(structure)
     return [found[i] for i in places]

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays import adapters
-from gpucast.arrays import tree as trees
+from gpucast.arrays import adapters, tree
 from gpucast.arrays.batch_overlap import Place, check_apart
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import home
@@ -45,11 +44,11 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     arrays of other libraries with a device's flag. Nothing is written then.
     """
     flag = checked_flag(finite, _WHO)
-    leaves, structure = trees.flatten(new, f"{_WHO}: new")
-    given = [leaves, trees.leaves_like(structure, old, f"{_WHO}: old")]
+    leaves, structure = tree.flatten(new, f"{_WHO}: new")
+    given = [leaves, tree.leaves_like(structure, old, f"{_WHO}: old")]
     if out is not None:
-        given.append(trees.leaves_like(structure, out, f"{_WHO}: out"))
-    rows, paths = list(zip(*given, strict=True)), trees.paths(structure)
+        given.append(tree.leaves_like(structure, out, f"{_WHO}: out"))
+    rows, paths = list(zip(*given, strict=True)), tree.paths(structure)
     for path, row in zip(paths, rows, strict=True):
         _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *row)
     if out is not None:
@@ -66,7 +65,7 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     results = gpu.kernels.select(flag, [(rows[i][0], rows[i][1], None if out is None else rows[i][2]) for i in places])
     for i, result in zip(places, results, strict=True):
         leaves[i] = result
-    return trees.unflatten(structure, leaves) if out is None else out
+    return tree.unflatten(structure, leaves) if out is None else out
 
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:

@@ -19,11 +19,11 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
 from gpucast.codegen.fused import FusedArguments
 from gpucast.codegen.spec import CastSpec
-from gpucast.compile import nvidia as driver
+from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.cpu import cast as host_cast
 from gpucast.gpu import devices as device
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 
 Array = npt.NDArray[Any]
@@ -69,12 +69,12 @@ class Kernels:
     batch = 20
 
     def __init__(self) -> None:
-        self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
+        self.device = f"host build by {os.path.basename(host_build.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         # Those that take random words have a longer prelude.
         kernels, fused = (
-            hostbuild.build(
+            host_build.build(
                 [CastSpec.of(case.rule).source() for case in cases if (case.random is not None) == at_random],
                 optimize=optimize,
             )
@@ -85,7 +85,7 @@ class Kernels:
             src, dst = case.rule.src, case.rule.dst
             data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
             out = np.empty(dst.nbytes(codes.size), np.uint8)
-            arguments = hostbuild.Arguments(data.ctypes.data, out.ctypes.data, codes.size)
+            arguments = host_build.Arguments(data.ctypes.data, out.ctypes.data, codes.size)
             if case.random is None:
                 kernels.run(case.rule, arguments)
             else:
@@ -107,7 +107,7 @@ class Gpu:
         if problem is not None:
             raise DeviceUnavailable(f"no GPU to compare: {problem[0]}; {problem[1]}")
         self._index = gpu.driver.driver().current()
-        found = driver.find()
+        found = nvidia.find()
         devices = () if found is None else found.devices
         self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
 

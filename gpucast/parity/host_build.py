@@ -21,7 +21,7 @@ import numpy as np
 
 from gpucast.codegen.batch import ManySource
 from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.core.rule import Rule
 
 #: Kernels of one translation unit, and compilers that run at a time.
@@ -93,7 +93,7 @@ _ARGUMENTS = "src, src_bit, dst, n"
 
 def compiler() -> list[str]:
     """The command of a C++17 compiler. CompilerMissing where there is none."""
-    return host_compiler.find("c++", "hostbuild")
+    return cxx.find("c++", "hostbuild")
 
 
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:

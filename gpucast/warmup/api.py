@@ -125,17 +125,17 @@ def _specs(request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
         yield from _of_pair(pair, request)
     if formats:
         from gpucast.core.formats import find
-        from gpucast.warmup import kinds as warmup_kinds
+        from gpucast.warmup import kinds
 
         rounding = attributes.get("rounding")
         for format, src in itertools.product([find(name, _WHO) for name in formats], _USUAL):
             if rounding == STOCHASTIC:
                 fused_rule(src, format.element, scaled=False, who=_WHO, rounding=rounding)
-            yield from warmup_kinds.of_quantize(format, src, rounding)
+            yield from kinds.of_quantize(format, src, rounding)
     if request.mixed:
-        from gpucast.warmup import kinds as warmup_kinds
+        from gpucast.warmup import kinds
 
-        yield from warmup_kinds.of_mixed(_USUAL)
+        yield from kinds.of_mixed(_USUAL)
 
 
 def _of_pair(pair: Any, request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
@@ -172,9 +172,9 @@ def _of_cast(
             if not (rule.dst.packed or (rule.src.packed and not unpacked)):
                 yield CastSpec(rule, "transposed", unpacked)
         if request.many and not amax:
-            from gpucast.warmup import kinds as warmup_kinds
+            from gpucast.warmup import kinds
 
-            yield from warmup_kinds.of_many(rule, unpacked, ops)
+            yield from kinds.of_many(rule, unpacked, ops)
 
 
 def _formats(quantize: str | Iterable[Any]) -> list[Any]:
@@ -182,19 +182,18 @@ def _formats(quantize: str | Iterable[Any]) -> list[Any]:
 
 
 def _architectures(arch: str | Sequence[str] | None) -> list[str]:
-    from gpucast.compile import cubin as compiler
-    from gpucast.compile import nvidia as driver
+    from gpucast.compile import cubin, nvidia
 
     if arch is None:
-        machine = driver.find()
+        machine = nvidia.find()
         if machine is None or not machine.capabilities:
             reason = "there is no NVIDIA driver" if machine is None else machine.problem
             raise DeviceUnavailable(f"{_WHO}: no architecture is given, and {reason}; name one, such as 'sm_90'")
-        return list(dict.fromkeys(map(compiler.architecture, machine.capabilities)))
+        return list(dict.fromkeys(map(cubin.architecture, machine.capabilities)))
     names = [arch] if isinstance(arch, str) else arch
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{_WHO}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
-    return [compiler.compiler().parse(name) for name in names]
+    return [cubin.compiler().parse(name) for name in names]
 
 
 def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int], object] = lambda done: None) -> str:
@@ -211,8 +210,8 @@ def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int
 
 
 def _compile(task: Task) -> str:
-    from gpucast.compile import cubin as compiler
+    from gpucast.compile import cubin
 
     source = task.spec.source()
-    compiler.compile(source.text, source.name, task.arch)
-    return compiler.compiler().cache.problem
+    cubin.compile(source.text, source.name, task.arch)
+    return cubin.compiler().cache.problem

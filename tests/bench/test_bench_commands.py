@@ -20,8 +20,8 @@ from bench import __main__ as command
 from bench.gpu_results import FOLDER
 from gpucast.benchmark import gpu
 from gpucast.cli import disassembler
-from gpucast.compile import cubin as compiler
-from gpucast.gpu import devices as device
+from gpucast.compile import cubin
+from gpucast.gpu import devices
 
 # ---- python -m bench ----
 
@@ -39,7 +39,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
         return run
 
     monkeypatch.setattr(command, "BENCHMARKS", {name: ("", fake(name)) for name in command.BENCHMARKS})
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
     return calls
 
 
@@ -73,7 +73,7 @@ def test_results_that_cannot_be_written_are_known_before_the_work(
 
 
 def test_the_gpu_is_the_default(ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(devices, "unavailable", lambda: None)
     assert command.main(["--budget-s", "30", "--json", str(tmp_path / "x.json")]) == 0
     assert [(call.name, call.budget_s, call.results) for call in ran] == [("gpu", 30.0, FOLDER)]
     assert "device" not in json.loads((tmp_path / "x.json").read_text())
@@ -109,7 +109,7 @@ def test_a_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
 def test_the_copy_kernel_moves_16_bytes_at_a_time(unroll: int, capability: tuple[int, int]) -> None:
     name, text = gpu.copy_source(unroll)
-    code = compiler.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
+    code = cubin.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
     sass = disassembler.disassemble(code).decode()
     loads, stores = (re.findall(rf"\b{word}\.E\S*", sass) for word in ("LDG", "STG"))
     assert len(loads) >= unroll and all(".128" in access for access in loads + stores), (loads, stores)

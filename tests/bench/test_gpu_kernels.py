@@ -250,20 +250,20 @@ def test_the_pool_writes_what_it_did(tmp_path: Path) -> None:
 
 
 def test_the_pool_compiles_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from gpucast.compile import cubin as compiler
+    from gpucast.compile import cubin
 
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu_kernels, "OF_PARTS", {"sweeps": lambda: gpu_kernels.casts([(FLOAT, HALF)], "contiguous")})
-    compiler._compiler.cache_clear()
+    cubin._compiler.cache_clear()
     try:
         assert gpu_compile.main(["sweeps", "--arch", "sm_90", "--jobs", "1", "--lines", str(tmp_path / "lines")]) == 0
         (kernel,) = gpu_kernels.casts([(FLOAT, HALF)], "contiguous")
-        cache = compiler.compiler().cache
+        cache = cubin.compiler().cache
         count = cache.usage()[0]
-        compiler.compile(kernel.text, kernel.name, "sm_90")
+        cubin.compile(kernel.text, kernel.name, "sm_90")
         assert cache.usage()[0] == count, "it is there already"
     finally:
-        compiler._compiler.cache_clear()
+        cubin._compiler.cache_clear()
     assert "1 kernels for sm_90" in capsys.readouterr().out
 
 

@@ -27,7 +27,7 @@ from gpucast import dtype
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.cast import kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
-from gpucast.compile import cubin as compiler
+from gpucast.compile import cubin
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
 from gpucast.parity.cases import NUMERIC, rules
@@ -50,7 +50,7 @@ def test_every_pair_keeps_its_budget(src: DType) -> None:
 
 @pytest.mark.parametrize("capability", [one for one in static.CAPABILITIES if one != (9, 0)])
 def test_every_pair_keeps_its_budget_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
-    arch = compiler.architecture(capability)
+    arch = cubin.architecture(capability)
     chosen = DEFAULTS if exhaustive else random.Random(arch).sample(DEFAULTS, BATCH)
     assert verdict(measure(chosen, arch)) == []
 

@@ -17,15 +17,14 @@ from bench import cubin
 from codes import assert_codes, assert_same, every_code
 from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_device
 from gpucast import PackedArray
-from gpucast.casting import fused as fused_cast
+from gpucast.casting import fused
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import FusedArguments, FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Fusion
 from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
-from gpucast.parity import hard_values
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import casting as reference
 from host_driver import HostDriver, download, upload
@@ -101,7 +100,7 @@ def test_the_host_is_the_exact_model(src: DType) -> None:
             for case in (codes, finite_codes(codes, src)):
                 amax, finite = np.zeros((), np.float32), np.ones(1, bool)
                 fusion = Fusion(scale, amax, finite, random)
-                got = fused_cast.apply(case.view(src.numpy), rule, fusion).view(dst.code_numpy)
+                got = fused.apply(case.view(src.numpy), rule, fusion).view(dst.code_numpy)
                 words = [None] * case.size if random is None else reference.random_words(random, case.size)
                 wanted = [
                     scaled_exactly(int(code), rule, scale, None if word is None else int(word))
@@ -153,8 +152,8 @@ def check(source: Any, rule: Rule, fusion: Fusion) -> None:
 
     flags = [name for name in ("amax", "finite") if getattr(fusion, name) is not None]
     ours, theirs = copies(np.copy), copies(to_device)
-    wanted = fused_cast.apply(on_host(source), rule, ours)
-    got = fused_cast.apply(source, rule, theirs)
+    wanted = fused.apply(on_host(source), rule, ours)
+    got = fused.apply(source, rule, theirs)
     assert isinstance(got, PackedArray) == rule.dst.packed
     assert_same(on_host(got), wanted)
     for name in flags:
@@ -217,12 +216,12 @@ def every_float(dst: DType, scale: float, begin: int = 0, end: int = 1 << 32) ->
     """For all codes: against the kernel that multiplies DOUBLEs."""
     rule, count = fused_rule(FLOAT, dst, scaled=True), 1 << 20
     short, long = (fused_source(rule, FusedOps(scaling)) for scaling in ("narrow", "wide"))
-    kernels, arguments = hostbuild.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
+    kernels, arguments = host_build.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
     got, wanted = (np.empty(count, dst.code_numpy) for _ in range(2))
     for first in range(begin, end, count):
         codes = np.arange(first, first + count, dtype=np.uint32)
         for source, out in ((short, got), (long, wanted)):
-            kernels.launch(source.name, hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
+            kernels.launch(source.name, host_build.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
 
 

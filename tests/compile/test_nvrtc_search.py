@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpucast.compile import nvidia as driver
-from gpucast.compile import nvrtc, nvrtc_search
+from gpucast.compile import nvidia, nvrtc, nvrtc_search
 from gpucast.compile.nvrtc_files import file_name
 from gpucast.compile.nvrtc_search import Found, find
 from gpucast.core.errors import DeviceUnavailable
@@ -44,7 +43,7 @@ class Machine:
         return self.on_the_loaders_path[path]
 
     def runs(self, cuda: tuple[int, int] | None) -> None:
-        self.monkeypatch.setattr(driver, "cuda_version", lambda: cuda)
+        self.monkeypatch.setattr(nvidia, "cuda_version", lambda: cuda)
 
     def packages(self, names: tuple[str, ...]) -> None:
         def version(name: str) -> str:
@@ -150,10 +149,10 @@ def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0
 
     for number, version in {12040: (12, 4), 13000: (13, 0), 0: None}.items():
-        monkeypatch.setattr(driver, "_load", lambda number=number: Library(number))
-        assert driver.cuda_version() == version
-    monkeypatch.setattr(driver, "_load", lambda: None)
-    assert driver.cuda_version() is None
+        monkeypatch.setattr(nvidia, "_load", lambda number=number: Library(number))
+        assert nvidia.cuda_version() == version
+    monkeypatch.setattr(nvidia, "_load", lambda: None)
+    assert nvidia.cuda_version() is None
 
 
 USE = """

@@ -21,7 +21,7 @@ from gpucast import cli
 from gpucast.compile import cache_folder
 from gpucast.compile.cache import Cache, digest
 from gpucast.cpu.native import library as host_native
-from gpucast.cpu.native import trial as host_native_trial
+from gpucast.cpu.native import trial
 from gpucast.files import atomic
 from strangers import STRANGER, as_root, exchanging
 
@@ -300,15 +300,15 @@ def test_a_library_that_changes_how_the_processor_rounds(
 ) -> None:
     """It is noticed by what is computed where nobody knows how the system keeps the processor's state."""
     if machine == "another":
-        monkeypatch.setattr(host_native_trial.platform, "machine", lambda: machine)
+        monkeypatch.setattr(trial.platform, "machine", lambda: machine)
     harmless = compiled(gcc, tmp_path / "harmless.so", "int nothing;\n")
-    assert host_native_trial.load(harmless, []) is not None
+    assert trial.load(harmless, []) is not None
     text = "#include <fenv.h>\n__attribute__((constructor)) static void begin(void) { fesetround(FE_UPWARD); }\n"
     harmful = compiled(gcc, tmp_path / "harmful.so", text, "-lm")
     tenth = np.array([0.1, -0.1])
     before = (tenth * 3).tobytes()
-    with pytest.raises(host_native_trial.Unfit, match="changes how the processor rounds"):
-        host_native_trial.load(harmful, [])
+    with pytest.raises(trial.Unfit, match="changes how the processor rounds"):
+        trial.load(harmful, [])
     assert (tenth * 3).tobytes() == before
 
 
@@ -320,8 +320,8 @@ def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path)
     key = host_native.Native(kept).key()
     kept.put(key, Path(other).read_bytes())
     (entry,) = folder.iterdir()
-    with pytest.raises(host_native_trial.Unfit, match="it lacks cast_file, each_run, "):
-        host_native_trial.load(other, host_native.FUNCTIONS)
+    with pytest.raises(trial.Unfit, match="it lacks cast_file, each_run, "):
+        trial.load(other, host_native.FUNCTIONS)
     native = host_native.Native(Cache(str(folder), private=True))
     assert native.library() is None
     assert not entry.exists()

@@ -20,13 +20,13 @@ import pytest
 import gpucast
 from gpucast import cli, files
 from gpucast.checkpoints.losses import counts
-from gpucast.checkpoints.streaming import checksums as sums
-from gpucast.compile import cxx as host_compiler
+from gpucast.checkpoints.streaming import checksums
+from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import Rule, resolve
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
 from gpucast.cpu.native.cast import Found, Place
@@ -82,8 +82,8 @@ def finish() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        host_compiler.find("c", "test")
-    except host_compiler.CompilerMissing:
+        cxx.find("c", "test")
+    except cxx.CompilerMissing:
         pytest.skip("no C compiler")
     kept = tmp_path_factory.mktemp("cache") / "native"
     assert made(kept).library() is not None
@@ -157,9 +157,9 @@ def test_sums_are_those_of_numpy(library: ctypes.CDLL, monkeypatch: pytest.Monke
     data = np.random.default_rng(2).integers(0, 256, 5003, dtype=np.uint8)
     data[1000:3000] = 255
     cases = [(data[start:], position) for start in range(9) for position in (0, 3, 8)] + [(data[:5], 6), (data[:0], 0)]
-    found = [sums.sum_of(*case) for case in cases]
+    found = [checksums.sum_of(*case) for case in cases]
     monkeypatch.setattr(host_native, "_native", lambda: None)
-    assert found == [sums.sum_of(*case) for case in cases]
+    assert found == [checksums.sum_of(*case) for case in cases]
 
 
 # ---- files ----
@@ -229,7 +229,7 @@ def test_files_are_cast_and_summed(size: int, to: str, library: ctypes.CDLL, tmp
     wanted = reference.apply(x, rule).tobytes()
     assert (tmp_path / "out").read_bytes() == bytes(5) + wanted
     assert done is not None
-    assert done[1] == sums.sum_of(wanted)
+    assert done[1] == checksums.sum_of(wanted)
 
 
 def test_errors_of_the_system_are_the_same(
@@ -352,7 +352,7 @@ WIDE = ("FLOAT", "BFLOAT16", "FLOAT16")
 
 def test_nothing_is_compiled_for_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(host_compiler, "find", lambda *_: asked.append("c") or ["false"])
+    monkeypatch.setattr(cxx, "find", lambda *_: asked.append("c") or ["false"])
     native = host_native.Native(Cache(str(tmp_path / "native"), private=True), 1000)
     assert native.library(999) is None
     assert not (tmp_path / "native").exists()
@@ -383,7 +383,7 @@ def test_a_folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         os.chown(native, 1, 1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: us + 1)
-    monkeypatch.setattr(host_compiler, "find", lambda *_: pytest.fail("nothing can be kept"))
+    monkeypatch.setattr(cxx, "find", lambda *_: pytest.fail("nothing can be kept"))
     assert made(tmp_path / "native").library() is None
     assert list(tmp_path.glob("native/*")) == []
 
@@ -482,7 +482,7 @@ def test_codes_of_float(to: str, library: ctypes.CDLL, exhaustive: bool) -> None
     assert cast is not None
     low, out = np.arange(block, dtype=np.uint32), np.empty(block, rule.dst.code_numpy)
     wanted = np.empty(block, rule.dst.numpy)
-    lane = host.lane(rule, 1 << 32, block)
+    lane = lanes.lane(rule, 1 << 32, block)
     for high in range(0, 1 << 16, 1 if exhaustive else 1009):
         codes = low | np.uint32(high << 16)
         cast(codes, out)

@@ -11,7 +11,7 @@ import pytest
 
 from codes import every_code
 from gpucast.codegen import cast as source
-from gpucast.codegen import fused as fused_source
+from gpucast.codegen import fused
 from gpucast.gpu import devices as device
 from gpucast.parity import backends, compare, plan, sweep, work
 from gpucast.parity.backends import Array, CastCodes
@@ -168,10 +168,10 @@ def test_a_fault_in_the_kernels_text_is_found(
 
 
 def test_a_fault_in_stochastic_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = fused_source.fused_prelude()
+    text = fused.fused_prelude()
     faulty = text.replace("key += 0x9e3779b9;", "key += 0x9e3779b8;")
     assert faulty != text
-    monkeypatch.setattr(fused_source, "fused_prelude", lambda: faulty)
+    monkeypatch.setattr(fused, "fused_prelude", lambda: faulty)
     (one,) = stochastic_cases(ROWS["FLOAT6E3M2"], ROWS["FLOAT4E2M1"])
     (outcome,) = run(backends.Kernels(), [one])
     assert outcome.first is not None and 0 < outcome.wrong < outcome.elements

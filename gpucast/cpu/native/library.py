@@ -26,11 +26,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import NATIVE, cache_folder, read_folder
 from gpucast.core import trusted_files
-from gpucast.cpu.native import trial as host_native_trial
+from gpucast.cpu.native import trial
 
 #: Bytes of sources that take NumPy a second or two, and the compiler no longer.
 WORTH = 1 << 30
@@ -83,8 +83,8 @@ class Native:
     def key(self) -> str:
         """The name of the library in the cache. CompilerMissing without a compiler."""
         if not self._command:
-            self._command = tuple(host_compiler.find("c", "native"))
-        return _key(self._command, host_compiler.versions(self._command))
+            self._command = tuple(cxx.find("c", "native"))
+        return _key(self._command, cxx.versions(self._command))
 
     def _look(self, nbytes: int) -> None:
         if not self._looked:
@@ -106,9 +106,9 @@ class Native:
                 return None
             with _private_folder() as folder:
                 return _loaded(data, folder)
-        except host_native_trial.Unfit:
+        except trial.Unfit:
             self._cache.drop(key)
-        except (OSError, host_compiler.CompilerMissing, ValueError):
+        except (OSError, cxx.CompilerMissing, ValueError):
             pass
         return None
 
@@ -129,7 +129,7 @@ class Native:
                 )  # fmt: skip
                 data = made.read_bytes()
                 library = _loaded(data, folder)
-        except (OSError, subprocess.SubprocessError, host_compiler.CompilerMissing, ValueError):
+        except (OSError, subprocess.SubprocessError, cxx.CompilerMissing, ValueError):
             return
         self._cache.put(key, data)
         self._library = library
@@ -151,7 +151,7 @@ def _loaded(data: bytes, folder: str) -> ctypes.CDLL:
     # A library that is loaded stays so without its file.
     path = Path(folder) / "native.so"
     path.write_bytes(data)
-    return host_native_trial.load(str(path), FUNCTIONS)
+    return trial.load(str(path), FUNCTIONS)
 
 
 @lru_cache(maxsize=1)

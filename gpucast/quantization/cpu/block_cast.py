@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.rule import Rule
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.quantization.cpu.block_grid import ELEMENTS
 
 Array = npt.NDArray[Any]
@@ -20,7 +20,7 @@ class Cast:
 
     def __init__(self, rule: Rule, size: int) -> None:
         """`size`: elements of the array."""
-        self._rule, self._lane = rule, host.lane(rule, size, min(size, ELEMENTS))
+        self._rule, self._lane = rule, lanes.lane(rule, size, min(size, ELEMENTS))
 
     def __call__(self, x: Array, out: Array) -> None:
         """All of `out`, which does not overlap `x`. Both are native and aligned."""
@@ -30,7 +30,7 @@ class Cast:
         if x.flags.c_contiguous and out.flags.c_contiguous:
             self._lane(x.view(rule.src.code_numpy).reshape(-1), out.view(rule.dst.code_numpy).reshape(-1))
         else:
-            host.apply(x, rule, out)
+            lanes.apply(x, rule, out)
 
 
 class Widened:

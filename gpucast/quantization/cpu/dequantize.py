@@ -18,7 +18,7 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.quantization.cpu.block_cast import Cast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 from gpucast.quantization.cpu.quotient import odd
@@ -120,7 +120,7 @@ class Product:
         block = np.unravel_index(places, tile.split)[::2]
         if self._rounds[tile.blocks][block].any():
             exact = np.empty(places.size)
-            host.apply(codes.reshape(-1)[places], self._decode, exact)
+            lanes.apply(codes.reshape(-1)[places], self._decode, exact)
             if self._zero is not None:
                 exact -= self._zero[tile.blocks][block]
             exact *= self._d[tile.blocks][block]

@@ -18,7 +18,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
 from gpucast.cpu.encode import decode, encode
-from gpucast.cpu.native import cast as host_native_cast
+from gpucast.cpu.native import cast
 from gpucast.cpu.native import library as host_native
 from gpucast.quantization.cpu.blocks import BlockGrid
 
@@ -46,7 +46,7 @@ class _Array(ctypes.Structure):
 class _Quotient(ctypes.Structure):
     """`Quotient` of host_native_blocks.c."""
 
-    _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32))
+    _fields_ = (("row", cast.Row), ("zeros", ctypes.c_uint32))
 
 
 class _Integers(ctypes.Structure):
@@ -64,7 +64,7 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
         self._library, self._src, self._format = library, src, format
-        self._each, self._load = library["each_run"], host_native_cast.load(src)
+        self._each, self._load = library["each_run"], cast.load(src)
         #: Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         self._powers = format.scale is _E8M0
         self._run, self._more = self._integers() if format.element.family == "int" else self._floats()
@@ -79,7 +79,7 @@ class Native:
         how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
-        row = host_native_cast.row(resolve(self._src, format.element))
+        row = cast.row(resolve(self._src, format.element))
         return self._library[f"{self._load}_{how}"], _Quotient(row, zeros)
 
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
@@ -153,7 +153,7 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
         # A scale that does not go so far may leave a quotient that is too large for the library's integers.
         is_known = format.scale in (_FLOAT, _E8M0)
     else:
-        is_known = host_native_cast.is_known(resolve(src, element))
+        is_known = cast.is_known(resolve(src, element))
     if not is_known:
         return None
     native, shape = Native(library, src, format), (64, 64)

@@ -17,8 +17,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import resolve
-from gpucast.cpu import cast as host_cast
-from gpucast.cpu import lanes as host
+from gpucast.cpu import cast, lanes
 from gpucast.quantization.cpu import native as host_native
 from gpucast.quantization.cpu.block_cast import Cast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, spread, tiles
@@ -76,7 +75,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 def _cast(x: Any, row: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
     out = np.empty(x.shape, row.numpy)
-    host.apply(x, resolve(dtype(x.dtype), row, **attributes), out)
+    lanes.apply(x, resolve(dtype(x.dtype), row, **attributes), out)
     return out
 
 
@@ -195,7 +194,7 @@ def _stochastic(
         np.copyto(q.reshape(tile.split), 0, where=spread(lost, tile))
         whole[tile.elements] = q
     rule = resolve(_DOUBLE, format.element, rounding="stochastic")
-    host_cast.apply(whole, rule, data, random)
+    cast.apply(whole, rule, data, random)
 
 
 # ---- back ----

@@ -21,7 +21,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule, resolve
-from gpucast.gpu import cast as device_cast
+from gpucast.gpu import cast
 from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, found_bytes
@@ -45,7 +45,7 @@ def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random
 
     RuntimeError while a CUDA graph is captured: memory has to be allocated.
     """
-    driver, device, row = launch.driver(), home(x), device_cast.row_of(x)
+    driver, device, row = launch.driver(), home(x), cast.row_of(x)
     assert device is not None
     with driver.on(device):
         if driver.capturing():
@@ -69,12 +69,12 @@ def _new(shape: tuple[int, ...], format: Format, one: Wanted, device: int, globa
     """Room for a result, with the scales that are given."""
     shape = _swap(shape) if one.swapped else shape
     scales_shape = format.scales_shape(shape, one.axis)
-    zero_points = None if format.zero_point is None else device_cast.new(scales_shape, format.zero_point)
+    zero_points = None if format.zero_point is None else cast.new(scales_shape, format.zero_point)
     if one.scale is None:
-        scales = device_cast.new(scales_shape, format.scale)
+        scales = cast.new(scales_shape, format.scale)
     else:
         scales = _given(one.scale, scales_shape, device)
-    return Parts(device_cast.new(shape, format.element), scales, zero_points, global_scale)
+    return Parts(cast.new(shape, format.element), scales, zero_points, global_scale)
 
 
 def _fill(
@@ -124,11 +124,11 @@ def _seed(random: Random | None) -> dict[str, int]:
 
 def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
     """Scales of one byte each, linear of `shape`, in the order "128x4" of `size` scales; `back`: the other way."""
-    device, row = home(scales), device_cast.row_of(scales)
+    device, row = home(scales), cast.row_of(scales)
     assert device is not None
     with launch.driver().on(device):
         scales = _dense(scales)
-        out = device_cast.new(shape if back else (size,), row)
+        out = cast.new(shape if back else (size,), row)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
@@ -151,7 +151,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
     with driver.on(device):
         if driver.capturing():
             raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
-        out = device_cast.new(shape, to)
+        out = cast.new(shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
@@ -176,7 +176,7 @@ class _Call:
         size = self.x.size
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
         found, arguments = self._extremes("top", everything)
-        result = device_cast.new((), _FLOAT)
+        result = cast.new((), _FLOAT)
         self._launch("global", WARP, result, arguments)
         del found
         return result
@@ -216,7 +216,7 @@ class _Call:
         # Whole vectors for each lane.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
-        found = device_cast.new((blocks.size * parts * found_bytes(self.row),), _BYTE)
+        found = cast.new((blocks.size * parts * found_bytes(self.row),), _BYTE)
         arguments = replace(beside or QuantizeArguments(blocks), stats=_address(found), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, found, arguments, lanes)
         return found, arguments
@@ -246,21 +246,21 @@ def _in_rows(blocks: BlockGrid, x: Any) -> bool:
 def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
     """The caller's scales as a FLOAT array of its own on the device."""
     if home(scale) != device:
-        scale = device_cast.to_host(scale) if home(scale) is not None else scale
+        scale = cast.to_host(scale) if home(scale) is not None else scale
         scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), shape))
-        return device_cast.to_device(scale, device).reshape(shape)
+        return cast.to_device(scale, device).reshape(shape)
     import cupy
 
     wide = cupy.broadcast_to(scale, shape)
-    return device_cast.apply(wide, resolve(device_cast.row_of(wide), _FLOAT), device_cast.new(shape, _FLOAT))
+    return cast.apply(wide, resolve(cast.row_of(wide), _FLOAT), cast.new(shape, _FLOAT))
 
 
 def _dense(x: Any) -> Any:
     """The array, or a copy, in C order and with elements at multiples of their size: all others stop a device."""
     if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
         return x
-    row = device_cast.row_of(x)
-    return device_cast.apply(x, resolve(row, row), device_cast.new(x.shape, row))
+    row = cast.row_of(x)
+    return cast.apply(x, resolve(row, row), cast.new(x.shape, row))
 
 
 def _address(x: Any) -> int:

@@ -30,7 +30,7 @@ _AT_RANDOM: tuple[str, dict[str, Any]] = ("stochastic", {"rounding": "stochastic
 
 
 @dataclass(frozen=True)
-class Result:
+class CallCost:
     """Seconds of a call."""
 
     what: str
@@ -72,7 +72,7 @@ def _at_once() -> None:
 
 def _measure(
     calls: dict[str, dict[str, Call]], where: str, now: Callable[[], float], synchronize: Call
-) -> Iterator[Result]:
+) -> Iterator[CallCost]:
     for what, contenders in calls.items():
         taken: dict[str, list[float]] = {name: [] for name in contenders}
         for call in contenders.values():
@@ -86,7 +86,7 @@ def _measure(
                     call()
                 synchronize()
                 taken[name].append(now() - begin)
-        yield Result(what, where, {name: Times.of(rows, CALLS) for name, rows in taken.items()})
+        yield CallCost(what, where, {name: Times.of(rows, CALLS) for name, rows in taken.items()})
 
 
 def _host_calls() -> dict[str, dict[str, Call]]:

@@ -15,7 +15,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast.codegen.batch import ARGUMENT_BYTES, ManySource
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.core.rule import Rule
 from gpucast.parity import host_build
@@ -94,10 +94,10 @@ class HostDriver:
 
         return launch
 
-    def load_many(self, source: ManySource) -> Any:
+    def load_many(self, source: BatchSource) -> Any:
         self.loaded.append((source.name, self.index))
         if source.name not in _MANY:
-            _MANY[source.name] = host_build.build_many(source, optimize=False)
+            _MANY[source.name] = host_build.build_batch(source, optimize=False)
         run, device = _MANY[source.name], self.index
 
         def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:

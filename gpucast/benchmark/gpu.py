@@ -98,7 +98,7 @@ def peak_of(name: str, properties: dict[str, Any]) -> float:
     return float(2e3 * kilohertz * bits / 8)
 
 
-class Gpu:
+class GpuMachine:
     """The current device. Its stream is not the default one, which cannot be captured."""
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ COMMON = tuple(
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One contender's figures for a pair, a size and a layout."""
 
     src: str
@@ -86,7 +86,7 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Row:
+    def from_json(cls, fields: dict[str, Any]) -> Measurement:
         times = fields.get("times")
         return cls(**{**fields, "times": None if times is None else Times(**times)})
 
@@ -112,7 +112,7 @@ class Pairs:
         only: Sequence[str] | None = None,
         samples: int = 100,
         limit: float = math.inf,
-    ) -> list[Row]:
+    ) -> list[Measurement]:
         """The rows of the contenders that have the pair, source and destination (of those named, with `only`), ours
         first."""
         src, dst = pair
@@ -120,13 +120,14 @@ class Pairs:
         if via == "graph":
             chosen = [one for one in chosen if one.streamed and not (one.allocates or one.heavy)]
         blank = {
-            one.name: Row(src.name, dst.name, n, layout.name, via, one.name, moved_bytes(src, dst, n)) for one in chosen
+            one.name: Measurement(src.name, dst.name, n, layout.name, via, one.name, moved_bytes(src, dst, n))
+            for one in chosen
         }
         try:
             sets = self._sets(src, dst, n, layout)
         except (TooLarge, MemoryError) as error:
             return [replace(row, problem=str(error)) for row in blank.values()]
-        rows, works = dict[str, Row](), dict[str, Work]()
+        rows, works = dict[str, Measurement](), dict[str, Work]()
         for contender in chosen:
             row = replace(blank[contender.name], sets=len(sets.sources), cold=sets.cold)
             try:

@@ -13,7 +13,7 @@ from gpucast.benchmark.ceilings import Ceiling, measure_ceilings, nearest
 from gpucast.benchmark.contenders import OURS, Contender
 from gpucast.benchmark.latency import CALLS, Latency, measure_latency, works_of
 from gpucast.benchmark.machine import Machine
-from gpucast.benchmark.pairs import Pairs, Row
+from gpucast.benchmark.pairs import Measurement, Pairs
 from gpucast.benchmark.timing import LEAST, verdict
 from gpucast.core.dtypes import DType, dtype
 
@@ -44,19 +44,19 @@ _PAIR_SHARE, _CEILING_SHARE = 0.01, 0.01
 
 
 @dataclass(frozen=True)
-class Report:
+class QuickReport:
     """What was measured; `left` pairs were not, for want of time."""
 
     device: str
     facts: dict[str, Any]
     n: int
     ceilings: list[Ceiling]
-    rows: list[Row]
+    rows: list[Measurement]
     latencies: dict[str, Latency]
     left: int
 
     @property
-    def wrong(self) -> list[Row]:
+    def wrong(self) -> list[Measurement]:
         """Our own rows with results that differ from the reference, or without any."""
         return [row for row in self.rows if row.is_ours and (row.wrong or row.problem)]
 
@@ -79,8 +79,8 @@ def run(
     n: int,
     seconds: float,
     advance: Callable[[int], object] = lambda pairs: None,
-    found: Callable[[list[Row]], object] = lambda rows: None,
-) -> Report:
+    found: Callable[[list[Measurement]], object] = lambda rows: None,
+) -> QuickReport:
     """Measure for about so many seconds, one pair at least. `found` is called with the rows of each pair at once."""
     end = machine.now() + seconds
     with machine.current():
@@ -88,7 +88,7 @@ def run(
         size = min(1 << (4 * n).bit_length(), machine.free_bytes() // 8 // 256 * 256)
         ceilings = measure_ceilings(machine, [size], samples=100, limit=_CEILING_SHARE * seconds)
         latencies = _latencies(machine, contenders)
-        measured, rows = Pairs(machine, contenders), list[Row]()
+        measured, rows = Pairs(machine, contenders), list[Measurement]()
         left = len(pairs)
         for pair in pairs:
             if rows and machine.now() >= end:
@@ -98,7 +98,7 @@ def run(
             rows += of_pair
             left -= 1
             advance(1)
-        return Report(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)
+        return QuickReport(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)
 
 
 def _latencies(machine: Machine, contenders: Sequence[Contender]) -> dict[str, Latency]:
@@ -109,7 +109,7 @@ def _latencies(machine: Machine, contenders: Sequence[Contender]) -> dict[str, L
     return {work.name: latency for work, latency in zip(works, taken, strict=True)}
 
 
-def text(report: Report) -> str:
+def text(report: QuickReport) -> str:
     """The report as a table for people."""
     place = "the host (device: none)" if report.device == "none" else report.device
     lines = [f"gpucast bench on {place}: {report.n:,} elements, GB/s of bytes read and written"]
@@ -139,14 +139,14 @@ def text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Row]]:
-    found: dict[tuple[str, str], dict[str, Row]] = {}
+def _by_pair(rows: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, Measurement]]:
+    found: dict[tuple[str, str], dict[str, Measurement]] = {}
     for row in rows:
         found.setdefault((row.src, row.dst), {})[row.contender] = row
     return found
 
 
-def _cell(row: Row | None, ours: Row | None) -> str:
+def _cell(row: Measurement | None, ours: Measurement | None) -> str:
     """A speed; ~ where it cannot be told from ours, * where its results are not the reference's."""
     if row is None or row.times is None:
         return f"{'-':>13}"
@@ -155,7 +155,7 @@ def _cell(row: Row | None, ours: Row | None) -> str:
     return f"{row.speed / 1e9:#.4g}{mark}".rjust(13)
 
 
-def _claims(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+def _claims(rows: Sequence[Measurement], names: Sequence[str]) -> list[str]:
     """Against every rival: the geometric mean of the speed-ups, and what may be claimed pair by pair."""
     lines = []
     for name in names:

@@ -76,7 +76,7 @@ def _machine(allow_cpu: bool) -> Machine:
     """The GPU; where there is none and that is allowed, the host. DeviceUnavailable otherwise."""
     problem = device.unavailable()
     if problem is None:
-        return gpu.Gpu()
+        return gpu.GpuMachine()
     if allow_cpu:
         return HostMachine()
     raise DeviceUnavailable(f"no GPU to measure: {problem[0]}; {problem[1]}, or measure the host: --allow-cpu")

@@ -42,7 +42,7 @@ _FUSED: tuple[Field, ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class ManySource:
+class BatchSource:
     """The text of one kernel. Its one argument is a record of `table`, by value."""
 
     name: str
@@ -67,7 +67,7 @@ class ManySource:
 
 
 @dataclass(frozen=True)
-class BatchSpec(KernelSpec[ManySource]):
+class BatchSpec(KernelSpec[BatchSource]):
     """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`.
 
     Their operations are as far as they mean something for the source: none tells whether integers are finite.
@@ -77,8 +77,8 @@ class BatchSpec(KernelSpec[ManySource]):
     #: Bytes of arguments that it takes at most, one of `ARGUMENT_BYTES`.
     argument_bytes: int
 
-    def source(self) -> ManySource:
-        return _many_source(self.kinds, self.argument_bytes)
+    def source(self) -> BatchSource:
+        return _batch_source(self.kinds, self.argument_bytes)
 
 
 def sorted_kinds(kinds: Iterable[CastSpec]) -> tuple[CastSpec, ...]:
@@ -99,7 +99,7 @@ def tiles_of(kind: CastSpec) -> int:
 
 
 @lru_cache(maxsize=256)
-def _many_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> ManySource:
+def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSource:
     sources = [source_of(kind) for kind in kinds]
     fused = any(kind.ops is not None for kind in kinds)
     more_columns = _FUSED if fused else ()
@@ -114,7 +114,7 @@ def _many_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> ManySource
         if fused
         else [prelude(), kernel_file("batch.cu")]
     )
-    return ManySource(
+    return BatchSource(
         name=name,
         kinds=kinds,
         prelude="\n".join(files),

@@ -16,7 +16,7 @@ from gpucast.codegen.cast import KernelSource, Shape, kernel_source
 from gpucast.codegen.fused import PLAIN, FusedOps, fused_source
 from gpucast.core.rule import Rule
 
-#: A `gpucast.codegen.cast.KernelSource`, or a `gpucast.codegen.batch.ManySource` of a kernel that takes many arrays.
+#: A `gpucast.codegen.cast.KernelSource`, or a `gpucast.codegen.batch.BatchSource` of a kernel that takes many arrays.
 Source_co = TypeVar("Source_co", covariant=True)
 
 

@@ -18,7 +18,7 @@ from gpucast.compile import nvrtc
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import KERNELS, cache_folder, read_folder
 from gpucast.compile.nvrtc import CompileError, Nvrtc
-from gpucast.compile.nvrtc_search import Found, find
+from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable
 
 __all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compile_for", "compiler"]
@@ -50,7 +50,7 @@ class Cubin:
 class Compiler:
     """One copy of NVRTC and the cache of what it compiled. It may be used by several threads at a time."""
 
-    def __init__(self, found: Found, cache: Cache) -> None:
+    def __init__(self, found: NvrtcCopy, cache: Cache) -> None:
         self.cache = cache
         self.path = found.path
         self._nvrtc = found.loaded

@@ -13,7 +13,7 @@ _MAJOR, _MINOR = 75, 76
 
 
 @dataclass(frozen=True)
-class Driver:
+class DriverInfo:
     """`cuda` is the newest CUDA version that the driver runs, such as (12, 4); `devices` are lines of text."""
 
     cuda: tuple[int, int]
@@ -29,7 +29,7 @@ def extra(cuda: tuple[int, int] | None) -> str:
     return "cuda13" if cuda is not None and cuda >= (13, 0) else "cuda12"
 
 
-def find() -> Driver | None:
+def find() -> DriverInfo | None:
     """The driver of this machine, or None when there is none."""
     library = _load()
     return None if library is None else describe(library)
@@ -56,7 +56,7 @@ def _cuda_version(library: Any) -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def describe(library: Any) -> Driver:
+def describe(library: Any) -> DriverInfo:
     """Ask a loaded driver library (CUDA driver API)."""
     cuda = _cuda_version(library)
     code = library.cuInit(0)
@@ -64,10 +64,10 @@ def describe(library: Any) -> Driver:
     if code == 0:
         code = library.cuDeviceGetCount(ctypes.byref(count))
     if code:
-        return Driver(cuda, (), f"the driver finds no usable device (CUDA error {code})")
+        return DriverInfo(cuda, (), f"the driver finds no usable device (CUDA error {code})")
     found = [_device(library, i) for i in range(count.value)]
     names, capabilities = tuple(name for name, _ in found), tuple(capability for _, capability in found)
-    return Driver(cuda, names, "" if found else "the driver finds no device", capabilities)
+    return DriverInfo(cuda, names, "" if found else "the driver finds no device", capabilities)
 
 
 def _device(library: Any, index: int) -> tuple[str, tuple[int, int]]:

@@ -21,14 +21,14 @@ _TOOLKIT = ("bin/x64", "bin") if _WINDOWS else ("lib64", "lib", "targets/x86_64-
 
 
 @dataclass(frozen=True)
-class Found:
+class NvrtcCopy:
     """A copy of NVRTC: the `path` of one not loaded yet, or one that is `loaded` (its path is not known then)."""
 
     path: str | None
     loaded: Nvrtc | None = None
 
 
-def find() -> Found:
+def find() -> NvrtcCopy:
     """The copy to use: one loaded already, then the wheels, then the loader's path, then CUDA_PATH.
 
     In each of these places the newest CUDA major comes first, but none that is newer than the driver, which would
@@ -39,16 +39,16 @@ def find() -> Found:
     for major in majors:
         library = _already_loaded(file_name(major))
         if library is not None:
-            return Found(None, Nvrtc(library))
+            return NvrtcCopy(None, Nvrtc(library))
     for path in _files(majors):
         if os.path.isfile(path):
-            return Found(path)
+            return NvrtcCopy(path)
     for major in majors:
         with contextlib.suppress(OSError):
-            return Found(None, nvrtc.load(file_name(major)))
+            return NvrtcCopy(None, nvrtc.load(file_name(major)))
     for path in _toolkit_files(majors):
         if os.path.isfile(path):
-            return Found(path)
+            return NvrtcCopy(path)
     raise DeviceUnavailable(_missing(version))
 
 

@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 CastCodes = Callable[[Case, Array], Array]
 
 
-class Backend(Protocol):
+class CastBackend(Protocol):
     """One implementation of every numeric cast."""
 
     name: str
@@ -44,7 +44,7 @@ class Backend(Protocol):
         """Make ready what casts these cases need; the function that casts them. One thread uses it at a time."""
 
 
-class Host:
+class HostBackend:
     """`gpucast.cpu.lanes`: the quick NumPy path."""
 
     name = "host"
@@ -61,7 +61,7 @@ class Host:
         return cast
 
 
-class Kernels:
+class KernelsBackend:
     """The CUDA kernels' own text, built for the host by a C++ compiler."""
 
     name = "kernels"
@@ -96,7 +96,7 @@ class Kernels:
         return cast
 
 
-class Gpu:
+class GpuBackend:
     """The whole device path: `gpucast.cast` on arrays that are on the current device."""
 
     name = "gpu"
@@ -122,10 +122,10 @@ class Gpu:
         return cast
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"gpu": Gpu, "kernels": Kernels, "host": Host}
+BACKENDS: dict[str, Callable[[], CastBackend]] = {"gpu": GpuBackend, "kernels": KernelsBackend, "host": HostBackend}
 
 
-def backend(name: str | None) -> Backend:
+def backend(name: str | None) -> CastBackend:
     """The backend of a name; None means the GPU where there is one, else the host build of its kernels.
 
     DeviceUnavailable or host_compiler.CompilerMissing, with the remedy, where it cannot run.

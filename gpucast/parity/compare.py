@@ -40,7 +40,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """What became of one case."""
 
     case: Case
@@ -77,7 +77,7 @@ def wanted_codes(rule: Rule, codes: Array, random: Random | None = None, start: 
     return np.asarray(reference.apply(codes.view(rule.src.numpy), rule, words).view(rule.dst.code_numpy))
 
 
-def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
+def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:
     """Cast the codes, as one array, and compare them block by block."""
     got = cast(case, codes)
     wrong, first, random = 0, None, case.random
@@ -87,7 +87,7 @@ def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
         wrong += int(np.count_nonzero(differs))
         if wrong and first is None:
             first = mismatch(case, codes, got, start + int(differs.argmax()))
-    return Outcome(case, codes.size, wrong, first)
+    return CaseResult(case, codes.size, wrong, first)
 
 
 def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.codegen.batch import ManySource
+from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
 from gpucast.compile import cxx
 from gpucast.core.rule import Rule
@@ -188,8 +188,8 @@ def build(
     return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
 
 
-def build_many(
-    source: ManySource, *, optimize: bool = True, arch: int = 90
+def build_batch(
+    source: BatchSource, *, optimize: bool = True, arch: int = 90
 ) -> Callable[[int, np.ndarray[Any, Any]], None]:
     """The kernel of many arrays as a function of the blocks and a record of its table; errors as for `build`."""
     launcher = _LAUNCH.format(

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from gpucast.parity.backends import Backend
+from gpucast.parity.backends import CastBackend
 from gpucast.parity.cases import Case
-from gpucast.parity.compare import Outcome, codes_of, compare
+from gpucast.parity.compare import CaseResult, codes_of, compare
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _OPTIMIZE = 1_000_000
 
 
 def run(
-    backend: Backend,
+    backend: CastBackend,
     cases: Sequence[Case],
     *,
     seed: int,
@@ -30,8 +30,8 @@ def run(
     threads: int,
     seconds: float | None = None,
     advance: Callable[[int], object] = lambda cases: None,
-    found: Callable[[Outcome], object] = lambda outcome: None,
-) -> list[Outcome]:
+    found: Callable[[CaseResult], object] = lambda outcome: None,
+) -> list[CaseResult]:
     """The outcomes of the cases, in their order; of the first ones only, where `seconds` do not suffice for all.
 
     `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `advance` is called
@@ -40,7 +40,7 @@ def run(
     # NumPy and the compiler leave the interpreter to other threads.
     batches = _Batches(cases, backend.batch, seconds)
 
-    def work() -> dict[int, Outcome]:
+    def work() -> dict[int, CaseResult]:
         done = {}
         for start, batch in batches:
             cast = backend.prepare(batch, optimize=random >= _OPTIMIZE)
@@ -56,7 +56,7 @@ def run(
                     found(done[number])
         return done
 
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, CaseResult] = {}
     for done in together(work, threads, batches.stop):
         outcomes |= done
     return [outcomes[number] for number in sorted(outcomes)]

@@ -86,12 +86,12 @@ def quantize(
     elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
     order nor the transpose of such an array is copied first.
     """
-    request = _Request(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
     return untraced(_quantize, x, format, request)
 
 
 @dataclass(frozen=True)
-class _Request:
+class _QuantizeOptions:
     """The keywords of `quantize`, unchecked."""
 
     axis: Any
@@ -104,7 +104,7 @@ class _Request:
     device: Any
 
 
-def _quantize(x: Any, format: Any, request: _Request) -> Any:
+def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _WHO)
     array = as_array(x, _WHO)

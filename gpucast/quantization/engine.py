@@ -17,7 +17,7 @@ from gpucast.quantization.cpu import quantize as host
 def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
     """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
     if home(x) is not None:
-        return gpu.quantize.quantize(x, format, [gpu.tiles.Wanted(*one) for one in wanted], random=random)
+        return gpu.quantize.quantize(x, format, [gpu.tiles.ResultSpec(*one) for one in wanted], random=random)
     made: list[Parts] = []
     for swapped, on, given in wanted:
         # Both ways have the same global scale.

@@ -21,7 +21,7 @@ from gpucast.core.rule import STOCHASTIC, has_stochastic
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from gpucast.codegen.batch import ManySource
+    from gpucast.codegen.batch import BatchSource
     from gpucast.codegen.cast import KernelSource
 
 _WHO = "warmup"
@@ -31,15 +31,15 @@ _THREADS = 4
 _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
 
-class Task(NamedTuple):
+class CompileTask(NamedTuple):
     """A kernel to compile, and for what."""
 
-    spec: KernelSpec[KernelSource | ManySource]
+    spec: KernelSpec[KernelSource | BatchSource]
     arch: str
 
 
 @dataclass(frozen=True)
-class Request:
+class WarmupRequest:
     """What `warmup` is asked for, in its words, but for the architectures."""
 
     pairs: Iterable[tuple[Any, Any]] | None = None
@@ -90,7 +90,7 @@ def warmup(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    work = tasks(Request(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
+    work = tasks(WarmupRequest(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     return len(work)
@@ -102,14 +102,14 @@ def every_pair() -> Iterator[tuple[DType, DType]]:
     return ((src, dst) for src in numeric for dst in numeric)
 
 
-def tasks(request: Request, arch: str | Sequence[str] | None) -> list[Task]:
+def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[CompileTask]:
     """Every kernel that what `warmup` names can launch, for every architecture, each once. Errors as of `warmup`."""
     specs = dict.fromkeys(_specs(request))
     architectures = _architectures(arch)
-    return [Task(spec, name) for spec in specs for name in architectures]
+    return [CompileTask(spec, name) for spec in specs for name in architectures]
 
 
-def _specs(request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
     for name, value in flags.items():
         if not isinstance(value, bool):
@@ -138,7 +138,7 @@ def _specs(request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
         yield from kinds.of_mixed(_USUAL)
 
 
-def _of_pair(pair: Any, request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     """The kernels of the casts of one pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"{_WHO}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
@@ -156,8 +156,8 @@ def _of_pair(pair: Any, request: Request) -> Iterator[KernelSpec[KernelSource | 
 
 
 def _of_cast(
-    cast: CastSpec, scaled: bool, amax: bool, request: Request
-) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+    cast: CastSpec, scaled: bool, amax: bool, request: WarmupRequest
+) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     """The kernels of one cast: `cast` with the operations that are asked for, in all shapes."""
     rule, unpacked = cast.rule, cast.unpacked
     if "string" in (rule.src.family, rule.dst.family):
@@ -196,7 +196,9 @@ def _architectures(arch: str | Sequence[str] | None) -> list[str]:
     return [cubin.compiler().parse(name) for name in names]
 
 
-def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int], object] = lambda done: None) -> str:
+def compile_all(
+    executor: Executor, work: Sequence[CompileTask], advance: Callable[[int], object] = lambda done: None
+) -> str:
     """Compile `work`; why the cache on disk did not take a kernel, or ""."""
     problem = ""
     try:
@@ -209,7 +211,7 @@ def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int
     return problem
 
 
-def _compile(task: Task) -> str:
+def _compile(task: CompileTask) -> str:
     from gpucast.compile import cubin
 
     source = task.spec.source()

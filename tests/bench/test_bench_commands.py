@@ -185,7 +185,7 @@ class FakeStream:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.Gpu, list[Any]]:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.GpuMachine, list[Any]]:
     """A Gpu over a CuPy that notes what it is asked."""
     log: list[Any] = []
     properties = {
@@ -208,14 +208,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.Gpu, list[Any]]:
     raw = lambda text, name: lambda grid, block, arguments: log.append((name, grid, block, arguments))  # noqa: E731
     fake = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool, RawKernel=raw, empty=np.empty)
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    return gpu.Gpu(), log
+    return gpu.GpuMachine(), log
 
 
 def flat(nbytes: int, address: int) -> Any:
     return SimpleNamespace(nbytes=nbytes, data=SimpleNamespace(ptr=address))
 
 
-def test_copies_on_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+def test_copies_on_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
     machine, log = cuda
     assert (machine.device, machine.cache_bytes, machine.peak, machine.stream) == ("NVIDIA H200", 60 << 20, 4.8e12, 77)
     src, dst = flat(1 << 20, 1000), flat(1 << 20, 5000)
@@ -233,7 +233,7 @@ def test_copies_on_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
         machine.copy_kernels().popitem()[1](flat(8, 0), flat(8, 0))
 
 
-def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
     machine, log = cuda
     assert machine.seconds(None, None) == 0.25 and machine.free_bytes() == 1024
     with machine.current():
@@ -244,7 +244,7 @@ def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> 
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
     machine, log = cuda
     graph = machine.capture(lambda: log.append("work"))
     assert graph is not None

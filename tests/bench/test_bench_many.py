@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from bench import gpu_many
-from bench.gpu_many import CASES, MANY, ONE, Arrays, Case, measure_case, shapes
+from bench.gpu_many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
 from fake_machine import LAUNCH, NODE, FakeMachine, TimedDriver
 from gpucast import dtype
-from gpucast.codegen.batch import ManySource
+from gpucast.codegen.batch import BatchSource
 from gpucast.gpu import driver as launch
 
 #: Seconds that a launch of many arrays takes on the fake, whatever their size.
@@ -27,7 +27,7 @@ class Driver(TimedDriver):
         # Kernels are small here, and compile in half the time so.
         self.optimize = False
 
-    def load_many(self, source: ManySource) -> Any:
+    def load_many(self, source: BatchSource) -> Any:
         run = super().load_many(source)
 
         def timed(blocks: int, table: np.ndarray[Any, Any]) -> None:
@@ -56,7 +56,7 @@ class Rival:
     def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
         self.machine, self.name, self.fails = machine, name, fails
 
-    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Any:
+    def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Any:
         if self.fails:
             raise NotImplementedError("no such pair")
         return lambda: self.machine.spend(1e-3)
@@ -78,7 +78,7 @@ def test_arrays_lie_one_behind_the_other(machine: FakeMachine) -> None:
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
-def test_every_way_is_checked_and_timed(case: Case, machine: FakeMachine) -> None:
+def test_every_way_is_checked_and_timed(case: BatchCase, machine: FakeMachine) -> None:
     rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
     lines = {line["name"]: line for line in measure_case(machine, case, rivals, layers=2, width=8)}
     json.dumps(list(lines.values()))

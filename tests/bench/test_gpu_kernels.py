@@ -86,7 +86,7 @@ def test_tests(driver: HostDriver, of_tests: set[str]) -> None:
 
 def test_parity(driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the rules by each part of the pairs: every rule has its kernel in the list of all."""
-    backend = object.__new__(backends.Gpu)
+    backend = object.__new__(backends.GpuMachine)
     backend._index, backend.device = 0, "NVIDIA Fake"
     monkeypatch.setitem(gpu_parity.BACKENDS, "gpu", lambda: backend)
     chosen = [case for case in gpu_parity.planned() if case.rule.src.bits <= 16][:: 2237 // 12]
@@ -226,7 +226,7 @@ def test_sweeps_write_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def wrong(self: Any, cases: Any, optimize: bool) -> Any:
         return lambda case, codes: np.zeros(codes.shape, case.rule.dst.code_numpy)
 
-    monkeypatch.setattr(backends.Host, "prepare", wrong)
+    monkeypatch.setattr(backends.HostBackend, "prepare", wrong)
     assert gpu_sweeps.main([*options[:-1], str(tmp_path / "other")]) == 1
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "other").read_text().splitlines()]
     assert kinds.index("differs") < kinds.index("done"), "what differs is told at once"

@@ -50,9 +50,9 @@ def scaled_exactly(code: int, rule: Rule, scale: float | None, word: int | None)
         x = exact.decode(DOUBLE, exact.to_float(exact.decode(rule.src, code), TO_DOUBLE))
         negative = x.negative != (math.copysign(1, scale) < 0)
         if x.kind == "infinite":
-            x = exact.Number("nan", False) if scale == 0 else exact.Number("infinite", negative)
+            x = exact.ExactNumber("nan", False) if scale == 0 else exact.ExactNumber("infinite", negative)
         elif x.kind == "finite":
-            product = exact.Number("finite", negative, x.magnitude * abs(Fraction(scale)))
+            product = exact.ExactNumber("finite", negative, x.magnitude * abs(Fraction(scale)))
             x = exact.decode(DOUBLE, exact.to_float(product, TO_DOUBLE))
     if word is not None:
         return exact.to_float(x, rule, word)
@@ -66,7 +66,7 @@ def largest_exactly(codes: np.ndarray, src: DType) -> int:
         return FLOAT.nan_code
     if any(x.kind == "infinite" for x in numbers):
         return FLOAT.inf_code
-    return exact.to_float(exact.Number("finite", False, max(x.magnitude for x in numbers)), TO_FLOAT)
+    return exact.to_float(exact.ExactNumber("finite", False, max(x.magnitude for x in numbers)), TO_FLOAT)
 
 
 def hard_codes(src: DType, dst: DType, most: int) -> np.ndarray:

@@ -24,7 +24,7 @@ from bench import cubin
 from gpucast.codegen.cast import KernelSource, join, kernel_source, prelude
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import Compiler
-from gpucast.compile.nvrtc_search import Found
+from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.dtypes import DType
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
@@ -36,7 +36,7 @@ BATCH = 16
 
 
 def options(major: int) -> tuple[str, ...]:
-    return Compiler(Found(None, load(major)), Cache("", limit=0)).options
+    return Compiler(NvrtcCopy(None, load(major)), Cache("", limit=0)).options
 
 
 @functools.cache

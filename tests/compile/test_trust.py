@@ -280,7 +280,7 @@ def test_flags_of_the_compiler_do_not_serve_runs_without_them(gcc: str, tmp_path
 def test_the_key_has_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def key(command: str) -> str:
         monkeypatch.setenv("CC", command)
-        return host_native.Native(Cache(str(tmp_path))).key()
+        return host_native.NativeLibrary(Cache(str(tmp_path))).key()
 
     script = tmp_path / "compiler"
     commands = [str(script), f"{script} -ffast-math", f"env {script}", f"{script} -O1 -g", f"{script} '-O1 -g'"]
@@ -317,15 +317,15 @@ def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path)
     folder = tmp_path / "native"
     other = compiled(gcc, tmp_path / "other.so", "void sum_words(void) {}\n")
     kept = Cache(str(folder), private=True)
-    key = host_native.Native(kept).key()
+    key = host_native.NativeLibrary(kept).key()
     kept.put(key, Path(other).read_bytes())
     (entry,) = folder.iterdir()
     with pytest.raises(trial.Unfit, match="it lacks cast_file, each_run, "):
         trial.load(other, host_native.FUNCTIONS)
-    native = host_native.Native(Cache(str(folder), private=True))
+    native = host_native.NativeLibrary(Cache(str(folder), private=True))
     assert native.library() is None
     assert not entry.exists()
-    again = host_native.Native(Cache(str(folder), private=True), 0)
+    again = host_native.NativeLibrary(Cache(str(folder), private=True), 0)
     again.library()
     finish()
     library = again.library()
@@ -353,7 +353,7 @@ def test_a_library_is_made_only_where_nobody_exchanges_it(
     for mode, is_made in ((0o777, False), (0o1777, True)):
         tmp_path.chmod(mode)
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-            native = host_native.Native(Cache(os.path.join(folder, "native"), private=True), 0)
+            native = host_native.NativeLibrary(Cache(os.path.join(folder, "native"), private=True), 0)
             native.library()
             finish()
             assert (native.library() is not None) == is_made

@@ -13,7 +13,7 @@ from gpucast.casting.loss_counts import CastReport, magnitudes, nonzero_codes
 from gpucast.casting.report import cast_report
 from gpucast.core.dtypes import DType
 from gpucast.cpu.chunks import spans
-from gpucast.cpu.native.cast import Found
+from gpucast.cpu.native.cast import CastStats
 from gpucast.files.tensor import Array
 
 #: Elements that are looked at while they are in the cache.
@@ -21,7 +21,7 @@ _BLOCK = 1 << 17
 
 
 def count(
-    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], seen: Found | None = None
+    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], seen: CastStats | None = None
 ) -> CastReport:
     """The counts of ``cast_report(x, dst, **attributes)``; `y` is the result, and `seen` what a pass saw on the way to
     it. The largest error is not worked out.
@@ -61,7 +61,7 @@ def count(
     return found + beyond if beyond.elements else found
 
 
-def told_by(seen: Found, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
+def told_by(seen: CastStats, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
     """`count` of so many elements, where what was seen is enough to tell."""
     nonzero = size - seen.source_zeros
     if _holds(dst, src) and attributes.get("overflow") is None:

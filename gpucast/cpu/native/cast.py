@@ -24,7 +24,7 @@ _BLOCK = 1 << 15
 _MOST = 1 << 30
 
 
-class Found(NamedTuple):
+class CastStats(NamedTuple):
     """What a pass saw of a cast's elements."""
 
     #: The largest magnitude among the results as a code: NaN, and what is beyond the largest number, are no less.
@@ -34,7 +34,7 @@ class Found(NamedTuple):
     source_zeros: int
 
 
-class Row(ctypes.Structure):
+class Conversion(ctypes.Structure):
     """`Row` of host_native.h."""
 
     _fields_ = [
@@ -45,17 +45,17 @@ class Row(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Place(ctypes.Structure):
+class FilePosition(ctypes.Structure):
     """Elements as they lie in a file, little-endian: the first one."""
 
     _fields_ = (("file", ctypes.c_int), ("itemsize", ctypes.c_uint32), ("position", ctypes.c_uint64))
 
     @staticmethod
-    def of(row: DType, file: int, position: int) -> Place:
-        return Place(file, row.code_numpy.itemsize, position)
+    def of(row: DType, file: int, position: int) -> FilePosition:
+        return FilePosition(file, row.code_numpy.itemsize, position)
 
 
-class Cast:
+class NativeCast:
     """Casts by one rule. Safe to call from several threads."""
 
     def __init__(self, library: ctypes.CDLL, rule: Rule) -> None:
@@ -63,14 +63,14 @@ class Cast:
         self._function.restype = None
         self._row = row(rule)
 
-    def __call__(self, x: Array, out: Array) -> Found:
+    def __call__(self, x: Array, out: Array) -> CastStats:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size <= _MOST
         found = (ctypes.c_uint32 * 3)()
         self._function(_pointer(x), _pointer(out), ctypes.c_uint32(x.size), ctypes.byref(self._row), found)
-        return Found(*found)
+        return CastStats(*found)
 
-    def file(self, src: Place, dst: Place, size: int) -> tuple[Found, int] | None:
+    def file(self, src: FilePosition, dst: FilePosition, size: int) -> tuple[CastStats, int] | None:
         """Cast that many elements of a file to another, or the same, where they do not overlap. What was found, and the
         sum of the results as words of 64 bits; None where the system failed, some elements being written."""
         assert size <= _MOST
@@ -81,7 +81,7 @@ class Cast:
             ctypes.c_uint32(_BLOCK), found, sums,
         ):  # fmt: skip
             return None
-        return Found(*found), sums[0] + (sums[1] << 32)
+        return CastStats(*found), sums[0] + (sums[1] << 32)
 
 
 def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
@@ -99,7 +99,7 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-def find(rule: Rule) -> Cast | None:
+def find(rule: Rule) -> NativeCast | None:
     """The cast by a rule, or None where there is none (yet)."""
     if not is_known(rule):
         return None
@@ -108,9 +108,9 @@ def find(rule: Rule) -> Cast | None:
 
 
 @lru_cache(maxsize=64)
-def _checked(library: ctypes.CDLL, rule: Rule) -> Cast | None:
+def _checked(library: ctypes.CDLL, rule: Rule) -> NativeCast | None:
     """None where the compiler computed what it was not told: each exponent is tried, and many digits."""
-    cast, bits = Cast(library, rule), rule.src.bits
+    cast, bits = NativeCast(library, rule), rule.src.bits
     codes = (np.arange(1 << 13, dtype=np.uint64) * (0x9E3779B1 if bits == 32 else 1 << 3)).astype(rule.src.code_numpy)
     out = np.empty(codes.size, rule.dst.code_numpy)
     cast(codes, out)
@@ -149,13 +149,13 @@ def _name(rule: Rule) -> str:
     return f"{load(rule.src)}_to_{'small' if _is_small(dst) else 'upper'}{max(8, dst.bits)}"
 
 
-def row(rule: Rule) -> Row:
+def row(rule: Rule) -> Conversion:
     """The type of a rule, as the library's functions take it."""
     dst = rule.dst
     last = {"infinity": lambda: dst.inf_code, "nan": lambda: dst.nan_code}.get(rule.overflow, lambda: dst.max_code)()
     shift = _FLOAT.mantissa_bits - dst.mantissa_bits
     first = _FLOAT.bias + 1 - dst.bias
-    return Row(
+    return Conversion(
         last=_float_bits(dst, last) if _is_small(dst) else last,
         least=first << _FLOAT.mantissa_bits,
         shift=shift,

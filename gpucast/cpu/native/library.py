@@ -60,7 +60,7 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-class Native:
+class NativeLibrary:
     """The library of a process. Safe to use from several threads, and after a fork."""
 
     #: Held while a library is made out: one for all, so that a fork has one to renew.
@@ -181,7 +181,7 @@ def _key(command: tuple[str, ...], versions: tuple[str, ...]) -> str:
 
 def _renew_lock() -> None:
     """In the child of a fork: the thread that may have held the lock is not there to give it back."""
-    Native.lock = threading.Lock()
+    NativeLibrary.lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -190,13 +190,13 @@ if hasattr(os, "register_at_fork"):
 
 def library(nbytes: int = 0) -> ctypes.CDLL | None:
     """`Native.library` of this process."""
-    with Native.lock:
+    with NativeLibrary.lock:
         native = _native()
     return None if native is None else native.library(nbytes)
 
 
 @lru_cache(maxsize=1)
-def _native() -> Native | None:
+def _native() -> NativeLibrary | None:
     """None where it is switched off, or cannot be kept: on Windows nobody tells who may write a file.
 
     And where bytes lie the other way round than in files, to which it writes words as they are.
@@ -211,4 +211,4 @@ def _native() -> Native | None:
     if sys.byteorder != "little":
         return None
     kept = Cache(os.path.join(cache_folder(), NATIVE), room, private=True, also=read_folder(NATIVE))
-    return Native(kept, 0 if asked == "1" else WORTH)
+    return NativeLibrary(kept, 0 if asked == "1" else WORTH)

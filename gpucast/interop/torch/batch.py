@@ -17,7 +17,7 @@ from gpucast.interop.torch import tensors
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
 
-class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
     """Results that are there already, as functions of the tensors that they were cast from."""
 
     @staticmethod
@@ -88,7 +88,7 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
     ]
     attached = list(results)
     if places and torch.is_grad_enabled():
-        differentiable = _Many.apply([results[i] for i in places], scale, *[sources[i] for i in places])
+        differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])
         for i, y in zip(places, differentiable, strict=True):
             attached[i] = y
     return attached

@@ -37,9 +37,9 @@ def cast(
         call = call._replace(scale=resolve_scale(call.scale, x.device.index if x.is_cuda else None, call.who))
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
-    if _traced(call):
+    if _is_traced(call):
         return _cast_traced(x, dst, arguments, call, place)
-    return _cast_at_once(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, place)
+    return _cast_eagerly(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, place)
 
 
 def _signed(value: int) -> int:
@@ -53,7 +53,7 @@ def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return tensors.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
 
 
-def _traced(call: Call) -> bool:
+def _is_traced(call: Call) -> bool:
     """Whether the cast is to be one of ops: of tensors (and a number), where not only the result matters."""
     if not (torch.compiler.is_compiling() or tensors.transformed()):
         return False
@@ -68,7 +68,7 @@ def _traced(call: Call) -> bool:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
-def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, place: torch.device) -> Any:
+def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, place: torch.device) -> Any:
     out, who = call.out, call.who
     if out is not None:
         tensors.check_out(x, dst, out, who)
@@ -80,11 +80,11 @@ def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: C
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, who)
-    y = _AtOnce.apply(x, dst, keywords, keywords["scale"]).to(place)
+    y = _EagerCast.apply(x, dst, keywords, keywords["scale"]).to(place)
     return tensors.given(y, shape, dst, who) if dst.packed else y
 
 
-class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
     """The cast of a tensor to one of dtype `dst`, or the flat bytes of a packed type."""
 
     @staticmethod
@@ -100,7 +100,7 @@ class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not th
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (scale,) = ctx.saved_tensors or (ctx.scale,)
-        return _AtOnce.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
+        return _EagerCast.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
 
 
 # ---- as ops ----
@@ -117,14 +117,14 @@ def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: 
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, who)
-    y, found = _Traced.apply(x, scale, amax, *arguments, number)
+    y, found = _TracedCast.apply(x, scale, amax, *arguments, number)
     if amax is not None:
         amax.copy_(found)
     y = y.to(place)
     return tensors.given(y, shape, dst, who) if dst.packed else y
 
 
-class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
+class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
     """The op, differentiable, also in the transforms of ``torch.func``, which take no `register_autograd`."""
 
     generate_vmap_rule = True
@@ -146,7 +146,7 @@ class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
         scale = ctx.saved_tensors[0] if ctx.scaled else None
-        dx, _ = _Traced.apply(dy, scale, None, ctx.src, *tensors.DEFAULTS.values(), None, 0, ctx.number)
+        dx, _ = _TracedCast.apply(dy, scale, None, ctx.src, *tensors.DEFAULTS.values(), None, 0, ctx.number)
         return dx, *[None] * (ctx.inputs - 1)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from gpucast.arrays.packed import home
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
-from gpucast.codegen.batch import Field, ManySource, capacity_of, source_of, table_of, tiles_of
+from gpucast.codegen.batch import BatchSource, Field, capacity_of, source_of, table_of, tiles_of
 from gpucast.codegen.cast import KernelSource, kernel_file, kernel_source, options, prelude
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
@@ -95,18 +95,18 @@ class AdjustSpec(KernelSpec[KernelSource]):
 
 
 @dataclass(frozen=True)
-class SelectSpec(KernelSpec[ManySource]):
+class SelectSpec(KernelSpec[BatchSource]):
     """The kernel of `select`; its elements are bytes."""
 
     #: As of a `gpucast.codegen.batch.BatchSpec`.
     argument_bytes: int
 
-    def source(self) -> ManySource:
+    def source(self) -> BatchSource:
         return _select_source(self.argument_bytes)
 
 
 @lru_cache
-def _select_source(argument_bytes: int) -> ManySource:
+def _select_source(argument_bytes: int) -> BatchSource:
     kind = CastSpec(resolve(dtype("UINT8"), dtype("UINT8")))
     copy = source_of(kind)
     capacity = capacity_of(argument_bytes, *_CHOICES)
@@ -115,7 +115,7 @@ def _select_source(argument_bytes: int) -> ManySource:
         f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
         f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {tiles_of(kind)}, {copy.threads}> {name}_0;\n}}\n"
     )
-    return ManySource(
+    return BatchSource(
         name=name,
         kinds=(kind,),
         prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),

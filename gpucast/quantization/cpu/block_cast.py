@@ -15,7 +15,7 @@ from gpucast.quantization.cpu.block_grid import ELEMENTS
 Array = npt.NDArray[Any]
 
 
-class Cast:
+class TileCast:
     """The cast of an array's tiles by one rule, where floating-point errors are ignored. For one thread."""
 
     def __init__(self, rule: Rule, size: int) -> None:
@@ -33,7 +33,7 @@ class Cast:
             lanes.apply(x, rule, out)
 
 
-class Widened:
+class TileWidening:
     """The numbers of an array's tiles in a type that holds them: as they lie there, or in scratch memory, contiguous.
 
     NaN may keep its payload.
@@ -43,7 +43,7 @@ class Widened:
         self._same = rule.src is rule.dst
         # NumPy's own conversion does no more than a shift.
         self._plain = self._same or rule.src.name == "BFLOAT16"
-        self._cast = None if self._plain else Cast(rule, size)
+        self._cast = None if self._plain else TileCast(rule, size)
         self._scratch = np.empty(min(size, ELEMENTS), rule.dst.numpy)
 
     def __call__(self, x: Array) -> Array:

@@ -19,7 +19,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
 from gpucast.cpu import lanes
-from gpucast.quantization.cpu.block_cast import Cast
+from gpucast.quantization.cpu.block_cast import TileCast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 from gpucast.quantization.cpu.quotient import odd
 
@@ -40,8 +40,8 @@ class Product:
         row = _DOUBLE if to is _DOUBLE else _FLOAT
         # NumPy and ml_dtypes convert integers, those of fewer than 8 bits too, as they are.
         integers = format.element.family == "int"
-        self._load = None if integers else Cast(resolve(format.element, row), data.size)
-        self._store = None if to is row else Cast(resolve(row, to), data.size)
+        self._load = None if integers else TileCast(resolve(format.element, row), data.size)
+        self._store = None if to is row else TileCast(resolve(row, to), data.size)
         self._factor, self._last = s.astype(row.numpy), None if g is None else row.numpy.type(g)
         self._zero = None if zero is None else zero.astype(row.numpy)
         self._d = s if g is None else s * g

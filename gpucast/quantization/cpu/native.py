@@ -46,7 +46,7 @@ class _Array(ctypes.Structure):
 class _Quotient(ctypes.Structure):
     """`Quotient` of host_native_blocks.c."""
 
-    _fields_ = (("row", cast.Row), ("zeros", ctypes.c_uint32))
+    _fields_ = (("row", cast.Conversion), ("zeros", ctypes.c_uint32))
 
 
 class _Integers(ctypes.Structure):
@@ -59,7 +59,7 @@ class _Integers(ctypes.Structure):
 _STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
 
 
-class Native:
+class NativeQuantizer:
     """What the library does for the arrays of one type that go to one format."""
 
     def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
@@ -132,7 +132,7 @@ def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
     return count.value
 
 
-def find(source: Array, grid: BlockGrid, format: Format) -> Native | None:
+def find(source: Array, grid: BlockGrid, format: Format) -> NativeQuantizer | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
     src = dtype(source.dtype)
     if src is _DOUBLE or not source.size or not _is_long_enough(grid):
@@ -146,7 +146,7 @@ def _is_long_enough(grid: BlockGrid) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
+def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantizer | None:
     """None where the library has no such cast, or the compiler computed what it was not told."""
     element, integers = format.element, format.element.family == "int"
     if integers:
@@ -156,7 +156,7 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
         is_known = cast.is_known(resolve(src, element))
     if not is_known:
         return None
-    native, shape = Native(library, src, format), (64, 64)
+    native, shape = NativeQuantizer(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
     source, zero = np.empty(shape, src.code_numpy), np.arange(64) % 5 if format.zero_points else np.zeros(64, np.int64)
     with np.errstate(all="ignore"):

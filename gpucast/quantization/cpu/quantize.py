@@ -19,7 +19,7 @@ from gpucast.core.random import Random
 from gpucast.core.rule import resolve
 from gpucast.cpu import cast, lanes
 from gpucast.quantization.cpu import native as host_native
-from gpucast.quantization.cpu.block_cast import Cast
+from gpucast.quantization.cpu.block_cast import TileCast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, spread, tiles
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.cpu.dequantize import Product
@@ -151,7 +151,7 @@ def _nearest(
     """Write the codes of the quotients by `d`, of all blocks; those of `lost` are 0."""
     divide = Quotient(source, format, d)
     integers = format.element.family == "int"
-    store = None if integers else Cast(resolve(divide.row, format.element), source.size)
+    store = None if integers else TileCast(resolve(divide.row, format.element), source.size)
     shift = zero.astype(divide.row.numpy)
     # NumPy compares two arrays more quickly than an array and a number.
     least, most = (

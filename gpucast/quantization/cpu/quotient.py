@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
-from gpucast.quantization.cpu.block_cast import Widened
+from gpucast.quantization.cpu.block_cast import TileWidening
 from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 
 Array = npt.NDArray[Any]
@@ -45,7 +45,7 @@ class Quotient:
         self._powers = not wide and format.scale is dtype("FLOAT8E8M0")
         self._factor = (1 / d if self._powers else d).astype(self.row.numpy)
         self._mended = not wide and not self._powers
-        self._widened = Widened(resolve(dtype(source.dtype), self.row), source.size)
+        self._widened = TileWidening(resolve(dtype(source.dtype), self.row), source.size)
         elements = min(source.size, ELEMENTS)
         self._q, self._scratch = np.empty(elements, self.row.numpy), np.empty(elements, self.row.numpy)
 

@@ -26,7 +26,7 @@ from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, found_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
-from gpucast.quantization.gpu.tiles import Wanted, plan
+from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: Threads that are enough to keep a device busy, and elements that make one worth starting.
@@ -39,7 +39,7 @@ _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
 _ANY = FORMATS["mxfp4"]
 
 
-def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random | None = None) -> list[Parts]:
+def quantize(x: Any, format: Format, wanted: Sequence[ResultSpec], *, random: Random | None = None) -> list[Parts]:
     """The parts of each result that is wanted of a checked CuPy array; `Parts.data` is a PackedArray where elements are
     below one byte. Both ways have the same global scale.
 
@@ -57,7 +57,7 @@ def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random
         if format.global_scale:
             scale = wanted[0].scale
             if scale is None:
-                global_scale = _Call(x, row, format, 0, device, random).find_global_scale()
+                global_scale = _ArrayQuantizer(x, row, format, 0, device, random).find_global_scale()
             else:
                 global_scale = _given(scale, (), device)
             wanted = [replace(one, scale=None) for one in wanted]
@@ -65,7 +65,7 @@ def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random
         return _fill(x, row, format, wanted, results, device, random)
 
 
-def _new(shape: tuple[int, ...], format: Format, one: Wanted, device: int, global_scale: Any) -> Parts:
+def _new(shape: tuple[int, ...], format: Format, one: ResultSpec, device: int, global_scale: Any) -> Parts:
     """Room for a result, with the scales that are given."""
     shape = _swap(shape) if one.swapped else shape
     scales_shape = format.scales_shape(shape, one.axis)
@@ -81,14 +81,14 @@ def _fill(
     x: Any,
     row: DType,
     format: Format,
-    wanted: Sequence[Wanted],
+    wanted: Sequence[ResultSpec],
     results: list[Parts],
     device: int,
     random: Random | None,
 ) -> list[Parts]:
     """Launch what gives the results: one kernel for all, or one after the other."""
     given = wanted[0].scale is not None
-    call = _Call(x, row, format, wanted[0].axis, device, random)
+    call = _ArrayQuantizer(x, row, format, wanted[0].axis, device, random)
     if not wanted[0].swapped and len(wanted) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
@@ -109,7 +109,7 @@ def _fill(
             for made in _fill(x, row, format, [one], [result], device, random)
         ]
     if wanted[0].swapped:
-        call = _Call(_dense(x.swapaxes(-1, -2)), row, format, wanted[0].axis, device, random)
+        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), row, format, wanted[0].axis, device, random)
     call.run(results[0], given=given)
     return results
 
@@ -165,7 +165,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
     return out
 
 
-class _Call:
+class _ArrayQuantizer:
     """One array on its way through the kernels."""
 
     def __init__(self, x: Any, row: DType, format: Format, axis: int, device: int, random: Random | None) -> None:

@@ -21,7 +21,7 @@ _FEW, _WASTE = 256, 16
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResultSpec:
     """One result of an array in C order."""
 
     #: Whether it is that of the array with its last two axes swapped.
@@ -33,7 +33,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """A kernel, and the array as `matrices` of rows x columns for it."""
 
     spec: TileSpec
@@ -54,8 +54,14 @@ class Plan:
 
 
 def plan(
-    shape: tuple[int, ...], row: DType, format: Format, wanted: Sequence[Wanted], random: Random | None, *, given: bool
-) -> Plan | None:
+    shape: tuple[int, ...],
+    row: DType,
+    format: Format,
+    wanted: Sequence[ResultSpec],
+    random: Random | None,
+    *,
+    given: bool,
+) -> TilePlan | None:
     """How one kernel gives all that is wanted; None where none does. `given`: the caller has set the scales.
 
     Those for all elements together ("tensor") must be there before it runs.
@@ -89,10 +95,10 @@ def plan(
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)
     if empty or tiles >= 2**31:
         return None
-    return Plan(spec, matrices, rows, columns)
+    return TilePlan(spec, matrices, rows, columns)
 
 
-def _run(one: Wanted, ndim: int, format: Format) -> Run:
+def _run(one: ResultSpec, ndim: int, format: Format) -> Run:
     """What shares a scale, told by the rows and columns of the array that is read."""
     if format.block == "tensor":
         return "everywhere"

@@ -101,7 +101,7 @@ class InBatchSpec(KernelSpec[KernelSource]):
             one,
             name=many.name,
             prelude=many.prelude,
-            rows=tuple(many.rows.items()),
+            structs=tuple(many.structs.items()),
             kernel=many.kernel,
             elements=tiles_of(self.cast) * one.tile,
             more=many.more,
@@ -155,8 +155,8 @@ def facts(sources: Sequence[KernelSource], arch: str) -> list[StaticKernel]:
     if len(sources) == 1:
         name, text = sources[0].name, sources[0].text
     else:
-        rows = dict(row for source in sources for row in source.rows)
-        name, text = "batch", join(sources[0].prelude, rows, [source.kernel for source in sources])
+        structs = dict(row for source in sources for row in source.structs)
+        name, text = "batch", join(sources[0].prelude, structs, [source.kernel for source in sources])
     compiled = compiler.compile(text, name, arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())

@@ -79,8 +79,8 @@ def measure(arch: str) -> list[StaticMeasurement]:
                 # A thread with a whole block stores the block's scale.
                 beside = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
                 names.append((kind, name, source, beside))
-    rows = dict(row for source in sources for row in source.rows)
-    text = join(sources[0].prelude, rows, [source.kernel for source in sources])
+    structs = dict(row for source in sources for row in source.structs)
+    text = join(sources[0].prelude, structs, [source.kernel for source in sources])
     compiled = compiler.compile(text, "quantize", arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())

@@ -51,8 +51,8 @@ def measure(arch: str) -> list[StaticMeasurement]:
         assert isinstance(format.block, tuple)
         rule = Rule(dtype(source), format.element)
         sources.append(TileSpec(rule, format, format.block[-1], *runs).source())
-    rows = dict(row for source in sources for row in source.rows)
-    compiled = compiler.compile(join(sources[0].prelude, rows, [source.kernel for source in sources]), "tiles", arch)
+    structs = dict(row for source in sources for row in source.structs)
+    compiled = compiler.compile(join(sources[0].prelude, structs, [source.kernel for source in sources]), "tiles", arch)
     of_cubin, of_code = cubin.kernels(compiled.code), parse(disassembler.disassemble(compiled.code).decode())
     found = []
     for (way, name, row), one in zip(chosen, sources, strict=True):

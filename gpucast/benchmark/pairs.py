@@ -126,22 +126,22 @@ class Pairs:
         try:
             sets = self._sets(src, dst, n, layout)
         except (TooLarge, MemoryError) as error:
-            return [replace(row, problem=str(error)) for row in blank.values()]
+            return [replace(measurement, problem=str(error)) for measurement in blank.values()]
         rows, works = dict[str, Measurement](), dict[str, Work]()
         for contender in chosen:
-            row = replace(blank[contender.name], sets=len(sets.sources), cold=sets.cold)
+            measurement = replace(blank[contender.name], sets=len(sets.sources), cold=sets.cold)
             try:
                 check, work = self._ready(contender, sets, via)
             except Exception as error:  # A rival may raise anything, and the others go on.
-                rows[contender.name] = replace(row, problem=_first_line(error))
+                rows[contender.name] = replace(measurement, problem=_first_line(error))
                 continue
-            rows[contender.name] = replace(row, checked=check.checked, wrong=check.wrong, first=check.first)
+            rows[contender.name] = replace(measurement, checked=check.checked, wrong=check.wrong, first=check.first)
             if work is not None:
                 works[contender.name] = work
         try:
             timed = measure(self.machine, list(works.values()), samples=samples, limit=limit)
         except Exception as error:  # As above; whose fault it was is not known.
-            return [replace(row, problem=row.problem or _first_line(error)) for row in rows.values()]
+            return [replace(measurement, problem=measurement.problem or _first_line(error)) for measurement in rows.values()]
         for name, times in zip(works, timed, strict=True):
             rows[name] = replace(rows[name], times=times)
         return list(rows.values())

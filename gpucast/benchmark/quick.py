@@ -58,7 +58,7 @@ class QuickReport:
     @property
     def wrong(self) -> list[Measurement]:
         """Our own rows with results that differ from the reference, or without any."""
-        return [row for row in self.rows if row.is_ours and (row.wrong or row.problem)]
+        return [measurement for measurement in self.rows if measurement.is_ours and (measurement.wrong or measurement.problem)]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -66,7 +66,7 @@ class QuickReport:
             "facts": self.facts,
             "n": self.n,
             "ceilings": [asdict(one) for one in self.ceilings],
-            "rows": [row.as_json() for row in self.rows],
+            "rows": [measurement.as_json() for measurement in self.rows],
             "latencies": {name: asdict(latency) for name, latency in self.latencies.items()},
             "left": self.left,
         }
@@ -114,17 +114,17 @@ def text(report: QuickReport) -> str:
     place = "the host (device: none)" if report.device == "none" else report.device
     lines = [f"gpucast bench on {place}: {report.n:,} elements, GB/s of bytes read and written"]
     lines += [f"ceiling, {one.name}: {one.speed / 1e9:,.0f} GB/s" for one in report.ceilings]
-    names = list(dict.fromkeys(row.contender for row in report.rows))
+    names = list(dict.fromkeys(measurement.contender for measurement in report.rows))
     # Allocating takes the GPU no time: one of our two columns says it all there.
     names = [name for name in names if name != "gpucast allocating"]
-    width = max((len(f"{row.src} to {row.dst}") for row in report.rows), default=4)
+    width = max((len(f"{measurement.src} to {measurement.dst}") for measurement in report.rows), default=4)
     lines.append(" ".join([f"{'pair':<{width}}", "of ceiling", *(f"{name:>13}" for name in names), "differ"]))
     for (src, dst), group in _by_pair(report.rows).items():
         ours = group.get(OURS)
         best = nearest(report.ceilings, ours.bytes) if ours else 0.0
         share = f"{ours.speed / best:9.0%} " if ours and ours.times and best else f"{'-':>10}"
         cells = [_cell(group.get(name), ours) for name in names]
-        wrong = sum(row.wrong for row in group.values() if row.is_ours)
+        wrong = sum(measurement.wrong for measurement in group.values() if measurement.is_ours)
         lines.append(" ".join([f"{f'{src} to {dst}':<{width}}", share, *cells, f"{wrong:>6,}"]))
     lines += _claims(report.rows, names)
     if report.left:
@@ -135,24 +135,24 @@ def text(report: QuickReport) -> str:
         f"  {name:<18} {latency.times.median * 1e6:6.2f} ({latency.p99 * 1e6:.2f})"
         for name, latency in report.latencies.items()
     ]
-    lines += [f"DIFFERS from the reference: {row.src} to {row.dst}: {row.first or row.problem}" for row in report.wrong]
+    lines += [f"DIFFERS from the reference: {measurement.src} to {measurement.dst}: {measurement.first or measurement.problem}" for measurement in report.wrong]
     return "\n".join(lines)
 
 
 def _by_pair(rows: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, Measurement]]:
     found: dict[tuple[str, str], dict[str, Measurement]] = {}
-    for row in rows:
-        found.setdefault((row.src, row.dst), {})[row.contender] = row
+    for measurement in rows:
+        found.setdefault((measurement.src, measurement.dst), {})[measurement.contender] = measurement
     return found
 
 
-def _cell(row: Measurement | None, ours: Measurement | None) -> str:
+def _cell(measurement: Measurement | None, ours: Measurement | None) -> str:
     """A speed; ~ where it cannot be told from ours, * where its results are not the reference's."""
-    if row is None or row.times is None:
+    if measurement is None or measurement.times is None:
         return f"{'-':>13}"
-    same = ours is not None and row is not ours and ours.times is not None and verdict(ours.times, row.times) == "same"
-    mark = ("~" if same else "") + ("*" if row.wrong else "")
-    return f"{row.speed / 1e9:#.4g}{mark}".rjust(13)
+    same = ours is not None and measurement is not ours and ours.times is not None and verdict(ours.times, measurement.times) == "same"
+    mark = ("~" if same else "") + ("*" if measurement.wrong else "")
+    return f"{measurement.speed / 1e9:#.4g}{mark}".rjust(13)
 
 
 def _claims(rows: Sequence[Measurement], names: Sequence[str]) -> list[str]:

@@ -49,7 +49,7 @@ class BatchSource:
     #: Its casts, each of which has a number in the table.
     kinds: tuple[CastSpec, ...]
     prelude: str
-    rows: dict[str, str]
+    structs: dict[str, str]
     kernel: str
     threads: int
     #: ``struct Arrays``, ``FusedArrays`` or ``Choices``, named `more`, of kernels/batch.cu, batch_fused.cu, select.cu.
@@ -63,7 +63,7 @@ class BatchSource:
 
     @property
     def text(self) -> str:
-        return join(self.prelude, self.rows, [self.kernel])
+        return join(self.prelude, self.structs, [self.kernel])
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSour
         name=name,
         kinds=kinds,
         prelude="\n".join(files),
-        rows={row: text for source in sources for row, text in source.rows},
+        structs={name: text for source in sources for name, text in source.structs},
         kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {threads}, {listed})\n",
         threads=threads,
         table=table_of(capacity, *more_columns),

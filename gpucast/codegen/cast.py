@@ -59,7 +59,7 @@ class KernelSource:
     unpacked: bool
     prelude: str
     #: The structs of the two types, by C++ name.
-    rows: tuple[tuple[str, str], ...]
+    structs: tuple[tuple[str, str], ...]
     #: The lines that make the kernel.
     kernel: str
     #: Elements of one tile and of one thread, and threads of one block.
@@ -77,7 +77,7 @@ class KernelSource:
 
     @property
     def text(self) -> str:
-        return join(self.prelude, dict(self.rows), [self.kernel])
+        return join(self.prelude, dict(self.structs), [self.kernel])
 
     def blocks(self, n: int) -> int:
         """Blocks to launch for n elements (0 for none)."""
@@ -88,9 +88,9 @@ class KernelSource:
         return -(-(n + ahead) // (self.elements * self.threads))
 
 
-def join(prelude: str, rows: dict[str, str], kernels: list[str]) -> str:
+def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:
     """One translation unit of several kernels with the same prelude."""
-    types = "".join(rows.values())
+    types = "".join(structs.values())
     return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
 
 
@@ -140,7 +140,7 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
     more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
-    return KernelSource(name, rule, shape, unpacked, prelude(), rows(*types), kernel, tile, elements, THREADS, more)
+    return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, THREADS, more)
 
 
 def entries(rule: Rule, src_bits: int) -> DType | None:
@@ -178,9 +178,9 @@ def options(rule: Rule) -> str:
     )
 
 
-def rows(*types: DType) -> tuple[tuple[str, str], ...]:
+def structs(*types: DType) -> tuple[tuple[str, str], ...]:
     """The structs of the types, by C++ name."""
-    return tuple((row.name, _row(row)) for row in dict.fromkeys(types))
+    return tuple((kind.name, _struct(kind)) for kind in dict.fromkeys(types))
 
 
 def tile_elements(src_bits: int, dst_bits: int) -> int:
@@ -240,24 +240,24 @@ def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False)
     return "_".join(parts)
 
 
-def _row(row: DType) -> str:
+def _struct(kind: DType) -> str:
     """The row of the dtype table as a struct of constants. Enumerators, because constants of class scope would stay in
     the compiled module as variables."""
     lines = [
-        f"typedef {_FAMILIES[row.family]} family;",
-        f"enum : u32 {{ bits = {row.bits} }};",
-        f"enum : bool {{ is_bool = {row.family == 'bool':d}, is_int = {row.family == 'int':d} }};",
-        f"enum : bool {{ is_float = {row.family == 'float':d}, is_e8m0 = {row.family == 'e8m0':d} }};",
-        f"enum : bool {{ has_inf = {row.has_inf:d}, has_nan = {row.has_nan:d} }};",
-        f"enum : u64 {{ mask = {row.code_mask:#x}, sign_code = {row.sign_code:#x}, max_code = {row.max_code:#x} }};",
+        f"typedef {_FAMILIES[kind.family]} family;",
+        f"enum : u32 {{ bits = {kind.bits} }};",
+        f"enum : bool {{ is_bool = {kind.family == 'bool':d}, is_int = {kind.family == 'int':d} }};",
+        f"enum : bool {{ is_float = {kind.family == 'float':d}, is_e8m0 = {kind.family == 'e8m0':d} }};",
+        f"enum : bool {{ has_inf = {kind.has_inf:d}, has_nan = {kind.has_nan:d} }};",
+        f"enum : u64 {{ mask = {kind.code_mask:#x}, sign_code = {kind.sign_code:#x}, max_code = {kind.max_code:#x} }};",
     ]
-    if row.is_float:
+    if kind.is_float:
         lines += [
-            f"enum : int {{ mantissa_bits = {row.mantissa_bits}, bias = {row.bias} }};",
-            f"enum : bool {{ nan_is_signed = {row.nan_is_signed:d}, has_negative_zero = {row.has_negative_zero:d} }};",
+            f"enum : int {{ mantissa_bits = {kind.mantissa_bits}, bias = {kind.bias} }};",
+            f"enum : bool {{ nan_is_signed = {kind.nan_is_signed:d}, has_negative_zero = {kind.has_negative_zero:d} }};",
         ]
-    if row.has_nan:
-        lines.append(f"enum : u64 {{ nan_code = {row.nan_code:#x} }};")
-    if row.has_inf:
-        lines.append(f"enum : u64 {{ inf_code = {row.inf_code:#x} }};")
-    return f"struct {row.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"
+    if kind.has_nan:
+        lines.append(f"enum : u64 {{ nan_code = {kind.nan_code:#x} }};")
+    if kind.has_inf:
+        lines.append(f"enum : u64 {{ inf_code = {kind.inf_code:#x} }};")
+    return f"struct {kind.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, rows
+from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, resolve
 
@@ -75,27 +75,27 @@ __device__ __forceinline__ {_type(rule.dst)} {name}({_type(rule.src)} value{para
     return {_from_code(rule.dst)};
 }}
 """
-    return join("\n".join(files), dict(rows(rule.src, rule.dst)), [function])
+    return join("\n".join(files), dict(structs(rule.src, rule.dst)), [function])
 
 
-def _type(row: DType) -> str:
-    if row.name in _VALUES:
-        return _VALUES[row.name]
-    signed = row.family == "int" and row.signed and not row.packed
-    return (_SIGNED if signed else _UNSIGNED)[max(row.bits, 8)]
+def _type(kind: DType) -> str:
+    if kind.name in _VALUES:
+        return _VALUES[kind.name]
+    signed = kind.family == "int" and kind.signed and not kind.packed
+    return (_SIGNED if signed else _UNSIGNED)[max(kind.bits, 8)]
 
 
-def _to_code(row: DType) -> str:
-    if row.name == "FLOAT":
+def _to_code(src: DType) -> str:
+    if src.name == "FLOAT":
         return "__float_as_uint(value)"
-    if row.name == "DOUBLE":
+    if src.name == "DOUBLE":
         return "Word(__double_as_longlong(value))"
-    return f"Word(({_UNSIGNED[max(row.bits, 8)]})value)" + (f" & {row.code_mask:#x}" if row.packed else "")
+    return f"Word(({_UNSIGNED[max(src.bits, 8)]})value)" + (f" & {src.code_mask:#x}" if src.packed else "")
 
 
-def _from_code(row: DType) -> str:
-    if row.name == "FLOAT":
+def _from_code(dst: DType) -> str:
+    if dst.name == "FLOAT":
         return "__uint_as_float((unsigned)result)"
-    if row.name == "DOUBLE":
+    if dst.name == "DOUBLE":
         return "__longlong_as_double((long long)result)"
-    return f"({_type(row)})result"
+    return f"({_type(dst)})result"

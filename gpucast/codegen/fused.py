@@ -17,7 +17,7 @@ from gpucast.codegen.cast import (
     kernel_source,
     options,
     prelude,
-    rows,
+    structs,
     tiles_of_thread,
 )
 from gpucast.codegen.strides import Dims
@@ -81,7 +81,7 @@ def fused_source(rule: Rule, ops: FusedOps, shape: Shape = "contiguous", *, unpa
         name=name,
         rule=rule,
         prelude=fused_prelude(),
-        rows=fused_rows(src, dst),
+        structs=fused_structs(src, dst),
         kernel=f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n{line}",
         tile=tile,
         elements=elements,
@@ -94,9 +94,9 @@ def fused_prelude() -> str:
     return "\n".join([prelude(), *map(kernel_file, FILES)])
 
 
-def fused_rows(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
+def fused_structs(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
     """The rows that a fused kernel needs."""
-    return rows(src, _FLOAT, _DOUBLE, dst)
+    return structs(src, _FLOAT, _DOUBLE, dst)
 
 
 def template_options(ops: FusedOps) -> str:

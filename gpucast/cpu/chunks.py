@@ -30,9 +30,9 @@ def spans(size: int, chunk: int = CHUNK) -> Iterator[slice]:
         yield slice(start, min(start + chunk, size))
 
 
-def codes_of(x: Array, row: DType) -> Array:
+def codes_of(x: Array, dtype: DType) -> Array:
     """An array of a dtype seen as its codes, in the byte order that it has."""
-    kind = row.code_numpy
+    kind = dtype.code_numpy
     return x.view(kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder))
 
 

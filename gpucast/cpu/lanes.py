@@ -189,9 +189,9 @@ def _one_pass(rule: Rule) -> Lane | None:
     return None
 
 
-def _zero_mask(row: DType) -> int:
+def _zero_mask(dtype: DType) -> int:
     """The bits of a code that are all clear in zero alone (with its negative, where there is one)."""
-    return row.code_mask & ~(row.sign_code if row.has_negative_zero else 0)
+    return dtype.code_mask & ~(dtype.sign_code if dtype.has_negative_zero else 0)
 
 
 def _to_bool(src: DType, chunk: int) -> Lane:
@@ -290,5 +290,5 @@ def _extend(x: Array, src: DType, out: Array) -> Array:
     return out
 
 
-def _is_bfloat16(row: DType) -> bool:
-    return bool(row.numpy == ml_dtypes.bfloat16)
+def _is_bfloat16(dtype: DType) -> bool:
+    return bool(dtype.numpy == ml_dtypes.bfloat16)

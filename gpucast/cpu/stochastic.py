@@ -63,20 +63,20 @@ def lane_of(rule: Rule, size: int) -> Lane:
 
 def _upper_half(rule: Rule) -> Lane:
     """From FLOAT to BFLOAT16: the bits behind the point are the lower half."""
-    row = rule.dst
+    dst = rule.dst
 
     def lane(codes: Array, words: Array, out: Array) -> None:
         rounded = words >> np.uint32(16)
         rounded += codes
         rounded >>= np.uint32(16)
         if rule.overflow == "saturate":
-            over = rounded & np.uint32(~row.sign_code & row.code_mask) > row.max_code
-            rounded[over] = rounded[over] & np.uint32(row.sign_code) | np.uint32(row.max_code)
+            over = rounded & np.uint32(~dst.sign_code & dst.code_mask) > dst.max_code
+            rounded[over] = rounded[over] & np.uint32(dst.sign_code) | np.uint32(dst.max_code)
         # NaN counts as the largest.
         values = codes.view(np.float32)
         if np.isnan(values.max()):
             nan = np.isnan(values)
-            rounded[nan] = codes[nan] >> np.uint32(16) & np.uint32(row.sign_code) | np.uint32(row.nan_code)
+            rounded[nan] = codes[nan] >> np.uint32(16) & np.uint32(dst.sign_code) | np.uint32(dst.nan_code)
         np.copyto(out, rounded, casting="unsafe")
 
     return lane
@@ -123,13 +123,13 @@ def _look_up(table: _Table) -> Lane:
 # ---- arithmetic ----
 
 
-def _float64(codes: Array, row: DType) -> Array:
+def _float64(codes: Array, src: DType) -> Array:
     """Numbers as float64. 64-bit integers that do not fit lose their last bits, which no destination sees."""
-    if row.bits <= 16:
-        return decode(codes, row)
-    if row.is_float or row.bits == 32:
-        return codes.view(row.numpy).astype(np.float64, copy=False)
-    negative = codes & np.uint64(row.sign_code) != 0
+    if src.bits <= 16:
+        return decode(codes, src)
+    if src.is_float or src.bits == 32:
+        return codes.view(src.numpy).astype(np.float64, copy=False)
+    negative = codes & np.uint64(src.sign_code) != 0
     magnitude = np.where(negative, ~codes + np.uint64(1), codes)
     np.bitwise_and(magnitude, ~np.uint64(0x7FF), out=magnitude, where=magnitude >= np.uint64(1 << 53))
     values: Array = magnitude.astype(np.float64)

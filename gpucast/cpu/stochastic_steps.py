@@ -41,15 +41,15 @@ class _Binades(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _binades(row: DType) -> _Binades:
+def _binades(dst: DType) -> _Binades:
     index = np.arange(1 << 12)
-    first, negative = 1 - row.bias, index >> 11 != 0
+    first, negative = 1 - dst.bias, index >> 11 != 0
     exponent = np.maximum((index & 0x7FF) - 1023, first)
     # The last binade is of infinities and NaN, which are looked up.
-    steps = np.ldexp(1.0, np.where(index & 0x7FF == 0x7FF, 0, row.mantissa_bits + _WORD - exponent))
-    last = (row.max_code >> row.mantissa_bits) + 1
-    base = np.minimum(exponent - first, last) << row.mantissa_bits
-    half = (last + 2 << row.mantissa_bits) + 1
+    steps = np.ldexp(1.0, np.where(index & 0x7FF == 0x7FF, 0, dst.mantissa_bits + _WORD - exponent))
+    last = (dst.max_code >> dst.mantissa_bits) + 1
+    base = np.minimum(exponent - first, last) << dst.mantissa_bits
+    half = (last + 2 << dst.mantissa_bits) + 1
     signed, base = np.where(negative, -steps, steps), (base + half * negative).astype(np.int64)
     return _Binades(_frozen(signed), _frozen(base), half)
 
@@ -60,11 +60,11 @@ def put(rule: Rule) -> Put:
 
     NumPy's floating-point errors must be off where it runs. Safe to call from several threads.
     """
-    row = rule.dst
-    steps_in_1, base, half = _binades(row)
+    dst = rule.dst
+    steps_in_1, base, half = _binades(dst)
     codes_of_sums = _frozen(_codes_of_sums(rule, half))
     with np.errstate(all="ignore"):
-        special = _frozen(encode(np.array([np.inf, -np.inf, np.nan, -np.nan]), rule).astype(row.code_numpy))
+        special = _frozen(encode(np.array([np.inf, -np.inf, np.nan, -np.nan]), rule).astype(dst.code_numpy))
 
     def lane(values: Array, words: Array, out: Array) -> None:
         binade = (values.view(np.uint64) >> _MANTISSA).view(np.int64)
@@ -88,21 +88,21 @@ def put(rule: Rule) -> Put:
     return lane
 
 
-def fractions(values: Array, row: DType) -> Array:
+def fractions(values: Array, dst: DType) -> Array:
     """What numbers are above a step, in units of 2^-32 steps, as uint32; of infinities and NaN anything."""
     binade = (values.view(np.uint64) >> _MANTISSA).view(np.int64)
-    steps = _binades(row).steps.take(binade) * values
+    steps = _binades(dst).steps.take(binade) * values
     return steps.astype(np.int64).astype(np.uint32)
 
 
 def _codes_of_sums(rule: Rule, half: int) -> Array:
-    row = rule.dst
-    last = row.inf_code if rule.overflow == "infinity" else row.nan_code if rule.overflow == "nan" else row.max_code
-    magnitudes = np.where(np.arange(half) > row.max_code, last, np.arange(half))
-    negative = magnitudes | row.sign_code
-    if not row.has_negative_zero:
+    dst = rule.dst
+    last = dst.inf_code if rule.overflow == "infinity" else dst.nan_code if rule.overflow == "nan" else dst.max_code
+    magnitudes = np.where(np.arange(half) > dst.max_code, last, np.arange(half))
+    negative = magnitudes | dst.sign_code
+    if not dst.has_negative_zero:
         negative[0] = 0
-    return np.concatenate([magnitudes, negative]).astype(row.code_numpy)
+    return np.concatenate([magnitudes, negative]).astype(dst.code_numpy)
 
 
 def _frozen(table: Array) -> Array:

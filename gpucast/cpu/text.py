@@ -67,13 +67,13 @@ def parse(x: Array, rule: Rule) -> Array:
 
 def format(x: Array, rule: Rule) -> Array:
     """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
-    row = rule.src
-    if row.family == "string":
+    src = rule.src
+    if src.family == "string":
         return parse(x, rule)
     flat = x.reshape(-1)
     result = np.empty(flat.size, dtype=object)
     for part in spans(flat.size):
-        result[part] = _format(flat[part].astype(row.numpy, copy=False), row, flat.size)
+        result[part] = _format(flat[part].astype(src.numpy, copy=False), src, flat.size)
     return result.reshape(x.shape)
 
 
@@ -171,18 +171,18 @@ def _json_doubles(library: Any, texts: list[str], raw: bytes) -> Array:
 
 
 def _read_integers(texts: list[str], first: int, rule: Rule) -> Array:
-    row = rule.dst
-    wide = np.dtype(np.int64 if row.signed or row.bits < 64 else np.uint64)
+    dst = rule.dst
+    wide = np.dtype(np.int64 if dst.signed or dst.bits < 64 else np.uint64)
     try:
         values = _integers(texts, first, wide)
-        fits = bool(((values >= row.min) & (values <= row.max)).all())
+        fits = bool(((values >= dst.min) & (values <= dst.max)).all())
     except (ValueError, OverflowError):
         fits = False
     if not fits:
-        exact = [strings.to_integer(text, row, index) for index, text in enumerate(texts, first)]
+        exact = [strings.to_integer(text, dst, index) for index, text in enumerate(texts, first)]
         values = np.array(exact, dtype=wide)
-    codes: Array = values.astype(row.code_numpy) & row.code_numpy.type(row.code_mask)
-    return codes.view(row.numpy)
+    codes: Array = values.astype(dst.code_numpy) & dst.code_numpy.type(dst.code_mask)
+    return codes.view(dst.numpy)
 
 
 def _integers(texts: list[str], first: int, wide: np.dtype[Any]) -> Array:
@@ -198,9 +198,9 @@ def _integers(texts: list[str], first: int, wide: np.dtype[Any]) -> Array:
     if wide == np.uint64 and (values < 0).any():
         raise OverflowError("negative")
     result = np.where(doubtful, 0.0, values).astype(wide)
-    row = dtypes.dtype(wide)
+    dtype = dtypes.dtype(wide)
     for i in np.flatnonzero(doubtful).tolist():
-        result[i] = strings.to_integer(texts[i], row)
+        result[i] = strings.to_integer(texts[i], dtype)
     return result
 
 
@@ -234,38 +234,38 @@ _TABLE_SIZE = 4096
 _POWERS_OF_TEN = np.array([float(f"1e{exponent}") for exponent in range(-64, 65)])
 
 
-def _format(chunk: Array, row: DType, size: int) -> Any:
-    if row.bits <= 8 or (row.bits <= 16 and size >= _TABLE_SIZE):
-        codes = chunk.view(row.code_numpy)
-        return _table(row)[codes & row.code_numpy.type(row.code_mask)]
-    return _format_wide(chunk, row)
+def _format(chunk: Array, src: DType, size: int) -> Any:
+    if src.bits <= 8 or (src.bits <= 16 and size >= _TABLE_SIZE):
+        codes = chunk.view(src.code_numpy)
+        return _table(src)[codes & src.code_numpy.type(src.code_mask)]
+    return _format_wide(chunk, src)
 
 
 @cache
-def _table(row: DType) -> Array:
+def _table(src: DType) -> Array:
     """The texts of all codes of a type of 16 bits or fewer."""
-    codes = range(1 << row.bits)
+    codes = range(1 << src.bits)
     result = np.empty(len(codes), dtype=object)
-    if row.bits <= 8:
-        result[:] = [strings.format(row.value(code), row) for code in codes]
+    if src.bits <= 8:
+        result[:] = [strings.format(src.value(code), src) for code in codes]
     else:
-        result[:] = _format_wide(np.array(codes, row.code_numpy).view(row.numpy), row)
+        result[:] = _format_wide(np.array(codes, src.code_numpy).view(src.numpy), src)
     return result
 
 
-def _format_wide(chunk: Array, row: DType) -> list[str]:
-    if row.family == "int":
+def _format_wide(chunk: Array, src: DType) -> list[str]:
+    if src.family == "int":
         return list(map(str, chunk.tolist()))
-    values = chunk.astype(strings.shortest_in(row).numpy, copy=False)
+    values = chunk.astype(strings.shortest_in(src).numpy, copy=False)
     library = fast_library() if values.dtype != np.float16 else None
     if library is not None:
         texts = _json_texts(library, values)
     elif values.dtype == np.float64:
         texts = list(map(repr, values.tolist()))
     else:
-        texts = _shortest_texts(values, row)
+        texts = _shortest_texts(values, src)
     for i in np.flatnonzero(~np.isfinite(values)).tolist():
-        texts[i] = strings.format(float(values[i]), row)
+        texts[i] = strings.format(float(values[i]), src)
     return texts
 
 
@@ -289,7 +289,7 @@ def _json_texts(library: Any, values: Array) -> list[str]:
     return texts
 
 
-def _shortest_texts(values: Array, row: DType) -> list[str]:
+def _shortest_texts(values: Array, src: DType) -> list[str]:
     """repr of the shortest decimals that read back to float16 or float32 values.
 
     Such a decimal has at most 9 digits, so that repr of its nearest double shows just these digits. It is sought with
@@ -329,10 +329,10 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
         rest = rest[~(found | doubtful)]
     texts = list(map(repr, result.tolist()))
     for i in exact:
-        texts[i] = _exact_text(float(values[i]), row)
+        texts[i] = _exact_text(float(values[i]), src)
     return texts
 
 
 @lru_cache(maxsize=4096)
-def _exact_text(value: float, row: DType) -> str:
-    return strings.format(value, row)
+def _exact_text(value: float, src: DType) -> str:
+    return strings.format(value, src)

@@ -70,14 +70,14 @@ def cast(array: Any, to: Any, **keywords: Any) -> Any:
         tried["scale"] = namespace(scale._meta).ones(1, scale.dtype)
         del keywords["scale"]
     _teach_distributed()
-    row = dtype(to, who="cast: to=")
+    dst = dtype(to, who="cast: to=")
     # The cast of no elements checks whatever a cast checks, and shows what kind of array comes out.
-    nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], row, **tried))
+    nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], dst, **tried))
     places = array.chunks if keywords.get("seed") is not None else None
     if places is not None:
         _check_offset(array, keywords.get("offset", 0))
     return dask.array.map_blocks(
-        functools.partial(_chunk, to=row.name, keywords=keywords, chunks=places),
+        functools.partial(_chunk, to=dst.name, keywords=keywords, chunks=places),
         *arguments,
         dtype=nothing.dtype,
         meta=_of_dimensions(nothing, array.ndim),

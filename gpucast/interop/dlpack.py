@@ -95,11 +95,11 @@ _set_name.argtypes, _set_name.restype = (ctypes.py_object, ctypes.c_char_p), cty
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def code_of(row: DType) -> int | None:
+def code_of(kind: DType) -> int | None:
     """The DLDataTypeCode of a type; None where DLPack has none."""
-    if row.family == "int":
-        return _INT if row.signed else _UINT
-    return _FLOAT if row.numpy_name == f"float{row.bits}" else _CODES.get(row.numpy_name)
+    if kind.family == "int":
+        return _INT if kind.signed else _UINT
+    return _FLOAT if kind.numpy_name == f"float{kind.bits}" else _CODES.get(kind.numpy_name)
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
@@ -166,29 +166,29 @@ class _Loan:
 
 
 def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: str) -> Any:
-    row = _row(tensor, who)
+    kind = _row(tensor, who)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
     readonly = bool(flags & _READ_ONLY)
-    if not row.packed or flags & _PADDED:
-        steps = None if strides is None else tuple(stride * row.numpy.itemsize for stride in strides)
-        return view_at(address, shape, steps, row, device, owner, readonly)
+    if not kind.packed or flags & _PADDED:
+        steps = None if strides is None else tuple(stride * kind.numpy.itemsize for stride in strides)
+        return view_at(address, shape, steps, kind, device, owner, readonly)
     if tensor.lanes > 1:
         shape = (*shape[:-1], shape[-1] * tensor.lanes) if shape else (tensor.lanes,)
     size = int(np.prod(shape, dtype=np.int64))
     if strides is not None and size and not _is_compact(tuple(tensor.shape[: tensor.ndim]), strides):
-        raise ValueError(f"{who}: x has strides; expected {row.name}, which lies packed, in row-major order")
-    data = view_at(address, (row.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
-    return PackedArray(data, row, shape)
+        raise ValueError(f"{who}: x has strides; expected {kind.name}, which lies packed, in row-major order")
+    data = view_at(address, (kind.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
+    return PackedArray(data, kind, shape)
 
 
 def _row(tensor: _Tensor, who: str) -> DType:
-    for row in DTYPES:
-        if row.family == "string" or (code_of(row), row.bits) != (tensor.code, tensor.bits):
+    for kind in DTYPES:
+        if kind.family == "string" or (code_of(kind), kind.bits) != (tensor.code, tensor.bits):
             continue
-        if tensor.lanes == 1 or (row.packed and tensor.lanes * row.bits == 8):
-            return row
+        if tensor.lanes == 1 or (kind.packed and tensor.lanes * kind.bits == 8):
+            return kind
     if tensor.code == 5:
         raise TypeError(f"{who}: x.dtype='complex{tensor.bits}' is complex; Cast takes no complex type")
     raise TypeError(

@@ -64,11 +64,11 @@ def _shareable(dst: DType) -> bool:
     return dst.family != "string" and not dst.packed
 
 
-def _aligned(shape: tuple[int, ...], row: DType) -> np.ndarray[Any, Any]:
-    nbytes = math.prod(shape) * row.code_numpy.itemsize
+def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
+    nbytes = math.prod(shape) * dst.code_numpy.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes].view(row.numpy).reshape(shape)
+    return memory[start : start + nbytes].view(dst.numpy).reshape(shape)
 
 
 def _given(y: Any, like: Any) -> Any:

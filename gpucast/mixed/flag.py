@@ -20,9 +20,9 @@ def checked_flag(finite: Any, who: str) -> Any:
     """`finite`, a bool or an array of one BOOL or UINT8 element of any library, as an array of ours."""
     if isinstance(finite, (bool, np.bool_)):
         return np.asarray(finite)
-    row = row_of(finite)
-    if row not in _ROWS:
-        got = type(finite).__name__ if row is None else row.name
+    kind = row_of(finite)
+    if kind not in _ROWS:
+        got = type(finite).__name__ if kind is None else kind.name
         raise TypeError(f"{who}: finite is {got}; expected a bool, or an array of one BOOL or UINT8 element")
     flag = as_array(finite, who)
     if flag.size != 1:

@@ -51,13 +51,13 @@ class LossScale:
         `to`; Python's floats become FLOAT arrays where the arrays lie, or else the state. All other leaves are returned
         as they are.
         """
-        row = None if to is None else dtype(to, who="scale: to=")
+        dst = None if to is None else dtype(to, who="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
         leaves = self._arrays(leaves)
         places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
         factor = self._factors(leaves[places[0]])[0] if places else None
         for i in places:
-            leaves[i] = cast(leaves[i], row or leaves[i].dtype, scale=factor, copy=factor is not None)
+            leaves[i] = cast(leaves[i], dst or leaves[i].dtype, scale=factor, copy=factor is not None)
         return trees.unflatten(structure, leaves)
 
     def unscale(self, grads: Any, *, to: Any = "FLOAT", out: Any = None, finite: Any = None) -> tuple[Any, Any]:

@@ -49,8 +49,8 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     if out is not None:
         given.append(tree.leaves_like(structure, out, f"{_WHO}: out"))
     rows, paths = list(zip(*given, strict=True)), tree.paths(structure)
-    for path, row in zip(paths, rows, strict=True):
-        _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *row)
+    for path, triple in zip(paths, rows, strict=True):
+        _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *triple)
     if out is not None:
         _check_apart(flag, given, paths)
     if home(flag) is None:
@@ -70,13 +70,13 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     """TypeError or ValueError for leaves that cannot be chosen from, or a `target` that cannot take them."""
-    row, other, place = row_of(x), row_of(y), home(flag)
-    if row is None or other is None:
-        if row is not other or ((place is not None or target is not None) and not _equal(x, y)):
+    kind, other, place = row_of(x), row_of(y), home(flag)
+    if kind is None or other is None:
+        if kind is not other or ((place is not None or target is not None) and not _equal(x, y)):
             raise ValueError(f"{who} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
         return
-    if row is not other:
-        raise TypeError(f"{who} is {row} in new and {other} in old")
+    if kind is not other:
+        raise TypeError(f"{who} is {kind} in new and {other} in old")
     if tuple(x.shape) != tuple(y.shape):
         raise ValueError(f"{who} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
     if place is None and target is None:
@@ -88,7 +88,7 @@ def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
         if place is not None and home(leaf) != place:
             raise ValueError(f"{who} is not on cuda:{place}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(leaf, resolve(row, row), target, place is not None, who)
+            check_out(leaf, resolve(kind, kind), target, place is not None, who)
             if home(target) != home(leaf):
                 raise ValueError(f"{who} lies elsewhere in out than in new and old")
 

@@ -50,10 +50,10 @@ class CaseResult:
     first: Mismatch | None = None
 
 
-def describe(row: DType, code: int) -> str:
+def describe(dtype: DType, code: int) -> str:
     """A code in hexadecimal, and the value that it stands for."""
-    bits = f"{code:#0{2 + -(-row.bits // 4)}x}"
-    return f"{bits} ({row.value(code)!r})" if code <= row.code_mask else f"{bits} (no code of {row.name})"
+    bits = f"{code:#0{2 + -(-dtype.bits // 4)}x}"
+    return f"{bits} ({dtype.value(code)!r})" if code <= dtype.code_mask else f"{bits} (no code of {dtype.name})"
 
 
 def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:

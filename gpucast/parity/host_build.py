@@ -195,7 +195,7 @@ def build_batch(
     launcher = _LAUNCH.format(
         name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
     )
-    text = shim(arch) + join(source.prelude, source.rows, [source.kernel, launcher])
+    text = shim(arch) + join(source.prelude, source.structs, [source.kernel, launcher])
     with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
         library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize)], text, Path(folder) / "many")))
     function = library[f"launch_{source.name}"]
@@ -212,9 +212,9 @@ def build_batch(
 
 def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
     """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
-    rows = dict(row for source in sources for row in source.rows)
+    structs = dict(row for source in sources for row in source.structs)
     kernels = [source.kernel + _launcher(source) for source in sources]
-    return shim(arch) + join(sources[0].prelude, rows, kernels)
+    return shim(arch) + join(sources[0].prelude, structs, kernels)
 
 
 @lru_cache

@@ -36,11 +36,11 @@ def svg(report: ParityReport) -> str:
         _text(16, 84, f"tried: {report.what} (seed {report.seed})", "note"),
     ]
     parts.append(f'<text x="{_LEFT - 8}" y="{_TOP - 8}" text-anchor="end" class="note">from, to:</text>')
-    for number, row in enumerate(NUMERIC):
+    for number, dtype in enumerate(NUMERIC):
         middle = number * _CELL + _CELL / 2 + 4
-        parts.append(f'<text x="{_LEFT - 8}" y="{_TOP + middle}" text-anchor="end">{escape(row.name)}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{_TOP + middle}" text-anchor="end">{escape(dtype.name)}</text>')
         x, y = _LEFT + middle, _TOP - 8
-        parts.append(f'<text x="{x}" y="{y}" transform="rotate(-60 {x} {y})">{escape(row.name)}</text>')
+        parts.append(f'<text x="{x}" y="{y}" transform="rotate(-60 {x} {y})">{escape(dtype.name)}</text>')
     for number, pair in enumerate(report.pairs.values()):
         down, right = divmod(number, len(NUMERIC))
         parts += _cell(_LEFT + right * _CELL, _TOP + down * _CELL, pair)

@@ -98,10 +98,10 @@ class ParityReport(_Counts):
 
     def text(self) -> str:
         """The grid and the summary; a type's column has its ONNX number."""
-        width = max(len(row.name) for row in NUMERIC)
+        width = max(len(dtype.name) for dtype in NUMERIC)
         lines = [
             f"gpucast parity: {self.backend} ({self.device}) against the reference",
-            " " * width + "     to " + " ".join(f"{row.number:>2}" for row in NUMERIC),
+            " " * width + "     to " + " ".join(f"{dtype.number:>2}" for dtype in NUMERIC),
         ]
         for src in NUMERIC:
             marks = " ".join(f" {MARKS[self.pairs[src, dst].state]}" for dst in NUMERIC)

@@ -27,9 +27,9 @@ def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random
     return made
 
 
-def dequantize(parts: Parts, format: Format, row: DType, axis: int) -> Any:
-    """The numbers that parts stand for, each rounded once to `row`."""
+def dequantize(parts: Parts, format: Format, to: DType, axis: int) -> Any:
+    """The numbers that parts stand for, each rounded once to `to`."""
     if home(parts.data) is not None:
-        return gpu.quantize.dequantize(parts, format, row, axis=axis)
+        return gpu.quantize.dequantize(parts, format, to, axis=axis)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
-    return host.dequantize(replace(parts, data=data), format, row, axis=axis)
+    return host.dequantize(replace(parts, data=data), format, to, axis=axis)

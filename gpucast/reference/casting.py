@@ -80,14 +80,14 @@ def apply(x: Array, rule: Rule, words: Array | None = None) -> Array:
     return _to_array(_cast_codes(codes, rule, words), dst).reshape(x.shape)
 
 
-def _codes_of(x: Array, row: DType) -> Array:
+def _codes_of(x: Array, src: DType) -> Array:
     """The flat codes of an array; only a code's own bits count, and any BOOL byte but 0 is 1."""
-    codes = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1).view(row.code_numpy)
-    return np.asarray(codes != 0 if row.family == "bool" else codes & row.code_numpy.type(row.code_mask))
+    codes = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1).view(src.code_numpy)
+    return np.asarray(codes != 0 if src.family == "bool" else codes & src.code_numpy.type(src.code_mask))
 
 
-def _to_array(codes: Array, row: DType) -> Array:
-    return codes.astype(row.code_numpy).view(row.numpy)
+def _to_array(codes: Array, dst: DType) -> Array:
+    return codes.astype(dst.code_numpy).view(dst.numpy)
 
 
 def _cast_codes(codes: Array, rule: Rule, words: Array | None) -> Array:
@@ -120,36 +120,36 @@ class Numbers:
         return np.asarray(self.magnitude == np.inf)
 
 
-def _decode(codes: Array, row: DType) -> Numbers:
+def _decode(codes: Array, src: DType) -> Numbers:
     code = codes.astype(np.uint64)
-    negative = code & np.uint64(row.sign_code) != 0
-    if not row.is_float:
+    negative = code & np.uint64(src.sign_code) != 0
+    if not src.is_float:
         # Two's complement of n bits: a code with the sign bit stands for code - 2^n.
-        magnitude = np.where(negative, ~code + np.uint64(1) & np.uint64(row.code_mask), code)
+        magnitude = np.where(negative, ~code + np.uint64(1) & np.uint64(src.code_mask), code)
         return Numbers(magnitude, negative, np.zeros(code.shape, bool))
-    bits = code & ~np.uint64(row.sign_code)
-    exponent = (bits >> np.uint64(row.mantissa_bits)).astype(np.int64)
-    mantissa = bits & np.uint64((1 << row.mantissa_bits) - 1)
-    hidden = (exponent > 0) | (row.family == "e8m0")
-    significand = np.where(hidden, mantissa + np.uint64(1 << row.mantissa_bits), mantissa).astype(np.float64)
-    lowest = 0 if row.family == "e8m0" else 1
-    special = bits > row.max_code
-    scale = np.where(special, 0, np.maximum(exponent, lowest) - row.bias - row.mantissa_bits).astype(np.intc)
+    bits = code & ~np.uint64(src.sign_code)
+    exponent = (bits >> np.uint64(src.mantissa_bits)).astype(np.int64)
+    mantissa = bits & np.uint64((1 << src.mantissa_bits) - 1)
+    hidden = (exponent > 0) | (src.family == "e8m0")
+    significand = np.where(hidden, mantissa + np.uint64(1 << src.mantissa_bits), mantissa).astype(np.float64)
+    lowest = 0 if src.family == "e8m0" else 1
+    special = bits > src.max_code
+    scale = np.where(special, 0, np.maximum(exponent, lowest) - src.bias - src.mantissa_bits).astype(np.intc)
     magnitude = np.ldexp(significand, scale)
-    if row.has_inf:
-        magnitude[bits == row.inf_code] = np.inf
-        special = bits > row.inf_code
-    if row.specials == "fnuz":
-        special = code == row.nan_code
+    if src.has_inf:
+        magnitude[bits == src.inf_code] = np.inf
+        special = bits > src.inf_code
+    if src.specials == "fnuz":
+        special = code == src.nan_code
     magnitude[special] = 0.0
-    return Numbers(magnitude, negative & (row.nan_is_signed | ~special), special)
+    return Numbers(magnitude, negative & (src.nan_is_signed | ~special), special)
 
 
 # ---- destination: numbers -> codes ----
 
 
 def _to_int(x: Numbers, rule: Rule) -> Array:
-    row = rule.dst
+    dst = rule.dst
     magnitude = np.where(x.infinite, 0, x.magnitude)
     huge = x.infinite
     if magnitude.dtype == np.float64:
@@ -158,15 +158,15 @@ def _to_int(x: Numbers, rule: Rule) -> Array:
         magnitude = np.fmod(magnitude, 2.0**64).astype(np.uint64)
     code = np.where(x.negative, ~magnitude + np.uint64(1), magnitude)
     if rule.overflow == "saturate":
-        code[~x.negative & (huge | (magnitude > row.max))] = row.max_code
-        code[x.negative & (huge | (magnitude > -row.min))] = row.sign_code
-    return np.asarray(code & np.uint64(row.code_mask))
+        code[~x.negative & (huge | (magnitude > dst.max))] = dst.max_code
+        code[x.negative & (huge | (magnitude > -dst.min))] = dst.sign_code
+    return np.asarray(code & np.uint64(dst.code_mask))
 
 
 def _to_e8m0(x: Numbers, rule: Rule) -> Array:
-    row = rule.dst
-    powers, midpoints = _e8m0_table(row) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
-    zero_code = 0 if powers is not POWERS else row.bias
+    dst = rule.dst
+    powers, midpoints = _e8m0_table(dst) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
+    zero_code = 0 if powers is not POWERS else dst.bias
     # The power at or below the number; numbers below the first one are judged apart.
     below = np.maximum(np.searchsorted(powers, x.magnitude, side="right") - 1, 0)
     if rule.round_mode == "up":
@@ -178,49 +178,49 @@ def _to_e8m0(x: Numbers, rule: Rule) -> Array:
         steps = (x.magnitude >= midpoints[below]) & (powers[below] < x.magnitude)
     code = below + zero_code + steps
     saturate = rule.overflow == "saturate"
-    code[x.magnitude < row.min] = 0 if saturate else row.nan_code
-    code[x.magnitude > row.max] = row.max_code if saturate else row.nan_code
-    code[x.negative & (x.magnitude != 0)] = 0 if saturate else row.nan_code
-    code[x.nan] = row.nan_code
+    code[x.magnitude < dst.min] = 0 if saturate else dst.nan_code
+    code[x.magnitude > dst.max] = dst.max_code if saturate else dst.nan_code
+    code[x.negative & (x.magnitude != 0)] = 0 if saturate else dst.nan_code
+    code[x.nan] = dst.nan_code
     return code
 
 
 def _to_float(x: Numbers, rule: Rule, words: Array | None) -> Array:
-    row = rule.dst
+    dst = rule.dst
     finite = np.where(x.infinite, 0, x.magnitude)
     if rule.rounding == STOCHASTIC:
         assert words is not None and words.dtype == np.uint32 and words.size == finite.size
-        code = random_in_table(finite, words.reshape(-1), row)
+        code = random_in_table(finite, words.reshape(-1), dst)
     else:
-        code = nearest_in_table(finite, row) if row.bits <= 16 else nearest_step(finite, row)
+        code = nearest_in_table(finite, dst) if dst.bits <= 16 else nearest_step(finite, dst)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
 
 
 def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: Rule) -> Array:
     """From rounded magnitudes (as codes that run on past the largest) to the destination's codes."""
-    row = rule.dst
-    sign = np.where(negative, np.uint64(row.sign_code), np.uint64(0))
-    over = (code > row.max_code) | infinite
+    dst = rule.dst
+    sign = np.where(negative, np.uint64(dst.sign_code), np.uint64(0))
+    over = (code > dst.max_code) | infinite
     code = code | sign
     if rule.overflow == "saturate":
-        code = np.where(over, row.max_code | sign, code)
+        code = np.where(over, dst.max_code | sign, code)
     else:
-        code = np.where(over, row.inf_code | sign if rule.overflow == "infinity" else _nan(row, sign), code)
+        code = np.where(over, dst.inf_code | sign if rule.overflow == "infinity" else _nan(dst, sign), code)
     if rule.infinity_is_nan:
-        code = np.where(infinite, _nan(row, sign), code)
-    if not row.has_negative_zero:
-        code = np.where((code == row.sign_code) & ~over, 0, code)
+        code = np.where(infinite, _nan(dst, sign), code)
+    if not dst.has_negative_zero:
+        code = np.where((code == dst.sign_code) & ~over, 0, code)
     # Without a NaN to give, NaN becomes the zero of the other sign.
-    return np.where(nan, _nan(row, sign) if row.has_nan else row.sign_code ^ sign, code)
+    return np.where(nan, _nan(dst, sign) if dst.has_nan else dst.sign_code ^ sign, code)
 
 
-def _nan(row: DType, sign: Array) -> Array:
-    return np.asarray(np.uint64(row.nan_code) | (sign if row.nan_is_signed else np.uint64(0)))
+def _nan(dst: DType, sign: Array) -> Array:
+    return np.asarray(np.uint64(dst.nan_code) | (sign if dst.nan_is_signed else np.uint64(0)))
 
 
 @lru_cache
-def _e8m0_table(row: DType) -> tuple[Array, Array]:
-    powers = np.array([float(row.value(code)) for code in range(row.max_code + 1)])
+def _e8m0_table(dst: DType) -> tuple[Array, Array]:
+    powers = np.array([float(dst.value(code)) for code in range(dst.max_code + 1)])
     return powers, 1.5 * powers
 
 

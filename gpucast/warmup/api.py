@@ -98,7 +98,7 @@ def warmup(
 
 def every_pair() -> Iterator[tuple[DType, DType]]:
     """All pairs of types that have kernels."""
-    numeric = [row for row in DTYPES if row.family != "string"]
+    numeric = [kind for kind in DTYPES if kind.family != "string"]
     return ((src, dst) for src in numeric for dst in numeric)
 
 

@@ -82,15 +82,15 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
     """
     shapes: tuple[Shape, ...] = ("contiguous", "strided")
     loss, gradients = FusedOps("narrow"), FusedOps("narrow", finite=True)
-    for row in rows:
-        scale, unscale = (fused_rule(row, dst, scaled=True) for dst in (row, _FLOAT))
+    for src in rows:
+        scale, unscale = (fused_rule(src, dst, scaled=True) for dst in (src, _FLOAT))
         for shape in shapes:
             yield CastSpec(scale, shape, ops=loss)
             yield CastSpec(unscale, shape, ops=gradients)
         for argument_bytes in ARGUMENT_BYTES:
             yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
-    for row in _STATE:
-        yield CastSpec(Rule(row, row))
+    for src in _STATE:
+        yield CastSpec(Rule(src, src))
     yield AdjustSpec()
     for argument_bytes in ARGUMENT_BYTES:
         yield SelectSpec(argument_bytes)

@@ -120,7 +120,7 @@ def made(body: str, one: Rule | None = None) -> Kernel:
     """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
     source = kernel_source(one or rule("FLOAT", "INT32"))
     text = _TEXT.format(name=source.name, body=body)
-    (kernel,) = facts([dataclasses.replace(source, prelude="", rows=(), kernel=text, elements=4)], "sm_90")
+    (kernel,) = facts([dataclasses.replace(source, prelude="", structs=(), kernel=text, elements=4)], "sm_90")
     return kernel
 
 

@@ -65,8 +65,8 @@ def chosen(major: int, arch: str, src: DType, exhaustive: bool) -> list[KernelSo
 def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str, cubin.Kernel]:
     """The static facts of kernels that were compiled in one program."""
     sources = list(sources)
-    rows = dict(row for source in sources for row in source.rows)
-    text = join(prelude(), rows, [source.kernel for source in sources])
+    structs = dict(row for source in sources for row in source.structs)
+    text = join(prelude(), structs, [source.kernel for source in sources])
     result = load(major).compile(text, "batch", arch, options(major))
     assert result.log == "", result.log
     facts = cubin.kernels(result.code)

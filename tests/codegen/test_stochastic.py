@@ -16,7 +16,7 @@ import functions_on_host
 import gpucast
 from codes import assert_codes, assert_same, every_code, random_codes
 from gpucast import PackedArray
-from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, rows
+from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import Rule, has_stochastic, resolve
@@ -186,7 +186,7 @@ extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words,
 }}
 """
     files = [prelude(), kernel_file("philox.cuh"), kernel_file("stochastic.cuh")]
-    return functions_on_host.build(join("\n".join(files), dict(rows(*NUMERIC)), [text]), folder)
+    return functions_on_host.build(join("\n".join(files), dict(structs(*NUMERIC)), [text]), folder)
 
 
 def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: bool) -> None:

@@ -51,8 +51,8 @@ class FilePosition(ctypes.Structure):
     _fields_ = (("file", ctypes.c_int), ("itemsize", ctypes.c_uint32), ("position", ctypes.c_uint64))
 
     @staticmethod
-    def of(row: DType, file: int, position: int) -> FilePosition:
-        return FilePosition(file, row.code_numpy.itemsize, position)
+    def of(kind: DType, file: int, position: int) -> FilePosition:
+        return FilePosition(file, kind.code_numpy.itemsize, position)
 
 
 class NativeCast:
@@ -128,15 +128,15 @@ def is_known(rule: Rule) -> bool:
     return src is _FLOAT or _is_upper(src) or (src.numpy == np.float16 and (_is_upper(dst) or dst.bits <= 8))
 
 
-def _is_upper(row: DType) -> bool:
+def _is_upper(kind: DType) -> bool:
     """Whether a type is FLOAT or the upper half of one."""
-    return row.bits in (16, 32) and row.exponent_bits == _FLOAT.exponent_bits and row.specials == _FLOAT.specials
+    return kind.bits in (16, 32) and kind.exponent_bits == _FLOAT.exponent_bits and kind.specials == _FLOAT.specials
 
 
-def _is_small(row: DType) -> bool:
+def _is_small(dst: DType) -> bool:
     """Whether a type has fewer exponents than FLOAT, by so many that its numbers can be counted by adding."""
-    largest = (row.max_code >> row.mantissa_bits) - row.bias
-    return row.mantissa_bits <= 10 and max(largest, row.bias) <= 100
+    largest = (dst.max_code >> dst.mantissa_bits) - dst.bias
+    return dst.mantissa_bits <= 10 and max(largest, dst.bias) <= 100
 
 
 def load(src: DType) -> str:
@@ -171,9 +171,9 @@ def row(rule: Rule) -> Conversion:
     )
 
 
-def _float_bits(row: DType, code: int) -> int:
+def _float_bits(dst: DType, code: int) -> int:
     """The FLOAT that a normal code would be, did it stand for a number."""
-    return (code << (_FLOAT.mantissa_bits - row.mantissa_bits)) + ((_FLOAT.bias - row.bias) << _FLOAT.mantissa_bits)
+    return (code << (_FLOAT.mantissa_bits - dst.mantissa_bits)) + ((_FLOAT.bias - dst.bias) << _FLOAT.mantissa_bits)
 
 
 def _pointer(x: Array) -> ctypes.c_void_p:

@@ -107,8 +107,8 @@ class TorchAdapter(ArrayAdapter):
     def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
         return batch.addresses(arrays)
 
-    def allocate(self, arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
-        return batch.allocate(arrays, row)
+    def allocate(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
+        return batch.allocate(arrays, dst)
 
     def written(self, outs: Sequence[torch.Tensor]) -> None:
         batch.written(outs)

@@ -59,9 +59,9 @@ def addresses(arrays: Sequence[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, arrays))
 
 
-def allocate(arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
+def allocate(arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
     """As `ArrayAdapter.allocate`."""
-    kind = tensors.TORCH_DTYPES[row]
+    kind = tensors.TORCH_DTYPES[dst]
     return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
 
 

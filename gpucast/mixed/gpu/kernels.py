@@ -119,7 +119,7 @@ def _select_source(argument_bytes: int) -> BatchSource:
         name=name,
         kinds=(kind,),
         prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),
-        rows=dict(copy.rows),
+        structs=dict(copy.structs),
         kernel=f"namespace gpucast {{\n{casts}GPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
         threads=copy.threads,
         table=table_of(capacity, *_CHOICES),

@@ -37,20 +37,20 @@ class Product:
     def __init__(
         self, data: Array, format: Format, to: DType, s: Array, g: np.float64 | None, zero: Array | None
     ) -> None:
-        row = _DOUBLE if to is _DOUBLE else _FLOAT
+        compute_dtype = _DOUBLE if to is _DOUBLE else _FLOAT
         # NumPy and ml_dtypes convert integers, those of fewer than 8 bits too, as they are.
         integers = format.element.family == "int"
-        self._load = None if integers else TileCast(resolve(format.element, row), data.size)
-        self._store = None if to is row else TileCast(resolve(row, to), data.size)
-        self._factor, self._last = s.astype(row.numpy), None if g is None else row.numpy.type(g)
-        self._zero = None if zero is None else zero.astype(row.numpy)
+        self._load = None if integers else TileCast(resolve(format.element, compute_dtype), data.size)
+        self._store = None if to is compute_dtype else TileCast(resolve(compute_dtype, to), data.size)
+        self._factor, self._last = s.astype(compute_dtype.numpy), None if g is None else compute_dtype.numpy.type(g)
+        self._zero = None if zero is None else zero.astype(compute_dtype.numpy)
         self._d = s if g is None else s * g
         self._lost, self._infinite, self._nothing = np.isnan(self._d), np.isinf(self._d), self._d == 0
         self._any_lost = bool(self._lost.any())
         self._any_extreme = bool((self._infinite | self._nothing).any())
         #: Of which blocks products may be rounded twice.
         self._rounds = np.zeros(s.shape, bool)
-        if to is not row and format.scale is not _E8M0:
+        if to is not compute_dtype and format.scale is not _E8M0:
             self._rounds[...] = _rounds(self._factor if g is None else np.asarray(self._last))
         self._mended = bool(self._rounds.any())
         self._to, self._decode = to, resolve(format.element, _DOUBLE)
@@ -58,7 +58,7 @@ class Product:
         smallest = float(format.element.value(1)) * np.fmin.reduce(np.abs(self._d), axis=None, initial=np.inf)
         self._small = to.bias != _FLOAT.bias and not smallest >= 2.0 ** (1 - to.bias)
         elements = min(data.size, ELEMENTS)
-        self._value = np.empty(elements, row.numpy)
+        self._value = np.empty(elements, compute_dtype.numpy)
         self._bits = np.empty(elements if self._mended else 0, np.uint32)
         self._low = np.empty(elements if self._mended and to is _BFLOAT16 else 0, np.uint16)
 

@@ -70,8 +70,8 @@ class NativeQuantizer:
         self._run, self._more = self._integers() if format.element.family == "int" else self._floats()
 
     def _integers(self) -> tuple[Any, ctypes.Structure]:
-        row = self._format.element
-        return self._library[f"{self._load}_whole"], _Integers(int(row.min), int(row.max), row.code_mask)
+        element = self._format.element
+        return self._library[f"{self._load}_whole"], _Integers(int(element.min), int(element.max), element.code_mask)
 
     def _floats(self) -> tuple[Any, ctypes.Structure]:
         format = self._format
@@ -79,21 +79,21 @@ class NativeQuantizer:
         how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
-        row = cast.row(resolve(self._src, format.element))
-        return self._library[f"{self._load}_{how}"], _Quotient(row, zeros)
+        conversion = cast.row(resolve(self._src, format.element))
+        return self._library[f"{self._load}_{how}"], _Quotient(conversion, zeros)
 
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
-        row, ranges = self._src, self._format.zero_points
-        found = np.zeros((*grid.counts, 1 + ranges), row.code_numpy)
+        src, ranges = self._src, self._format.zero_points
+        found = np.zeros((*grid.counts, 1 + ranges), src.code_numpy)
         # As unsigned integers negative numbers begin with -0; as signed ones the others do with 0.
-        found[..., :-1] = row.sign_code
-        run = self._library[f"{'range' if ranges else 'largest'}_of_{row.bits}"]
+        found[..., :-1] = src.sign_code
+        run = self._library[f"{'range' if ranges else 'largest'}_of_{src.bits}"]
         of_blocks = _array(found, found.itemsize * (1 + ranges))
         self._each(run, _array(source), _array(source), _blocks(grid), of_blocks, None)
-        if (found & (row.sign_code - 1)).max(initial=0) > row.max_code:
+        if (found & (src.sign_code - 1)).max(initial=0) > src.max_code:
             return None
-        values = found.view(row.numpy).astype(np.float64)
+        values = found.view(src.numpy).astype(np.float64)
         low = values[..., 0] if ranges else np.zeros(grid.counts)
         return low, values[..., -1], np.zeros(grid.counts, bool)
 

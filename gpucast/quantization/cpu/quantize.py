@@ -72,10 +72,10 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     )
 
 
-def _cast(x: Any, row: DType, **attributes: Any) -> Array:
+def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
-    out = np.empty(x.shape, row.numpy)
-    lanes.apply(x, resolve(dtype(x.dtype), row, **attributes), out)
+    out = np.empty(x.shape, dst.numpy)
+    lanes.apply(x, resolve(dtype(x.dtype), dst, **attributes), out)
     return out
 
 
@@ -124,14 +124,14 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
 
 def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> tuple[float | None, float | None]:
     """The least and the largest code, each if a quotient is beyond. None is further out than a block's extremes."""
-    row = format.element
-    if row.family != "int":
+    element = format.element
+    if element.family != "int":
         return None, None
     # Without zero points `high` is the largest magnitude.
     least = np.rint((low if format.zero_points else -high) / d) + zero
     return (
-        float(row.min) if (least < row.min).any() else None,
-        float(row.max) if (np.rint(high / d) + zero > row.max).any() else None,
+        float(element.min) if (least < element.min).any() else None,
+        float(element.max) if (np.rint(high / d) + zero > element.max).any() else None,
     )
 
 
@@ -175,12 +175,12 @@ def _nearest(
             store(q, data[tile.elements])
 
 
-def _store_integers(q: Array, out: Array, row: DType) -> None:
+def _store_integers(q: Array, out: Array, element: DType) -> None:
     """`q` holds integers of the type's range."""
-    codes = out.view(np.int8 if row.signed else np.uint8)
+    codes = out.view(np.int8 if element.signed else np.uint8)
     np.copyto(codes, q, casting="unsafe")
-    if row.packed:
-        np.bitwise_and(out.view(np.uint8), row.code_mask, out=out.view(np.uint8))
+    if element.packed:
+        np.bitwise_and(out.view(np.uint8), element.code_mask, out=out.view(np.uint8))
 
 
 def _stochastic(

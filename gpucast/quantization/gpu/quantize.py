@@ -45,7 +45,7 @@ def quantize(x: Any, format: Format, wanted: Sequence[ResultSpec], *, random: Ra
 
     RuntimeError while a CUDA graph is captured: memory has to be allocated.
     """
-    driver, device, row = launch.driver(), home(x), cast.row_of(x)
+    driver, device, src = launch.driver(), home(x), cast.row_of(x)
     assert device is not None
     with driver.on(device):
         if driver.capturing():
@@ -57,12 +57,12 @@ def quantize(x: Any, format: Format, wanted: Sequence[ResultSpec], *, random: Ra
         if format.global_scale:
             scale = wanted[0].scale
             if scale is None:
-                global_scale = _ArrayQuantizer(x, row, format, 0, device, random).find_global_scale()
+                global_scale = _ArrayQuantizer(x, src, format, 0, device, random).find_global_scale()
             else:
                 global_scale = _given(scale, (), device)
             wanted = [replace(one, scale=None) for one in wanted]
         results = [_new(x.shape, format, one, device, global_scale) for one in wanted]
-        return _fill(x, row, format, wanted, results, device, random)
+        return _fill(x, src, format, wanted, results, device, random)
 
 
 def _new(shape: tuple[int, ...], format: Format, one: ResultSpec, device: int, global_scale: Any) -> Parts:
@@ -79,7 +79,7 @@ def _new(shape: tuple[int, ...], format: Format, one: ResultSpec, device: int, g
 
 def _fill(
     x: Any,
-    row: DType,
+    src: DType,
     format: Format,
     wanted: Sequence[ResultSpec],
     results: list[Parts],
@@ -88,11 +88,11 @@ def _fill(
 ) -> list[Parts]:
     """Launch what gives the results: one kernel for all, or one after the other."""
     given = wanted[0].scale is not None
-    call = _ArrayQuantizer(x, row, format, wanted[0].axis, device, random)
+    call = _ArrayQuantizer(x, src, format, wanted[0].axis, device, random)
     if not wanted[0].swapped and len(wanted) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    found = plan(x.shape, row, format, wanted, random, given=given)
+    found = plan(x.shape, src, format, wanted, random, given=given)
     if found is not None:
         if format.block == "tensor":
             call.find_scales(results[0], given=given)
@@ -106,10 +106,10 @@ def _fill(
         return [
             made
             for one, result in zip(wanted, results, strict=True)
-            for made in _fill(x, row, format, [one], [result], device, random)
+            for made in _fill(x, src, format, [one], [result], device, random)
         ]
     if wanted[0].swapped:
-        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), row, format, wanted[0].axis, device, random)
+        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), src, format, wanted[0].axis, device, random)
     call.run(results[0], given=given)
     return results
 
@@ -124,22 +124,22 @@ def _seed(random: Random | None) -> dict[str, int]:
 
 def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
     """Scales of one byte each, linear of `shape`, in the order "128x4" of `size` scales; `back`: the other way."""
-    device, row = home(scales), cast.row_of(scales)
+    device, kind = home(scales), cast.row_of(scales)
     assert device is not None
     with launch.driver().on(device):
         scales = _dense(scales)
-        out = cast.new(shape if back else (size,), row)
+        out = cast.new(shape if back else (size,), kind)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
-            kernel = launch.kernel(swizzle_spec(row, back), device)
+            kernel = launch.kernel(swizzle_spec(kind, back), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
 
 
-def swizzle_spec(row: DType, back: bool) -> QuantizeSpec:
+def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
     """The kernel of `swizzle`, for scales of a type."""
-    return QuantizeSpec(Rule(row, row), _ANY, "unswizzle" if back else "swizzle")
+    return QuantizeSpec(Rule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
 
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
@@ -168,8 +168,8 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
 class _ArrayQuantizer:
     """One array on its way through the kernels."""
 
-    def __init__(self, x: Any, row: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
-        self.x, self.row, self.format, self.device, self.random = x, row, format, device, random
+    def __init__(self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
+        self.x, self.row, self.format, self.device, self.random = x, src, format, device, random
         self.blocks = BlockGrid.of(format, x.shape, axis)
 
     def find_global_scale(self) -> Any:
@@ -259,8 +259,8 @@ def _dense(x: Any) -> Any:
     """The array, or a copy, in C order and with elements at multiples of their size: all others stop a device."""
     if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
         return x
-    row = cast.row_of(x)
-    return cast.apply(x, resolve(row, row), cast.new(x.shape, row))
+    kind = cast.row_of(x)
+    return cast.apply(x, resolve(kind, kind), cast.new(x.shape, kind))
 
 
 def _address(x: Any) -> int:

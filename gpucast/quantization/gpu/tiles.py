@@ -55,7 +55,7 @@ class TilePlan:
 
 def plan(
     shape: tuple[int, ...],
-    row: DType,
+    src: DType,
     format: Format,
     wanted: Sequence[ResultSpec],
     random: Random | None,
@@ -89,7 +89,7 @@ def plan(
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # Nothing has to be found.
         return None
-    spec = TileSpec(Rule(row, format.element), format, block, same, swapped, given, random is not None)
+    spec = TileSpec(Rule(src, format.element), format, block, same, swapped, given, random is not None)
     size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)

@@ -59,7 +59,7 @@ def compare(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
     rest = [case for case in cases if str(case) not in lines.finished]
     outcomes = work.run(
         backend, rest, seed=0, share=_SHARE, random=arguments.random, threads=arguments.threads,
-        seconds=arguments.seconds, found=lambda outcome: _write(lines, outcome),
+        seconds=arguments.seconds, on_result=lambda outcome: _write(lines, outcome),
     )  # fmt: skip
     report = ParityReport(
         backend=backend.name,

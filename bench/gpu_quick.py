@@ -39,7 +39,7 @@ def main(
         lines.done(f"{rows[0].src} to {rows[0].dst}", "; ".join(wrong), rows=[row.as_json() for row in rows])
 
     there = contenders(machine) if there is None else there
-    report = quick.run(machine, there, quick.PAIRS, arguments.elements, arguments.seconds, found=found)
+    report = quick.run(machine, there, quick.PAIRS, arguments.elements, arguments.seconds, on_measured=found)
     if arguments.json is not None:
         figures = {"gpucast": gpucast.__version__, "run": session(), **report.as_json()}
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -60,15 +60,15 @@ def check_windows(contender: Contender, sets: Sets) -> Check:
     out, dst, n = sets.outs[0], sets.dst, sets.n
     sets.machine.fill(out, 0xA5)
     contender.wait(contender.prepare(sets)(0))
-    found = Check(0, 0)
+    total = Check(0, 0)
     # Types below one byte are read from whole bytes on.
     for begin in sorted({0, n // 2 // 8 * 8, max(0, n - WINDOW) // 8 * 8}):
         count = min(WINDOW, n - begin)
         data = out[begin * dst.bits // 8 : dst.nbytes(begin + count)]
         got = array_codes(sets.machine, as_array(data, dst, count), dst, count)
         codes = sets.taken(np.arange(begin, begin + count))
-        found += compare(got, codes, wanted_codes(resolve(sets.src, dst), codes), sets.src, dst, True)
-    return found
+        total += compare(got, codes, wanted_codes(resolve(sets.src, dst), codes), sets.src, dst, True)
+    return total
 
 
 def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exact: bool) -> Check:

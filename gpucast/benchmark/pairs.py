@@ -141,7 +141,9 @@ class Pairs:
         try:
             timed = measure(self.machine, list(works.values()), samples=samples, limit=limit)
         except Exception as error:  # As above; whose fault it was is not known.
-            return [replace(measurement, problem=measurement.problem or _first_line(error)) for measurement in rows.values()]
+            return [
+                replace(measurement, problem=measurement.problem or _first_line(error)) for measurement in rows.values()
+            ]
         for name, times in zip(works, timed, strict=True):
             rows[name] = replace(rows[name], times=times)
         return list(rows.values())

@@ -58,7 +58,11 @@ class QuickReport:
     @property
     def wrong(self) -> list[Measurement]:
         """Our own rows with results that differ from the reference, or without any."""
-        return [measurement for measurement in self.rows if measurement.is_ours and (measurement.wrong or measurement.problem)]
+        return [
+            measurement
+            for measurement in self.rows
+            if measurement.is_ours and (measurement.wrong or measurement.problem)
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -79,9 +83,9 @@ def run(
     n: int,
     seconds: float,
     advance: Callable[[int], object] = lambda pairs: None,
-    found: Callable[[list[Measurement]], object] = lambda rows: None,
+    on_measured: Callable[[list[Measurement]], object] = lambda rows: None,
 ) -> QuickReport:
-    """Measure for about so many seconds, one pair at least. `found` is called with the rows of each pair at once."""
+    """Measure for about so many seconds, at least one pair. `on_measured` gets the figures of each pair at once."""
     end = machine.now() + seconds
     with machine.current():
         # So many bytes that the figure stands for large arrays of every pair.
@@ -94,7 +98,7 @@ def run(
             if rows and machine.now() >= end:
                 break
             of_pair = measured.measure(pair, n, samples=100, limit=_PAIR_SHARE * seconds)
-            found(of_pair)
+            on_measured(of_pair)
             rows += of_pair
             left -= 1
             advance(1)
@@ -135,7 +139,7 @@ def text(report: QuickReport) -> str:
         f"  {name:<18} {latency.times.median * 1e6:6.2f} ({latency.p99 * 1e6:.2f})"
         for name, latency in report.latencies.items()
     ]
-    lines += [f"DIFFERS from the reference: {measurement.src} to {measurement.dst}: {measurement.first or measurement.problem}" for measurement in report.wrong]
+    lines += [f"DIFFERS from the reference: {bad.src} to {bad.dst}: {bad.first or bad.problem}" for bad in report.wrong]
     return "\n".join(lines)
 
 
@@ -150,7 +154,12 @@ def _cell(measurement: Measurement | None, ours: Measurement | None) -> str:
     """A speed; ~ where it cannot be told from ours, * where its results are not the reference's."""
     if measurement is None or measurement.times is None:
         return f"{'-':>13}"
-    same = ours is not None and measurement is not ours and ours.times is not None and verdict(ours.times, measurement.times) == "same"
+    same = (
+        ours is not None
+        and measurement is not ours
+        and ours.times is not None
+        and verdict(ours.times, measurement.times) == "same"
+    )
     mark = ("~" if same else "") + ("*" if measurement.wrong else "")
     return f"{measurement.speed / 1e9:#.4g}{mark}".rjust(13)
 

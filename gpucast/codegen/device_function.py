@@ -25,16 +25,17 @@ def device_function(
     rounding: str | None = None,
     overflow: str | None = None,
 ) -> str:
-    """CUDA text that defines ``__device__ D gpucast_<src>_to_<dst>(S value)``, the very rule that `cast` follows.
+    """CUDA text that defines ``__device__ D gpucast_<src>_to_<dst>(S value)``, with the same rule as `cast`.
 
-    S and D are float, double, bool and the C++ integers of 8 to 64 bits for the types that they are; any other type
-    (float16, bfloat16, float8, and those below one byte) is passed and returned as its code in the smallest unsigned
-    integer, the upper bits of which are ignored and zero. The text needs no header, takes C++17, and works with any
-    flags, fast math included: it is integer arithmetic, and inline PTX that no flag changes. Two of these texts do not
-    fit into one program: each holds the whole prelude.
+    FLOAT, DOUBLE, BOOL and integers of 8 to 64 bits are passed as the C++ types float, double, bool and integers. Any
+    other type (float16, bfloat16, float8, and types below one byte) is passed and returned as its code in the smallest
+    unsigned integer that holds it; the upper bits are ignored in the argument and zero in the result. The text needs no
+    header, takes C++17, and gives the same results with any compiler flags, fast math included: it consists of integer
+    arithmetic and inline PTX that no flag changes. Use only one of these texts in a program: each contains the whole
+    prelude.
 
-    With ``rounding="stochastic"`` the function takes 32 random bits behind the value, ``unsigned random``; those that
-    `cast` takes are ``gpucast::Random{seed, offset}.one(index)``, from the same text.
+    With ``rounding="stochastic"`` the function takes 32 random bits as a second argument, ``unsigned random``. The bits
+    that `cast` uses are ``gpucast::Random{seed, offset}.one(index)``, which the text defines too.
 
     Attributes and errors as for `cast`; ValueError for STRING.
 

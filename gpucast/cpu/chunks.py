@@ -62,9 +62,9 @@ def pairs(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) 
     if views is None:
         yield from gathered(x, out, chunk, row_major=row_major)
         return
-    codes, room = views
+    codes, results = views
     for start in range(0, codes.size, chunk):
-        yield codes[start : start + chunk], room[start : start + chunk]
+        yield codes[start : start + chunk], results[start : start + chunk]
 
 
 def gathered(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) -> Iterator[tuple[Array, Array]]:
@@ -79,9 +79,9 @@ def gathered(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = Fals
         buffersize=chunk,
     )
     with chunks:
-        for codes, room in chunks:
+        for codes, results in chunks:
             if codes.size:
-                yield codes, room
+                yield codes, results
 
 
 def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, Array]]:
@@ -96,10 +96,10 @@ def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, 
         count, first = min(CHUNK, x.size - start), src.nbytes(start)
         codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
         if dst.packed:
-            room = np.empty(count, dst.numpy)
-            yield codes, room
+            results = np.empty(count, dst.numpy)
+            yield codes, results
             first = dst.nbytes(start)
-            flat_out[first : first + dst.nbytes(count)] = pack_codes(room.view(np.uint8), dst.bits)
+            flat_out[first : first + dst.nbytes(count)] = pack_codes(results.view(np.uint8), dst.bits)
         else:
             yield codes, flat_out[start : start + count]
     if not dst.packed and not out.flags.c_contiguous:
@@ -111,6 +111,6 @@ def elements(x: Array, chunk: int = CHUNK) -> Iterator[Array]:
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
     with np.nditer(x, flags=flags, order="K", buffersize=chunk) as chunks:
         for part in chunks:
-            found: Any = part
-            if found.size:
-                yield found
+            chunk_of: Any = part
+            if chunk_of.size:
+                yield chunk_of

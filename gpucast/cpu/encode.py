@@ -26,8 +26,8 @@ def decode(codes: Array, src: DType) -> Array:
         truth: Array = (codes != 0).astype(np.float64)
         return truth
     if src.family == "int":
-        whole: Array = (codes & src.code_numpy.type(src.code_mask)).astype(np.int64)
-        return ((whole ^ src.sign_code) - src.sign_code).astype(np.float64)
+        integers: Array = (codes & src.code_numpy.type(src.code_mask)).astype(np.int64)
+        return ((integers ^ src.sign_code) - src.sign_code).astype(np.float64)
     codes = codes & src.code_numpy.type(src.code_mask)
     values: Array = codes.view(src.numpy).astype(np.float64)
     if src.has_nan:

@@ -58,8 +58,8 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
         chunk = min(x.size, CHUNK if views is None else chunk_of(rule))
         lane = lane or _lane(rule, x.size, chunk)
         chunks = gathered(codes, result, chunk) if views is None else pairs(*views, chunk)
-        for some, room in chunks:
-            lane(some, room)
+        for source, results in chunks:
+            lane(source, results)
 
 
 def lane(rule: Rule, size: int, chunk: int) -> Lane:
@@ -129,10 +129,10 @@ def chunk_of(rule: Rule) -> int:
 
 def table_driven(rule: Rule) -> bool:
     """True where large arrays are cast by looking up the source's code."""
-    return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _carried(rule)
+    return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _is_converted(rule)
 
 
-def _carried(rule: Rule) -> bool:
+def _is_converted(rule: Rule) -> bool:
     """True for a source of at most 16 bits that NumPy carries to the destination more quickly than a table does."""
     wide = rule.dst.family == "int" or rule.dst.bits > 16
     if rule.src.is_float:
@@ -146,15 +146,15 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
     src, dst = rule.src, rule.dst
     if dst.family == "bool":
         return _to_bool(src, chunk)
-    if src.bits <= 16 and not _carried(rule):
+    if src.bits <= 16 and not _is_converted(rule):
         return _look_up(rule, size, chunk)
     if src.is_float and src.bits <= 16 and dst.family == "int" and size >= 1 << src.bits:
         if tables.astype_keeps_low_bits(rule):
             return _astype_low_bits(rule)
     if src.packed and not dst.packed and dst.bits == 8 and rule.overflow == "wrap":
         return lambda x, out: _discard(_extend(x, src, out))
-    load, carrier = _load(rule, chunk)
-    put = store(carrier, rule, size, chunk)
+    load, compute_dtype = _load(rule, chunk)
+    put = store(compute_dtype, rule, size, chunk)
     return lambda x, out: put(load(x), out)
 
 
@@ -267,8 +267,8 @@ def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
         return lambda x: np.not_equal(x, 0, out=truth[: x.size]).view(np.uint8), np.dtype(np.uint8)
     if src.packed:
         extended = np.empty(chunk, np.uint8)
-        carrier = np.dtype(np.int8 if src.signed else np.uint8)
-        return lambda x: _extend(x, src, extended[: x.size]).view(carrier), carrier
+        compute_dtype = np.dtype(np.int8 if src.signed else np.uint8)
+        return lambda x: _extend(x, src, extended[: x.size]).view(compute_dtype), compute_dtype
     if _is_bfloat16(src) and rule.dst.family == "int":
         widened = np.empty(chunk, np.float32)
 

@@ -44,9 +44,9 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
     codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
     start = 0
     with np.errstate(all="ignore"):
-        for some, room in pairs(codes, result, CHUNK, row_major=True):
-            lane(some, words(start, some.size), room)
-            start += some.size
+        for source, results in pairs(codes, result, CHUNK, row_major=True):
+            lane(source, words(start, source.size), results)
+            start += source.size
 
 
 def lane_of(rule: Rule, size: int) -> Lane:

@@ -31,27 +31,27 @@ _FLOAT = dtype("FLOAT")
 _FEW = 1 << 12
 
 
-def store(carrier: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
+def store(compute_dtype: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
     """The lane from a carrier's dtype to ``rule.dst``, for an array of `size` elements in chunks of at most `chunk`."""
     dst = rule.dst
     if dst.family == "int":
-        if carrier.kind != "f":
-            return _int_to_int(carrier, rule, chunk)
+        if compute_dtype.kind != "f":
+            return _int_to_int(compute_dtype, rule, chunk)
         if rule.overflow == "saturate" or rule.rounding != "truncate":
             return _encode(rule)
-        return float_to_int(carrier, dst, chunk)
+        return float_to_int(compute_dtype, dst, chunk)
     if dst.bits > 16:
-        return _to_wide_float(carrier, rule)
-    if carrier.kind != "f" and carrier.itemsize <= 2 and dst.numpy == ml_dtypes.bfloat16:
+        return _to_wide_float(compute_dtype, rule)
+    if compute_dtype.kind != "f" and compute_dtype.itemsize <= 2 and dst.numpy == ml_dtypes.bfloat16:
         # Exact in float32, so ml_dtypes rounds them once; and it does so more quickly than it rounds float32.
         return lambda x, out: np.copyto(out.view(dst.numpy), x, casting="unsafe")
-    if carrier != np.float32 and dst.numpy == ml_dtypes.bfloat16:
-        return _wide_to_bfloat16(carrier, rule, chunk)
+    if compute_dtype != np.float32 and dst.numpy == ml_dtypes.bfloat16:
+        return _wide_to_bfloat16(compute_dtype, rule, chunk)
     rule = replace(rule, src=_FLOAT)
     put = _float32_to(rule, size, chunk)
-    if carrier == np.float32:
+    if compute_dtype == np.float32:
         return put
-    load = _to_float32(carrier, dst, chunk)
+    load = _to_float32(compute_dtype, dst, chunk)
     return lambda x, out: put(load(x), out)
 
 
@@ -62,11 +62,11 @@ def _encode(rule: Rule) -> Lane:
 # ---- integers ----
 
 
-def _int_to_int(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+def _int_to_int(compute_dtype: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
     dst = rule.dst
-    low, high = int(np.iinfo(carrier).min), int(np.iinfo(carrier).max)
+    low, high = int(np.iinfo(compute_dtype).min), int(np.iinfo(compute_dtype).max)
     clip = rule.overflow == "saturate" and not (dst.min <= low and high <= dst.max)
-    clipped = np.empty(chunk if clip else 0, carrier)
+    clipped = np.empty(chunk if clip else 0, compute_dtype)
 
     def lane(x: Array, out: Array) -> None:
         if clip:
@@ -82,29 +82,29 @@ def _int_to_int(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
 
 
 @lru_cache(maxsize=8)
-def _conversion_quiets(carrier: np.dtype[Any], wide: np.dtype[Any]) -> bool:
+def _conversion_quiets(compute_dtype: np.dtype[Any], wide: np.dtype[Any]) -> bool:
     """True where conversion sets the first mantissa bit of every NaN, as IEEE 754 wants, in vectors and alone."""
-    codes, result = np.dtype(f"uint{8 * carrier.itemsize}"), np.dtype(f"uint{8 * wide.itemsize}")
+    codes, result = np.dtype(f"uint{8 * compute_dtype.itemsize}"), np.dtype(f"uint{8 * wide.itemsize}")
     # The smallest signalling NaN and the largest one, of both signs.
-    infinity, quiet = (np.array(value, carrier).view(codes) for value in (np.inf, np.nan))
+    infinity, quiet = (np.array(value, compute_dtype).view(codes) for value in (np.inf, np.nan))
     quiet = quiet & ~infinity & (quiet ^ infinity)
     positive = np.array([infinity + 1, infinity | (quiet - 1)], codes)
     signalling = np.concatenate([positive, positive | codes.type(1 << (codes.itemsize * 8 - 1))] * 16)
     wanted = np.array(np.nan, wide).view(result)
     with np.errstate(all="ignore"):
-        got = [part.view(carrier).astype(wide).view(result) for part in (signalling, *signalling[:4, None])]
+        got = [part.view(compute_dtype).astype(wide).view(result) for part in (signalling, *signalling[:4, None])]
     return all(bool((part & wanted == wanted).all()) for part in got)
 
 
-def _to_wide_float(carrier: np.dtype[Any], rule: Rule) -> Lane:
+def _to_wide_float(compute_dtype: np.dtype[Any], rule: Rule) -> Lane:
     dst = rule.dst
-    quiet = carrier.kind not in "iu" and _conversion_quiets(carrier, dst.numpy)
+    quiet = compute_dtype.kind not in "iu" and _conversion_quiets(compute_dtype, dst.numpy)
 
     def lane(x: Array, out: Array) -> None:
         # NumPy rounds integers and float64 once, to nearest even, but keeps the payload of a NaN.
         value = out.view(dst.numpy)
         np.copyto(value, x, casting="unsafe")
-        if carrier.kind in "iu":
+        if compute_dtype.kind in "iu":
             return
         if rule.overflow == "saturate":
             np.clip(value, dst.min, dst.max, out=value)
@@ -119,12 +119,14 @@ def _to_wide_float(carrier: np.dtype[Any], rule: Rule) -> Lane:
 # ---- floats of 16 bits or fewer, and FLOAT8E8M0: all by way of float32 ----
 
 
-def _to_float32(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array], Array]:
+def _to_float32(compute_dtype: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Array], Array]:
     """Float32 values that round to `dst` as the carrier's numbers do: to nearest, and where that would land on a
     boundary of `dst` from beside it, one step back to the side where the number lies (so rounded to odd there)."""
     nearest = np.empty(chunk, np.float32)
     # Integers beyond 2^24, the only inexact ones, stay out of range.
-    harmless = carrier.kind != "f" and (carrier.itemsize <= 2 or (dst.family == "float" and dst.max < 2.0**24))
+    harmless = compute_dtype.kind != "f" and (
+        compute_dtype.itemsize <= 2 or (dst.family == "float" and dst.max < 2.0**24)
+    )
     scratch = np.empty(0 if harmless else chunk, np.uint32)
     # Numbers of `dst` and the middles between them have these bits clear in float32.
     clear = (1 << (tables.dropped_bits(dst) + 1)) - 1
@@ -136,12 +138,12 @@ def _to_float32(carrier: np.dtype[Any], dst: DType, chunk: int) -> Callable[[Arr
             return value
         bits = value.view(np.uint32)
         rest = np.bitwise_and(bits, clear, out=scratch[: x.size])
-        if rest.min() != 0 or (carrier.kind != "f" and x.min() >= -(2**24) and x.max() <= 2**24):
+        if rest.min() != 0 or (compute_dtype.kind != "f" and x.min() >= -(2**24) and x.max() <= 2**24):
             return value
         boundary = rest == 0
         # Everything, where the boundaries are many.
-        found = np.flatnonzero(boundary)
-        where = slice(None) if found.size * 8 > x.size else found
+        ties = np.flatnonzero(boundary)
+        where = slice(None) if ties.size * 8 > x.size else ties
         wanted, got, near = np.abs(_odd_float64(x[where])), np.abs(value[where].astype(np.float64)), bits[where]
         # NaN is neither above nor below. Zero and infinity are boundaries, too, and step back alike.
         above, below = wanted > got, wanted < got
@@ -211,12 +213,12 @@ def _to_bfloat16(rule: Rule, chunk: int) -> Lane:
     return lane
 
 
-def _wide_to_bfloat16(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+def _wide_to_bfloat16(compute_dtype: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
     """From float64 and from integers of 32 and 64 bits. Rounding to float32 first is wrong only for a number that
     float32 moves onto a tie of bfloat16: those few are looked at again."""
     put = _to_bfloat16(rule, chunk)
     nearest, scratch, mask = np.empty(chunk, np.float32), np.empty(chunk, np.uint32), np.empty(chunk, bool)
-    integer = carrier.kind != "f"
+    integer = compute_dtype.kind != "f"
 
     def lane(x: Array, out: Array) -> None:
         value, rest = nearest[: x.size], scratch[: x.size]
@@ -225,7 +227,7 @@ def _wide_to_bfloat16(carrier: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
         # A tie has 0x8000 in the half that is dropped, be it subnormal or next to infinity.
         np.left_shift(bits, 16, out=rest)
         where = np.flatnonzero(np.equal(rest, 1 << 31, out=mask[: x.size]))
-        if integer and carrier.itemsize == 4:
+        if integer and compute_dtype.itemsize == 4:
             # ml_dtypes goes by way of float32 as well, more quickly than from there.
             np.copyto(out.view(rule.dst.numpy), x, casting="unsafe")
         elif integer:

@@ -115,14 +115,14 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     if device_type not in _ON_HOST + _ON_DEVICE:
         raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
     if device_type in _ON_HOST:
-        return _taken(x, None, who, writing, {})
+        return _import(x, None, who, writing, {})
     devices.require(who)
     with gpu.driver.driver().on(device_id):
         # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
-        return _taken(x, device_id, who, writing, {"stream": gpu.driver.driver().stream() or 1})
+        return _import(x, device_id, who, writing, {"stream": gpu.driver.driver().stream() or 1})
 
 
-def _taken(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
+def _import(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
     try:
         try:
             capsule = x.__dlpack__(**keywords, max_version=_VERSION)
@@ -166,14 +166,14 @@ class _Loan:
 
 
 def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: str) -> Any:
-    kind = _row(tensor, who)
+    kind = _dtype_of(tensor, who)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
     readonly = bool(flags & _READ_ONLY)
     if not kind.packed or flags & _PADDED:
-        steps = None if strides is None else tuple(stride * kind.numpy.itemsize for stride in strides)
-        return view_at(address, shape, steps, kind, device, owner, readonly)
+        byte_strides = None if strides is None else tuple(stride * kind.numpy.itemsize for stride in strides)
+        return view_at(address, shape, byte_strides, kind, device, owner, readonly)
     if tensor.lanes > 1:
         shape = (*shape[:-1], shape[-1] * tensor.lanes) if shape else (tensor.lanes,)
     size = int(np.prod(shape, dtype=np.int64))
@@ -183,7 +183,7 @@ def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: 
     return PackedArray(data, kind, shape)
 
 
-def _row(tensor: _Tensor, who: str) -> DType:
+def _dtype_of(tensor: _Tensor, who: str) -> DType:
     for kind in DTYPES:
         if kind.family == "string" or (code_of(kind), kind.bits) != (tensor.code, tensor.bits):
             continue
@@ -241,25 +241,25 @@ class Export:
     """A NumPy or CuPy array of any type of whole bytes (or the pairs of a PackedArray), to be taken by DLPack."""
 
     def __init__(self, array: Any) -> None:
-        self._row = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
-        self._code = code_of(self._row)
+        self._dtype = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
+        self._code = code_of(self._dtype)
         self._lanes = 1
         if isinstance(array, PackedArray):
             if array.dtype.numpy_name != "float4_e2m1fn":
                 raise BufferError(
-                    f"PackedArray: no library takes {self._row.name} through DLPack; exchange x.data, the packed "
+                    f"PackedArray: no library takes {self._dtype.name} through DLPack; exchange x.data, the packed "
                     "bytes, and say the type beside it"
                 )
             if not array.shape or array.shape[-1] % 2:
                 raise BufferError(
-                    f"PackedArray: DLPack has pairs of {self._row.name}; the last axis of {array.shape} is not even"
+                    f"PackedArray: DLPack has pairs of {self._dtype.name}; the last axis of {array.shape} is not even"
                 )
             self._lanes = 2
             self._codes = array.data.reshape(*array.shape[:-1], array.shape[-1] // 2)
         else:
-            if self._code is None or self._row.packed:
-                raise BufferError(f"dlpack: {self._row.name} cannot be exported")
-            self._codes = array.view(self._row.code_numpy)
+            if self._code is None or self._dtype.packed:
+                raise BufferError(f"dlpack: {self._dtype.name} cannot be exported")
+            self._codes = array.view(self._dtype.code_numpy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self._codes.__dlpack_device__()
@@ -269,7 +269,7 @@ class Export:
         capsule = self._codes.__dlpack__(**keywords)
         name = next(name for name in _CAPSULES if _is_valid(capsule, name))
         managed: Any = _CAPSULES[name][0].from_address(_pointer(capsule, name))
-        managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._row.bits, self._lanes
+        managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._dtype.bits, self._lanes
         return capsule
 
 

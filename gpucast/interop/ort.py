@@ -43,7 +43,7 @@ def ortvalue(x: Any) -> onnxruntime.OrtValue:
     TypeError for types that onnxruntime does not know, and for an array on a device (see `bind_input`).
     """
     x = as_array(x, "ortvalue")
-    kind = _row(x, "ortvalue")
+    kind = _known_dtype(x, "ortvalue")
     if home(x) is not None:
         raise TypeError("ortvalue: x is on a device; bind it with bind_input, or cast it to device='cpu'")
     if not kind.packed:
@@ -91,20 +91,22 @@ def _bind(bind: Callable[..., None], name: str, x: Any, who: str) -> None:
         array = as_array(x, who)
         if array is not x:
             raise TypeError(f"{who}: x is a {type(x).__name__}; expected a NumPy or CuPy array or a PackedArray")
-    kind, device = _row(x, who), home(x)
+    kind, device = _known_dtype(x, who), home(x)
     if kind.packed and not isinstance(x, PackedArray):
-        raise TypeError(f"{who}: x holds {kind.name} one element per byte; expected a PackedArray (PackedArray.pack(x))")
+        raise TypeError(
+            f"{who}: x holds {kind.name} one element per byte; expected a PackedArray (PackedArray.pack(x))"
+        )
     data = x.data if isinstance(x, PackedArray) else x
     if not (data.flags.c_contiguous and data.dtype.isnative):
         raise ValueError(f"{who}: x of shape {x.shape} is not contiguous and native; expected such memory")
     if who == "bind_output" and device is None and not data.flags.writeable:
         raise ValueError(f"{who}: out is read-only")
     address = data.ctypes.data if device is None else data.data.ptr
-    place = ("cpu", 0) if device is None else ("cuda", device)
-    bind(name, *place, kind.number, list(x.shape), address)
+    device_name = ("cpu", 0) if device is None else ("cuda", device)
+    bind(name, *device_name, kind.number, list(x.shape), address)
 
 
-def _row(x: Any, who: str) -> DType:
+def _known_dtype(x: Any, who: str) -> DType:
     kind = dtype(x.dtype, who=f"{who}: x.dtype=")
     if kind.family == "string":
         raise TypeError(f"{who}: x is STRING; onnxruntime takes it in session.run alone, as an object array of str")

@@ -10,7 +10,7 @@ from gpucast.arrays import tree
 from gpucast.core.dtypes import DType, dtype
 
 
-def row_of(leaf: Any) -> DType | None:
+def dtype_of(leaf: Any) -> DType | None:
     """The dtype row of a leaf; None for what is no array, or one of a type that Cast does not take."""
     try:
         return _dtype(leaf.dtype)
@@ -26,7 +26,7 @@ def _dtype(kind: Any) -> DType:
 
 def is_floating(leaf: Any) -> bool:
     """Whether the leaf's dtype row has an exponent."""
-    kind = row_of(leaf)
+    kind = dtype_of(leaf)
     return kind is not None and kind.is_float
 
 

@@ -10,7 +10,7 @@ from gpucast.arrays import tree as trees
 from gpucast.arrays.item import Names
 from gpucast.casting.batch import cast_leaves
 from gpucast.core.dtypes import DType, dtype
-from gpucast.mixed.leaves import is_floating, paths, row_of
+from gpucast.mixed.leaves import dtype_of, is_floating, paths
 
 #: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.
 _SHORT = {"bf16": "BFLOAT16", "f16": "FLOAT16", "half": "FLOAT16", "f32": "FLOAT", "full": "FLOAT", "f64": "DOUBLE"}
@@ -106,7 +106,7 @@ def _name(kind: DType) -> str:
 
 def _cast(tree: Any, kind: DType, who: str) -> Any:
     leaves, structure = trees.flatten(tree, f"{who}: tree")
-    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and row_of(leaf) is not kind]
+    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and dtype_of(leaf) is not kind]
     if places:
         names = Names("tree", lambda: paths(structure, places))
         for i, made in zip(places, cast_leaves([leaves[i] for i in places], kind, names, who), strict=True):

@@ -15,7 +15,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
-from gpucast.mixed.leaves import row_of
+from gpucast.mixed.leaves import dtype_of
 
 _WHO = "select_tree"
 
@@ -48,21 +48,23 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     given = [leaves, tree.leaves_like(structure, old, f"{_WHO}: old")]
     if out is not None:
         given.append(tree.leaves_like(structure, out, f"{_WHO}: out"))
-    rows, paths = list(zip(*given, strict=True)), tree.paths(structure)
-    for path, triple in zip(paths, rows, strict=True):
+    triples, paths = list(zip(*given, strict=True)), tree.paths(structure)
+    for path, triple in zip(paths, triples, strict=True):
         _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *triple)
     if out is not None:
-        _check_apart(flag, given, paths)
+        _check_disjoint(flag, given, paths)
     if home(flag) is None:
         if out is None:
             return new if flag else old
-        for x, y, target in rows:
+        for x, y, target in triples:
             chosen = x if flag else y
-            if row_of(chosen) is not None and chosen is not target:
+            if dtype_of(chosen) is not None and chosen is not target:
                 cast(chosen, chosen.dtype, out=target)
         return out
-    places = [i for i, x in enumerate(leaves) if row_of(x) is not None]
-    results = gpu.kernels.select(flag, [(rows[i][0], rows[i][1], None if out is None else rows[i][2]) for i in places])
+    places = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
+    results = gpu.kernels.select(
+        flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in places]
+    )
     for i, result in zip(places, results, strict=True):
         leaves[i] = result
     return tree.unflatten(structure, leaves) if out is None else out
@@ -70,25 +72,25 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     """TypeError or ValueError for leaves that cannot be chosen from, or a `target` that cannot take them."""
-    kind, other, place = row_of(x), row_of(y), home(flag)
+    kind, other, device = dtype_of(x), dtype_of(y), home(flag)
     if kind is None or other is None:
-        if kind is not other or ((place is not None or target is not None) and not _equal(x, y)):
+        if kind is not other or ((device is not None or target is not None) and not _equal(x, y)):
             raise ValueError(f"{who} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
         return
     if kind is not other:
         raise TypeError(f"{who} is {kind} in new and {other} in old")
     if tuple(x.shape) != tuple(y.shape):
         raise ValueError(f"{who} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
-    if place is None and target is None:
+    if device is None and target is None:
         return
     for leaf in (x, y):
         if adapters.find(leaf) is not None:
-            wanted = "with out=" if place is None else "with the flag on a device"
+            wanted = "with out=" if device is None else "with the flag on a device"
             raise TypeError(f"{who} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
-        if place is not None and home(leaf) != place:
-            raise ValueError(f"{who} is not on cuda:{place}, where finite is; bool(finite) reads the flag")
+        if device is not None and home(leaf) != device:
+            raise ValueError(f"{who} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(leaf, resolve(kind, kind), target, place is not None, who)
+            check_out(leaf, resolve(kind, kind), target, device is not None, who)
             if home(target) != home(leaf):
                 raise ValueError(f"{who} lies elsewhere in out than in new and old")
 
@@ -99,7 +101,7 @@ def _equal(x: Any, y: Any) -> bool:
     return x is y or (isinstance(same, (bool, np.bool_)) and bool(same))
 
 
-def _check_apart(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) -> None:
+def _check_disjoint(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) -> None:
     """ValueError where an array of `out` shares memory with another, or with another leaf of `new` or `old`."""
     read: list[Place] = [Place("finite", -1, flag)]
     written: list[Place] = []
@@ -108,6 +110,6 @@ def _check_apart(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) 
         places += [
             Place(name + path, i, leaf)
             for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
-            if row_of(leaf) is not None
+            if dtype_of(leaf) is not None
         ]
     check_apart(written, read, _WHO)

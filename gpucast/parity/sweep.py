@@ -20,7 +20,7 @@ from gpucast.core.rule import STOCHASTIC, Rule
 from gpucast.parity.backends import Array, CastBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, wanted_codes
-from gpucast.parity.work import together
+from gpucast.parity.work import run_threads
 
 #: Elements that a backend casts at a time.
 _CHUNK = 1 << 18
@@ -69,7 +69,7 @@ def sweep(
                 advance(codes.size)
         return wrong, found
 
-    results = together(work, threads, stopped.set)
+    results = run_threads(work, threads, stopped.set)
     first = min((one for _, found in results for one in found), key=lambda one: one.index, default=None)
     return CaseResult(case, count, sum(wrong for wrong, _ in results), first)
 

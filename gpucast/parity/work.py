@@ -30,7 +30,7 @@ def run(
     threads: int,
     seconds: float | None = None,
     advance: Callable[[int], object] = lambda cases: None,
-    found: Callable[[CaseResult], object] = lambda outcome: None,
+    on_result: Callable[[CaseResult], object] = lambda outcome: None,
 ) -> list[CaseResult]:
     """The outcomes of the cases, in their order; of the first ones only, where `seconds` do not suffice for all.
 
@@ -53,16 +53,16 @@ def run(
                 done[number] = compare(cast, case, codes)
                 with batches.lock:
                     advance(1)
-                    found(done[number])
+                    on_result(done[number])
         return done
 
     outcomes: dict[int, CaseResult] = {}
-    for done in together(work, threads, batches.stop):
+    for done in run_threads(work, threads, batches.stop):
         outcomes |= done
     return [outcomes[number] for number in sorted(outcomes)]
 
 
-def together(work: Callable[[], T], threads: int, stop: Callable[[], None]) -> list[T]:
+def run_threads(work: Callable[[], T], threads: int, stop: Callable[[], None]) -> list[T]:
     """The results of `work` in several threads. After an error in one, or Ctrl-C, the others are told to stop."""
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work) for _ in range(threads)]

@@ -19,7 +19,7 @@ from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
 from gpucast.gpu import devices
 from gpucast.quantization import engine, swizzle
-from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_row
+from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
 _WHO = "quantize"
 
@@ -110,7 +110,7 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     array = as_array(x, _WHO)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_WHO}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
-    src = source_row(array.dtype, f"{_WHO}: x.dtype=")
+    src = source_dtype(array.dtype, f"{_WHO}: x.dtype=")
     if transpose not in (False, True, "both"):
         raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:

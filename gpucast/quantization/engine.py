@@ -14,12 +14,12 @@ from gpucast.quantization import gpu
 from gpucast.quantization.cpu import quantize as host
 
 
-def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
+def quantize(x: Any, format: Format, result_specs: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
     """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
     if home(x) is not None:
-        return gpu.quantize.quantize(x, format, [gpu.tiles.ResultSpec(*one) for one in wanted], random=random)
+        return gpu.quantize.quantize(x, format, [gpu.tiles.ResultSpec(*one) for one in result_specs], random=random)
     made: list[Parts] = []
-    for swapped, on, given in wanted:
+    for swapped, on, given in result_specs:
         # Both ways have the same global scale.
         given = made[0].global_scale if format.global_scale and made else given
         view = x.swapaxes(-1, -2) if swapped else x

@@ -52,7 +52,7 @@ class Quantized:
         object.__setattr__(self, "format", find(self.format, who))
         # What has no shape is found here.
         _check_type(self.data, "data", self.format.element)
-        object.__setattr__(self, "dtype", source_row(self.dtype, f"{who}: dtype="))
+        object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{who}: dtype="))
         object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, who))
         check_layout(self.scale_layout, self.shape, self.axis, self.format, who)
         shape = self.scales_shape
@@ -130,7 +130,7 @@ class Quantized:
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The array again, as far as the codes tell: `gpucast.dequantize`."""
-        dst = source_row(to, "dequantize: to=")
+        dst = source_dtype(to, "dequantize: to=")
         parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
         return engine.dequantize(parts, self.format, dst, self.axis)
 
@@ -153,7 +153,7 @@ class Quantized:
         )
 
 
-def source_row(kind: Any, who: str) -> DType:
+def source_dtype(kind: Any, who: str) -> DType:
     """The row of a type that can be quantized, and dequantized to; TypeError for any other."""
     src = dtype(kind, who=who)
     if src not in SOURCES:
@@ -212,7 +212,9 @@ def _check_type(part: Any, name: str, expected: DType) -> None:
         found = part.dtype
     else:
         if namespace(part) is None:
-            raise TypeError(f"Quantized: {name} must be a NumPy or CuPy array of {expected.name}, not {type(part).__name__}")
+            raise TypeError(
+                f"Quantized: {name} must be a NumPy or CuPy array of {expected.name}, not {type(part).__name__}"
+            )
         found = dtype(part.dtype, who=f"Quantized: {name}: ")
     if found is not expected:
         raise TypeError(f"Quantized: {name} has dtype {found.name}; the format has {expected.name}")

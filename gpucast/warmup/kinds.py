@@ -52,7 +52,7 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     random = Random(0) if stochastic else None
     straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
     blocks = BlockGrid.of(format, _MATRIX, 1)
-    in_rows = blocks.apart and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
+    in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
     if in_rows:
         yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
     for wanted in ([straight], [swapped], [straight, swapped]):

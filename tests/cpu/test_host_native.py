@@ -243,7 +243,7 @@ def test_errors_of_the_system_are_the_same(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # As the library finds it, and then Python.
-    monkeypatch.setattr(host_native_cast.Cast, "file", lambda *_: None)
+    monkeypatch.setattr(host_native_cast.NativeCast, "file", lambda *_: None)
     monkeypatch.setattr(os, "pwrite", full)
     argv = ["convert", str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors"), "--to", "BFLOAT16"]
     assert cli.main(argv) == 1
@@ -422,7 +422,7 @@ def test_a_library_that_computes_something_else_is_not_used(
 ) -> None:
     rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
     other = resolve(dtype("FLOAT"), dtype("FLOAT8E5M2"))
-    wrong = host_native_cast.Cast(library, other)._row
+    wrong = host_native_cast.NativeCast(library, other)._row
     monkeypatch.setattr(host_native_cast, "row", lambda rule: wrong)
     host_native_cast._checked.cache_clear()
     assert host_native_cast.find(rule) is None

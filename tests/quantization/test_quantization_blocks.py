@@ -34,7 +34,7 @@ def test_every_element_is_in_its_block(format: Format, shape: tuple[int, ...], a
     assert np.array_equal(grid.block_of(np.arange(math.prod(shape))), wanted)
     assert grid.size == math.prod(counts) == math.prod(format.scales_shape(shape, axis))
     assert grid.largest == math.prod(lengths)
-    assert grid.apart == isinstance(format.block, tuple)
+    assert grid.splits_outer == isinstance(format.block, tuple)
 
 
 @pytest.mark.parametrize("format", SOME, ids=str)
@@ -42,11 +42,11 @@ def test_tiles_hold_each_element_once(format: Format, monkeypatch: pytest.Monkey
     monkeypatch.setattr(block_grid, "ELEMENTS", 40)
     for shape in ((70, 33), (2, 33, 35)):
         grid = BlockGrid.of(format, shape, 1)
-        places = np.arange(math.prod(shape)).reshape(grid.shape)
+        indices = np.arange(math.prod(shape)).reshape(grid.shape)
         blocks = np.arange(grid.size).reshape(grid.counts)
         seen = []
         for tile in block_grid.tiles(grid):
-            here = places[tile.elements]
+            here = indices[tile.elements]
             assert here.size <= 40
             seen.append(here.reshape(-1))
             spread = np.broadcast_to(block_grid.spread(blocks, tile), here.reshape(tile.split).shape)

@@ -61,27 +61,27 @@ class NativeCast:
     def __init__(self, library: ctypes.CDLL, rule: Rule) -> None:
         self._function, self._cast_file = library[_name(rule)], library["cast_file"]
         self._function.restype = None
-        self._row = row(rule)
+        self._conversion = conversion(rule)
 
     def __call__(self, x: Array, out: Array) -> CastStats:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size <= _MOST
-        found = (ctypes.c_uint32 * 3)()
-        self._function(_pointer(x), _pointer(out), ctypes.c_uint32(x.size), ctypes.byref(self._row), found)
-        return CastStats(*found)
+        stats = (ctypes.c_uint32 * 3)()
+        self._function(_pointer(x), _pointer(out), ctypes.c_uint32(x.size), ctypes.byref(self._conversion), stats)
+        return CastStats(*stats)
 
     def file(self, src: FilePosition, dst: FilePosition, size: int) -> tuple[CastStats, int] | None:
         """Cast that many elements of a file to another, or the same, where they do not overlap. What was found, and the
         sum of the results as words of 64 bits; None where the system failed, some elements being written."""
         assert size <= _MOST
-        found, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
-        room = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
+        stats, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
+        buffer = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
         if not self._cast_file(
-            self._function, ctypes.byref(self._row), src, dst, ctypes.c_uint32(size), _pointer(room),
-            ctypes.c_uint32(_BLOCK), found, sums,
+            self._function, ctypes.byref(self._conversion), src, dst, ctypes.c_uint32(size), _pointer(buffer),
+            ctypes.c_uint32(_BLOCK), stats, sums,
         ):  # fmt: skip
             return None
-        return CastStats(*found), sums[0] + (sums[1] << 32)
+        return CastStats(*stats), sums[0] + (sums[1] << 32)
 
 
 def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
@@ -92,11 +92,11 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     library = host_native.library()
     if library is None or codes.size > _MOST:
         return None
-    found = (ctypes.c_uint32 * 2)()
+    stats = (ctypes.c_uint32 * 2)()
     library[f"look{8 * codes.itemsize}"](
-        _pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), found
+        _pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), stats
     )
-    return found[0], found[1]
+    return stats[0], stats[1]
 
 
 def find(rule: Rule) -> NativeCast | None:
@@ -149,7 +149,7 @@ def _name(rule: Rule) -> str:
     return f"{load(rule.src)}_to_{'small' if _is_small(dst) else 'upper'}{max(8, dst.bits)}"
 
 
-def row(rule: Rule) -> Conversion:
+def conversion(rule: Rule) -> Conversion:
     """The type of a rule, as the library's functions take it."""
     dst = rule.dst
     last = {"infinity": lambda: dst.inf_code, "nan": lambda: dst.nan_code}.get(rule.overflow, lambda: dst.max_code)()

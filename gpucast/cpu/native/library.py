@@ -70,14 +70,14 @@ class NativeLibrary:
         self._cache, self._worth = cache, worth
         self._library: ctypes.CDLL | None = None
         self._command: tuple[str, ...] = ()
-        self._looked = self._compiled = False
-        self._wanted = 0
+        self._searched = self._compiled = False
+        self._pending_bytes = 0
 
     def library(self, nbytes: int = 0) -> ctypes.CDLL | None:
         """The library, or None while there is none; `nbytes` of sources are to be worked on."""
         if self._library is None:
             with self.lock:
-                self._look(nbytes)
+                self._search(nbytes)
         return self._library
 
     def key(self) -> str:
@@ -86,13 +86,13 @@ class NativeLibrary:
             self._command = tuple(cxx.find("c", "native"))
         return _key(self._command, cxx.versions(self._command))
 
-    def _look(self, nbytes: int) -> None:
-        if not self._looked:
+    def _search(self, nbytes: int) -> None:
+        if not self._searched:
             self._library = self._cached()
             # Not before: a child that is forked meanwhile has no thread that looks, and does it itself.
-            self._looked = True
-        self._wanted += nbytes
-        if self._library is None and not self._compiled and self._wanted >= self._worth:
+            self._searched = True
+        self._pending_bytes += nbytes
+        if self._library is None and not self._compiled and self._pending_bytes >= self._worth:
             self._compiled = True
             threading.Thread(target=self._compile, name=THREAD).start()
 
@@ -202,13 +202,13 @@ def _native() -> NativeLibrary | None:
     And where bytes lie the other way round than in files, to which it writes words as they are.
     """
     try:
-        room = limit("native")
+        size_limit = limit("native")
     except ValueError:
         return None
     asked = os.environ.get("GPUCAST_NATIVE")
-    if asked == "0" or not room or not trusted_files.OWNERS_ARE_KNOWN:
+    if asked == "0" or not size_limit or not trusted_files.OWNERS_ARE_KNOWN:
         return None
     if sys.byteorder != "little":
         return None
-    kept = Cache(os.path.join(cache_folder(), NATIVE), room, private=True, also=read_folder(NATIVE))
-    return NativeLibrary(kept, 0 if asked == "1" else WORTH)
+    cache = Cache(os.path.join(cache_folder(), NATIVE), size_limit, private=True, also=read_folder(NATIVE))
+    return NativeLibrary(cache, 0 if asked == "1" else WORTH)

@@ -27,7 +27,7 @@ _SCHEMA = (
 
 
 def cast(
-    x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], random: Random | None, call: Call, place: torch.device
+    x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], random: Random | None, call: Call, target: torch.device
 ) -> Any:
     """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
     if isinstance(call.scale, torch.Tensor):
@@ -38,8 +38,8 @@ def cast(
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
     if _is_traced(call):
-        return _cast_traced(x, dst, arguments, call, place)
-    return _cast_eagerly(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, place)
+        return _cast_traced(x, dst, arguments, call, target)
+    return _cast_eagerly(x, dst, _keywords(arguments) | {"scale": call.scale, "amax": call.amax}, call, target)
 
 
 def _signed(value: int) -> int:
@@ -68,7 +68,7 @@ def _is_traced(call: Call) -> bool:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
-def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, place: torch.device) -> Any:
+def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: Call, target: torch.device) -> Any:
     out, who = call.out, call.who
     if out is not None:
         tensors.check_out(x, dst, out, who)
@@ -80,8 +80,8 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], call: C
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, who)
-    y = _EagerCast.apply(x, dst, keywords, keywords["scale"]).to(place)
-    return tensors.given(y, shape, dst, who) if dst.packed else y
+    y = _EagerCast.apply(x, dst, keywords, keywords["scale"]).to(target)
+    return tensors.as_result(y, shape, dst, who) if dst.packed else y
 
 
 class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
@@ -89,7 +89,7 @@ class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
-        ctx.src, ctx.scale = tensors.row_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
+        ctx.src, ctx.scale = tensors.dtype_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
         if ctx.scale is not scale:
             # Refused in the backward pass if it has changed until then.
             ctx.save_for_backward(scale)
@@ -106,7 +106,7 @@ class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
 # ---- as ops ----
 
 
-def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: Call, place: torch.device) -> Any:
+def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: Call, target: torch.device) -> Any:
     scale, amax, out, who = call.scale, call.amax, call.out, call.who
     number = None
     if not isinstance(scale, torch.Tensor) and scale is not None:
@@ -117,11 +117,11 @@ def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], call: 
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, who)
-    y, found = _TracedCast.apply(x, scale, amax, *arguments, number)
+    y, new_amax = _TracedCast.apply(x, scale, amax, *arguments, number)
     if amax is not None:
-        amax.copy_(found)
-    y = y.to(place)
-    return tensors.given(y, shape, dst, who) if dst.packed else y
+        amax.copy_(new_amax)
+    y = y.to(target)
+    return tensors.as_result(y, shape, dst, who) if dst.packed else y
 
 
 class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
@@ -131,13 +131,13 @@ class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
 
     @staticmethod
     def forward(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        y, found = _op(x, scale, amax, *arguments)
-        return y, found
+        y, new_amax = _op(x, scale, amax, *arguments)
+        return y, new_amax
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
         x, scale, *_, number = inputs
-        ctx.src, ctx.number, ctx.inputs = tensors.row_of(x, "cast").name, number, len(inputs)
+        ctx.src, ctx.number, ctx.inputs = tensors.dtype_of(x, "cast").name, number, len(inputs)
         ctx.scaled = scale is not None
         if scale is not None:
             ctx.save_for_backward(scale)
@@ -151,12 +151,12 @@ class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
 
 
 def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    y, found = _fake(x, scale, amax, *arguments)
+    y, new_amax = _fake(x, scale, amax, *arguments)
     if amax is not None:
-        found.copy_(amax)
+        new_amax.copy_(amax)
     dst = dtype(arguments[0])
-    tensors.fill(x, y, dst, _all_keywords(scale, None if amax is None else found, arguments), dst.packed)
-    return y, found
+    tensors.fill(x, y, dst, _all_keywords(scale, None if amax is None else new_amax, arguments), dst.packed)
+    return y, new_amax
 
 
 def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:
@@ -194,8 +194,8 @@ def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax
     kind = parts[0][0].dtype
     # torch stacks no types of 8 bits but its own integers.
     codes = torch.stack([y.view(torch.uint8) if kind.itemsize == 1 else y for y, _ in parts])
-    found = parts[-1][1] if along_amax is None else torch.stack([one for _, one in parts])
-    return (codes.view(kind), found), (0, None if along_amax is None else 0)
+    new_amax = parts[-1][1] if along_amax is None else torch.stack([one for _, one in parts])
+    return (codes.view(kind), new_amax), (0, None if along_amax is None else 0)
 
 
 _op: Any = torch.library.custom_op(

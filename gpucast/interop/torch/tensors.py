@@ -32,7 +32,7 @@ DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "round
 
 def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
     """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
-    src, device = row_of(x, who), _device(x, who)
+    src, device = dtype_of(x, who), _device(x, who)
     if writing:
         check_writable(x, who)
         written(x)
@@ -85,7 +85,7 @@ def _address(x: torch.Tensor) -> int:
     return address
 
 
-def row_of(x: torch.Tensor, who: str) -> DType:
+def dtype_of(x: torch.Tensor, who: str) -> DType:
     """The row of a tensor's dtype. TypeError for tensors that are no plain memory full of numbers."""
     if x.is_nested or x.layout is not torch.strided:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
@@ -137,7 +137,7 @@ def check_pairs(shape: Any, dst: DType, who: str) -> None:
         )
 
 
-def given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
+def as_result(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
     """The packed bytes of a result as the caller gets them."""
     if dst is PAIRED and PAIRS is not None:
         return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
@@ -203,7 +203,7 @@ def shape_of(x: torch.Tensor) -> Any:
 
 def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     """Room for a result: order "K" for whole bytes, and the flat bytes of a packed type."""
-    src, dst = row_of(x, "cast"), dtype(to, who="cast: to=")
+    src, dst = dtype_of(x, "cast"), dtype(to, who="cast: to=")
     if attributes:
         check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
     if dst.family == "string":

@@ -49,7 +49,7 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
         kernel(finite.data.ptr, state.data.ptr, 1, by)
 
 
-def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
+def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     """Of each row (x, y, out) a copy of x where the byte `chosen` is not 0, else of y, all in one launch.
 
     x and y are of one shape and dtype, and all arrays on one device. `out` (checked, or None) may be x or y.
@@ -57,16 +57,16 @@ def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     device = home(chosen)
     assert device is not None
     with launch.driver().on(device):
-        results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in rows]
-        pieces = [(_dense(x), _dense(y), result) for (x, y, _), result in zip(rows, results, strict=True) if x.size]
-        if pieces:
-            n = [x.nbytes for x, _, _ in pieces]
+        results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in triples]
+        dense = [(_dense(x), _dense(y), result) for (x, y, _), result in zip(triples, results, strict=True) if x.size]
+        if dense:
+            n = [x.nbytes for x, _, _ in dense]
             src, otherwise, dst = (
-                np.array([address(array) for array in column], np.uint64) for column in zip(*pieces, strict=True)
+                np.array([address(array) for array in column], np.uint64) for column in zip(*dense, strict=True)
             )
             prepared = Prepared(SelectSpec, [0] * len(n), n, device, {})
             prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
-        for i, (x, _, out) in enumerate(rows):
+        for i, (x, _, out) in enumerate(triples):
             if out is not None and out is not results[i]:
                 results[i] = cast(results[i], x.dtype, out=out)
     return results

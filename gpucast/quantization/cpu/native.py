@@ -79,7 +79,7 @@ class NativeQuantizer:
         how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
-        conversion = cast.row(resolve(self._src, format.element))
+        conversion = cast.conversion(resolve(self._src, format.element))
         return self._library[f"{self._load}_{how}"], _Quotient(conversion, zeros)
 
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:

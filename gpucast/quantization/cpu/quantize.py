@@ -151,11 +151,12 @@ def _nearest(
     """Write the codes of the quotients by `d`, of all blocks; those of `lost` are 0."""
     divide = Quotient(source, format, d)
     integers = format.element.family == "int"
-    store = None if integers else TileCast(resolve(divide.row, format.element), source.size)
-    shift = zero.astype(divide.row.numpy)
+    store = None if integers else TileCast(resolve(divide.compute_dtype, format.element), source.size)
+    shift = zero.astype(divide.compute_dtype.numpy)
     # NumPy compares two arrays more quickly than an array and a number.
     least, most = (
-        None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.row.numpy) for limit in limits
+        None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.compute_dtype.numpy)
+        for limit in limits
     )
     for tile in tiles(grid):
         q = divide(source[tile.elements], tile)

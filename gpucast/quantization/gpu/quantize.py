@@ -24,7 +24,7 @@ from gpucast.core.rule import Rule, resolve
 from gpucast.gpu import cast
 from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, found_bytes
+from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
@@ -39,7 +39,9 @@ _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
 _ANY = FORMATS["mxfp4"]
 
 
-def quantize(x: Any, format: Format, wanted: Sequence[ResultSpec], *, random: Random | None = None) -> list[Parts]:
+def quantize(
+    x: Any, format: Format, result_specs: Sequence[ResultSpec], *, random: Random | None = None
+) -> list[Parts]:
     """The parts of each result that is wanted of a checked CuPy array; `Parts.data` is a PackedArray where elements are
     below one byte. Both ways have the same global scale.
 
@@ -51,18 +53,18 @@ def quantize(x: Any, format: Format, wanted: Sequence[ResultSpec], *, random: Ra
         if driver.capturing():
             raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
         if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-            x, wanted = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in wanted]
+            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
         x = _dense(x)
         global_scale = None
         if format.global_scale:
-            scale = wanted[0].scale
+            scale = result_specs[0].scale
             if scale is None:
                 global_scale = _ArrayQuantizer(x, src, format, 0, device, random).find_global_scale()
             else:
                 global_scale = _given(scale, (), device)
-            wanted = [replace(one, scale=None) for one in wanted]
-        results = [_new(x.shape, format, one, device, global_scale) for one in wanted]
-        return _fill(x, src, format, wanted, results, device, random)
+            result_specs = [replace(one, scale=None) for one in result_specs]
+        results = [_new(x.shape, format, one, device, global_scale) for one in result_specs]
+        return _fill(x, src, format, result_specs, results, device, random)
 
 
 def _new(shape: tuple[int, ...], format: Format, one: ResultSpec, device: int, global_scale: Any) -> Parts:
@@ -81,35 +83,35 @@ def _fill(
     x: Any,
     src: DType,
     format: Format,
-    wanted: Sequence[ResultSpec],
+    result_specs: Sequence[ResultSpec],
     results: list[Parts],
     device: int,
     random: Random | None,
 ) -> list[Parts]:
     """Launch what gives the results: one kernel for all, or one after the other."""
-    given = wanted[0].scale is not None
-    call = _ArrayQuantizer(x, src, format, wanted[0].axis, device, random)
-    if not wanted[0].swapped and len(wanted) == 1 and not given and call.in_rows():
+    given = result_specs[0].scale is not None
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random)
+    if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    found = plan(x.shape, src, format, wanted, random, given=given)
+    found = plan(x.shape, src, format, result_specs, random, given=given)
     if found is not None:
         if format.block == "tensor":
             call.find_scales(results[0], given=given)
             # One scale for both.
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
-        sides = sorted(zip(wanted, results, strict=True), key=lambda side: side[0].swapped)
+        sides = sorted(zip(result_specs, results, strict=True), key=lambda side: side[0].swapped)
         places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
         found.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
         return results
-    if len(wanted) > 1:
+    if len(result_specs) > 1:
         return [
             made
-            for one, result in zip(wanted, results, strict=True)
+            for one, result in zip(result_specs, results, strict=True)
             for made in _fill(x, src, format, [one], [result], device, random)
         ]
-    if wanted[0].swapped:
-        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), src, format, wanted[0].axis, device, random)
+    if result_specs[0].swapped:
+        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), src, format, result_specs[0].axis, device, random)
     call.run(results[0], given=given)
     return results
 
@@ -169,7 +171,7 @@ class _ArrayQuantizer:
     """One array on its way through the kernels."""
 
     def __init__(self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
-        self.x, self.row, self.format, self.device, self.random = x, src, format, device, random
+        self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
         self.blocks = BlockGrid.of(format, x.shape, axis)
 
     def find_global_scale(self) -> Any:
@@ -216,7 +218,7 @@ class _ArrayQuantizer:
         # Whole vectors for each lane.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
-        found = cast.new((blocks.size * parts * found_bytes(self.row),), _BYTE)
+        found = cast.new((blocks.size * parts * stats_bytes(self.src),), _BYTE)
         arguments = replace(beside or QuantizeArguments(blocks), stats=_address(found), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, found, arguments, lanes)
         return found, arguments
@@ -226,7 +228,7 @@ class _ArrayQuantizer:
         block = self.blocks.lengths[2] if kind == "rows" else 0
         single = kind == "elements" and self.format.block == "tensor"
         large = kind in _COUNTING and self.x.size > _LARGE
-        rule = Rule(self.row, self.format.element)
+        rule = Rule(self.src, self.format.element)
         spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
         kernel = launch.kernel(spec, self.device)
         kernel(_address(self.x), _address(dst), n, arguments)
@@ -235,7 +237,7 @@ class _ArrayQuantizer:
 def _in_rows(blocks: BlockGrid, x: Any) -> bool:
     """Whether rows hold whole blocks of a length that kernels know, and x is aligned for vectors."""
     return (
-        blocks.apart
+        blocks.splits_outer
         and blocks.lengths[1] == 1
         and blocks.lengths[2] in ROW_BLOCKS
         and blocks.shape[2] % blocks.lengths[2] == 0

@@ -202,7 +202,7 @@ class QuantizeArguments:
                 self.seed,
                 self.offset,
             ),
-            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.apart),
+            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.splits_outer),
             *(number for division in divisions for number in division),
         )
 
@@ -217,6 +217,6 @@ def divide_by(n: int) -> tuple[int, int, int]:
     return ((((1 << bits) - n) << 32) // n + 1) & 0xFFFFFFFF, min(bits, 1), max(bits - 1, 0)
 
 
-def found_bytes(src: DType) -> int:
+def stats_bytes(src: DType) -> int:
     """Bytes of what one part of a block of such a source leaves: two magnitudes."""
     return 16 if src.bits == 64 else 8

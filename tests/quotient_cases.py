@@ -35,9 +35,9 @@ def divisors(count: int) -> Array:
 def factors(to: DType, count: int) -> Array:
     """FLOATs whose products with some small odd number lie beside a midpoint of the type, nearer than FLOAT tells."""
     rng = np.random.default_rng(13)
-    round_to_odd = rng.choice([3, 5, 7, 9, 11, 13, 15, 21, 27, 45, 63, 101, 125], count)
+    odd = rng.choice([3, 5, 7, 9, 11, 13, 15, 21, 27, 45, 63, 101, 125], count)
     middle = 2.0 * rng.integers(1 << to.mantissa_bits, 2 << to.mantissa_bits, count) + 1
-    return (middle / round_to_odd * 2.0 ** rng.integers(-12, 2, count)).astype(np.float32)
+    return (middle / odd * 2.0 ** rng.integers(-12, 2, count)).astype(np.float32)
 
 
 def values(element: DType) -> Array:
@@ -56,8 +56,8 @@ def neighbours(x: Array, source: DType, steps: int = 3) -> Array:
     """The numbers of the type nearest to x, and those up to so many steps beside, with both signs; zeros too."""
     near = np.minimum(np.abs(x), float(source.max)).astype(np.float32).astype(source.numpy)
     codes = near.view(_BITS[near.itemsize]).astype(np.int64)
-    ulps = np.clip(codes[..., None] + np.arange(-steps, steps + 1), 0, source.max_code).astype(_BITS[near.itemsize])
-    flat = ulps.reshape(*x.shape[:-1], -1).view(source.numpy)
+    nearby = np.clip(codes[..., None] + np.arange(-steps, steps + 1), 0, source.max_code).astype(_BITS[near.itemsize])
+    flat = nearby.reshape(*x.shape[:-1], -1).view(source.numpy)
     return np.concatenate([flat, -flat], axis=-1)
 
 

@@ -257,8 +257,10 @@ def _struct(kind: DType) -> str:
     if kind.is_float:
         lines += [
             f"enum : int {{ mantissa_bits = {kind.mantissa_bits}, bias = {kind.bias} }};",
-            f"enum : bool {{ nan_is_signed = {kind.nan_is_signed:d}, "
-            f"has_negative_zero = {kind.has_negative_zero:d} }};",
+            (
+                f"enum : bool {{ nan_is_signed = {kind.nan_is_signed:d}, "
+                f"has_negative_zero = {kind.has_negative_zero:d} }};"
+            ),
         ]
     if kind.has_nan:
         lines.append(f"enum : u64 {{ nan_code = {kind.nan_code:#x} }};")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of every type to exact float64 values and back: short, exact, of middling speed.
+"""Codes of every type to exact float64 values and back: short and exact, but not the quickest.
 
-The host path builds its tables with it, casts small arrays with it, and mends with it the few elements of a large
-array that its quick lanes do not cover. It works on whole arrays in float64, where every scaling by a power of two that
-is used here is exact, so `numpy.rint` (to nearest, ties to even) is the only rounding.
+The host path uses it to build tables, to cast small arrays, and for the few elements of a large array that its quick
+lanes do not handle. It works on whole arrays in float64, where every scaling by a power of two used here is exact, so
+`numpy.rint` (to nearest, ties to even) is the only rounding.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Array = npt.NDArray[Any]
 
 
 def decode(codes: Array, src: DType) -> Array:
-    """The float64 values of flat, native codes of a type of at most 16 bits, FLOAT or DOUBLE. NaN has the sign that
-    counts: the code's own, positive where the type's NaN has none."""
+    """The float64 values of flat, native codes of a type of at most 16 bits, FLOAT or DOUBLE.
+
+    NaN keeps its sign, or is positive if the type's NaN has no sign.
+    """
     if src.family == "bool":
         truth: Array = (codes != 0).astype(np.float64)
         return truth
@@ -38,8 +40,10 @@ def decode(codes: Array, src: DType) -> Array:
 
 
 def encode(values: Array, rule: Rule) -> Array:
-    """The codes of ``rule.dst``, of any type, that a rule gives flat float64 values. Overflow and the like must not
-    warn: call it under ``numpy.errstate(all="ignore")``."""
+    """The codes of ``rule.dst``, which may be any type, for flat float64 values.
+
+    Call it under ``numpy.errstate(all="ignore")``: overflow and the like must not warn.
+    """
     dst = rule.dst
     if dst.family == "bool":
         return np.not_equal(values, 0).view(np.uint8)
@@ -56,9 +60,11 @@ def encode(values: Array, rule: Rule) -> Array:
 
 
 def canonical_nan(codes: Array, values: Array, dtype: DType) -> Array:
-    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of its sign. `values` are the same numbers, as
-    any type."""
-    # NaN counts as the largest, and the search ends at the first one.
+    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of the same sign.
+
+    `values` are the numbers of the codes, as any floating type.
+    """
+    # argmax treats NaN as the largest value and stops at the first one.
     if values.size and np.isnan(values[values.argmax()]):
         where = np.flatnonzero(values != values)
         code = dtype.code_numpy.type
@@ -67,8 +73,11 @@ def canonical_nan(codes: Array, values: Array, dtype: DType) -> Array:
 
 
 def canonical_quiet_nan(codes: Array, dtype: DType) -> None:
-    """The same for codes that hold no signalling NaN. As signed integers the positive NaNs are the largest codes, as
-    unsigned ones the negative NaNs, and in both the one without payload is the least of them."""
+    """As `canonical_nan`, for codes without signalling NaNs.
+
+    Seen as signed integers, positive NaNs are the largest codes; seen as unsigned ones, negative NaNs are. The NaN
+    without payload is the least of either, so a minimum makes all of them equal to it.
+    """
     signed = codes.view(f"int{dtype.bits}")
     if codes.size and np.maximum.reduce(signed) > dtype.nan_code:
         np.minimum(signed, dtype.nan_code, out=signed)
@@ -86,7 +95,7 @@ def low_bits(values: Array) -> Array:
         odd = np.abs(beyond) < 2.0**117
         if odd.any():
             beyond = np.where(odd, beyond, 0.0)
-            # Exact: what is left is a multiple of the last place of `beyond`, and no larger than `beyond`.
+            # Exact: the remainder is a multiple of the ULP of `beyond`, and no larger than `beyond`.
             beyond -= np.rint(beyond * 2.0**-64) * 2.0**64
             beyond[beyond >= 2.0**63] -= 2.0**64
         else:
@@ -102,7 +111,8 @@ def _to_integer(values: Array, rule: Rule) -> Array:
         values = np.rint(values)
     codes = low_bits(values).astype(dst.code_numpy)
     if rule.overflow == "saturate":
-        # max + 1 and min are powers of two or zero, so float64 has both. What truncates to min - 0.x is no overflow.
+        # max + 1 and min are powers of two or zero, so exact in float64. Values between min - 1 and min truncate to
+        # min.
         code = dst.code_numpy.type
         codes[values >= float(int(dst.max) + 1)] = code(dst.max_code & ~dst.sign_code)
         codes[values < float(dst.min)] = code(dst.sign_code)
@@ -130,8 +140,8 @@ def _to_narrow_float(values: Array, rule: Rule) -> Array:
     special = ~np.isfinite(magnitude)
     magnitude[special] = 0.0
     _, exponent = np.frexp(magnitude)
-    # Codes of one binade are 2^mantissa_bits steps of its spacing, and binades follow one another without a gap; the
-    # binade of the smallest normals has the spacing of the subnormals. A carry runs into the next binade by itself.
+    # A binade has 2^mantissa_bits codes, one ULP apart, and the codes of the next binade follow without a gap; the
+    # smallest normals have the ULP of the subnormals. So a carry out of the mantissa gives the next binade's code.
     binade = np.maximum(exponent - 2 + dst.bias, 0)
     binade[magnitude == 0] = 0
     steps = np.rint(np.ldexp(magnitude, dst.mantissa_bits + dst.bias - 1 - binade))
@@ -147,6 +157,6 @@ def _to_narrow_float(values: Array, rule: Rule) -> Array:
     if dst.has_nan:
         codes[nan] = dst.nan_code | np.where(sign[nan] & dst.nan_is_signed, dst.sign_code, 0)
     else:
-        # As the shipped ONNX node tests have it: zero with the opposite sign.
+        # As in the ONNX node tests: NaN becomes zero with the opposite sign.
         codes[nan] = np.where(sign[nan], 0, dst.sign_code)
     return codes.astype(dst.code_numpy)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quick path for NumPy arrays: the same bits as the reference, at the speed of memory where NumPy allows it.
 
-An array is cast in chunks that stay in the cache. What happens to a chunk is its *lane*, chosen once per call by the
-rule alone. There are three kinds:
+An array is cast in chunks that stay in the cache. A *lane* is the function that casts a chunk; it is chosen once per
+call. There are three kinds:
 
-1. one pass of NumPy over the codes, where that is the whole rule: same type, integers, much that goes to BOOL;
-2. a table look-up by the source's code, for sources of 16 bits or fewer (`host_tables`);
-3. *load* and *store*: the source becomes a *carrier*, an array that NumPy computes with at full speed (its integers,
-   float32, float64) and that holds the same numbers; the destination's family alone says how a carrier is stored.
+1. one NumPy pass over the codes, where that does the whole cast: equal types, integers, most casts to BOOL;
+2. a table look-up by the source's code, for sources of 16 bits or fewer (`gpucast.cpu.tables`);
+3. *load* and *store*: load converts the source to a *compute dtype*, which holds the same numbers and which NumPy is
+   fast with (integers, float32, float64); how these are stored depends on the destination's family alone.
 
-Where a lane is exact for nearly all elements only, it finds the others and mends them.
+A lane that is exact for nearly all elements only finds the others and corrects them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpucast.cpu.store import Lane, store
 Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
-#: Elements up to which an array is short: calls of NumPy take longer than its elements.
+#: The size up to which an array is short: NumPy's overhead per call takes longer than the elements.
 SHORT = 1 << 11
 
 
@@ -63,20 +63,23 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
 
 
 def lane(rule: Rule, size: int, chunk: int) -> Lane:
-    """What `apply` does with an array of `size` elements, for a caller who cuts it up: a lane takes flat, native codes,
-    at most `chunk` at a time, where floating-point errors are ignored. It has scratch memory: for one thread."""
+    """The lane by which `apply` casts an array of `size` elements, for callers that cut the array up themselves.
+
+    Call it with flat, native codes, at most `chunk` at a time, while NumPy's floating-point errors are ignored. It has
+    scratch memory, so only one thread may use it.
+    """
     if size <= SHORT:
         return _short_lanes(rule)
     return _one_pass(rule) or _lane(rule, size, chunk)
 
 
 class _ShortLanes:
-    """The lanes of one rule for short arrays, where making a lane would take longer than using it.
+    """Reusable lanes of one rule for short arrays, for which making a lane takes longer than using it.
 
-    A lane has scratch memory, so each is lent to one call at a time.
+    A lane has scratch memory, so only one call uses it at a time.
     """
 
-    #: A call takes as long as some elements.
+    #: The cost of a call, counted in elements.
     _CALL = 64
 
     def __init__(self, rule: Rule) -> None:
@@ -85,7 +88,7 @@ class _ShortLanes:
         self._elements = self._next = 0
 
     def __call__(self, x: Array, out: Array) -> None:
-        # Which lane pays, with what tables, is a matter of all elements that have come so far.
+        # Which lane, and which table, pays off depends on how many elements have been cast so far.
         self._elements += x.size + self._CALL
         if self._elements >= self._next:
             self._next = 2 * self._elements
@@ -96,7 +99,7 @@ class _ShortLanes:
         except IndexError:
             lane = _silent(self._make)
         lane(x, out)
-        # What is not zero depends on the thread.
+        # Lanes to BOOL depend on the thread: it may treat subnormal numbers as zero.
         if self._rule.dst.family != "bool":
             free.append(lane)
 
@@ -105,8 +108,10 @@ class _ShortLanes:
 
 
 def _silent(make: Callable[[], Lane]) -> Lane:
-    """The lane that is made, to run where floating-point errors are ignored: with a context of its own, in a small part
-    of the time that `numpy.errstate` takes."""
+    """The lane that `make` returns, run in a context in which floating-point errors are ignored.
+
+    This takes a fraction of the time of `numpy.errstate`.
+    """
     context = Context()
     context.run(np.seterr, all="ignore")
     lane = context.run(make)
@@ -117,12 +122,12 @@ _short_lanes = lru_cache(maxsize=tables.KEPT)(_ShortLanes)
 
 
 def chunk_of(rule: Rule) -> int:
-    """Elements of the chunks that a cast is quickest in."""
+    """The chunk size, in elements, that is quickest for a cast."""
     src, dst = rule.src, rule.dst
     if src.name == "FLOAT" and dst.is_float and dst.bits <= 16 and not _is_bfloat16(dst):
-        # Several scratch arrays of 4 or 8 bytes.
+        # This lane has several scratch arrays of 4 or 8 bytes per element.
         return CHUNK // 2
-    # Short integers have no wide scratch arrays, but calls whose cost shows.
+    # Casts among short integers need no wide scratch arrays, so larger chunks are better: they need fewer calls.
     itemsize = max(src.code_numpy.itemsize, dst.code_numpy.itemsize)
     return CHUNK if src.is_float or dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
 
@@ -133,7 +138,7 @@ def table_driven(rule: Rule) -> bool:
 
 
 def _is_converted(rule: Rule) -> bool:
-    """True for a source of at most 16 bits that NumPy carries to the destination more quickly than a table does."""
+    """True for a source of at most 16 bits that NumPy converts more quickly than a table look-up would."""
     wide = rule.dst.family == "int" or rule.dst.bits > 16
     if rule.src.is_float:
         plain = rule.dst.family != "int" or (rule.rounding == "truncate" and rule.overflow == "wrap")
@@ -162,7 +167,7 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
 
 
 def _one_pass(rule: Rule) -> Lane | None:
-    """The lane of a pair for which one NumPy call without scratch memory is the whole rule, else None."""
+    """The lane of a pair that needs only one NumPy call and no scratch memory, else None."""
     src, dst = rule.src, rule.dst
     bytes_only = src.code_numpy.itemsize == dst.code_numpy.itemsize == 1
     if dst.family == "bool" and src.family == "e8m0":  # It has no zero.
@@ -180,8 +185,8 @@ def _one_pass(rule: Rule) -> Lane | None:
         return lambda x, out: np.copyto(out, x)
     if src.family != "int" or src.packed:
         return None
-    # NumPy keeps the low bits of integers, and rounds integers once, to nearest even; so does ml_dtypes those that
-    # float32 holds. None of them can be out of range.
+    # NumPy truncates integers to their low bits, and rounds them to floats once, to nearest even. ml_dtypes does so
+    # for integers that are exact in float32. None of them can be out of range.
     if (dst.family == "int" and not dst.packed and rule.overflow == "wrap") or (
         dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
     ):
@@ -190,7 +195,7 @@ def _one_pass(rule: Rule) -> Lane | None:
 
 
 def _zero_mask(dtype: DType) -> int:
-    """The bits of a code that are all clear in zero alone (with its negative, where there is one)."""
+    """A mask of bits that are all clear only in the codes of zero and negative zero."""
     return dtype.code_mask & ~(dtype.sign_code if dtype.has_negative_zero else 0)
 
 
@@ -204,12 +209,12 @@ def _to_bool(src: DType, chunk: int) -> Lane:
 
 
 def _subnormals_are_zero() -> bool:
-    """True in a thread where some library has switched the processor to read subnormals as zero."""
+    """True in a thread in which some library has made the processor read subnormal numbers as zero."""
     return bool(np.array([1], np.uint32).view(np.float32)[0] == 0)
 
 
 def _discard(_: Any) -> None:
-    """The result went into `out`."""
+    """Drop a return value: the result is in `out`."""
 
 
 # ---- tables ----
@@ -239,7 +244,7 @@ def _take(table: Array, chunk: int) -> Lane:
 
     def lane(x: Array, out: Array) -> None:
         np.copyto(index[: x.size], x)
-        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        # No index is out of range; "clip" avoids the separate pass in which "raise" checks them.
         table.take(index[: x.size], out=out, mode="clip")
 
     return lane
@@ -256,11 +261,11 @@ def _astype_low_bits(rule: Rule) -> Lane:
     return lane
 
 
-# ---- load: codes -> carrier ----
+# ---- load: codes -> compute dtype ----
 
 
 def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
-    """How codes of a type become a carrier, and the carrier's dtype."""
+    """The function that converts source codes to the compute dtype, and that dtype."""
     src = rule.src
     if src.family == "bool":
         truth = np.empty(chunk, bool)
@@ -282,7 +287,7 @@ def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
 
 
 def _extend(x: Array, src: DType, out: Array) -> Array:
-    """Codes of fewer than 8 bits as codes of 8 bits."""
+    """Zero- or sign-extend codes of fewer than 8 bits to 8 bits."""
     np.bitwise_and(x, src.code_mask, out=out)
     if src.signed:
         np.bitwise_xor(out, src.sign_code, out=out)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic rounding of NumPy arrays: a magnitude counts steps of the destination with 32 bits behind the point, and a
-random word is added there.
+"""Stochastic rounding of NumPy arrays: a magnitude is counted in ULPs of the destination with 32 fractional bits, a
+random word is added to the fraction, and the fraction is dropped.
 
-Numbers come as float64, which holds all of them but 64-bit integers; of those it holds more bits than count. Types of
-16 bits or fewer are looked up: in tables of the two codes to choose from and of the largest word that takes the first.
+Numbers are converted to float64, which is exact for all but 64-bit integers, and of these keeps more bits than matter.
+Sources of 16 bits or fewer are looked up in tables: the two codes to choose from, and the largest word that still
+selects the first.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from gpucast.cpu.encode import decode
 from gpucast.cpu.philox import Words
 
 Array = npt.NDArray[Any]
-#: Rounds native, flat codes into codes, given a word for each.
+#: Casts native, flat codes, given a random word for each: ``lane(codes, words, out)``.
 Lane = Callable[[Array, Array, Array], None]
 
-#: Elements of a chunk: enough that the number of calls costs little, few enough that scratch arrays stay in the cache.
+#: Elements of a chunk: so many that the overhead of calls is small, so few that scratch arrays stay in the cache.
 CHUNK = 1 << 15
 
 
@@ -62,7 +63,7 @@ def lane_of(rule: Rule, size: int) -> Lane:
 
 
 def _upper_half(rule: Rule) -> Lane:
-    """From FLOAT to BFLOAT16: the bits behind the point are the lower half."""
+    """From FLOAT to BFLOAT16: the lower half of the code is the fraction."""
     dst = rule.dst
 
     def lane(codes: Array, words: Array, out: Array) -> None:
@@ -72,7 +73,7 @@ def _upper_half(rule: Rule) -> Lane:
         if rule.overflow == "saturate":
             over = rounded & np.uint32(~dst.sign_code & dst.code_mask) > dst.max_code
             rounded[over] = rounded[over] & np.uint32(dst.sign_code) | np.uint32(dst.max_code)
-        # NaN counts as the largest.
+        # max returns NaN if there is one.
         values = codes.view(np.float32)
         if np.isnan(values.max()):
             nan = np.isnan(values)
@@ -86,7 +87,7 @@ def _upper_half(rule: Rule) -> Lane:
 
 
 class _Table(NamedTuple):
-    """By the source's code: the largest word with which the number becomes `down`, and what it becomes beyond."""
+    """Indexed by the source's code: words up to `limit` give the code `down`, larger ones the code `up`."""
 
     limit: Array
     down: Array
@@ -112,7 +113,7 @@ def _table(rule: Rule) -> _Table:
 def _look_up(table: _Table) -> Lane:
     def lane(codes: Array, words: Array, out: Array) -> None:
         index = codes.astype(np.intp)
-        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        # No index is out of range; "clip" avoids the separate pass in which "raise" checks them.
         limit, up = table.limit.take(index, mode="clip"), table.up.take(index, mode="clip")
         table.down.take(index, out=out, mode="clip")
         np.copyto(out, up, where=words > limit)
@@ -124,7 +125,7 @@ def _look_up(table: _Table) -> Lane:
 
 
 def _float64(codes: Array, src: DType) -> Array:
-    """Numbers as float64. 64-bit integers that do not fit lose their last bits, which no destination sees."""
+    """Numbers as float64. Large 64-bit integers lose their last bits, which affect no destination."""
     if src.bits <= 16:
         return decode(codes, src)
     if src.is_float or src.bits == 32:

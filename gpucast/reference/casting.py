@@ -3,8 +3,8 @@
 
 It works on values, not on bits: a source code is decoded to the number it stands for; the destination is the sorted
 list of its values; rounding is a comparison with the midpoint of two neighbours. Where a list would be too long (FLOAT
-and DOUBLE) it counts whole steps of the destination's spacing in exact integer arithmetic. It shares nothing with the
-host path or the kernels but the dtype rows, so that agreement is evidence.
+and DOUBLE) it counts ULPs of the destination in exact integer arithmetic. It shares only the dtype table with the host
+path and the kernels, so that agreement is evidence.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def apply(x: Array, rule: Rule, words: Array | None = None) -> Array:
 
 
 def _codes_of(x: Array, src: DType) -> Array:
-    """The flat codes of an array; only a code's own bits count, and any BOOL byte but 0 is 1."""
+    """The flat codes of an array. Bits above the code's own are cleared; any nonzero BOOL byte becomes 1."""
     codes = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1).view(src.code_numpy)
     return np.asarray(codes != 0 if src.family == "bool" else codes & src.code_numpy.type(src.code_mask))
 
@@ -167,14 +167,14 @@ def _to_e8m0(x: Numbers, rule: Rule) -> Array:
     dst = rule.dst
     powers, midpoints = _e8m0_table(dst) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
     zero_code = 0 if powers is not POWERS else dst.bias
-    # The power at or below the number; numbers below the first one are judged apart.
+    # The power at or below the number; numbers below the first power are handled separately.
     below = np.maximum(np.searchsorted(powers, x.magnitude, side="right") - 1, 0)
     if rule.round_mode == "up":
         steps = powers[below] < x.magnitude
     elif rule.round_mode == "down":
         steps = np.zeros(x.magnitude.shape, bool)
     else:
-        # 1.5 is no integer: of the integers only 1 lies at that power, and it is exact.
+        # For integers the midpoint of 1 would be 1.5, which no integer is; 1 itself is exact.
         steps = (x.magnitude >= midpoints[below]) & (powers[below] < x.magnitude)
     code = below + zero_code + steps
     saturate = rule.overflow == "saturate"
@@ -197,7 +197,7 @@ def _to_float(x: Numbers, rule: Rule, words: Array | None) -> Array:
 
 
 def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: Rule) -> Array:
-    """From rounded magnitudes (as codes that run on past the largest) to the destination's codes."""
+    """From rounded magnitudes (as codes that continue beyond the largest) to the destination's codes."""
     dst = rule.dst
     sign = np.where(negative, np.uint64(dst.sign_code), np.uint64(0))
     over = (code > dst.max_code) | infinite
@@ -210,7 +210,7 @@ def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rul
         code = np.where(infinite, _nan(dst, sign), code)
     if not dst.has_negative_zero:
         code = np.where((code == dst.sign_code) & ~over, 0, code)
-    # Without a NaN to give, NaN becomes the zero of the other sign.
+    # If the destination has no NaN, NaN becomes the zero of the opposite sign.
     return np.where(nan, _nan(dst, sign) if dst.has_nan else dst.sign_code ^ sign, code)
 
 
@@ -230,13 +230,13 @@ def _e8m0_table(dst: DType) -> tuple[Array, Array]:
 def random_words(random: Random, n: int) -> Array:
     """The uint32 words of the elements 0 to n - 1."""
     first, skip = divmod(random.offset, 4)
-    # 63 bits are enough for the number of a block.
+    # The number of a block fits in 63 bits.
     blocks = np.uint64(first) + np.arange(-(-(skip + n) // 4), dtype=np.uint64)
     return _block_words(random.seed, blocks).reshape(-1)[skip : skip + n]
 
 
 def random_words_at(random: Random, places: Array) -> Array:
-    """The uint32 words of the elements at these places; ``random.offset`` plus a place is below 2^64."""
+    """The uint32 words of the elements with these indices; ``random.offset`` plus an index is below 2^64."""
     offsets = np.uint64(random.offset) + places.astype(np.uint64)
     every = _block_words(random.seed, offsets // np.uint64(4))
     return np.take_along_axis(every, (offsets % np.uint64(4)).astype(np.intp)[:, None], axis=1).reshape(-1)
@@ -254,7 +254,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    # Not that of the host path, which it judges: agreement is evidence only between implementations that share nothing.
+    # A separate implementation from the host path's, because agreement is evidence only if they share no code.
     low, half = np.uint64(2**32 - 1), np.uint64(32)
     a, b, c, d = counter
     for turn in range(10):
@@ -268,7 +268,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 
 
 def _from_strings(x: Array, rule: Rule) -> Array:
-    # An iterator, so that of two bad elements the earlier one is reported, whatever is wrong with each.
+    # An iterator, so that of two bad elements always the earlier one is reported.
     texts, dst = strings.texts(x), rule.dst
     if dst.family == "string":
         result = np.empty(x.size, dtype=object)
@@ -284,7 +284,7 @@ def _from_strings(x: Array, rule: Rule) -> Array:
     nan = np.array([number.kind == "nan" for number in numbers], dtype=bool)
     infinite = np.array([number.kind == "infinite" for number in numbers], dtype=bool)
     if dst.family == "e8m0":
-        # The three places where a rule decides on one side or the other, beside them any float64 will do.
+        # Only the position relative to powers of two and their midpoints matters, so a float64 stands in for each.
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
@@ -293,11 +293,11 @@ def _from_strings(x: Array, rule: Rule) -> Array:
 
 
 def _between_powers(magnitude: Fraction) -> float:
-    """A float64 that lies as the magnitude does to each power of two and to each 1.5 times a power of two."""
+    """A float64 that compares with every power of two, and every 1.5 times a power of two, as the magnitude does."""
     if magnitude == 0:
         return 0.0
     k = floor_log2(magnitude)
     scaled = magnitude / Fraction(2) ** k
     quarters = 4.0 if scaled == 1 else 5.0 if scaled < Fraction(3, 2) else 6.0 if scaled == Fraction(3, 2) else 7.0
-    # Beyond FLOAT8E8M0's range only the side matters.
+    # Beyond FLOAT8E8M0's range it only matters on which side the number is.
     return float(np.ldexp(quarters / 4, min(max(k, -200), 200)))

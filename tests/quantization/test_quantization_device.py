@@ -359,13 +359,13 @@ def test_scales_that_quantizing_never_gives(driver: HostDriver, to: str) -> None
     assert same(download(found), reference.dequantize(Parts(data, scales), format, to, axis=0))
 
 
-@pytest.mark.parametrize("beside", ["0.0f", "INFINITY * a"])
-def test_the_last_bit_of_a_reciprocal_does_not_show(ulps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("toward", ["0.0f", "INFINITY * a"])
+def test_the_last_bit_of_a_reciprocal_does_not_show(toward: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ptx::rcp` alone may differ from device to device, by one unit in the last place."""
     exact = "canonical(1 / a)"
     text = host_build.shim()
     assert text.count(exact) == 1
-    other = text.replace(exact, f"canonical(std::nextafterf(1 / a, {ulps}))")
+    other = text.replace(exact, f"canonical(std::nextafterf(1 / a, {toward}))")
     monkeypatch.setattr(host_build, "shim", lambda arch: other)
     monkeypatch.setattr(host_driver, "_BUILT", {})
     driver = HostDriver()

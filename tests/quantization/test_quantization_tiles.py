@@ -208,9 +208,9 @@ def test_what_is_no_tile(driver: HostDriver) -> None:
         quantize(upload(deep), "mxfp8e4m3", axis=0, transpose="both"), (deep, deep.swapaxes(1, 2)), strict=True
     ):
         compare(q, reference.quantize(np.ascontiguousarray(view), FORMATS["mxfp8e4m3"], axis=0), "0")
-    round_to_odd = rng.standard_normal((34, 33)).astype(np.float32)
+    odd = rng.standard_normal((34, 33)).astype(np.float32)
     driver.launched.clear()
-    check(round_to_odd, "mxfp4", (-1, "both"))
+    check(odd, "mxfp4", (-1, "both"))
     # The rows end inside a byte, the columns do not.
     assert kinds(driver) == ["extremes", "scales", "elements", "tiles"]
     # Many little matrices would leave most of their tiles empty.

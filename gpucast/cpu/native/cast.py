@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts among floats by the library of `host_native`: one pass, which also finds what tells the losses."""
+"""Casts among floats by the host's C library, in one pass that also counts what loss reports need."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gpucast.cpu.native import library as host_native
 Array = npt.NDArray[Any]
 
 _FLOAT = dtype("FLOAT")
-#: Elements of a file that are worked on at a time: they stay in the second-level cache.
+#: Elements of a file that are cast at a time: they stay in the second-level cache.
 _BLOCK = 1 << 15
-#: Elements of a call: the library counts in 32 bits.
+#: The most elements of a call: the library counts in 32 bits.
 _MOST = 1 << 30
 
 
 class CastStats(NamedTuple):
-    """What a pass saw of a cast's elements."""
+    """Statistics of a cast's elements."""
 
-    #: The largest magnitude among the results as a code: NaN, and what is beyond the largest number, are no less.
+    #: The largest magnitude among the results, as a code. NaN and overflows count as the largest number or more.
     largest: int
-    #: How many results are zero (those of NaN apart), and how many sources.
+    #: How many results are zero (not counting those of NaN), and how many sources.
     zeros: int
     source_zeros: int
 
 
 class Conversion(ctypes.Structure):
-    """`Row` of host_native.h."""
+    """``Conversion`` of host_native.h: the constants of a cast."""
 
     _fields_ = [
         (name, ctypes.c_uint32)
@@ -46,7 +46,7 @@ class Conversion(ctypes.Structure):
 
 
 class FilePosition(ctypes.Structure):
-    """Elements as they lie in a file, little-endian: the first one."""
+    """The position in bytes of the first of some little-endian elements in a file."""
 
     _fields_ = (("file", ctypes.c_int), ("itemsize", ctypes.c_uint32), ("position", ctypes.c_uint64))
 
@@ -71,8 +71,11 @@ class NativeCast:
         return CastStats(*stats)
 
     def file(self, src: FilePosition, dst: FilePosition, size: int) -> tuple[CastStats, int] | None:
-        """Cast that many elements of a file to another, or the same, where they do not overlap. What was found, and the
-        sum of the results as words of 64 bits; None where the system failed, some elements being written."""
+        """Cast `size` elements of a file into another file, or into the same one where they do not overlap.
+
+        Returns the statistics, and the sum of the results as 64-bit words; None if a system call failed, in which case
+        some elements may be written.
+        """
         assert size <= _MOST
         stats, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
         buffer = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
@@ -85,7 +88,7 @@ class NativeCast:
 
 
 def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
-    """The largest magnitude of flat, native codes, the bits `magnitude` of each, and how many are zero.
+    """The largest magnitude of flat, native codes, and how many are zero; `magnitude` masks out the sign.
 
     None without the library.
     """
@@ -100,7 +103,7 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
 
 
 def find(rule: Rule) -> NativeCast | None:
-    """The cast by a rule, or None where there is none (yet)."""
+    """The cast of a rule, or None where the library has none or is not compiled yet."""
     if not is_known(rule):
         return None
     library = host_native.library()
@@ -109,7 +112,7 @@ def find(rule: Rule) -> NativeCast | None:
 
 @lru_cache(maxsize=64)
 def _checked(library: ctypes.CDLL, rule: Rule) -> NativeCast | None:
-    """None where the compiler computed what it was not told: each exponent is tried, and many digits."""
+    """The cast, or None if it was compiled wrongly: tried with every exponent and many mantissas."""
     cast, bits = NativeCast(library, rule), rule.src.bits
     codes = (np.arange(1 << 13, dtype=np.uint64) * (0x9E3779B1 if bits == 32 else 1 << 3)).astype(rule.src.code_numpy)
     out = np.empty(codes.size, rule.dst.code_numpy)
@@ -119,7 +122,7 @@ def _checked(library: ctypes.CDLL, rule: Rule) -> NativeCast | None:
 
 
 def is_known(rule: Rule) -> bool:
-    """Whether the library has a cast by this rule."""
+    """Whether the library has a cast of this rule."""
     src, dst = rule.src, rule.dst
     if rule.rounding == STOCHASTIC or src is dst or dst.family != "float":
         return False
@@ -129,18 +132,18 @@ def is_known(rule: Rule) -> bool:
 
 
 def _is_upper(kind: DType) -> bool:
-    """Whether a type is FLOAT or the upper half of one."""
+    """Whether a type is FLOAT, or the upper half of a FLOAT."""
     return kind.bits in (16, 32) and kind.exponent_bits == _FLOAT.exponent_bits and kind.specials == _FLOAT.specials
 
 
 def _is_small(dst: DType) -> bool:
-    """Whether a type has fewer exponents than FLOAT, by so many that its numbers can be counted by adding."""
+    """Whether a type has so many fewer exponents than FLOAT that one addition can round to its ULP (`small_code`)."""
     largest = (dst.max_code >> dst.mantissa_bits) - dst.bias
     return dst.mantissa_bits <= 10 and max(largest, dst.bias) <= 100
 
 
 def load(src: DType) -> str:
-    """The library's word for a type that it casts from."""
+    """The library's name of a source type."""
     return "float" if src is _FLOAT else "upper_half" if _is_upper(src) else "half"
 
 
@@ -150,7 +153,7 @@ def _name(rule: Rule) -> str:
 
 
 def conversion(rule: Rule) -> Conversion:
-    """The type of a rule, as the library's functions take it."""
+    """The constants of a rule, as the library's functions take them."""
     dst = rule.dst
     last = {"infinity": lambda: dst.inf_code, "nan": lambda: dst.nan_code}.get(rule.overflow, lambda: dst.max_code)()
     shift = _FLOAT.mantissa_bits - dst.mantissa_bits
@@ -172,7 +175,7 @@ def conversion(rule: Rule) -> Conversion:
 
 
 def _float_bits(dst: DType, code: int) -> int:
-    """The FLOAT that a normal code would be, did it stand for a number."""
+    """The code of the FLOAT with the exponent and mantissa of a code, even if that code is an infinity or NaN."""
     return (code << (_FLOAT.mantissa_bits - dst.mantissa_bits)) + ((_FLOAT.bias - dst.bias) << _FLOAT.mantissa_bits)
 
 

@@ -46,7 +46,7 @@ class _Array(ctypes.Structure):
 class _Quotient(ctypes.Structure):
     """`Quotient` of host_native_blocks.c."""
 
-    _fields_ = (("row", cast.Conversion), ("zeros", ctypes.c_uint32))
+    _fields_ = (("rule", cast.Conversion), ("zeros", ctypes.c_uint32))
 
 
 class _Integers(ctypes.Structure):

@@ -24,7 +24,7 @@ import numpy as np
 from bench import gpu, gpu_many, gpu_quantize, host, overhead, static
 from bench.revision import code_digest, commit
 from gpucast.benchmark.machine import processor
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 
 #: Option -> (what it does, the benchmark).
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [name for name in BENCHMARKS if getattr(arguments, name)] or ["gpu"]
     figures: dict[str, Any] = {"machine": _machine()}
     measured = {"gpu", "many", "quantize"}.intersection(chosen)
-    problem = device.unavailable() if measured and not arguments.report_only else None
+    problem = devices.unavailable() if measured and not arguments.report_only else None
     if problem is not None:
         if not arguments.allow_cpu:
             print(f"bench: no GPU to measure: {problem[0]}; {problem[1]}, or --allow-cpu", file=sys.stderr)

@@ -17,7 +17,7 @@ _SIZED, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 4, 0x11, 0x12, 0x2F
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CubinKernel:
     """The static facts of one kernel: bytes of local memory and registers per thread, bytes of machine code, bytes of
     shared memory per block."""
 
@@ -57,7 +57,7 @@ def _named(cubin: bytes) -> dict[str, tuple[int, ...]]:
     return {_string(table, header[0]): header for header in headers}
 
 
-def kernels(cubin: bytes) -> dict[str, Kernel]:
+def kernels(cubin: bytes) -> dict[str, CubinKernel]:
     """The static facts of every kernel, by name."""
     found, headers = sections(cubin), _named(cubin)
     # A section without bytes in the file has a size all the same.
@@ -69,7 +69,7 @@ def kernels(cubin: bytes) -> dict[str, Kernel]:
             symbol, number = struct.unpack("<II", value)
             facts.setdefault(names[symbol], {})[attribute] = number
     return {
-        name: Kernel(
+        name: CubinKernel(
             local=max(fact[_FRAME_SIZE], fact[_MIN_STACK_SIZE]),
             registers=fact[_REGCOUNT],
             code=len(found[f".text.{name}"]),

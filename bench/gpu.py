@@ -20,7 +20,7 @@ from bench.gpu_results import FOLDER, Results, newest, open_for
 from gpucast.benchmark.buffers import make_sets
 from gpucast.benchmark.ceilings import measure_ceilings, nearest
 from gpucast.benchmark.contenders import Contender, CopyKernel
-from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.gpu import GpuMachine
 from gpucast.benchmark.latency import measure_latency, works_of
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.pairs import Pairs
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         if found is None:
             raise ValueError(f"{arguments.results} holds no results of a GPU")
         return report(found)
-    machine = Gpu()
+    machine = GpuMachine()
     results = open_for(machine.device, arguments.results)
     lines = Lines(arguments.lines)
     left = measure(machine, gpu_rivals.all_contenders(machine), results, arguments.budget_s, lines=lines)
@@ -167,7 +167,7 @@ def quickest_copy(machine: Machine, results: Results) -> Callable[[float], Calla
     return choose
 
 
-def _names(pairs: Pairs, task: gpu_plan.Task) -> list[str]:
+def _names(pairs: Pairs, task: gpu_plan.MeasurementTask) -> list[str]:
     has = [one.name for one in pairs.supporting(task.src, task.dst)]
     return task.names(has, [one.name for one in pairs.contenders if one.heavy])
 
@@ -178,7 +178,7 @@ def _budget(machine: Machine, pairs: Pairs, results: Results, seconds: float) ->
 
     # What earlier runs measured, and what tasks before this one are to measure: where no rival compiles, the last
     # stage has nothing to add.
-    done, tasks = results.done, list[gpu_plan.Task]()
+    done, tasks = results.done, list[gpu_plan.MeasurementTask]()
     for task in gpu_plan.plan(has, machine.free_bytes()):
         rows = {(task.key, name) for name in _timed(pairs, task)}
         if not rows <= done:
@@ -190,7 +190,7 @@ def _budget(machine: Machine, pairs: Pairs, results: Results, seconds: float) ->
     return gpu_plan.Budget(tasks, seconds, estimator.seconds, machine.now)
 
 
-def _timed(pairs: Pairs, task: gpu_plan.Task) -> list[str]:
+def _timed(pairs: Pairs, task: gpu_plan.MeasurementTask) -> list[str]:
     """The contenders that a task gives rows: in a graph no others than those that write to a given array."""
     captured = [one.name for one in pairs.contenders if one.streamed and not (one.allocates or one.heavy)]
     return [name for name in _names(pairs, task) if task.via != "graph" or name in captured]

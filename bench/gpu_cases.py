@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.gpu_lines import Lines as Written
 from gpucast.benchmark.contenders import Contender, available
-from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.gpu import GpuMachine
 from gpucast.benchmark.machine import Machine
 
 Lines = list[dict[str, Any]]
@@ -27,7 +27,7 @@ def run(
 
     `path`: a file (`bench.gpu_lines`) that gets every case as it is measured; what it has is not measured again.
     """
-    machine = machine or Gpu()
+    machine = machine or GpuMachine()
     written = Written(path)
     tasks = {f"{case}, {stage}": (case, stage) for stage in ("ours", "rivals") for case in cases}
     written.plan(tasks)

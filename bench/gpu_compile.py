@@ -25,8 +25,7 @@ from bench import gpu_kernels
 from bench.gpu_lines import Lines
 from gpucast.benchmark.contenders import CUPY_TYPES
 from gpucast.cli.arguments import positive
-from gpucast.compile import cubin as compiler
-from gpucast.compile import nvidia as driver
+from gpucast.compile import cubin, nvidia
 from gpucast.parity.cases import NUMERIC
 
 #: Jobs that are given to the pool ahead, for each process.
@@ -42,8 +41,8 @@ class Job(NamedTuple):
 
 
 def compile_kernel(name: str, text: str, arch: str) -> str:
-    compiler.compile(text, name, arch)
-    return compiler.compiler().cache.problem
+    cubin.compile(text, name, arch)
+    return cubin.compiler().cache.problem
 
 
 def compile_cupy(src: str, dst: str) -> str:
@@ -139,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     done, failed = compile_all(
         jobs(arguments.parts, arch), arguments.jobs, arguments.seconds, Lines(arguments.lines)
     )  # fmt: skip
-    count, size = compiler.compiler().cache.usage()
+    count, size = cubin.compiler().cache.usage()
     print(
         f"{done:,} kernels for {arch} in {time.monotonic() - begin:.1f} s by {arguments.jobs} processes, {failed:,} "
         f"failed; the cache holds {count:,} entries, {size / 2**20:.0f} MiB"
@@ -148,10 +147,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _architecture() -> str:
-    found = driver.find()
+    found = nvidia.find()
     if found is None or not found.capabilities:
         raise SystemExit("gpu_compile: there is no GPU; name an architecture: --arch sm_90")
-    return compiler.architecture(found.capabilities[0])
+    return cubin.architecture(found.capabilities[0])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from bench import idle_cuda
 _places = itertools.count(1)
 
 
-class Kernel(NamedTuple):
+class DryKernel(NamedTuple):
     """What the compiler is given, but for the architecture."""
 
     name: str
@@ -29,12 +29,12 @@ class Kernel(NamedTuple):
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[dict[Kernel, None]]:
+def recorded() -> Iterator[dict[DryKernel, None]]:
     """Casts of the ``with`` block end before the GPU; the kernels that they ask for, in their order."""
-    found: dict[Kernel, None] = {}
+    found: dict[DryKernel, None] = {}
 
     def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
-        found[Kernel(name, text)] = None
+        found[DryKernel(name, text)] = None
         return b""
 
     with contextlib.ExitStack() as stack:

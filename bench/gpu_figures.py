@@ -12,7 +12,7 @@ from bench.gpu_results import Results
 from gpucast.benchmark.buffers import CONTIGUOUS
 from gpucast.benchmark.ceilings import nearest
 from gpucast.benchmark.contenders import COPY, OURS
-from gpucast.benchmark.pairs import Row
+from gpucast.benchmark.pairs import Measurement
 from gpucast.core.dtypes import dtype
 
 #: The goals of the project: shares of the copy kernel's speed, for types of whole bytes and for packed ones.
@@ -24,12 +24,12 @@ class Group:
     """The rows of one measurement by contender, and its ceilings in bytes per second: that of the system's copy from
     the start of the run, that of our own copy kernel from the same measurement where it took part."""
 
-    rows: dict[str, Row]
+    rows: dict[str, Measurement]
     memcpy: float
     copy_kernel: float
 
     @property
-    def ours(self) -> Row:
+    def ours(self) -> Measurement:
         return self.rows[OURS]
 
     @property
@@ -45,7 +45,7 @@ class Group:
     def goal(self) -> float:
         return PACKED if dtype(self.ours.src).packed or dtype(self.ours.dst).packed else WHOLE
 
-    def rivals(self) -> list[Row]:
+    def rivals(self) -> list[Measurement]:
         """Those that were timed, the quickest first."""
         found = [row for row in self.rows.values() if is_rival(row) and row.times]
         return sorted(found, key=lambda row: -row.speed)
@@ -53,21 +53,21 @@ class Group:
 
 def groups(results: Results, n: int | None = None, layout: str = CONTIGUOUS.name, via: str = "calls") -> list[Group]:
     """The measurements of one size (of every size with None) in which we were timed, in the order of the file."""
-    found: dict[tuple[str, str, int], dict[str, Row]] = {}
+    found: dict[tuple[str, str, int], dict[str, Measurement]] = {}
     for row in results.rows:
         if row.layout == layout and row.via == via and n in (None, row.n):
             found.setdefault((row.src, row.dst, row.n), {})[row.contender] = row
     return [_group(results, rows) for rows in found.values() if OURS in rows and rows[OURS].times]
 
 
-def _group(results: Results, rows: dict[str, Row]) -> Group:
+def _group(results: Results, rows: dict[str, Measurement]) -> Group:
     copy, moved = rows.get(COPY), rows[OURS].bytes
     # Of small arrays there is no copy, and older results have none.
     same = copy.speed if copy is not None and copy.times else nearest(results.ceilings, moved, False)
     return Group(rows, nearest(results.ceilings, moved, True), same)
 
 
-def is_rival(row: Row) -> bool:
+def is_rival(row: Measurement) -> bool:
     return not row.is_ours and row.contender != COPY
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from bench import gpu_dry, gpu_many, gpu_parity, gpu_quantize, gpu_sweeps
-from bench.gpu_dry import Kernel
+from bench.gpu_dry import DryKernel
 from bench.revision import ROOT
 from gpucast import cast, cast_many
 from gpucast.benchmark.pairs import COMMON
@@ -30,7 +30,7 @@ Pair = tuple[DType, DType]
 ALL: tuple[Pair, ...] = tuple(itertools.product(NUMERIC, NUMERIC))
 
 
-def casts(pairs: Iterable[Pair], *shapes: Shape) -> Iterator[Kernel]:
+def casts(pairs: Iterable[Pair], *shapes: Shape) -> Iterator[DryKernel]:
     """Plain casts by the default rule. Packed sources have no strides, and packed sides no transposed kernel."""
     for shape in shapes:
         for src, dst in pairs:
@@ -40,13 +40,13 @@ def casts(pairs: Iterable[Pair], *shapes: Shape) -> Iterator[Kernel]:
                 yield _kernel(kernel_source(resolve(src, dst), shape))
 
 
-def rules(chosen: Iterable[Case]) -> Iterator[Kernel]:
+def rules(chosen: Iterable[Case]) -> Iterator[DryKernel]:
     """What the parity harness launches: contiguous arrays, by each of these rules."""
     for case in chosen:
         yield _kernel(CastSpec.of(case.rule).source())
 
 
-def of_calls(calls: Iterable[Callable[[], object]]) -> Iterator[Kernel]:
+def of_calls(calls: Iterable[Callable[[], object]]) -> Iterator[DryKernel]:
     """What these calls launch on arrays of the device, or with device="cuda"."""
     with gpu_dry.recorded() as found:
         given = 0
@@ -57,7 +57,7 @@ def of_calls(calls: Iterable[Callable[[], object]]) -> Iterator[Kernel]:
             yield from new
 
 
-def tests() -> Iterator[Kernel]:
+def tests() -> Iterator[DryKernel]:
     yield from casts(ALL, "contiguous", "strided")
     for row in NUMERIC:
         if row.packed:
@@ -68,28 +68,30 @@ def tests() -> Iterator[Kernel]:
     yield from of_calls(importlib.import_module("gpu_quantize_calls").every())
 
 
-def parity() -> Iterator[Kernel]:
+def parity() -> Iterator[DryKernel]:
     yield from rules(gpu_parity.planned())
 
 
-def layouts() -> Iterator[Kernel]:
+def layouts() -> Iterator[DryKernel]:
     yield from casts(ALL, "contiguous", "strided")
 
 
-def sweeps() -> Iterator[Kernel]:
+def sweeps() -> Iterator[DryKernel]:
     yield from rules(gpu_sweeps.planned())
 
 
-def quick() -> Iterator[Kernel]:
+def quick() -> Iterator[DryKernel]:
     yield from casts(PAIRS, "contiguous")
 
 
-def many(cases: Sequence[gpu_many.Case] = gpu_many.CASES, layers: int = 25, width: int = 1024) -> Iterator[Kernel]:
+def many(
+    cases: Sequence[gpu_many.BatchCase] = gpu_many.CASES, layers: int = 25, width: int = 1024
+) -> Iterator[DryKernel]:
     yield from casts([(dtype(case.src), dtype(case.dst)) for case in cases], "contiguous")
     yield from of_calls(_many(case, layers, width) for case in cases)
 
 
-def _many(case: gpu_many.Case, layers: int, width: int) -> Callable[[], object]:
+def _many(case: gpu_many.BatchCase, layers: int, width: int) -> Callable[[], object]:
     def call() -> None:
         src, out = (
             [gpu_dry.array(shape, dtype(name).numpy) for shape in gpu_many.shapes(layers, width)]
@@ -105,14 +107,14 @@ def _many(case: gpu_many.Case, layers: int, width: int) -> Callable[[], object]:
 
 
 def quantize(
-    cases: Sequence[gpu_quantize.Case] = gpu_quantize.CASES,
+    cases: Sequence[gpu_quantize.QuantizeCase] = gpu_quantize.CASES,
     rows: int = gpu_quantize.ROWS,
     columns: int = gpu_quantize.COLUMNS,
-) -> Iterator[Kernel]:
+) -> Iterator[DryKernel]:
     yield from of_calls(_quantize(case, rows, columns) for case in cases)
 
 
-def _quantize(case: gpu_quantize.Case, rows: int, columns: int) -> Callable[[], object]:
+def _quantize(case: gpu_quantize.QuantizeCase, rows: int, columns: int) -> Callable[[], object]:
     def call() -> None:
         x = gpu_dry.array((rows, columns), dtype(case.src).numpy)
         case(x[: gpu_quantize.DRAWN])
@@ -123,13 +125,13 @@ def _quantize(case: gpu_quantize.Case, rows: int, columns: int) -> Callable[[], 
     return call
 
 
-def bench() -> Iterator[Kernel]:
+def bench() -> Iterator[DryKernel]:
     yield from casts(ALL, "contiguous")
     yield from casts(COMMON, "strided", "transposed")
 
 
 #: By part; those that are not named launch nothing of their own.
-OF_PARTS: dict[str, Callable[[], Iterator[Kernel]]] = {
+OF_PARTS: dict[str, Callable[[], Iterator[DryKernel]]] = {
     "tests": tests,
     "parity": parity,
     "layouts": layouts,
@@ -144,14 +146,14 @@ OF_PARTS: dict[str, Callable[[], Iterator[Kernel]]] = {
 WITH_CUPY = ("quick", "bench")
 
 
-def needed(parts: Iterable[str]) -> Iterator[Kernel]:
+def needed(parts: Iterable[str]) -> Iterator[DryKernel]:
     """Those of some parts, each once."""
-    met: set[Kernel] = set()
+    met: set[DryKernel] = set()
     for kernel in itertools.chain.from_iterable(OF_PARTS[part]() for part in parts if part in OF_PARTS):
         if kernel not in met:
             met.add(kernel)
             yield kernel
 
 
-def _kernel(source: KernelSource) -> Kernel:
-    return Kernel(source.name, source.text)
+def _kernel(source: KernelSource) -> DryKernel:
+    return DryKernel(source.name, source.text)

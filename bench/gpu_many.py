@@ -37,7 +37,7 @@ _CALLS = 20
 
 
 @dataclass(frozen=True)
-class Case:
+class BatchCase:
     """`unscaled`: multiplied with a number on the device and checked to be finite, as gradients are."""
 
     src: str
@@ -49,10 +49,10 @@ class Case:
 
 
 CASES = (
-    Case("FLOAT", "BFLOAT16"),
-    Case("FLOAT", "FLOAT8E4M3FN"),
-    Case("BFLOAT16", "FLOAT"),
-    Case("FLOAT16", "FLOAT", unscaled=True),
+    BatchCase("FLOAT", "BFLOAT16"),
+    BatchCase("FLOAT", "FLOAT8E4M3FN"),
+    BatchCase("BFLOAT16", "FLOAT"),
+    BatchCase("FLOAT16", "FLOAT", unscaled=True),
 )
 
 
@@ -93,10 +93,10 @@ class Rival(TorchTo):
 
     name = "torch._foreach_copy_"
 
-    def has(self, case: Case) -> bool:
+    def has(self, case: BatchCase) -> bool:
         return True
 
-    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
+    def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Callable[[], object]:
         torch = self.torch
         xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
         if not case.unscaled:
@@ -115,7 +115,7 @@ class Loop(Rival):
 
     name = "torch copy_, a loop"
 
-    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
+    def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Callable[[], object]:
         if case.unscaled:
             raise NotImplementedError("no one call unscales and checks")
         xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
@@ -139,7 +139,7 @@ class Apex(Rival):
 
         self.applier, self.kernel = multi_tensor_applier, amp_C.multi_tensor_scale
 
-    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Callable[[], object]:
+    def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Callable[[], object]:
         xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
         flag = self.torch.zeros(1, dtype=self.torch.int32, device="cuda")
         return lambda: self.applier(self.kernel, flag, [xs, ys], 0.5 if case.unscaled else 1.0)
@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_case(
-    machine: Machine, case: Case, rivals: Sequence[Any], layers: int = LAYERS, width: int = WIDTH
+    machine: Machine, case: BatchCase, rivals: Sequence[Any], layers: int = LAYERS, width: int = WIDTH
 ) -> list[dict[str, Any]]:
     """A line for every way to cast.
 
@@ -219,7 +219,7 @@ def measure_case(
 class _Rivals:
     """A rival's call, prepared when it is first made."""
 
-    def __init__(self, rival: Any, case: Case, src: Arrays, out: Arrays) -> None:
+    def __init__(self, rival: Any, case: BatchCase, src: Arrays, out: Arrays) -> None:
         self._rival, self._arguments = rival, (case, src, out)
         self._call: Callable[[], object] | None = None
 

@@ -22,8 +22,8 @@ from gpucast.cli.arguments import count, positive
 from gpucast.parity import picture, plan, work
 from gpucast.parity.backends import BACKENDS
 from gpucast.parity.cases import Case
-from gpucast.parity.compare import Mismatch, Outcome
-from gpucast.parity.report import Report
+from gpucast.parity.compare import CaseResult, Mismatch
+from gpucast.parity.report import ParityReport
 
 #: Random codes of wide sources for each rule.
 RANDOM = 200_000
@@ -59,9 +59,9 @@ def compare(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
     rest = [case for case in cases if str(case) not in lines.finished]
     outcomes = work.run(
         backend, rest, seed=0, share=_SHARE, random=arguments.random, threads=arguments.threads,
-        seconds=arguments.seconds, found=lambda outcome: _write(lines, outcome),
+        seconds=arguments.seconds, on_result=lambda outcome: _write(lines, outcome),
     )  # fmt: skip
-    report = Report(
+    report = ParityReport(
         backend=backend.name,
         device=backend.device,
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -83,12 +83,12 @@ def compare(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
     return int(report.first is not None)
 
 
-def _unfinished(report: Report, cases: Sequence[Case]) -> list[str]:
+def _unfinished(report: ParityReport, cases: Sequence[Case]) -> list[str]:
     tried = {str(outcome.case) for outcome in report.outcomes}
     return [str(case) for case in cases if str(case) not in tried]
 
 
-def _write(lines: Lines, outcome: Outcome) -> None:
+def _write(lines: Lines, outcome: CaseResult) -> None:
     first = outcome.first
     more: dict[str, Any] = {}
     if first is not None:
@@ -96,11 +96,11 @@ def _write(lines: Lines, outcome: Outcome) -> None:
     lines.done(str(outcome.case), str(first or ""), elements=outcome.elements, wrong=outcome.wrong, **more)
 
 
-def _outcome(case: Case, line: dict[str, Any]) -> Outcome:
+def _outcome(case: Case, line: dict[str, Any]) -> CaseResult:
     """What an earlier run wrote."""
     wrong = int(line["wrong"])
     first = Mismatch(case, *(int(line[name]) for name in ("index", "bits", "wanted", "got"))) if wrong else None
-    return Outcome(case, int(line["elements"]), wrong, first)
+    return CaseResult(case, int(line["elements"]), wrong, first)
 
 
 if __name__ == "__main__":

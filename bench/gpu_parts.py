@@ -40,7 +40,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunFiles:
     """Where a run keeps its files, and how they are called."""
 
     folder: Path
@@ -64,14 +64,14 @@ class Part:
     call: str
     seconds: int
     reckoned: str
-    steps: Callable[[Place, float], list[Step]]
+    steps: Callable[[RunFiles, float], list[Step]]
 
 
 class LeftOut(Exception):
     """Why a part cannot run here."""
 
 
-def _tests(place: Place, seconds: float) -> list[Step]:
+def _tests(place: RunFiles, seconds: float) -> list[Step]:
     # Only files with such tests: others import what is not needed here.
     files = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
     lines = place.file("tests", ".jsonl")
@@ -83,7 +83,7 @@ def _tests(place: Place, seconds: float) -> list[Step]:
     return [Step("tests", [*command, *(path.relative_to(ROOT).as_posix() for path in files)], lines)]
 
 
-def _parity(place: Place, seconds: float) -> list[Step]:
+def _parity(place: RunFiles, seconds: float) -> list[Step]:
     lines = place.file("parity", ".jsonl")
     command = ["-m", "bench.gpu_parity", "--lines", str(lines), "--seconds", _own(seconds, _START)]
     command += ["--json", str(place.file("parity", ".json")), "--picture", str(place.file("parity", ".svg"))]
@@ -92,19 +92,19 @@ def _parity(place: Place, seconds: float) -> list[Step]:
     return [Step("parity", command, lines)]
 
 
-def _layouts(place: Place, seconds: float) -> list[Step]:
+def _layouts(place: RunFiles, seconds: float) -> list[Step]:
     lines = place.file("layouts", ".jsonl")
     command = ["-m", "bench.gpu_sweep", "--lines", str(lines), "--seconds", _own(seconds, _START)]
     return [Step("layouts", command, lines)]
 
 
-def _sweeps(place: Place, seconds: float) -> list[Step]:
+def _sweeps(place: RunFiles, seconds: float) -> list[Step]:
     lines = place.file("sweeps", ".jsonl")
     command = ["-m", "bench.gpu_sweeps", "--lines", str(lines), "--seconds", _own(seconds, _START)]
     return [Step("sweeps", command, lines)]
 
 
-def _sanitizer(place: Place, seconds: float) -> list[Step]:
+def _sanitizer(place: RunFiles, seconds: float) -> list[Step]:
     sanitizer, option = _find_sanitizer()
     steps = []
     for tool in TOOLS:
@@ -134,14 +134,14 @@ def _find_sanitizer() -> tuple[str, str]:
     return found, "--kernel-regex" if "--kernel-regex" in told and "--kernel-name" not in told else "--kernel-name"
 
 
-def _quick(place: Place, seconds: float) -> list[Step]:
+def _quick(place: RunFiles, seconds: float) -> list[Step]:
     lines = place.file("quick", ".jsonl")
     command = ["-m", "bench.gpu_quick", "--lines", str(lines), "--json", str(place.file("quick", ".json"))]
     return [Step("quick", [*command, "--seconds", str(min(20, int(_own(seconds, 10))))], lines)]
 
 
-def _cases(kind: str) -> Callable[[Place, float], list[Step]]:
-    def steps(place: Place, seconds: float) -> list[Step]:
+def _cases(kind: str) -> Callable[[RunFiles, float], list[Step]]:
+    def steps(place: RunFiles, seconds: float) -> list[Step]:
         lines = place.file(kind, ".jsonl")
         command = ["-m", "bench", f"--{kind}", "--lines", str(lines), "--json", str(place.file(kind, ".json"))]
         return [Step(kind, command, lines)]
@@ -149,7 +149,7 @@ def _cases(kind: str) -> Callable[[Place, float], list[Step]]:
     return steps
 
 
-def _bench(place: Place, seconds: float) -> list[Step]:
+def _bench(place: RunFiles, seconds: float) -> list[Step]:
     lines = place.file("bench", ".jsonl")
     command = ["-m", "bench", "--results", str(place.folder), "--lines", str(lines)]
     return [Step("bench", [*command, "--budget-s", _own(seconds, _START + _REPORTS)], lines)]

@@ -46,7 +46,7 @@ _SHARE = 0.3
 
 
 @dataclass(frozen=True)
-class Task:
+class MeasurementTask:
     """One measurement. `only`: names of contenders; None means all, `compiled` ones only where that is said."""
 
     stage: str
@@ -77,52 +77,52 @@ class Task:
         more = "".join(f", {part}" for part in (self.layout.name, self.via) if part not in (CONTIGUOUS.name, "calls"))
         return f"{self.stage}: {self.src} to {self.dst}, {self.n:,}{more}"
 
-    def scaled(self, factor: float) -> Task:
+    def scaled(self, factor: float) -> MeasurementTask:
         """With fewer samples, but LEAST at least."""
         return replace(self, samples=max(LEAST, round(self.samples * factor)), limit=self.limit * factor)
 
 
-def plan(has: Callable[[DType, DType], Collection[str]], free_bytes: int) -> list[Task]:
+def plan(has: Callable[[DType, DType], Collection[str]], free_bytes: int) -> list[MeasurementTask]:
     """Every task whose arrays fit. `has` gives the names of the contenders that have a pair.
 
     One measurement may come twice, the later time beside more contenders, so that the rows of all of them are of that.
     """
-    tasks: dict[tuple[Key, tuple[str, ...] | None, bool], Task] = {}
+    tasks: dict[tuple[Key, tuple[str, ...] | None, bool], MeasurementTask] = {}
     for task in _all(has):
         if 2 * task.layout.held(task.n) * (task.src.bits + task.dst.bits) / 8 <= free_bytes * MEMORY_SHARE:
             tasks.setdefault((task.key, task.only, task.compiled), task)
     return list(tasks.values())
 
 
-def _all(has: Callable[[DType, DType], Collection[str]]) -> Iterator[Task]:
+def _all(has: Callable[[DType, DType], Collection[str]]) -> Iterator[MeasurementTask]:
     for src in NUMERIC:
         for dst in NUMERIC:
-            yield Task("all pairs", src, dst, LARGE, only=FIRST, samples=40, limit=0.06)
+            yield MeasurementTask("all pairs", src, dst, LARGE, only=FIRST, samples=40, limit=0.06)
     for n in (LARGE, *reversed(SIZES)):
         for src, dst in COMMON:
-            yield Task("common pairs", src, dst, n, samples=60, limit=0.1)
+            yield MeasurementTask("common pairs", src, dst, n, samples=60, limit=0.1)
     for src, dst in COMMON:
         for n in GRAPH_SIZES:
-            yield Task("graphs", src, dst, n, via="graph", only=MAIN, samples=40, limit=0.05)
+            yield MeasurementTask("graphs", src, dst, n, via="graph", only=MAIN, samples=40, limit=0.05)
     for src, dst in COMMON:
         for layout in LAYOUTS.values():
             if layout.applies(src, LAYOUT_SIZE):
-                yield Task("layouts", src, dst, LAYOUT_SIZE, layout, only=MAIN, samples=40, limit=0.05)
+                yield MeasurementTask("layouts", src, dst, LAYOUT_SIZE, layout, only=MAIN, samples=40, limit=0.05)
     for src, dst in COMMON:
         for n in ODD:
-            yield Task("odd lengths", src, dst, n, only=MAIN, samples=40, limit=0.05)
+            yield MeasurementTask("odd lengths", src, dst, n, only=MAIN, samples=40, limit=0.05)
     for src, dst in COMMON:
-        yield Task("huge", src, dst, HUGE, only=MAIN, samples=40, limit=0.2)
+        yield MeasurementTask("huge", src, dst, HUGE, only=MAIN, samples=40, limit=0.2)
     common = set(COMMON)
     for n in SHARED:
         for src in NUMERIC:
             for dst in NUMERIC:
                 # Common pairs have more rivals at these sizes already.
                 if len(set(MAIN) & set(has(src, dst)) - {COPY}) > 1 and not ((src, dst) in common and n in SIZES):
-                    yield Task("shared pairs", src, dst, n, only=MAIN, samples=LEAST, limit=0.03)
+                    yield MeasurementTask("shared pairs", src, dst, n, only=MAIN, samples=LEAST, limit=0.03)
     for n in (LARGE, *COMPILED):
         for src, dst in COMMON:
-            yield Task("rivals that compile", src, dst, n, compiled=True, samples=60, limit=0.1)
+            yield MeasurementTask("rivals that compile", src, dst, n, compiled=True, samples=60, limit=0.1)
 
 
 class Estimator:
@@ -130,7 +130,7 @@ class Estimator:
 
     def __init__(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[MeasurementTask],
         speed: float,
         heavy: Collection[str],
         has: Callable[[DType, DType], Collection[str]],
@@ -144,7 +144,7 @@ class Estimator:
         for task in tasks:
             self._fixed[task.stage, task.key] = self._first(task, met)
 
-    def _first(self, task: Task, met: set[object]) -> float:
+    def _first(self, task: MeasurementTask, met: set[object]) -> float:
         """What is done once: starting compilers, and compiling."""
         seconds = 0.0
         for name in self._names(task):
@@ -158,15 +158,15 @@ class Estimator:
             seconds += _HEAVY if name in self._heavy else 0.0
         return seconds
 
-    def _names(self, task: Task) -> list[str]:
+    def _names(self, task: MeasurementTask) -> list[str]:
         return task.names(self._has(task.src, task.dst), self._heavy)
 
-    def seconds(self, task: Task) -> float:
+    def seconds(self, task: MeasurementTask) -> float:
         """Of a task of the plan, scaled or not."""
         fixed = self._fixed.get((task.stage, task.key), 0.0)
         return _SETUP + fixed + sum(self._batches(task, name) for name in self._names(task))
 
-    def _batches(self, task: Task, name: str) -> float:
+    def _batches(self, task: MeasurementTask, name: str) -> float:
         one = moved_bytes(task.src, task.dst, task.n) / (self.speed * _SHARES.get(name, _SHARE)) + 5e-6
         batch = max(one, BATCH)
         batches = min(task.samples, max(LEAST, task.limit / batch))
@@ -177,7 +177,11 @@ class Budget:
     """Hands out tasks for so many seconds, with fewer samples where the time is short. `now` is a clock."""
 
     def __init__(
-        self, tasks: Iterable[Task], seconds: float, estimate: Callable[[Task], float], now: Callable[[], float]
+        self,
+        tasks: Iterable[MeasurementTask],
+        seconds: float,
+        estimate: Callable[[MeasurementTask], float],
+        now: Callable[[], float],
     ) -> None:
         self.left = list(tasks)
         self._estimate, self._now = estimate, now
@@ -194,7 +198,7 @@ class Budget:
         seconds = (self._end - self._now()) / self._pace
         return min(1.0, max(0.0, (seconds - self._least) / max(self._all - self._least, 1e-9)))
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[MeasurementTask]:
         spent = expected = 0.0
         while self.left and self._now() < self._end:
             task = self.left[0].scaled(self.factor)

@@ -32,7 +32,7 @@ _SAMPLES, _LIMIT = 50, 1.0
 
 
 @dataclass(frozen=True)
-class Case:
+class QuantizeCase:
     src: str
     format: str
     axis: int = -1
@@ -66,28 +66,28 @@ _FORMATS = (
 )
 _BOTH = "mxfp8e4m3 mxfp4 nvfp4 float8e4m3fn_1x128 float8e4m3fn_128x128 float8e4m3fn_tensor".split()
 CASES = (
-    *(Case(src, format) for format in _FORMATS for src in ("BFLOAT16", "FLOAT")),
-    *(Case(src, format, transpose="both") for format in _BOTH for src in ("BFLOAT16", "FLOAT")),
-    *(Case("BFLOAT16", format, 0) for format in ("mxfp8e4m3", "mxfp4", "float8e4m3fn_1x128")),
-    Case("BFLOAT16", "mxfp8e4m3", transpose=True),
+    *(QuantizeCase(src, format) for format in _FORMATS for src in ("BFLOAT16", "FLOAT")),
+    *(QuantizeCase(src, format, transpose="both") for format in _BOTH for src in ("BFLOAT16", "FLOAT")),
+    *(QuantizeCase("BFLOAT16", format, 0) for format in ("mxfp8e4m3", "mxfp4", "float8e4m3fn_1x128")),
+    QuantizeCase("BFLOAT16", "mxfp8e4m3", transpose=True),
 )
 
 
-def along_rows(case: Case) -> bool:
+def along_rows(case: QuantizeCase) -> bool:
     """Whether others are measured on it."""
     return (case.axis, case.transpose) == (-1, False)
 
 
-class TorchCompile(TorchTo):
+class CompiledQuantize(TorchTo):
     """torch.compile of the usual lines for float8 with FLOAT scales."""
 
     name = "torch.compile"
     blocks = {"float8e4m3fn_1x128": 128, "float8e4m3fn_tensor": 0}  # noqa: RUF012 (a constant)
 
-    def has(self, case: Case) -> bool:
+    def has(self, case: QuantizeCase) -> bool:
         return along_rows(case) and case.format in self.blocks
 
-    def prepare_quantize(self, case: Case, data: Any) -> Callable[[], object]:
+    def prepare_quantize(self, case: QuantizeCase, data: Any) -> Callable[[], object]:
         if case.format not in self.blocks:
             raise NotImplementedError("no lines of its own")
         block = self.blocks[case.format]
@@ -109,7 +109,7 @@ class TorchAo(TorchTo):
     name = "torchao to_mx"
     elements = {"mxfp8e4m3": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}  # noqa: RUF012 (a constant)
 
-    def has(self, case: Case) -> bool:
+    def has(self, case: QuantizeCase) -> bool:
         return along_rows(case) and case.format in self.elements
 
     def __init__(self, machine: Machine) -> None:
@@ -118,7 +118,7 @@ class TorchAo(TorchTo):
 
         self.to_mx = self.torch.compile(to_mx, fullgraph=True)
 
-    def prepare_quantize(self, case: Case, data: Any) -> Callable[[], object]:
+    def prepare_quantize(self, case: QuantizeCase, data: Any) -> Callable[[], object]:
         element = self.elements.get(case.format)
         if element is None:
             raise NotImplementedError("no MX format")
@@ -126,12 +126,12 @@ class TorchAo(TorchTo):
         return lambda: self.to_mx(x, kind, 32)
 
 
-class TransformerEngine(TorchTo):
+class TransformerEngineQuantize(TorchTo):
     """TransformerEngine's quantizers, rows only."""
 
     name = "TransformerEngine"
 
-    def has(self, case: Case) -> bool:
+    def has(self, case: QuantizeCase) -> bool:
         return along_rows(case) and case.format == "mxfp8e4m3"
 
     def __init__(self, machine: Machine) -> None:
@@ -142,7 +142,7 @@ class TransformerEngine(TorchTo):
 
         self.quantizer = MXFP8Quantizer(engine.DType.kFloat8E4M3, rowwise=True, columnwise=False)
 
-    def prepare_quantize(self, case: Case, data: Any) -> Callable[[], object]:
+    def prepare_quantize(self, case: QuantizeCase, data: Any) -> Callable[[], object]:
         if case.format != "mxfp8e4m3":
             raise NotImplementedError("not measured")
         x = self.flat(data, dtype(case.src)).view(-1, COLUMNS)
@@ -151,12 +151,12 @@ class TransformerEngine(TorchTo):
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure all cases on the GPU."""
-    kinds = [TorchCompile, TorchAo, TransformerEngine]
+    kinds = [CompiledQuantize, TorchAo, TransformerEngineQuantize]
     return gpu_cases.run(CASES, kinds, measure_case, report, arguments.lines)
 
 
 def measure_case(
-    machine: Machine, case: Case, rivals: Sequence[Any], rows: int = ROWS, columns: int = COLUMNS
+    machine: Machine, case: QuantizeCase, rivals: Sequence[Any], rows: int = ROWS, columns: int = COLUMNS
 ) -> list[dict[str, Any]]:
     """A line for ours, for each copy kernel and each rival. `problem`: our results are wrong; `left_out`: why there is
     no time."""
@@ -211,7 +211,7 @@ def measure_case(
     return list(lines.values())
 
 
-def filled(machine: Machine, case: Case, rows: int, columns: int) -> tuple[Any, np.ndarray[Any, Any]]:
+def filled(machine: Machine, case: QuantizeCase, rows: int, columns: int) -> tuple[Any, np.ndarray[Any, Any]]:
     """The bytes of an array on the machine, and the rows that are repeated in it."""
     src = dtype(case.src)
     random = np.random.default_rng(0).standard_normal((min(DRAWN, rows), columns)).astype(np.float32)

@@ -13,9 +13,9 @@ import gpucast
 from bench.gpu_lines import Lines, session
 from gpucast.benchmark import quick
 from gpucast.benchmark.contenders import Contender, contenders
-from gpucast.benchmark.gpu import Gpu
+from gpucast.benchmark.gpu import GpuMachine
 from gpucast.benchmark.machine import Machine
-from gpucast.benchmark.pairs import Row
+from gpucast.benchmark.pairs import Measurement
 from gpucast.cli.arguments import positive
 
 ELEMENTS = 1 << 26
@@ -30,16 +30,16 @@ def main(
     parser.add_argument("--seconds", type=positive, default=20.0, metavar="S", help="take about S seconds")
     parser.add_argument("--elements", type=int, default=ELEMENTS, metavar="N", help="of an array")
     arguments = parser.parse_args(argv)
-    machine = machine or Gpu()
+    machine = machine or GpuMachine()
     lines = Lines(arguments.lines)
     lines.plan(f"{src} to {dst}" for src, dst in quick.PAIRS)
 
-    def found(rows: list[Row]) -> None:
+    def found(rows: list[Measurement]) -> None:
         wrong = [row.problem or row.first for row in rows if row.is_ours and (row.wrong or row.problem)]
         lines.done(f"{rows[0].src} to {rows[0].dst}", "; ".join(wrong), rows=[row.as_json() for row in rows])
 
     there = contenders(machine) if there is None else there
-    report = quick.run(machine, there, quick.PAIRS, arguments.elements, arguments.seconds, found=found)
+    report = quick.run(machine, there, quick.PAIRS, arguments.elements, arguments.seconds, on_measured=found)
     if arguments.json is not None:
         figures = {"gpucast": gpucast.__version__, "run": session(), **report.as_json()}
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.revision import ROOT, code_digest, commit
 from gpucast.benchmark.ceilings import Ceiling
-from gpucast.benchmark.pairs import Row
+from gpucast.benchmark.pairs import Measurement
 from gpucast.benchmark.timing import Times
 
 FOLDER = ROOT / "bench" / "results"
@@ -35,14 +35,14 @@ class Results:
     sessions: list[dict[str, Any]] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
     #: By measurement and contender: what is measured again takes the place of what was.
-    _rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
+    _rows: dict[tuple[Key, str], Measurement] = field(default_factory=dict)
     #: As written: {"src", "dst", "n", "contender", "times", "p99"}, and {"cache", "first", ...}.
     latencies: list[dict[str, Any]] = field(default_factory=list)
     first_calls: list[dict[str, Any]] = field(default_factory=list)
     states: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[Measurement]:
         return list(self._rows.values())
 
     @property
@@ -73,13 +73,13 @@ class Results:
         self.ceilings += ceilings
         self._append({"kind": "ceiling", **asdict(one)} for one in ceilings)
 
-    def add_rows(self, rows: Iterable[Row]) -> None:
+    def add_rows(self, rows: Iterable[Measurement]) -> None:
         """All rows of one measurement: one line, so that they are there together or not at all."""
         rows = list(rows)
         self._keep(rows)
         self._append([{"kind": "rows", "rows": [row.as_json() for row in rows]}])
 
-    def _keep(self, rows: Iterable[Row]) -> None:
+    def _keep(self, rows: Iterable[Measurement]) -> None:
         self._rows |= {(key(row), row.contender): row for row in rows}
 
     def add(self, kind: str, lines: Iterable[dict[str, Any]]) -> None:
@@ -110,7 +110,7 @@ class Results:
 _LISTS = {"latency": "latencies", "first call": "first_calls", "state": "states"}
 
 
-def key(row: Row) -> Key:
+def key(row: Measurement) -> Key:
     return row.src, row.dst, row.n, row.layout, row.via
 
 
@@ -129,7 +129,7 @@ def read(path: Path) -> Results:
         elif kind == "ceiling":
             results.ceilings.append(Ceiling(entry["name"], entry["bytes"], Times(**entry["times"])))
         elif kind == "rows":
-            results._keep(map(Row.from_json, entry["rows"]))
+            results._keep(map(Measurement.from_json, entry["rows"]))
         else:
             getattr(results, _LISTS[kind]).append(entry)
     return results

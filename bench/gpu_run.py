@@ -23,7 +23,7 @@ from typing import Any
 
 from bench import gpu_archive
 from bench.gpu_lines import FACTS, reached
-from bench.gpu_parts import CALLS, COMPILE, PARTS, LeftOut, Part, Place, Step
+from bench.gpu_parts import CALLS, COMPILE, PARTS, LeftOut, Part, RunFiles, Step
 from bench.gpu_process import GRACE, limited
 from bench.revision import ROOT, VARIABLE, code_digest, commit
 from gpucast.cli.arguments import positive
@@ -44,7 +44,7 @@ class Stopped(BaseException):
 class Run:
     """One call."""
 
-    def __init__(self, python: str, place: Place, results: Path, end: float, environment: dict[str, str]) -> None:
+    def __init__(self, python: str, place: RunFiles, results: Path, end: float, environment: dict[str, str]) -> None:
         self.python, self.place, self.environment = python, place, environment
         #: Of `time.monotonic`.
         self.end = end
@@ -249,12 +249,12 @@ def _driver_version() -> str:
     return next(iter(done.stdout.split()), "")
 
 
-def _place(gpu: str) -> Place:
+def _place(gpu: str) -> RunFiles:
     slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     folder = Path(os.environ.get("GPU_WORK") or ROOT / "build" / "gpu-run") / slug
     folder.mkdir(parents=True, exist_ok=True)
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-    return Place(folder, slug, date, code_digest())
+    return RunFiles(folder, slug, date, code_digest())
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

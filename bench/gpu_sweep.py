@@ -42,7 +42,7 @@ _STRIDED = LAYOUTS["strided"]
 
 
 @dataclass(frozen=True)
-class Case:
+class SweepCase:
     """One launch. `strided`: every other element of the source."""
 
     src: DType
@@ -57,7 +57,7 @@ class Case:
         return f"{self.src} to {self.dst}, {self.n} elements behind {self.src_shift} and {self.dst_shift}{way}"
 
 
-def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[Case]:
+def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[SweepCase]:
     """Over all pairs together each size once. The pairs take turns, in a seeded order: first each contiguous kernel has
     a launch, then each strided one, so that a run that is short misses sizes and not kernels."""
     order = random.Random(0)
@@ -69,16 +69,16 @@ def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[Case]:
     flat = []
     for turn, n in enumerate(sizes):
         (src, dst), (src_shift, dst_shift) = pairs[turn % len(pairs)], next(shifts)
-        flat.append(Case(src, dst, n, src_shift, dst_shift, False))
+        flat.append(SweepCase(src, dst, n, src_shift, dst_shift, False))
     yield from flat[: len(pairs)]
     for number, (src, dst) in enumerate(pairs):
         if not src.packed:
-            yield Case(src, dst, order.randrange(SIZES), number % SHIFTS, 2 * number % SHIFTS, True)
+            yield SweepCase(src, dst, order.randrange(SIZES), number % SHIFTS, 2 * number % SHIFTS, True)
     yield from flat[len(pairs) :]
 
 
 def sweep(
-    machine: Machine, chosen: Iterable[Case], seconds: float, lines: Lines | None = None
+    machine: Machine, chosen: Iterable[SweepCase], seconds: float, lines: Lines | None = None
 ) -> tuple[int, int, list[str]]:
     """For so many seconds: the launches, the results compared, and what differs, in words."""
     lines = lines or Lines(None)
@@ -98,7 +98,7 @@ def sweep(
     return launches, checked, wrong
 
 
-def _run(machine: Machine, case: Case) -> Check:
+def _run(machine: Machine, case: SweepCase) -> Check:
     src, dst, n = case.src, case.dst, case.n
     held = 2 * n - 1 if case.strided and n else n
     codes = source_codes(src)[:held]
@@ -144,11 +144,11 @@ def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> i
 def _gpu() -> Machine:
     import cupy
 
-    from gpucast.benchmark.gpu import Gpu
+    from gpucast.benchmark.gpu import GpuMachine
 
     # A pool would put the arrays next to each other, where no byte too many is seen.
     cupy.cuda.set_allocator(None)
-    return Gpu()
+    return GpuMachine()
 
 
 if __name__ == "__main__":

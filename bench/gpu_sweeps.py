@@ -17,7 +17,7 @@ from pathlib import Path
 from bench.gpu_lines import Lines
 from gpucast.cli.arguments import positive
 from gpucast.core.dtypes import dtype
-from gpucast.parity.backends import BACKENDS, Backend
+from gpucast.parity.backends import BACKENDS, CastBackend
 from gpucast.parity.cases import Case, cases
 from gpucast.parity.sweep import sweep
 
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(wrong > 0)
 
 
-def _one(backend: Backend, case: Case, lines: Lines, threads: int) -> int:
+def _one(backend: CastBackend, case: Case, lines: Lines, threads: int) -> int:
     begin, total, done = time.monotonic(), 1 << case.rule.src.bits, 0
     lines.begin(str(case))
 

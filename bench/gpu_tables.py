@@ -11,7 +11,7 @@ from bench.gpu_figures import PACKED, WHOLE, Group, geometric_mean, groups, riva
 from bench.gpu_results import Results
 from gpucast.benchmark.buffers import CONTIGUOUS
 from gpucast.benchmark.contenders import OURS
-from gpucast.benchmark.pairs import COMMON, Row
+from gpucast.benchmark.pairs import COMMON, Measurement
 from gpucast.benchmark.timing import verdict
 from gpucast.core.dtypes import dtype
 
@@ -87,7 +87,7 @@ def _share(speed: float, ceiling: float) -> str:
     return f"{speed / ceiling:.0%}" if ceiling else "-"
 
 
-def _speed_up(ours: Row, theirs: Row) -> str:
+def _speed_up(ours: Measurement, theirs: Measurement) -> str:
     assert ours.times is not None and theirs.times is not None
     ratio = f"{theirs.times.median / ours.times.median:.2f}"
     return f"({ratio})" if verdict(ours.times, theirs.times) == "same" else ratio

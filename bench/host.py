@@ -22,7 +22,7 @@ import gpucast
 from bench import strings
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import Rule, resolve
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.reference import casting as reference
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ MEDIAN, EACH, FLOAT_TO_INTEGER, TABLE_RATE = 1.0, 1.5, 2.0, 400.0
 
 
 @dataclass(frozen=True)
-class Row:
+class HostMeasurement:
     """Speeds in M elements per second; 0 where astype cannot do the pair."""
 
     src: str
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def _rows(sources: list[DType], targets: list[DType], elements: int, repeats: int) -> Iterator[Row]:
+def _rows(sources: list[DType], targets: list[DType], elements: int, repeats: int) -> Iterator[HostMeasurement]:
     rng = np.random.default_rng(2)
     for src, dst in _progress([(src, dst) for src in sources for dst in targets]):
         rule = resolve(src, dst)
@@ -138,7 +138,7 @@ def _check(x: Array, rule: Rule) -> None:
         raise SystemExit(f"bench: {rule} is wrong at {x[i]!r}: got {result[i]!r}, expected {wanted[i]!r}")
 
 
-def _time(x: Array, rule: Rule, kind: str, repeats: int) -> Row:
+def _time(x: Array, rule: Rule, kind: str, repeats: int) -> HostMeasurement:
     kind_of_result = rule.dst.numpy
     sides: dict[str, Callable[[], Any]] = {"cast": lambda: gpucast.cast(x, rule.dst)}
     with np.errstate(all="ignore"):
@@ -147,7 +147,7 @@ def _time(x: Array, rule: Rule, kind: str, repeats: int) -> Row:
             sides["astype"] = lambda: x.astype(kind_of_result)
         except TypeError:  # ml_dtypes lacks the pair.
             pass
-        if host.table_driven(rule):
+        if lanes.table_driven(rule):
             out = np.empty(x.shape, kind_of_result)
             sides["cast_out"] = lambda: gpucast.cast(x, rule.dst, out=out)
         best = dict.fromkeys(sides, float("inf"))
@@ -159,15 +159,15 @@ def _time(x: Array, rule: Rule, kind: str, repeats: int) -> Row:
     speed = {side: round(x.size / seconds / 1e6, 1) for side, seconds in best.items()}
     float_to_integer = rule.src.is_float and rule.dst.family == "int"
     cast, astype, cast_out = (speed.get(side, 0.0) for side in ("cast", "astype", "cast_out"))
-    return Row(rule.src.name, rule.dst.name, kind, cast, astype, cast_out, float_to_integer)
+    return HostMeasurement(rule.src.name, rule.dst.name, kind, cast, astype, cast_out, float_to_integer)
 
 
 # ---- printing ----
 
 
-def _print_ratios(rows: list[Row], sources: list[DType], targets: list[DType]) -> None:
+def _print_ratios(rows: list[HostMeasurement], sources: list[DType], targets: list[DType]) -> None:
     """One line per source: the larger ratio of the two kinds of data; where astype fails, our speed with an M."""
-    worst: dict[tuple[str, str], Row] = {}
+    worst: dict[tuple[str, str], HostMeasurement] = {}
     for row in rows:
         key = row.src, row.dst
         if key not in worst or (row.ratio, -row.cast) > (worst[key].ratio, -worst[key].cast):
@@ -185,7 +185,7 @@ def _short(row: DType) -> str:
     return name.removeprefix("F8") if len(name) > 6 else name
 
 
-def _summary(rows: list[Row]) -> dict[str, Any]:
+def _summary(rows: list[HostMeasurement]) -> dict[str, Any]:
     compared = [row for row in rows if row.astype]
     table = [row for row in rows if row.cast_out]
     text, figures = [], dict[str, Any]()

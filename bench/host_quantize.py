@@ -44,7 +44,7 @@ _SEED = 2026
 
 
 @dataclass(frozen=True)
-class Row:
+class QuantizeMeasurement:
     """Speeds in M elements per second."""
 
     format: str
@@ -79,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(formats: dict[str, Format], types: Sequence[str], shape: tuple[int, int], repeats: int) -> Iterator[Row]:
+def measured(
+    formats: dict[str, Format], types: Sequence[str], shape: tuple[int, int], repeats: int
+) -> Iterator[QuantizeMeasurement]:
     """A row for every format, type and direction."""
     normal: Array = np.random.default_rng(_SEED).standard_normal(shape).astype(np.float32)
     for name, format in formats.items():
@@ -90,7 +92,9 @@ def measured(formats: dict[str, Format], types: Sequence[str], shape: tuple[int,
             yield _row(name, row, DIRECTIONS[1], _dequantizers(parts, format, row), x.size, repeats)
 
 
-def _row(name: str, row: DType, direction: str, sides: Sequence[Callable[[], Any]], size: int, repeats: int) -> Row:
+def _row(
+    name: str, row: DType, direction: str, sides: Sequence[Callable[[], Any]], size: int, repeats: int
+) -> QuantizeMeasurement:
     best = [float("inf")] * len(sides)
     with np.errstate(all="ignore"):
         for _ in range(repeats):
@@ -99,7 +103,7 @@ def _row(name: str, row: DType, direction: str, sides: Sequence[Callable[[], Any
                 side()
                 best[i] = min(best[i], time.thread_time() - begin)
     ours, formula = (round(size / seconds / 1e6, 1) for seconds in best)
-    return Row(name, row.name, direction, ours, formula)
+    return QuantizeMeasurement(name, row.name, direction, ours, formula)
 
 
 def _quantizers(x: Array, format: Format) -> list[Callable[[], Any]]:
@@ -187,7 +191,7 @@ def newest(folder: Path = FOLDER) -> dict[str, Any]:
 def table(figures: dict[str, Any]) -> str:
     """Markdown: a line for the formats of one element and scale, with the slowest and the quickest of them; and all
     that are slower than the formula."""
-    rows = [Row(**row) for row in figures["rows"]]
+    rows = [QuantizeMeasurement(**row) for row in figures["rows"]]
     machine, shape = figures["machine"], " x ".join(map(str, figures["shape"]))
     columns = [(direction, kind) for direction in DIRECTIONS for kind in TYPES]
     titles = [f"{'from' if direction == DIRECTIONS[0] else 'to'} {kind}" for direction, kind in columns]
@@ -210,7 +214,7 @@ def table(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Slower than the formula: {', '.join(slow) or 'none'}."])
 
 
-def figures(rows: Sequence[Row], repeats: int) -> dict[str, Any]:
+def figures(rows: Sequence[QuantizeMeasurement], repeats: int) -> dict[str, Any]:
     machine = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "processor": processor(), "numpy": np.__version__}
     return {"machine": machine, "shape": SHAPE, "repeats": repeats, "rows": [asdict(row) for row in rows]}
 

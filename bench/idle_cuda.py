@@ -14,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 
-from gpucast.compile import cubin as compiler
+from gpucast.compile import cubin
 from gpucast.gpu import driver as launch
 
 
@@ -58,7 +58,7 @@ def idle(
             (runtime, "streamIsCapturing", capturing),
             (cupy.cuda, "get_current_stream", stream or (lambda device=-1: null)),
             (cupy.cuda, "alloc", allocate or (lambda nbytes: room)),
-            (compiler, "compile_for", compile_for),
+            (cubin, "compile_for", compile_for),
             (launch.CupyDriver, "unavailable", lambda self: None),
             (launch.CupyDriver, "_capability", staticmethod(lambda device: (9, 0))),
         ):

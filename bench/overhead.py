@@ -27,10 +27,10 @@ from gpucast.codegen.cast import kernel_source
 from gpucast.compile import nvrtc, nvrtc_search
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import Compiler
-from gpucast.compile.nvrtc_search import Found
+from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 from gpucast.parity.cases import NUMERIC
 
 Call = Callable[[], object]
@@ -43,7 +43,7 @@ _AT_RANDOM: tuple[str, dict[str, Any]] = ("stochastic", {"rounding": "stochastic
 
 
 @dataclass(frozen=True)
-class Result:
+class CallCost:
     """Seconds of a call."""
 
     what: str
@@ -53,7 +53,7 @@ class Result:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     del arguments
-    problem = device.unavailable()
+    problem = devices.unavailable()
     results = list(_measure(_host_calls(), "host", time.thread_time, _at_once))
     where = "none"
     if importlib.util.find_spec("cupy") is None:
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"device": where, "rows": [asdict(result) for result in results]}
 
 
-def _compilations() -> Iterator[Result]:
+def _compilations() -> Iterator[CallCost]:
     """Processor seconds of NVRTC for kernels of pairs that a seed draws; the empty kernel has no options, as anyone
     would compile it."""
     try:
@@ -85,7 +85,7 @@ def _compilations() -> Iterator[Result]:
         print(f"overhead: nothing is compiled: {error}")
         return
     library = found.loaded or nvrtc.load(str(found.path))
-    options = Compiler(Found(None, library), Cache("", limit=0)).options
+    options = Compiler(NvrtcCopy(None, library), Cache("", limit=0)).options
     taken: dict[str, list[float]] = {"a pair": [], "an empty kernel": []}
     for src, dst in random.Random(7).sample([*itertools.product(NUMERIC, NUMERIC)], COMPILED):
         source = kernel_source(resolve(src, dst))
@@ -97,7 +97,7 @@ def _compilations() -> Iterator[Result]:
             begin = time.thread_time()
             library.compile(text, function, "sm_90", flags)
             taken[name].append(time.thread_time() - begin)
-    yield Result("compilation", "NVRTC", {name: Times.of(rows, 1) for name, rows in taken.items()})
+    yield CallCost("compilation", "NVRTC", {name: Times.of(rows, 1) for name, rows in taken.items()})
 
 
 def _text(times: Times) -> str:
@@ -110,7 +110,7 @@ def _at_once() -> None:
 
 def _measure(
     calls: dict[str, dict[str, Call]], where: str, now: Callable[[], float], synchronize: Call
-) -> Iterator[Result]:
+) -> Iterator[CallCost]:
     for what, contenders in calls.items():
         taken: dict[str, list[float]] = {name: [] for name in contenders}
         for call in contenders.values():
@@ -124,7 +124,7 @@ def _measure(
                     call()
                 synchronize()
                 taken[name].append(now() - begin)
-        yield Result(what, where, {name: Times.of(rows, CALLS) for name, rows in taken.items()})
+        yield CallCost(what, where, {name: Times.of(rows, CALLS) for name, rows in taken.items()})
 
 
 def _host_calls() -> dict[str, dict[str, Call]]:

@@ -22,10 +22,10 @@ from bench import static_quantize, static_tiles
 from bench.heatmap import heatmap
 from bench.revision import commit
 from bench.static_budget import KNOWN, budget, over, problems, verdict
-from bench.static_kernels import Kernel, measure
+from bench.static_kernels import StaticKernel, measure
 from bench.static_model import GPUS, estimates
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import cubin as compiler
+from gpucast.compile import cubin
 from gpucast.core.rule import Rule, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
@@ -85,12 +85,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def architectures() -> list[str]:
     """What gpucast compiles for, for the devices that the check is for."""
-    return [compiler.architecture(capability) for capability in CAPABILITIES]
+    return [cubin.architecture(capability) for capability in CAPABILITIES]
 
 
 def _architecture(text: str) -> str:
     try:
-        name = compiler.compiler().parse(text)
+        name = cubin.compiler().parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if name.startswith("compute_"):
@@ -104,7 +104,7 @@ def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Itera
             yield from rules(src, dst) if every else [resolve(src, dst)]
 
 
-def as_json(kernel: Kernel) -> dict[str, Any]:
+def as_json(kernel: StaticKernel) -> dict[str, Any]:
     """All figures of a kernel."""
     allowed = budget(kernel)
     return {
@@ -134,7 +134,7 @@ def as_json(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def _print(arch: str, shape: str, kernels: Sequence[Kernel], sass: bool) -> None:
+def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -> None:
     ratios = [over(kernel) for kernel in kernels]
     print(f"\n{arch}: {len(kernels)} kernels, {shape}")
     if not any(map(math.isnan, ratios)):
@@ -166,7 +166,7 @@ def _print(arch: str, shape: str, kernels: Sequence[Kernel], sass: bool) -> None
             print("\n".join(map(str, kernel.way)))
 
 
-def _cells(kernel: Kernel) -> list[str]:
+def _cells(kernel: StaticKernel) -> list[str]:
     allowed, elements = budget(kernel), kernel.source.elements
     return [
         kernel.source.name.removeprefix("gpucast_"),
@@ -188,7 +188,7 @@ def _accesses(counts: dict[int, int]) -> str:
     return "+".join(f"{count}x{width}" for width, count in sorted(counts.items(), reverse=True)) or "none"
 
 
-def picture(path: Path, arch: str, kernels: Sequence[Kernel]) -> None:
+def picture(path: Path, arch: str, kernels: Sequence[StaticKernel]) -> None:
     """The heat map of instructions as a share of the budget; of instructions per byte moved where there is no budget.
 
     Of several rules of a pair it shows the one with the most instructions.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from bench.static_kernels import Kernel
+from bench.static_kernels import StaticKernel
 
 #: Instructions per byte moved, by compute capability: 70 % of what the GPU issues while its memory moves a byte. H200:
 #: 132 SMs x 128 lanes x 1.83 GHz / 4.2 TB/s = 7.4. B200: 148 x 128 x 1.85 / 7.09 = 4.9.
@@ -50,7 +50,7 @@ KNOWN: dict[tuple[str, str, str], str] = {
 }
 
 
-def budget(kernel: Kernel, results: int = 1) -> float | None:
+def budget(kernel: StaticKernel, results: int = 1) -> float | None:
     """Instructions per element that the kernel may take, which writes so many arrays; None where its architecture or
     its shape has no budget."""
     per_byte = PER_BYTE.get(kernel.capability)
@@ -61,13 +61,13 @@ def budget(kernel: Kernel, results: int = 1) -> float | None:
     return allowed + FINDING / kernel.source.elements if kernel.many else allowed
 
 
-def over(kernel: Kernel, results: int = 1) -> float:
+def over(kernel: StaticKernel, results: int = 1) -> float:
     """Instructions over budget: 1 is just within it. NaN without a budget."""
     allowed = budget(kernel, results)
     return math.nan if allowed is None else kernel.per_element / allowed
 
 
-def widths(kernel: Kernel) -> tuple[int, int]:
+def widths(kernel: StaticKernel) -> tuple[int, int]:
     """Bytes that every load and every store must have at least: 16 on the wider side, what belongs to these on the
     other. Of 6-bit elements 16 come in 12 bytes, which only words of 4 fit."""
     sides = kernel.src_bits, kernel.rule.dst.bits
@@ -78,7 +78,7 @@ def widths(kernel: Kernel) -> tuple[int, int]:
     return load, store
 
 
-def problems(kernel: Kernel) -> list[str]:
+def problems(kernel: StaticKernel) -> list[str]:
     """What is wrong with a kernel; nothing as a rule.
 
     Too many instructions are so for the default rule of a pair only, and in the strided shape only spills are wrong.
@@ -109,7 +109,7 @@ def problems(kernel: Kernel) -> list[str]:
     return found
 
 
-def verdict(kernels: Sequence[Kernel], known: Mapping[tuple[str, str, str], str] = KNOWN) -> list[str]:
+def verdict(kernels: Sequence[StaticKernel], known: Mapping[tuple[str, str, str], str] = KNOWN) -> list[str]:
     """Why the check fails, a line for each reason: kernels with a problem that is not known, and known ones without."""
     failures: list[str] = []
     for kernel in kernels:

@@ -27,7 +27,7 @@ _THREADS = 4
 
 
 @dataclass(frozen=True)
-class Kernel:
+class StaticKernel:
     """What the machine code of one kernel says. Counts are per thread, on the way of a full aligned tile."""
 
     source: KernelSource
@@ -90,7 +90,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class InManySpec(KernelSpec[KernelSource]):
+class InBatchSpec(KernelSpec[KernelSource]):
     """The kernel of `gpucast.cast_many` whose only cast is this one, told as the contiguous kernel of one array is."""
 
     cast: CastSpec
@@ -101,7 +101,7 @@ class InManySpec(KernelSpec[KernelSource]):
             one,
             name=many.name,
             prelude=many.prelude,
-            rows=tuple(many.rows.items()),
+            structs=tuple(many.structs.items()),
             kernel=many.kernel,
             elements=tiles_of(self.cast) * one.tile,
             more=many.more,
@@ -113,7 +113,7 @@ def measure(
     arch: str,
     shape: Shape | Literal["many"] = "contiguous",
     advance: Callable[[int], object] = lambda done: None,
-) -> list[Kernel]:
+) -> list[StaticKernel]:
     """The kernels of these rules for an architecture such as "sm_90", in order. `advance` is told how many are done.
 
     The shape "many" stands for contiguous arrays, many in one launch (see `InManySpec`).
@@ -121,11 +121,11 @@ def measure(
     DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for machine code that cannot be
     followed.
     """
-    specs = (InManySpec(CastSpec(rule)) if shape == "many" else CastSpec(rule, shape) for rule in rules)
+    specs = (InBatchSpec(CastSpec(rule)) if shape == "many" else CastSpec(rule, shape) for rule in rules)
     sources = [spec.source() for spec in specs]
     batches = list(_batches(sources))
 
-    def work(batch: Sequence[KernelSource]) -> list[Kernel]:
+    def work(batch: Sequence[KernelSource]) -> list[StaticKernel]:
         found = facts(batch, arch)
         advance(len(batch))
         return found
@@ -150,13 +150,13 @@ def _batches(sources: Sequence[KernelSource]) -> Iterable[list[KernelSource]]:
         yield batch
 
 
-def facts(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
+def facts(sources: Sequence[KernelSource], arch: str) -> list[StaticKernel]:
     """The kernels of one program. One alone is compiled as a cast would, so that it comes from the cache."""
     if len(sources) == 1:
         name, text = sources[0].name, sources[0].text
     else:
-        rows = dict(row for source in sources for row in source.rows)
-        name, text = "batch", join(sources[0].prelude, rows, [source.kernel for source in sources])
+        structs = dict(row for source in sources for row in source.structs)
+        name, text = "batch", join(sources[0].prelude, structs, [source.kernel for source in sources])
     compiled = compiler.compile(text, name, arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())
@@ -164,8 +164,8 @@ def facts(sources: Sequence[KernelSource], arch: str) -> list[Kernel]:
 
 
 def kernel(
-    source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.Kernel, log: str, beside: int = 0
-) -> Kernel:
+    source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.CubinKernel, log: str, beside: int = 0
+) -> StaticKernel:
     """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses.
 
     `beside`: bytes that every thread stores beside its tile.
@@ -178,7 +178,7 @@ def kernel(
         path = full_tile(flow)
     way = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
     counts = Counter(instruction.base for instruction in way)
-    return Kernel(
+    return StaticKernel(
         source=source,
         arch=arch,
         instructions=path.instructions,

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from bench.sass import Instruction
-from bench.static_kernels import Kernel
+from bench.static_kernels import StaticKernel
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Estimate:
     threads: int
 
 
-def estimates(kernel: Kernel) -> list[Estimate]:
+def estimates(kernel: StaticKernel) -> list[Estimate]:
     """For every GPU that runs the kernel's architecture; none for a kernel with a loop, whose work is not known."""
     return [] if kernel.loop else [estimate(kernel, gpu) for gpu in GPUS if gpu.capability == kernel.capability]
 
 
-def estimate(kernel: Kernel, gpu: GPU) -> Estimate:
+def estimate(kernel: StaticKernel, gpu: GPU) -> Estimate:
     lanes = {**LANES, "fma": gpu.fma, "fp64": gpu.fp64}
     # Seconds times 10^12 for all elements of a thread, were there one SM of one unit at a time.
     memory = kernel.moved * kernel.source.elements / gpu.bandwidth
@@ -125,7 +125,7 @@ def _unit(instruction: Instruction) -> tuple[str, int]:
     return "alu", 1
 
 
-def resident_threads(kernel: Kernel, gpu: GPU) -> int:
+def resident_threads(kernel: StaticKernel, gpu: GPU) -> int:
     """Threads of an SM at a time, as registers, shared memory and the counts of threads and blocks allow."""
     threads = kernel.source.threads
     warps = -(-threads // _WARP)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from bench import cubin
 from bench.sass import parse
 from bench.static_budget import budget, over
-from bench.static_kernels import Kernel, kernel
+from bench.static_kernels import StaticKernel, kernel
 from gpucast.cli import disassembler
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
@@ -46,13 +46,13 @@ KNOWN: dict[tuple[str, str, str, str], str] = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class StaticMeasurement:
     #: A `Kind`, or how tiles are asked for (`bench.static_tiles`).
     kind: str
     format: str
     #: The type that is quantized, or dequantized to.
     source: str
-    kernel: Kernel
+    kernel: StaticKernel
     #: How many arrays of codes one read gives.
     results: int = 1
 
@@ -65,7 +65,7 @@ class Measured:
         return f"{self.kernel.arch} {self.kind} {self.source} {self.format}"
 
 
-def measure(arch: str) -> list[Measured]:
+def measure(arch: str) -> list[StaticMeasurement]:
     """All chosen kernels, compiled as one program for an architecture such as "sm_90"."""
     names, sources = [], []
     for kind, formats in CHOSEN.items():
@@ -79,18 +79,20 @@ def measure(arch: str) -> list[Measured]:
                 # A thread with a whole block stores the block's scale.
                 beside = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
                 names.append((kind, name, source, beside))
-    rows = dict(row for source in sources for row in source.rows)
-    text = join(sources[0].prelude, rows, [source.kernel for source in sources])
+    structs = dict(row for source in sources for row in source.structs)
+    text = join(sources[0].prelude, structs, [source.kernel for source in sources])
     compiled = compiler.compile(text, "quantize", arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())
     return [
-        Measured(kind, name, row, kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, beside=beside))
+        StaticMeasurement(
+            kind, name, row, kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, beside=beside)
+        )
         for (kind, name, row, beside), one in zip(names, sources, strict=True)
     ]
 
 
-def problems(one: Measured) -> list[str]:
+def problems(one: StaticMeasurement) -> list[str]:
     """What is wrong with a kernel; nothing as a rule."""
     kernel, found = one.kernel, []
     if kernel.local:
@@ -107,7 +109,7 @@ def problems(one: Measured) -> list[str]:
     return found
 
 
-def verdict(kernels: Sequence[Measured], known: Mapping[tuple[str, str, str, str], str] = KNOWN) -> list[str]:
+def verdict(kernels: Sequence[StaticMeasurement], known: Mapping[tuple[str, str, str, str], str] = KNOWN) -> list[str]:
     """Why the check fails: problems that are not known, and known ones that are none."""
     failures = []
     for one in kernels:
@@ -118,7 +120,7 @@ def verdict(kernels: Sequence[Measured], known: Mapping[tuple[str, str, str, str
     return failures
 
 
-def report(kernels: Sequence[Measured]) -> None:
+def report(kernels: Sequence[StaticMeasurement]) -> None:
     """A line for each kernel."""
     for one in kernels:
         found = one.kernel

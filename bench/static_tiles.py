@@ -6,7 +6,7 @@ from __future__ import annotations
 from bench import cubin
 from bench.sass import parse
 from bench.static_kernels import kernel
-from bench.static_quantize import Measured
+from bench.static_quantize import StaticMeasurement
 from gpucast.cli import disassembler
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
@@ -38,7 +38,7 @@ KNOWN: dict[tuple[str, str, str, str], str] = {
 }
 
 
-def measure(arch: str) -> list[Measured]:
+def measure(arch: str) -> list[StaticMeasurement]:
     """All chosen kernels, compiled as one program for an architecture such as "sm_90".
 
     Without runs both ways for sm_100a and its like: more ways lead through that machine code than `bench.sass_paths`
@@ -51,8 +51,8 @@ def measure(arch: str) -> list[Measured]:
         assert isinstance(format.block, tuple)
         rule = Rule(dtype(source), format.element)
         sources.append(TileSpec(rule, format, format.block[-1], *runs).source())
-    rows = dict(row for source in sources for row in source.rows)
-    compiled = compiler.compile(join(sources[0].prelude, rows, [source.kernel for source in sources]), "tiles", arch)
+    structs = dict(row for source in sources for row in source.structs)
+    compiled = compiler.compile(join(sources[0].prelude, structs, [source.kernel for source in sources]), "tiles", arch)
     of_cubin, of_code = cubin.kernels(compiled.code), parse(disassembler.disassemble(compiled.code).decode())
     found = []
     for (way, name, row), one in zip(chosen, sources, strict=True):
@@ -60,5 +60,5 @@ def measure(arch: str) -> list[Measured]:
         # Every thread stores so many bytes beside those of one result.
         beside = (results - 1) * one.elements * one.rule.dst.bits // 8
         facts = kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, beside)
-        found.append(Measured(way, name, row, facts, results))
+        found.append(StaticMeasurement(way, name, row, facts, results))
     return found

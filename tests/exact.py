@@ -18,7 +18,7 @@ from gpucast.core.rule import Rule
 
 
 @dataclass(eq=False)
-class Number:
+class ExactNumber:
     kind: str  # "finite", "infinite" or "nan"
     negative: bool
     magnitude: Fraction = Fraction(0)
@@ -26,33 +26,33 @@ class Number:
     memo: dict[Any, int] = field(default_factory=dict)
 
 
-def decode(row: DType, code: int) -> Number:
+def decode(row: DType, code: int) -> ExactNumber:
     """The number that a code of a row stands for."""
     if row.family == "bool":
-        return Number("finite", False, Fraction(int(code != 0)))
+        return ExactNumber("finite", False, Fraction(int(code != 0)))
     negative = bool(row.sign_bits and code >> (row.bits - 1) & 1)
     if row.family == "int":
         value = code - (1 << row.bits) if negative else code
-        return Number("finite", negative, Fraction(abs(value)))
+        return ExactNumber("finite", negative, Fraction(abs(value)))
     rest = code & ((1 << (row.bits - row.sign_bits)) - 1)
     exponent, mantissa = divmod(rest, 1 << row.mantissa_bits)
     top = (1 << row.exponent_bits) - 1
     if row.specials == "nan_ff" and code == 0xFF:
-        return Number("nan", False)
+        return ExactNumber("nan", False)
     if row.specials == "fnuz" and negative and rest == 0:
-        return Number("nan", False)
+        return ExactNumber("nan", False)
     if row.specials == "fn" and rest == (1 << (row.bits - 1)) - 1:
-        return Number("nan", negative)
+        return ExactNumber("nan", negative)
     if row.specials == "ieee" and exponent == top:
-        return Number("nan" if mantissa else "infinite", negative)
+        return ExactNumber("nan" if mantissa else "infinite", negative)
     if exponent == 0 and row.family == "float":
-        return Number("finite", negative, mantissa * Fraction(2) ** (1 - row.bias - row.mantissa_bits))
+        return ExactNumber("finite", negative, mantissa * Fraction(2) ** (1 - row.bias - row.mantissa_bits))
     fraction = 1 + Fraction(mantissa, 1 << row.mantissa_bits)
-    return Number("finite", negative, fraction * Fraction(2) ** (exponent - row.bias))
+    return ExactNumber("finite", negative, fraction * Fraction(2) ** (exponent - row.bias))
 
 
 @lru_cache(maxsize=4)
-def numbers(row: DType) -> tuple[Number, ...]:
+def numbers(row: DType) -> tuple[ExactNumber, ...]:
     """Every code of a row of 16 bits or fewer, decoded once."""
     return tuple(decode(row, code) for code in range(2 if row.family == "bool" else 1 << row.bits))
 
@@ -70,7 +70,7 @@ def cast_codes(codes: Any, rule: Rule, words: Any = None) -> list[int]:
     return [cast(decode(rule.src, code), rule) for code in codes]
 
 
-def cast(x: Number, rule: Rule) -> int:
+def cast(x: ExactNumber, rule: Rule) -> int:
     """One number into a code of rule.dst."""
     dst = rule.dst
     if dst.family == "bool":
@@ -82,7 +82,7 @@ def cast(x: Number, rule: Rule) -> int:
     return to_float(x, rule)
 
 
-def to_int(x: Number, rule: Rule) -> int:
+def to_int(x: ExactNumber, rule: Rule) -> int:
     bits = rule.dst.bits
     lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if rule.dst.sign_bits else (0, (1 << bits) - 1)
     if x.kind == "nan":
@@ -106,7 +106,7 @@ def floor_log2(magnitude: Fraction) -> int:
     return k if Fraction(2) ** k <= magnitude else k - 1
 
 
-def to_e8m0(x: Number, rule: Rule) -> int:
+def to_e8m0(x: ExactNumber, rule: Rule) -> int:
     saturate = rule.overflow == "saturate"
     if x.kind == "nan":
         return 0xFF
@@ -162,7 +162,7 @@ def round_at_random(magnitude: Fraction, row: DType, word: int) -> int:
     return ((exponent - lowest) << row.mantissa_bits) + below + above
 
 
-def to_float(x: Number, rule: Rule, word: int | None = None) -> int:
+def to_float(x: ExactNumber, rule: Rule, word: int | None = None) -> int:
     row = rule.dst
     width = row.bits - 1
     sign = int(x.negative) << width

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpucast.benchmark.buffers import Sets
 from gpucast.benchmark.contenders import Run
-from gpucast.codegen.batch import ManySource
+from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
@@ -129,7 +129,7 @@ class TimedDriver(HostDriver):
 
         return timed
 
-    def load_many(self, source: ManySource) -> Any:
+    def load_many(self, source: BatchSource) -> Any:
         run = super().load_many(source)
 
         def timed(blocks: int, table: np.ndarray[Any, Any]) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import subprocess
 from pathlib import Path
 
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 
 #: What CUDA has built in and the host has not.
 _SHIM = """
@@ -23,7 +23,7 @@ template <class T, class S> T bits(S value) { T result; std::memcpy(&result, &va
 def build(text: str, folder: Path) -> ctypes.CDLL:
     """A library with the C functions of a text, which may use what CUDA has built in."""
     path, library = folder / "functions.cpp", folder / "functions.so"
-    path.write_text(hostbuild.shim() + _SHIM + text)
-    command = [*hostbuild.compiler(), "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-o", str(library), str(path)]
+    path.write_text(host_build.shim() + _SHIM + text)
+    command = [*host_build.compiler(), "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-o", str(library), str(path)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(library))

@@ -35,7 +35,7 @@ BOTH_WAYS = tuple(name for name in FORMATS if "axis" not in name)
 AT_RANDOM = ("mxfp6e3m2", "nvfp4", "float8e4m3fn_1x128")
 
 
-class Call(NamedTuple):
+class QuantizeCall(NamedTuple):
     """Of `quantize` on the device. `back`: the type that the result is dequantized to."""
 
     x: Any
@@ -51,50 +51,50 @@ def sources(name: str, exhaustive: bool) -> list[DType]:
     return [row for row in SOURCES if row is drawn or (name in USED and row.name in USUAL)]
 
 
-def edges(name: str, row: DType) -> Iterator[Call]:
+def edges(name: str, row: DType) -> Iterator[QuantizeCall]:
     x = matrix(FORMATS[name], row.name)
     for view, axis in ((x, 1), (x.T, 0), (x[:, : LENGTH // 128 * 128], 1)):
-        yield Call(view, {"axis": axis}, row.name)
+        yield QuantizeCall(view, {"axis": axis}, row.name)
 
 
-def ways(name: str, row: DType) -> Iterator[Call]:
+def ways(name: str, row: DType) -> Iterator[QuantizeCall]:
     """Both ways at once, the one and the other, along each axis."""
     x = matrix(FORMATS[name], row.name)[:, : LENGTH - 1]
     for axis in (-1, -2):
         for transpose in ("both", True, False):
-            yield Call(x, {"axis": axis, "transpose": transpose})
+            yield QuantizeCall(x, {"axis": axis, "transpose": transpose})
 
 
-def random_data(name: str, source: str) -> Iterator[Call]:
+def random_data(name: str, source: str) -> Iterator[QuantizeCall]:
     x = np.random.default_rng(1).standard_normal((1000, 4096)).astype(np.float32)
-    yield Call(gpucast.cast(x, source), {})
+    yield QuantizeCall(gpucast.cast(x, source), {})
 
 
-def tiles(name: str, source: str) -> Iterator[Call]:
+def tiles(name: str, source: str) -> Iterator[QuantizeCall]:
     """Whole tiles, ragged ones, and rows that are not aligned."""
     x = np.zeros((0, 0), np.float32)
     for shape in ((1024, 2048), (3, 200, 328), (1000, 250)):
         x = gpucast.cast(np.random.default_rng(1).standard_normal(shape).astype(np.float32), source)
-        yield Call(x, {"transpose": "both"})
-        yield Call(x, {"axis": -2})
+        yield QuantizeCall(x, {"transpose": "both"})
+        yield QuantizeCall(x, {"axis": -2})
     if FORMATS[name].element.family == "float":
-        yield Call(x, {"transpose": "both", "rounding": "stochastic", "seed": 3, "offset": 5})
+        yield QuantizeCall(x, {"transpose": "both", "rounding": "stochastic", "seed": 3, "offset": 5})
 
 
-def others() -> Iterator[tuple[str, Call]]:
+def others() -> Iterator[tuple[str, QuantizeCall]]:
     """Given scales, rounding at random, layouts of scales, odd addresses: one array stands for all of a kind."""
     for name in QUOTIENTS:
         for source in QUOTIENT_SOURCES:
             x = np.zeros((4, 256), dtype(source).numpy)
-            yield name, Call(x, {"axis": 0, "scale": np.ones(4, np.float32)}, source)
+            yield name, QuantizeCall(x, {"axis": 0, "scale": np.ones(4, np.float32)}, source)
     for source in USUAL:
-        yield "nvfp4", Call(np.zeros((4, 256), dtype(source).numpy), {"scale": np.float32(1.0)})
+        yield "nvfp4", QuantizeCall(np.zeros((4, 256), dtype(source).numpy), {"scale": np.float32(1.0)})
     x = np.zeros((130, 256), np.float32)
     for name in AT_RANDOM:
-        yield name, Call(x, {"rounding": "stochastic", "seed": 3, "offset": 5})
-    yield "mxfp4", Call(x, {"scale_layout": "linear", "transpose": "both"})
-    yield "mxfp4", Call(x, {"scale_layout": "128x4"})
-    yield "nvfp4", Call(x[:, :64], {}, "FLOAT")
+        yield name, QuantizeCall(x, {"rounding": "stochastic", "seed": 3, "offset": 5})
+    yield "mxfp4", QuantizeCall(x, {"scale_layout": "linear", "transpose": "both"})
+    yield "mxfp4", QuantizeCall(x, {"scale_layout": "128x4"})
+    yield "nvfp4", QuantizeCall(x[:, :64], {}, "FLOAT")
 
 
 def every(exhaustive: bool = False) -> Iterator[Callable[[], object]]:
@@ -111,7 +111,7 @@ def every(exhaustive: bool = False) -> Iterator[Callable[[], object]]:
                 yield from (_ready(name, call) for call in of(name, row))
 
 
-def _ready(name: str, call: Call) -> Callable[[], object]:
+def _ready(name: str, call: QuantizeCall) -> Callable[[], object]:
     def make() -> None:
         q = quantize(call.x, name, device="cuda", **call.keywords)
         if call.back:

@@ -15,14 +15,14 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast.codegen.batch import ARGUMENT_BYTES, ManySource
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.core.rule import Rule
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 
 #: Kernels by name, text and optimization, and those of many arrays, which all drivers share: building one takes longer
 #: than a test.
-_BUILT: dict[tuple[str, int, bool], hostbuild.HostKernels] = {}
+_BUILT: dict[tuple[str, int, bool], host_build.HostKernels] = {}
 _MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
 #: A kernel's blockIdx and threadIdx are globals of its host build.
 _RUNNING = threading.Lock()
@@ -52,7 +52,7 @@ class HostDriver:
             if self._key(source) not in _BUILT:
                 by_prelude.setdefault(source.prelude, []).append(source)
         for alike in by_prelude.values():
-            _BUILT.update(dict.fromkeys(map(self._key, alike), hostbuild.build(alike, optimize=self.optimize)))
+            _BUILT.update(dict.fromkeys(map(self._key, alike), host_build.build(alike, optimize=self.optimize)))
 
     def _key(self, source: KernelSource) -> tuple[str, int, bool]:
         return source.name, hash(source.text), self.optimize
@@ -90,14 +90,14 @@ class HostDriver:
             self.launched.append((source.name, self.streams[device]))
             more_bytes = None if more is None else more.to_bytes()
             with _RUNNING:
-                kernels.launch(source.name, hostbuild.Arguments(src, dst, n, more=more_bytes))
+                kernels.launch(source.name, host_build.Arguments(src, dst, n, more=more_bytes))
 
         return launch
 
-    def load_many(self, source: ManySource) -> Any:
+    def load_many(self, source: BatchSource) -> Any:
         self.loaded.append((source.name, self.index))
         if source.name not in _MANY:
-            _MANY[source.name] = hostbuild.build_many(source, optimize=False)
+            _MANY[source.name] = host_build.build_batch(source, optimize=False)
         run, device = _MANY[source.name], self.index
 
         def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:

@@ -23,7 +23,7 @@ BY_WIDTH = tuple({row.bits: row for row in sorted(NUMERIC, key=lambda row: row.f
 
 
 @dataclass(frozen=True)
-class Placed:
+class GuardedBytes:
     """A copy of some bytes, `offset` bytes behind a 16-byte boundary, with `guard` bytes on both sides of it."""
 
     space: np.ndarray
@@ -31,7 +31,7 @@ class Placed:
     size: int
 
     @classmethod
-    def of(cls, data: np.ndarray, offset: int, guard: int) -> Placed:
+    def of(cls, data: np.ndarray, offset: int, guard: int) -> GuardedBytes:
         space = np.full(guard + offset + data.size + guard, _GUARD, np.uint8)
         assert space.ctypes.data % 16 == 0 and guard % 16 == 0
         space[guard + offset : guard + offset + data.size] = data
@@ -82,9 +82,9 @@ def check_contiguous(
     """Cast the n elements from element `skip` on, with the source's and the destination's first byte at the offsets."""
     src, dst = rule.src, rule.dst
     taken = codes[: skip + n]
-    source = Placed.of(taken.view(np.uint8) if unpacked else to_bytes(taken, src), src_offset, guard)
+    source = GuardedBytes.of(taken.view(np.uint8) if unpacked else to_bytes(taken, src), src_offset, guard)
     byte, bit = divmod(skip * (8 if unpacked else src.bits), 8)
-    out = Placed.of(np.full(dst.nbytes(n), _GUARD, np.uint8), dst_offset, guard)
+    out = GuardedBytes.of(np.full(dst.nbytes(n), _GUARD, np.uint8), dst_offset, guard)
     kernels.run(rule, Arguments(source.address + byte, out.address, n, bit), unpacked=unpacked)
     case = f"{rule.src} to {rule.dst}, {n} elements from {skip}, at bytes {src_offset} and {dst_offset}"
     assert np.array_equal(out.data, to_bytes(wanted[skip : skip + n], dst)), case
@@ -111,7 +111,7 @@ def check_strided(
         held = to_bytes(np.concatenate([np.zeros(skip, np.uint8), x.reshape(-1)]), src)
         byte, bit = divmod(skip * src.bits, 8)
         address, src_strides = held.ctypes.data + byte, (0,) * x.ndim
-    space = Placed.of(np.full(dst.nbytes(x.size if target is None else 720), _GUARD, np.uint8), 0, 64)
+    space = GuardedBytes.of(np.full(dst.nbytes(x.size if target is None else 720), _GUARD, np.uint8), 0, 64)
     out = space.data if target is None else target(space.data.view(dst.code_numpy))
     dst_strides = (0,) * x.ndim if target is None else out.strides
     dims = collapse(x.shape, src_strides, dst_strides).to_bytes()

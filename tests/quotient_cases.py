@@ -56,8 +56,8 @@ def neighbours(x: Array, source: DType, steps: int = 3) -> Array:
     """The numbers of the type nearest to x, and those up to so many steps beside, with both signs; zeros too."""
     near = np.minimum(np.abs(x), float(source.max)).astype(np.float32).astype(source.numpy)
     codes = near.view(_BITS[near.itemsize]).astype(np.int64)
-    beside = np.clip(codes[..., None] + np.arange(-steps, steps + 1), 0, source.max_code).astype(_BITS[near.itemsize])
-    flat = beside.reshape(*x.shape[:-1], -1).view(source.numpy)
+    nearby = np.clip(codes[..., None] + np.arange(-steps, steps + 1), 0, source.max_code).astype(_BITS[near.itemsize])
+    flat = nearby.reshape(*x.shape[:-1], -1).view(source.numpy)
     return np.concatenate([flat, -flat], axis=-1)
 
 

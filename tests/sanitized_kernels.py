@@ -15,8 +15,7 @@ import numpy as np
 from codes import every_code, random_codes
 from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DType
-from gpucast.parity import hard_values
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, wanted_codes
 
@@ -34,7 +33,7 @@ def main() -> None:
     layouts = [kernel_source(rules(*pair)[0], shape) for pair in pairs for shape in ("contiguous", "strided")]
     some = [pair for pair in itertools.product(NUMERIC, NUMERIC) if rng.random() < 1 / 30 and pair not in pairs]
     numbers = [rule for pair in some for rule in rules(*pair)]
-    kernels = hostbuild.build([*layouts, *numbers], optimize=False, sanitize=True)
+    kernels = host_build.build([*layouts, *numbers], optimize=False, sanitize=True)
     for rule in numbers:
         codes = sample(rule.src, rule.dst)
         assert np.array_equal(cast_codes(kernels, rule, codes), wanted_codes(codes, rule)), rule
@@ -55,9 +54,9 @@ def main() -> None:
 
 def overrun() -> None:
     rule = rules(*BY_WIDTH[:2])[0]
-    kernels = hostbuild.build([rule], optimize=False, sanitize=True)
+    kernels = host_build.build([rule], optimize=False, sanitize=True)
     src, dst = np.zeros(rule.src.nbytes(100), np.uint8), np.zeros(rule.dst.nbytes(100) - 1, np.uint8)
-    kernels.run(rule, hostbuild.Arguments(src.ctypes.data, dst.ctypes.data, 100))
+    kernels.run(rule, host_build.Arguments(src.ctypes.data, dst.ctypes.data, 100))
 
 
 if __name__ == "__main__":

@@ -90,26 +90,26 @@ def moved_bytes(src: DType, dst: DType, n: int) -> float:
 
 
 @lru_cache(maxsize=len(NUMERIC))
-def source_codes(row: DType) -> Array:
+def source_codes(dtype: DType) -> Array:
     """BLOCK codes of a type, one element each: what weights look like, with 1 % of random codes; random integers."""
-    rng = np.random.default_rng([19, row.number or 0])
-    if row.family == "bool":
-        return np.asarray(rng.integers(0, 2, BLOCK, dtype=row.code_numpy))
-    codes = np.asarray(rng.integers(0, 1 << row.bits, BLOCK, dtype=row.code_numpy))
-    if row.family == "float" and row.bits > 8:
-        usual = (50 * rng.standard_normal(BLOCK)).astype(row.numpy).view(row.code_numpy)
+    rng = np.random.default_rng([19, dtype.number or 0])
+    if dtype.family == "bool":
+        return np.asarray(rng.integers(0, 2, BLOCK, dtype=dtype.code_numpy))
+    codes = np.asarray(rng.integers(0, 1 << dtype.bits, BLOCK, dtype=dtype.code_numpy))
+    if dtype.family == "float" and dtype.bits > 8:
+        usual = (50 * rng.standard_normal(BLOCK)).astype(dtype.numpy).view(dtype.code_numpy)
         codes = np.asarray(np.where(rng.random(BLOCK) < 0.01, codes, usual))
     return codes
 
 
-def raw(codes: Array, row: DType) -> Array:
+def raw(codes: Array, dtype: DType) -> Array:
     """Codes as the bytes of ONNX raw_data."""
-    return np.asarray(pack_codes(codes, row.bits)) if row.packed else codes.view(np.uint8)
+    return np.asarray(pack_codes(codes, dtype.bits)) if dtype.packed else codes.view(np.uint8)
 
 
-def as_array(data: Any, row: DType, n: int) -> Any:
+def as_array(data: Any, dtype: DType, n: int) -> Any:
     """Bytes as the array that `gpucast.cast` takes."""
-    return PackedArray(data, row, (n,)) if row.packed else data.view(row.numpy)
+    return PackedArray(data, dtype, (n,)) if dtype.packed else data.view(dtype.numpy)
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, co
     return Sets(machine, src, dst, n, layout, sources, outs, codes)
 
 
-def _arena(machine: Machine, row: DType, n: int, shift: int, count: int) -> Iterator[Any]:
-    nbytes, offset = row.nbytes(n), shift * row.code_numpy.itemsize
+def _arena(machine: Machine, dtype: DType, n: int, shift: int, count: int) -> Iterator[Any]:
+    nbytes, offset = dtype.nbytes(n), shift * dtype.code_numpy.itemsize
     step = -(-(nbytes + offset) // ALIGNMENT) * ALIGNMENT
     arena = machine.empty(step * count)
     for i in range(count):

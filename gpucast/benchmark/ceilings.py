@@ -36,7 +36,7 @@ def measure_ceilings(
     machine: Machine, sizes: Iterable[int], *, samples: int = 100, limit: float = math.inf
 ) -> list[Ceiling]:
     """Every copy at every size that fits; a size is the sum of the bytes read and written, a multiple of 32."""
-    found: list[Ceiling] = []
+    measured: list[Ceiling] = []
     copies = _working(machine)
     warm_clocks(machine)
     for size in sizes:
@@ -50,8 +50,8 @@ def measure_ceilings(
         sides = [(arena[2 * i * step :][:half], arena[(2 * i + 1) * step :][:half]) for i in range(count)]
         works = [Work(name, _run(copy, sides), count) for name, copy in copies.items()]
         times = measure(machine, works, samples=samples, limit=limit)
-        found += [Ceiling(work.name, size, taken) for work, taken in zip(works, times, strict=True)]
-    return found
+        measured += [Ceiling(work.name, size, taken) for work, taken in zip(works, times, strict=True)]
+    return measured
 
 
 def warm_clocks(machine: Machine, seconds: float | None = None) -> None:
@@ -68,14 +68,14 @@ def warm_clocks(machine: Machine, seconds: float | None = None) -> None:
 def _working(machine: Machine) -> dict[str, Callable[[Any, Any], object]]:
     """The copies by name; one that fails is named on stderr."""
     some = machine.empty(2 * ALIGNMENT)
-    found: dict[str, Callable[[Any, Any], object]] = {}
+    measured: dict[str, Callable[[Any, Any], object]] = {}
     for name, copy in {MEMCPY: machine.copy, **machine.copy_kernels()}.items():
         try:
             copy(some[:ALIGNMENT], some[ALIGNMENT:])
-            found[name] = copy
+            measured[name] = copy
         except Exception as error:  # noqa: PERF203 (a handful; all the rest can be measured without it)
             print(f"bench: {name} is left out: {type(error).__name__}: {error}", file=sys.stderr)
-    return found
+    return measured
 
 
 def _run(copy: Callable[[Any, Any], object], sides: list[tuple[Any, Any]]) -> Callable[[int], object]:

@@ -57,18 +57,18 @@ def check_head(contender: Contender, sets: Sets, result: Any) -> Check:
 
 def check_windows(contender: Contender, sets: Sets) -> Check:
     """The beginning, the middle and the end of the destination that a contender writes to."""
-    out, row, n = sets.outs[0], sets.dst, sets.n
+    out, dst, n = sets.outs[0], sets.dst, sets.n
     sets.machine.fill(out, 0xA5)
     contender.wait(contender.prepare(sets)(0))
-    found = Check(0, 0)
+    total = Check(0, 0)
     # Types below one byte are read from whole bytes on.
     for begin in sorted({0, n // 2 // 8 * 8, max(0, n - WINDOW) // 8 * 8}):
         count = min(WINDOW, n - begin)
-        data = out[begin * row.bits // 8 : row.nbytes(begin + count)]
-        got = array_codes(sets.machine, as_array(data, row, count), row, count)
+        data = out[begin * dst.bits // 8 : dst.nbytes(begin + count)]
+        got = array_codes(sets.machine, as_array(data, dst, count), dst, count)
         codes = sets.taken(np.arange(begin, begin + count))
-        found += compare(got, codes, wanted_codes(resolve(sets.src, row), codes), sets.src, row, True)
-    return found
+        total += compare(got, codes, wanted_codes(resolve(sets.src, dst), codes), sets.src, dst, True)
+    return total
 
 
 def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exact: bool) -> Check:
@@ -86,10 +86,10 @@ def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exa
     return Check(got.size, wrong, first)
 
 
-def _is_nan(codes: Array, row: DType) -> Array:
+def _is_nan(codes: Array, dtype: DType) -> Array:
     # NumPy warns of signaling NaNs.
     with np.errstate(invalid="ignore"):
-        return np.isnan(codes.view(row.numpy).astype(np.float64))
+        return np.isnan(codes.view(dtype.numpy).astype(np.float64))
 
 
 @lru_cache(maxsize=2)

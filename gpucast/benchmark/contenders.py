@@ -224,16 +224,16 @@ class TorchTo(_Streamed):
             torch.cuda.set_stream(torch.cuda.ExternalStream(machine.stream))
 
     def supports(self, src: DType, dst: DType) -> bool:
-        return all(not row.packed and hasattr(self.torch, row.numpy_name) for row in (src, dst))
+        return all(not dtype.packed and hasattr(self.torch, dtype.numpy_name) for dtype in (src, dst))
 
     def tensors(self, sets: Sets) -> list[Any]:
         """The sources over the same memory."""
         return [sets.layout.view(self.flat(data, sets.src)) for data in sets.sources]
 
-    def flat(self, data: Any, row: DType) -> Any:
+    def flat(self, data: Any, dtype: DType) -> Any:
         """A flat tensor over the memory of bytes."""
         device = "cpu" if self.machine.stream is None else "cuda"
-        return self.torch.as_tensor(data, device=device).view(getattr(self.torch, row.numpy_name))
+        return self.torch.as_tensor(data, device=device).view(getattr(self.torch, dtype.numpy_name))
 
     def prepare(self, sets: Sets) -> Run:
         kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)

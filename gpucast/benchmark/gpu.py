@@ -98,7 +98,7 @@ def peak_of(name: str, properties: dict[str, Any]) -> float:
     return float(2e3 * kilohertz * bits / 8)
 
 
-class Gpu:
+class GpuMachine:
     """The current device. Its stream is not the default one, which cannot be captured."""
 
     def __init__(self) -> None:
@@ -217,19 +217,19 @@ class Gpu:
 def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
     """Readings by our names, those that nvidia-smi has; {} where it is not there. It is only asked, never told."""
     try:
-        return _asked(fields, bus)
+        return _query(fields, bus)
     except subprocess.CalledProcessError:
         # One name that this version does not know spoils the whole question.
         found: dict[str, Any] = {}
         for name, ours in fields.items():
             with contextlib.suppress(OSError, subprocess.SubprocessError):
-                found |= _asked({name: ours}, bus)
+                found |= _query({name: ours}, bus)
         return found
     except (OSError, subprocess.SubprocessError):
         return {}
 
 
-def _asked(fields: dict[str, str], bus: str) -> dict[str, Any]:
+def _query(fields: dict[str, str], bus: str) -> dict[str, Any]:
     command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
     values = [value.strip() for value in done.stdout.strip().split(",")]

@@ -38,7 +38,9 @@ def measure_latency(machine: Machine, works: Sequence[Work], loops: int = 20, ca
             begin = machine.now()
             works[number].finish(machine, works[number].give(calls))
             rows[number].append(machine.now() - begin)
-    return [Latency(Times.of(row, calls), _p99(machine, work, calls)) for row, work in zip(rows, works, strict=True)]
+    return [
+        Latency(Times.of(batches, calls), _p99(machine, work, calls)) for batches, work in zip(rows, works, strict=True)
+    ]
 
 
 def works_of(contenders: Iterable[Contender], sets: Sets) -> list[Work]:

@@ -51,7 +51,7 @@ COMMON = tuple(
 
 
 @dataclass(frozen=True)
-class Row:
+class Measurement:
     """One contender's figures for a pair, a size and a layout."""
 
     src: str
@@ -86,7 +86,7 @@ class Row:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Row:
+    def from_json(cls, fields: dict[str, Any]) -> Measurement:
         times = fields.get("times")
         return cls(**{**fields, "times": None if times is None else Times(**times)})
 
@@ -112,7 +112,7 @@ class Pairs:
         only: Sequence[str] | None = None,
         samples: int = 100,
         limit: float = math.inf,
-    ) -> list[Row]:
+    ) -> list[Measurement]:
         """The rows of the contenders that have the pair, source and destination (of those named, with `only`), ours
         first."""
         src, dst = pair
@@ -120,27 +120,30 @@ class Pairs:
         if via == "graph":
             chosen = [one for one in chosen if one.streamed and not (one.allocates or one.heavy)]
         blank = {
-            one.name: Row(src.name, dst.name, n, layout.name, via, one.name, moved_bytes(src, dst, n)) for one in chosen
+            one.name: Measurement(src.name, dst.name, n, layout.name, via, one.name, moved_bytes(src, dst, n))
+            for one in chosen
         }
         try:
             sets = self._sets(src, dst, n, layout)
         except (TooLarge, MemoryError) as error:
-            return [replace(row, problem=str(error)) for row in blank.values()]
-        rows, works = dict[str, Row](), dict[str, Work]()
+            return [replace(measurement, problem=str(error)) for measurement in blank.values()]
+        rows, works = dict[str, Measurement](), dict[str, Work]()
         for contender in chosen:
-            row = replace(blank[contender.name], sets=len(sets.sources), cold=sets.cold)
+            measurement = replace(blank[contender.name], sets=len(sets.sources), cold=sets.cold)
             try:
                 check, work = self._ready(contender, sets, via)
             except Exception as error:  # A rival may raise anything, and the others go on.
-                rows[contender.name] = replace(row, problem=_first_line(error))
+                rows[contender.name] = replace(measurement, problem=_first_line(error))
                 continue
-            rows[contender.name] = replace(row, checked=check.checked, wrong=check.wrong, first=check.first)
+            rows[contender.name] = replace(measurement, checked=check.checked, wrong=check.wrong, first=check.first)
             if work is not None:
                 works[contender.name] = work
         try:
             timed = measure(self.machine, list(works.values()), samples=samples, limit=limit)
         except Exception as error:  # As above; whose fault it was is not known.
-            return [replace(row, problem=row.problem or _first_line(error)) for row in rows.values()]
+            return [
+                replace(measurement, problem=measurement.problem or _first_line(error)) for measurement in rows.values()
+            ]
         for name, times in zip(works, timed, strict=True):
             rows[name] = replace(rows[name], times=times)
         return list(rows.values())

@@ -13,7 +13,7 @@ from gpucast.benchmark.ceilings import Ceiling, measure_ceilings, nearest
 from gpucast.benchmark.contenders import OURS, Contender
 from gpucast.benchmark.latency import CALLS, Latency, measure_latency, works_of
 from gpucast.benchmark.machine import Machine
-from gpucast.benchmark.pairs import Pairs, Row
+from gpucast.benchmark.pairs import Measurement, Pairs
 from gpucast.benchmark.timing import LEAST, verdict
 from gpucast.core.dtypes import DType, dtype
 
@@ -44,21 +44,25 @@ _PAIR_SHARE, _CEILING_SHARE = 0.01, 0.01
 
 
 @dataclass(frozen=True)
-class Report:
+class QuickReport:
     """What was measured; `left` pairs were not, for want of time."""
 
     device: str
     facts: dict[str, Any]
     n: int
     ceilings: list[Ceiling]
-    rows: list[Row]
+    rows: list[Measurement]
     latencies: dict[str, Latency]
     left: int
 
     @property
-    def wrong(self) -> list[Row]:
+    def wrong(self) -> list[Measurement]:
         """Our own rows with results that differ from the reference, or without any."""
-        return [row for row in self.rows if row.is_ours and (row.wrong or row.problem)]
+        return [
+            measurement
+            for measurement in self.rows
+            if measurement.is_ours and (measurement.wrong or measurement.problem)
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -66,7 +70,7 @@ class Report:
             "facts": self.facts,
             "n": self.n,
             "ceilings": [asdict(one) for one in self.ceilings],
-            "rows": [row.as_json() for row in self.rows],
+            "rows": [measurement.as_json() for measurement in self.rows],
             "latencies": {name: asdict(latency) for name, latency in self.latencies.items()},
             "left": self.left,
         }
@@ -79,26 +83,26 @@ def run(
     n: int,
     seconds: float,
     advance: Callable[[int], object] = lambda pairs: None,
-    found: Callable[[list[Row]], object] = lambda rows: None,
-) -> Report:
-    """Measure for about so many seconds, one pair at least. `found` is called with the rows of each pair at once."""
+    on_measured: Callable[[list[Measurement]], object] = lambda rows: None,
+) -> QuickReport:
+    """Measure for about so many seconds, at least one pair. `on_measured` gets the figures of each pair at once."""
     end = machine.now() + seconds
     with machine.current():
         # So many bytes that the figure stands for large arrays of every pair.
         size = min(1 << (4 * n).bit_length(), machine.free_bytes() // 8 // 256 * 256)
         ceilings = measure_ceilings(machine, [size], samples=100, limit=_CEILING_SHARE * seconds)
         latencies = _latencies(machine, contenders)
-        measured, rows = Pairs(machine, contenders), list[Row]()
+        measured, rows = Pairs(machine, contenders), list[Measurement]()
         left = len(pairs)
         for pair in pairs:
             if rows and machine.now() >= end:
                 break
             of_pair = measured.measure(pair, n, samples=100, limit=_PAIR_SHARE * seconds)
-            found(of_pair)
+            on_measured(of_pair)
             rows += of_pair
             left -= 1
             advance(1)
-        return Report(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)
+        return QuickReport(machine.device, machine.facts() | machine.state(), n, ceilings, rows, latencies, left)
 
 
 def _latencies(machine: Machine, contenders: Sequence[Contender]) -> dict[str, Latency]:
@@ -109,22 +113,22 @@ def _latencies(machine: Machine, contenders: Sequence[Contender]) -> dict[str, L
     return {work.name: latency for work, latency in zip(works, taken, strict=True)}
 
 
-def text(report: Report) -> str:
+def text(report: QuickReport) -> str:
     """The report as a table for people."""
     place = "the host (device: none)" if report.device == "none" else report.device
     lines = [f"gpucast bench on {place}: {report.n:,} elements, GB/s of bytes read and written"]
     lines += [f"ceiling, {one.name}: {one.speed / 1e9:,.0f} GB/s" for one in report.ceilings]
-    names = list(dict.fromkeys(row.contender for row in report.rows))
+    names = list(dict.fromkeys(measurement.contender for measurement in report.rows))
     # Allocating takes the GPU no time: one of our two columns says it all there.
     names = [name for name in names if name != "gpucast allocating"]
-    width = max((len(f"{row.src} to {row.dst}") for row in report.rows), default=4)
+    width = max((len(f"{measurement.src} to {measurement.dst}") for measurement in report.rows), default=4)
     lines.append(" ".join([f"{'pair':<{width}}", "of ceiling", *(f"{name:>13}" for name in names), "differ"]))
     for (src, dst), group in _by_pair(report.rows).items():
         ours = group.get(OURS)
         best = nearest(report.ceilings, ours.bytes) if ours else 0.0
         share = f"{ours.speed / best:9.0%} " if ours and ours.times and best else f"{'-':>10}"
         cells = [_cell(group.get(name), ours) for name in names]
-        wrong = sum(row.wrong for row in group.values() if row.is_ours)
+        wrong = sum(measurement.wrong for measurement in group.values() if measurement.is_ours)
         lines.append(" ".join([f"{f'{src} to {dst}':<{width}}", share, *cells, f"{wrong:>6,}"]))
     lines += _claims(report.rows, names)
     if report.left:
@@ -135,27 +139,32 @@ def text(report: Report) -> str:
         f"  {name:<18} {latency.times.median * 1e6:6.2f} ({latency.p99 * 1e6:.2f})"
         for name, latency in report.latencies.items()
     ]
-    lines += [f"DIFFERS from the reference: {row.src} to {row.dst}: {row.first or row.problem}" for row in report.wrong]
+    lines += [f"DIFFERS from the reference: {bad.src} to {bad.dst}: {bad.first or bad.problem}" for bad in report.wrong]
     return "\n".join(lines)
 
 
-def _by_pair(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, Row]]:
-    found: dict[tuple[str, str], dict[str, Row]] = {}
-    for row in rows:
-        found.setdefault((row.src, row.dst), {})[row.contender] = row
+def _by_pair(rows: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, Measurement]]:
+    found: dict[tuple[str, str], dict[str, Measurement]] = {}
+    for measurement in rows:
+        found.setdefault((measurement.src, measurement.dst), {})[measurement.contender] = measurement
     return found
 
 
-def _cell(row: Row | None, ours: Row | None) -> str:
+def _cell(measurement: Measurement | None, ours: Measurement | None) -> str:
     """A speed; ~ where it cannot be told from ours, * where its results are not the reference's."""
-    if row is None or row.times is None:
+    if measurement is None or measurement.times is None:
         return f"{'-':>13}"
-    same = ours is not None and row is not ours and ours.times is not None and verdict(ours.times, row.times) == "same"
-    mark = ("~" if same else "") + ("*" if row.wrong else "")
-    return f"{row.speed / 1e9:#.4g}{mark}".rjust(13)
+    same = (
+        ours is not None
+        and measurement is not ours
+        and ours.times is not None
+        and verdict(ours.times, measurement.times) == "same"
+    )
+    mark = ("~" if same else "") + ("*" if measurement.wrong else "")
+    return f"{measurement.speed / 1e9:#.4g}{mark}".rjust(13)
 
 
-def _claims(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+def _claims(rows: Sequence[Measurement], names: Sequence[str]) -> list[str]:
     """Against every rival: the geometric mean of the speed-ups, and what may be claimed pair by pair."""
     lines = []
     for name in names:

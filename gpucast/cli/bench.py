@@ -78,7 +78,7 @@ def _machine(allow_cpu: bool) -> Machine:
     """The GPU, or the host if there is no GPU and `allow_cpu` is given; else DeviceUnavailable."""
     problem = device.unavailable()
     if problem is None:
-        return gpu.Gpu()
+        return gpu.GpuMachine()
     if allow_cpu:
         return HostMachine()
     raise DeviceUnavailable(f"no GPU to measure: {problem[0]}; {problem[1]}, or measure the host: --allow-cpu")

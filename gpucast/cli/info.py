@@ -79,7 +79,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _cupy_advice(cupy: Mapping[str, str], found: driver.Driver | None) -> list[str]:
+def _cupy_advice(cupy: Mapping[str, str], found: driver.DriverInfo | None) -> list[str]:
     """Advice on CuPy. Each extra is for one CUDA major version, as both CuPy wheels install the same files."""
     extra = driver.extra(None if found is None else found.cuda)
     wheels = [name for name in _CUPY if name in cupy]
@@ -107,7 +107,7 @@ def _package_advice() -> list[str]:
     ]
 
 
-def _test_cast(found: driver.Driver | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
+def _test_cast(found: driver.DriverInfo | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
     """The result of a test cast on the GPU, if one can run, and why casts cannot run on a GPU."""
     try:
         unavailable = device.unavailable()

@@ -16,10 +16,10 @@ from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile.cxx import CompilerMissing
 from gpucast.parity import picture, plan, work
-from gpucast.parity.backends import Backend, backend
+from gpucast.parity.backends import CastBackend, backend
 from gpucast.parity.cases import Case
-from gpucast.parity.compare import Outcome
-from gpucast.parity.report import Mode, Report
+from gpucast.parity.compare import CaseResult
+from gpucast.parity.report import Mode, ParityReport
 from gpucast.parity.sweep import sweep
 
 _DESCRIPTION = """\
@@ -115,7 +115,7 @@ def _check(args: argparse.Namespace) -> None:
         args.wrong_usage("--json and --picture are the same file")
 
 
-def _compare(args: argparse.Namespace, chosen: Backend) -> Report:
+def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
     sample = not (args.full or args.exhaustive or args.pair)
     mode: Mode = "sample" if sample else "exhaustive" if args.exhaustive else "all"
     pairs = list(dict.fromkeys(args.pair)) if args.pair else plan.all_pairs()
@@ -130,7 +130,7 @@ def _compare(args: argparse.Namespace, chosen: Backend) -> Report:
     else:
         what = f"every code of types of 16 bits or fewer, hard values and {random:,} random ones of wider"
         outcomes = _in_turn(args, chosen, cases, share, random, (args.seconds or 10.0) if sample else None)
-    return Report(
+    return ParityReport(
         backend=chosen.name,
         device=chosen.device,
         date=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
@@ -144,8 +144,13 @@ def _compare(args: argparse.Namespace, chosen: Backend) -> Report:
 
 
 def _in_turn(
-    args: argparse.Namespace, chosen: Backend, cases: Sequence[Case], share: float, random: int, seconds: float | None
-) -> list[Outcome]:
+    args: argparse.Namespace,
+    chosen: CastBackend,
+    cases: Sequence[Case],
+    share: float,
+    random: int,
+    seconds: float | None,
+) -> list[CaseResult]:
     with progress_bar(len(cases), not args.no_progress, "rules") as advance:
         return work.run(
             chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
@@ -153,7 +158,7 @@ def _in_turn(
         )  # fmt: skip
 
 
-def _exhaustive(args: argparse.Namespace, chosen: Backend, cases: Sequence[Case]) -> list[Outcome]:
+def _exhaustive(args: argparse.Namespace, chosen: CastBackend, cases: Sequence[Case]) -> list[CaseResult]:
     total = sum(1 << case.rule.src.bits for case in cases)
     with progress_bar(total, not args.no_progress, "codes") as advance:
         return [sweep(chosen, case, threads=_workers(args), advance=advance, seed=args.seed) for case in cases]

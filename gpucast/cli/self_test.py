@@ -94,14 +94,14 @@ def comparison(devices: Sequence[int]) -> Comparison:
 
 def _compared(index: int, codes: npt.NDArray[Any]) -> tuple[int, Problem | None]:
     """How many results of a device differ from the reference, and the problem."""
-    from gpucast.parity.backends import Gpu
+    from gpucast.parity.backends import GpuBackend
     from gpucast.parity.cases import Case
     from gpucast.parity.compare import compare
 
     case = Case(_RULE)
     try:
         with gpu.driver.driver().on(index):
-            outcome = compare(Gpu().prepare([case], False), case, codes)
+            outcome = compare(GpuBackend().prepare([case], False), case, codes)
     except DeviceUnavailable as error:
         return 0, Problem(_line(error))
     except Exception as error:

@@ -16,7 +16,7 @@ from typing import Any
 from gpucast.cli import arguments, attributes
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import cubin as compiler
-from gpucast.warmup.api import Request, compile_all, tasks
+from gpucast.warmup.api import WarmupRequest, compile_all, tasks
 
 _DESCRIPTION = """\
 Compile the kernels of casts into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later.
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
     kinds = ("scale", "amax", "fused", "many", "mixed", "transposed", "quantize")
     flags = {kind: getattr(args, kind) for kind in kinds}
-    work = tasks(Request(pairs, **flags, attributes=attributes.of(args)), args.arch)
+    work = tasks(WarmupRequest(pairs, **flags, attributes=attributes.of(args)), args.arch)
     # Forked children would inherit the state of libraries that are not safe to fork.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)

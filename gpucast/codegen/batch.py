@@ -21,12 +21,12 @@ from gpucast.core.rule import resolve
 ARGUMENT_BYTES = (4096, 32764)
 LARGE_ARGUMENTS = (12, 1)
 
-#: More of a kernel's name says no more to a reader.
+#: The longest kernel name that is still readable; longer ones end in a hash.
 _NAME = 160
 #: The fewest tiles that a thread casts, so that finding its array is a small part of its work.
 _TILES = 4
 
-#: A name, a dtype, and whether there is one for each array.
+#: A field of the table: its name, its NumPy dtype, and whether it has one value per array.
 Field = tuple[str, Any, bool]
 _ARRAYS: tuple[Field, ...] = (
     ("src", np.uint64, True),
@@ -42,14 +42,14 @@ _FUSED: tuple[Field, ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class ManySource:
-    """The text of one kernel. Its one argument is a record of `table`, by value."""
+class BatchSource:
+    """The text of one kernel that casts many arrays. Its only argument is a record of `table`, passed by value."""
 
     name: str
-    #: Its casts, each of which has a number in the table.
+    #: The casts that it can do. An array names its cast by the index in this tuple.
     kinds: tuple[CastSpec, ...]
     prelude: str
-    rows: dict[str, str]
+    structs: dict[str, str]
     kernel: str
     threads: int
     #: ``struct Arrays``, ``FusedArrays`` or ``Choices``, named `more`, of kernels/batch.cu, batch_fused.cu, select.cu.
@@ -57,38 +57,39 @@ class ManySource:
     more: str
     #: The most arrays of a launch.
     capacity: int
-    #: Of each kind: elements of one block, and of one tile.
+    #: For each of `kinds`: elements per block of threads, and per tile.
     elements: npt.NDArray[np.int64]
     tiles: npt.NDArray[np.int64]
 
     @property
     def text(self) -> str:
-        return join(self.prelude, self.rows, [self.kernel])
+        return join(self.prelude, self.structs, [self.kernel])
 
 
 @dataclass(frozen=True)
-class BatchSpec(KernelSpec[ManySource]):
+class BatchSpec(KernelSpec[BatchSource]):
     """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`.
 
-    Their operations are as far as they mean something for the source: none tells whether integers are finite.
+    Each cast has only the fused operations that apply to its source: integers, for example, are never checked for
+    being finite.
     """
 
     kinds: tuple[CastSpec, ...]
     #: Bytes of arguments that it takes at most, one of `ARGUMENT_BYTES`.
     argument_bytes: int
 
-    def source(self) -> ManySource:
-        return _many_source(self.kinds, self.argument_bytes)
+    def source(self) -> BatchSource:
+        return _batch_source(self.kinds, self.argument_bytes)
 
 
 def sorted_kinds(kinds: Iterable[CastSpec]) -> tuple[CastSpec, ...]:
-    """The order in which equal sets of casts have one kernel."""
+    """The casts in a fixed order, so that equal sets of casts share one kernel."""
     return tuple(sorted(set(kinds), key=lambda kind: source_of(kind).name))
 
 
 @lru_cache(maxsize=1024)
 def source_of(kind: CastSpec) -> KernelSource:
-    """The kernel that casts a single array so."""
+    """The kernel of the same cast for a single array."""
     return kind.source()
 
 
@@ -99,7 +100,7 @@ def tiles_of(kind: CastSpec) -> int:
 
 
 @lru_cache(maxsize=256)
-def _many_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> ManySource:
+def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSource:
     sources = [source_of(kind) for kind in kinds]
     fused = any(kind.ops is not None for kind in kinds)
     more_columns = _FUSED if fused else ()
@@ -114,11 +115,11 @@ def _many_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> ManySource
         if fused
         else [prelude(), kernel_file("batch.cu")]
     )
-    return ManySource(
+    return BatchSource(
         name=name,
         kinds=kinds,
         prelude="\n".join(files),
-        rows={row: text for source in sources for row, text in source.rows},
+        structs={name: text for source in sources for name, text in source.structs},
         kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {threads}, {listed})\n",
         threads=threads,
         table=table_of(capacity, *more_columns),
@@ -163,13 +164,13 @@ def _cast(name: str, kind: CastSpec) -> str:
 
 
 def capacity_of(argument_bytes: int, *more: Field) -> int:
-    """The most arrays, a multiple of eight so that no field has to be moved to be aligned."""
+    """The most arrays that fit: a multiple of eight, so that every field is aligned without padding."""
     empty = table_of(0, *more).itemsize
     return (argument_bytes - empty) // (table_of(8, *more).itemsize - empty) * 8
 
 
 @lru_cache
 def table_of(capacity: int, *more: Field) -> np.dtype[np.void]:
-    """``struct Arrays``, or one that begins with it: the fields of its first member lie where they would alone."""
+    """The NumPy dtype of ``struct Arrays``, or of a struct whose first member is one."""
     fields = [(name, kind, capacity) if of_each else (name, kind) for name, kind, of_each in (*_ARRAYS, *more)]
     return np.dtype(fields, align=True)

@@ -19,7 +19,7 @@ from gpucast.core.rule import STOCHASTIC, Rule, resolve
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
 
-#: The order in which each file finds what it needs above it.
+#: In dependency order: each file uses only those before it.
 FILES = (
     "number.cuh",
     "instructions.cuh",
@@ -37,7 +37,8 @@ THREADS = 128
 #: Bytes of one vector access.
 VECTOR = 16
 
-#: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements: so many lengths of two or more.
+#: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
+#: dimensions.
 MAX_DIMS = 40
 
 _FAMILIES = {"bool": "BoolFamily", "int": "IntFamily", "float": "FloatFamily", "e8m0": "E8M0Family"}
@@ -59,25 +60,25 @@ class KernelSource:
     unpacked: bool
     prelude: str
     #: The structs of the two types, by C++ name.
-    rows: tuple[tuple[str, str], ...]
+    structs: tuple[tuple[str, str], ...]
     #: The lines that make the kernel.
     kernel: str
     #: Elements of one tile and of one thread, and threads of one block.
     tile: int
     elements: int
     threads: int
-    #: The C++ type of one more argument, by value: that of a `gpucast.codegen.strides.Dims` unless the shape is
-    #: contiguous.
+    #: The C++ type of a further argument, passed by value. For a plain cast it is the struct that
+    #: `gpucast.codegen.strides.Dims` packs, or None where the shape is contiguous.
     more: str | None = None
 
     @property
     def src_bits(self) -> int:
-        """Bits of a source element as it lies in memory."""
+        """Bits of a source element in memory."""
         return 8 if self.unpacked else self.rule.src.bits
 
     @property
     def text(self) -> str:
-        return join(self.prelude, dict(self.rows), [self.kernel])
+        return join(self.prelude, dict(self.structs), [self.kernel])
 
     def blocks(self, n: int) -> int:
         """Blocks to launch for n elements (0 for none)."""
@@ -88,9 +89,9 @@ class KernelSource:
         return -(-(n + ahead) // (self.elements * self.threads))
 
 
-def join(prelude: str, rows: dict[str, str], kernels: list[str]) -> str:
+def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:
     """One translation unit of several kernels with the same prelude."""
-    types = "".join(rows.values())
+    types = "".join(structs.values())
     return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
 
 
@@ -98,8 +99,9 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     """The kernel that casts as `rule` says.
 
     `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
-    whole bytes, while a packed side is the row-major stream; "transposed" takes what `gpucast.codegen.strides.squares`
-    makes of dimensions. `unpacked`: a source below one byte comes one element per byte, as in ml_dtypes arrays.
+    whole bytes, while a packed side is the row-major stream; "transposed" takes the dimensions that
+    `gpucast.codegen.strides.squares` returns. `unpacked`: a source below one byte has one element per byte, as in
+    ml_dtypes arrays.
 
     ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.
     """
@@ -140,25 +142,26 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
     more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
-    return KernelSource(name, rule, shape, unpacked, prelude(), rows(*types), kernel, tile, elements, THREADS, more)
+    return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, THREADS, more)
 
 
 def entries(rule: Rule, src_bits: int) -> DType | None:
     """The type of the codes in the table of a contiguous kernel; None for one that computes.
 
-    Sources of 8 bits or fewer are looked up, except where integers only lose bits or repeat their sign, or where an
-    instruction converts them. Results of more than 16 bits go on from FLOAT, which holds all such sources.
+    Sources of 8 bits or fewer are looked up, unless the cast only truncates or sign-extends an integer, or the GPU has
+    an instruction for it. For results of more than 16 bits the table holds FLOATs, which represent all such sources
+    exactly, and the kernel converts these.
     """
     src, dst = rule.src, rule.dst
     if src_bits > 8:
         return None
     if src.family in ("bool", "int"):
-        # Of integers that only lose bits or repeat their sign, those that lie in bytes are quicker without.
+        # Truncating or sign-extending a whole-byte integer is quicker without a table.
         moves = dst.family == "int" and rule.overflow == "wrap" and (src_bits == 8 or src.bits == dst.bits)
         return None if dst.bits > 16 or moves else dst
     if dst.bits <= 16:
         return None if src is dst else dst
-    # FLOAT's table would keep an infinity that the rule turns into the largest number.
+    # A table of FLOATs would hold an infinity where the rule saturates to the largest number.
     return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
 
 
@@ -178,13 +181,13 @@ def options(rule: Rule) -> str:
     )
 
 
-def rows(*types: DType) -> tuple[tuple[str, str], ...]:
+def structs(*types: DType) -> tuple[tuple[str, str], ...]:
     """The structs of the types, by C++ name."""
-    return tuple((row.name, _row(row)) for row in dict.fromkeys(types))
+    return tuple((kind.name, _struct(kind)) for kind in dict.fromkeys(types))
 
 
 def tile_elements(src_bits: int, dst_bits: int) -> int:
-    """Elements of a tile: one vector of the wider side, but whole bytes (6 bits: three whole words) of both."""
+    """Elements of a tile: one vector of the wider side, and whole bytes of both (of 6-bit types 3 whole words)."""
     widest = VECTOR * 8 // max(src_bits, dst_bits)
     return max(1 << (widest.bit_length() - 1), *(16 if bits == 6 else _unit(bits) for bits in (src_bits, dst_bits)))
 
@@ -192,8 +195,8 @@ def tile_elements(src_bits: int, dst_bits: int) -> int:
 def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     """Tiles that a thread of the contiguous shape casts, all of them loaded before the first is cast.
 
-    Two vectors under way fill the memory's queues; more save instructions per element, where elements are small or a
-    table is to be filled.
+    Two loads in flight are enough to keep memory busy. Small elements and kernels with a table take more tiles, because
+    that lowers the instructions per element.
     """
     if looks_up:
         return 8 if dst_bits == 64 else 4
@@ -201,7 +204,7 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:
-    """Elements along a side of the squares that a transposed kernel casts: rows of 64 bytes or more."""
+    """The side, in elements, of the square tiles of a transposed kernel: at least 64 bytes per row."""
     return 64 if max(src_bits, dst_bits) <= 16 else 32
 
 
@@ -226,7 +229,7 @@ def kernel_file(name: str) -> str:
 
 
 def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
-    """`gpucast_float32_to_float8e4m3fn`, then what is not the default."""
+    """A name such as `gpucast_float32_to_float8e4m3fn`, with every attribute that differs from the default appended."""
     default = resolve(rule.src, rule.dst)
     parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]
     for chosen, usual in (
@@ -240,24 +243,27 @@ def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False)
     return "_".join(parts)
 
 
-def _row(row: DType) -> str:
-    """The row of the dtype table as a struct of constants. Enumerators, because constants of class scope would stay in
-    the compiled module as variables."""
+def _struct(kind: DType) -> str:
+    """A dtype as a C++ struct of constants. Enumerators, because static constants of a class would remain in the
+    compiled module as variables."""
     lines = [
-        f"typedef {_FAMILIES[row.family]} family;",
-        f"enum : u32 {{ bits = {row.bits} }};",
-        f"enum : bool {{ is_bool = {row.family == 'bool':d}, is_int = {row.family == 'int':d} }};",
-        f"enum : bool {{ is_float = {row.family == 'float':d}, is_e8m0 = {row.family == 'e8m0':d} }};",
-        f"enum : bool {{ has_inf = {row.has_inf:d}, has_nan = {row.has_nan:d} }};",
-        f"enum : u64 {{ mask = {row.code_mask:#x}, sign_code = {row.sign_code:#x}, max_code = {row.max_code:#x} }};",
+        f"typedef {_FAMILIES[kind.family]} family;",
+        f"enum : u32 {{ bits = {kind.bits} }};",
+        f"enum : bool {{ is_bool = {kind.family == 'bool':d}, is_int = {kind.family == 'int':d} }};",
+        f"enum : bool {{ is_float = {kind.family == 'float':d}, is_e8m0 = {kind.family == 'e8m0':d} }};",
+        f"enum : bool {{ has_inf = {kind.has_inf:d}, has_nan = {kind.has_nan:d} }};",
+        f"enum : u64 {{ mask = {kind.code_mask:#x}, sign_code = {kind.sign_code:#x}, max_code = {kind.max_code:#x} }};",
     ]
-    if row.is_float:
+    if kind.is_float:
         lines += [
-            f"enum : int {{ mantissa_bits = {row.mantissa_bits}, bias = {row.bias} }};",
-            f"enum : bool {{ nan_is_signed = {row.nan_is_signed:d}, has_negative_zero = {row.has_negative_zero:d} }};",
+            f"enum : int {{ mantissa_bits = {kind.mantissa_bits}, bias = {kind.bias} }};",
+            (
+                f"enum : bool {{ nan_is_signed = {kind.nan_is_signed:d}, "
+                f"has_negative_zero = {kind.has_negative_zero:d} }};"
+            ),
         ]
-    if row.has_nan:
-        lines.append(f"enum : u64 {{ nan_code = {row.nan_code:#x} }};")
-    if row.has_inf:
-        lines.append(f"enum : u64 {{ inf_code = {row.inf_code:#x} }};")
-    return f"struct {row.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"
+    if kind.has_nan:
+        lines.append(f"enum : u64 {{ nan_code = {kind.nan_code:#x} }};")
+    if kind.has_inf:
+        lines.append(f"enum : u64 {{ inf_code = {kind.inf_code:#x} }};")
+    return f"struct {kind.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, rows
+from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, resolve
 
@@ -25,16 +25,17 @@ def device_function(
     rounding: str | None = None,
     overflow: str | None = None,
 ) -> str:
-    """CUDA text that defines ``__device__ D gpucast_<src>_to_<dst>(S value)``, the very rule that `cast` follows.
+    """CUDA text that defines ``__device__ D gpucast_<src>_to_<dst>(S value)``, with the same rule as `cast`.
 
-    S and D are float, double, bool and the C++ integers of 8 to 64 bits for the types that they are; any other type
-    (float16, bfloat16, float8, and those below one byte) is passed and returned as its code in the smallest unsigned
-    integer, the upper bits of which are ignored and zero. The text needs no header, takes C++17, and works with any
-    flags, fast math included: it is integer arithmetic, and inline PTX that no flag changes. Two of these texts do not
-    fit into one program: each holds the whole prelude.
+    FLOAT, DOUBLE, BOOL and integers of 8 to 64 bits are passed as the C++ types float, double, bool and integers. Any
+    other type (float16, bfloat16, float8, and types below one byte) is passed and returned as its code in the smallest
+    unsigned integer that holds it; the upper bits are ignored in the argument and zero in the result. The text needs no
+    header, takes C++17, and gives the same results with any compiler flags, fast math included: it consists of integer
+    arithmetic and inline PTX that no flag changes. Use only one of these texts in a program: each contains the whole
+    prelude.
 
-    With ``rounding="stochastic"`` the function takes 32 random bits behind the value, ``unsigned random``; those that
-    `cast` takes are ``gpucast::Random{seed, offset}.one(index)``, from the same text.
+    With ``rounding="stochastic"`` the function takes 32 random bits as a second argument, ``unsigned random``. The bits
+    that `cast` uses are ``gpucast::Random{seed, offset}.one(index)``, which the text defines too.
 
     Attributes and errors as for `cast`; ValueError for STRING.
 
@@ -75,27 +76,27 @@ __device__ __forceinline__ {_type(rule.dst)} {name}({_type(rule.src)} value{para
     return {_from_code(rule.dst)};
 }}
 """
-    return join("\n".join(files), dict(rows(rule.src, rule.dst)), [function])
+    return join("\n".join(files), dict(structs(rule.src, rule.dst)), [function])
 
 
-def _type(row: DType) -> str:
-    if row.name in _VALUES:
-        return _VALUES[row.name]
-    signed = row.family == "int" and row.signed and not row.packed
-    return (_SIGNED if signed else _UNSIGNED)[max(row.bits, 8)]
+def _type(kind: DType) -> str:
+    if kind.name in _VALUES:
+        return _VALUES[kind.name]
+    signed = kind.family == "int" and kind.signed and not kind.packed
+    return (_SIGNED if signed else _UNSIGNED)[max(kind.bits, 8)]
 
 
-def _to_code(row: DType) -> str:
-    if row.name == "FLOAT":
+def _to_code(src: DType) -> str:
+    if src.name == "FLOAT":
         return "__float_as_uint(value)"
-    if row.name == "DOUBLE":
+    if src.name == "DOUBLE":
         return "Word(__double_as_longlong(value))"
-    return f"Word(({_UNSIGNED[max(row.bits, 8)]})value)" + (f" & {row.code_mask:#x}" if row.packed else "")
+    return f"Word(({_UNSIGNED[max(src.bits, 8)]})value)" + (f" & {src.code_mask:#x}" if src.packed else "")
 
 
-def _from_code(row: DType) -> str:
-    if row.name == "FLOAT":
+def _from_code(dst: DType) -> str:
+    if dst.name == "FLOAT":
         return "__uint_as_float((unsigned)result)"
-    if row.name == "DOUBLE":
+    if dst.name == "DOUBLE":
         return "__longlong_as_double((long long)result)"
-    return f"({_type(row)})result"
+    return f"({_type(dst)})result"

@@ -17,7 +17,7 @@ from gpucast.codegen.cast import (
     kernel_source,
     options,
     prelude,
-    rows,
+    structs,
     tiles_of_thread,
 )
 from gpucast.codegen.strides import Dims
@@ -25,18 +25,18 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Scaling
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
 
-#: Behind the files that every kernel needs, in this order.
+#: The further files of fused kernels, in this order after those that every kernel needs.
 FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
-#: The most elements of a tile where one takes a hundred instructions, and whole bytes allow it (6 bits take 16).
+#: The most elements of a tile where each takes about a hundred instructions (6-bit types always take 16).
 _TILE = 4
 
 
 class FusedOps(NamedTuple):
-    """What a kernel does beside the cast: multiply, keep the largest magnitude, tell whether the source is finite.
+    """The operations fused with a cast: multiply by a scale, update an amax, check that the source is finite.
 
-    Rounding at random is part of the rule.
+    Stochastic rounding is part of the rule instead.
     """
 
     scaling: Scaling = "none"
@@ -48,12 +48,12 @@ class FusedOps(NamedTuple):
         return self != PLAIN or rule.rounding == STOCHASTIC
 
 
-#: Nothing beside the cast.
+#: No fused operations.
 PLAIN = FusedOps()
 
 
 def fused_source(rule: Rule, ops: FusedOps, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-    """The kernel that casts as a `gpucast.casting.fused.fused_rule` says and does the `ops`.
+    """The kernel of a cast by a `gpucast.casting.fused.fused_rule`, with the operations `ops`.
 
     Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
     """
@@ -81,7 +81,7 @@ def fused_source(rule: Rule, ops: FusedOps, shape: Shape = "contiguous", *, unpa
         name=name,
         rule=rule,
         prelude=fused_prelude(),
-        rows=fused_rows(src, dst),
+        structs=fused_structs(src, dst),
         kernel=f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n{line}",
         tile=tile,
         elements=elements,
@@ -94,18 +94,18 @@ def fused_prelude() -> str:
     return "\n".join([prelude(), *map(kernel_file, FILES)])
 
 
-def fused_rows(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
-    """The rows that a fused kernel needs."""
-    return rows(src, _FLOAT, _DOUBLE, dst)
+def fused_structs(src: DType, dst: DType) -> tuple[tuple[str, str], ...]:
+    """The structs of the dtypes that a fused kernel needs."""
+    return structs(src, _FLOAT, _DOUBLE, dst)
 
 
 def template_options(ops: FusedOps) -> str:
-    """Arguments of the macro ``GPUCAST_FUSED``, as the template ``gpucast::Fused`` ends in."""
+    """The last arguments of the macro ``GPUCAST_FUSED`` and of the template ``gpucast::Fused``."""
     return ", ".join((ops.scaling, *("true" if flag else "false" for flag in (ops.amax, ops.finite))))
 
 
 def fused_name(rule: Rule, ops: FusedOps, shape: Shape, unpacked: bool) -> str:
-    """The name of the cast, and what it does beside."""
+    """The name of the cast's kernel, with its fused operations appended."""
     scaled = ops.scaling != "none"
     name = kernel_name(replace(rule, src=_DOUBLE) if scaled else rule, unpacked=unpacked)
     if scaled:
@@ -124,31 +124,32 @@ def fused_tiles(rule: Rule, ops: FusedOps, plain: KernelSource) -> tuple[int, in
         return plain.tile, tiles
     small = src.is_float and plain.src_bits <= 8
     if rule.rounding == STOCHASTIC:
-        # Random words come in blocks of four, and one block more where the tile does not begin with one: of long tiles
-        # each element has the fewest. Longer ones than these would write half a sector at a time, or spill registers.
+        # Random words come in blocks of four. A tile that does not begin at a block needs one block more, which costs
+        # least per element in long tiles. Still longer tiles would write half a sector at a time, or spill registers.
         return 8 if dst.bits == 16 or plain.src_bits == 64 or small else 16, 2
-    # As in fused.cu: products of two FLOATs that need no DOUBLE.
+    # As in fused.cu: products of two FLOATs, computed without DOUBLE.
     narrow = ops.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
-    # Where an element takes some hundred instructions, it is they that cost, no longer the accesses to memory.
+    # Where an element takes a few hundred instructions, these set the speed, and no longer memory.
     costly = small or not (narrow or ops.scaling == "none")
     return min(plain.tile, _TILE) if costly else plain.tile, tiles
 
 
 class FusedArguments(NamedTuple):
-    """The last argument of a fused kernel; addresses are on its device, those of what is not asked for are 0."""
+    """The last argument of a fused kernel. Addresses are on its device; 0 for operations that are not wanted."""
 
-    #: The number, where `scale_at` is 0; else there lies a FLOAT for narrow scaling, a DOUBLE for wide.
+    #: The scale as a number, used if `scale_at` is 0. Otherwise `scale_at` is the address of the scale: a FLOAT for
+    #: narrow scaling, a DOUBLE for wide.
     scale: float = 1.0
     scale_at: int = 0
-    #: Where a FLOAT lies, which becomes the largest magnitude if that is larger.
+    #: The address of a FLOAT that is raised to the largest magnitude.
     amax: int = 0
-    #: Where a byte lies that becomes 0 if a source value is infinite or NaN.
+    #: The address of a byte that is set to 0 if a source value is infinite or NaN.
     finite: int = 0
     seed: int = 0
     offset: int = 0
-    #: The index of the array's first element among those that the random words are for.
+    #: The index of the array's first element in the sequence of random words.
     first: int = 0
-    #: Those of the strided shape.
+    #: The dimensions, for the strided shape.
     dims: Dims | None = None
 
     def to_bytes(self) -> bytes:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel: a small value that gives the CUDA text, so that it can be a key, a task, and sent to another process.
+"""Kernel specifications: small values that name a kernel and generate its CUDA text on demand.
 
-`KernelSpec` is the interface. Its subclasses lie beside the text that they stand for: `CastSpec` below, `BatchSpec` in
+Being immutable values, they serve as cache keys and compile tasks, and can be sent to other processes. `KernelSpec` is
+the interface. Each subclass stands in the module that writes its text: `CastSpec` below, `BatchSpec` in
 `gpucast.codegen.batch`, `QuantizeSpec` and `TileSpec` in `gpucast.quantization`, `AdjustSpec` and `SelectSpec` in
 `gpucast.mixed`.
 """
@@ -16,14 +17,14 @@ from gpucast.codegen.cast import KernelSource, Shape, kernel_source
 from gpucast.codegen.fused import PLAIN, FusedOps, fused_source
 from gpucast.core.rule import Rule
 
-#: A `gpucast.codegen.cast.KernelSource`, or a `gpucast.codegen.batch.ManySource` of a kernel that takes many arrays.
+#: A `gpucast.codegen.cast.KernelSource`, or a `gpucast.codegen.batch.BatchSource` for a kernel that casts many arrays.
 Source_co = TypeVar("Source_co", covariant=True)
 
 
 class KernelSpec(ABC, Generic[Source_co]):
-    """Which kernel. Subclasses are frozen dataclasses of values: immutable, hashable, picklable.
+    """Names one kernel. Subclasses are frozen dataclasses of values: immutable, hashable, picklable.
 
-    Two that are equal have the same text. Whatever changes the text, but for the architecture, is a field.
+    Equal specifications have the same text: everything that the text depends on is a field, except the architecture.
     """
 
     @abstractmethod
@@ -38,17 +39,17 @@ class KernelSpec(ABC, Generic[Source_co]):
 class CastSpec(KernelSpec[KernelSource]):
     """The kernel of a cast of one array."""
 
-    #: Of a fused cast a `gpucast.casting.fused.fused_rule`.
+    #: For a fused cast the rule that `gpucast.casting.fused.fused_rule` returns.
     rule: Rule
     shape: Shape = "contiguous"
-    #: Whether a source below one byte comes one element per byte. Of no meaning for others.
+    #: Whether a source below one byte has one element per byte. Ignored for other sources.
     unpacked: bool = False
-    #: What a fused cast does beside, None for a plain one. Rounding at random is fused, but part of the rule.
+    #: The fused operations; None for a plain cast. Stochastic rounding makes a cast fused, but is part of the rule.
     ops: FusedOps | None = None
 
     @classmethod
     def of(cls, rule: Rule, shape: Shape = "contiguous", unpacked: bool = False, ops: FusedOps = PLAIN) -> CastSpec:
-        """The kernel of a cast that may be plain: where the operations are none and nothing is rounded at random."""
+        """The kernel of a cast with `ops`: the plain one where there are no operations and no stochastic rounding."""
         return cls(rule, shape, unpacked, ops if ops.fuses(rule) else None)
 
     def source(self) -> KernelSource:

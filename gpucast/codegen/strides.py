@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strided arrays as the kernels take them: few dimensions, long ones, and the bytes of one argument."""
+"""Shapes and strides as the kernels take them: collapsed to few long dimensions, and packed into one argument."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpucast.codegen.cast import MAX_DIMS
 
 @dataclass(frozen=True)
 class Dims:
-    """The dimensions of a cast in row-major order: lengths, and bytes from one element to the next on both sides."""
+    """The dimensions of a cast in row-major order: lengths, and the strides in bytes of source and destination."""
 
     lengths: tuple[int, ...]
     src: tuple[int, ...]
@@ -35,10 +35,10 @@ class Dims:
 
 
 def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Dims:
-    """Drop dimensions of length one, and join neighbours that lie on both sides as one dimension would.
+    """Drop dimensions of length one, and merge neighbouring dimensions that can be walked as one on both sides.
 
-    The order of the elements stays. Strides are in bytes, of any sign; a side without strides (packed) counts as
-    contiguous with any element size.
+    The order of the elements stays. Strides are in bytes, of any sign. For a packed side, which has no strides, pass
+    those of a contiguous array with any element size.
     """
     joined: list[tuple[int, int, int]] = []
     for length, of_src, of_dst in zip(shape, src, dst, strict=True):
@@ -53,10 +53,11 @@ def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Di
 
 @lru_cache(maxsize=1024)
 def squares(dims: Dims, src_size: int, dst_size: int, side: int) -> tuple[Dims, int] | None:
-    """The dimensions of a transposed cast and the elements of all its squares, filled up; None where it is not one.
+    """The dimensions of a transposed cast and the elements of all its square tiles, ragged ones counted in full.
 
-    The sizes are those of elements, in bytes. It is one where neighbours in the destination, along the last dimension,
-    lie apart in the source, whose own neighbours lie along another: that one is put last but one.
+    None where the cast is not a transposition, that is, unless the destination is contiguous along its last dimension
+    and the source along another one, which is then moved to the last place but one. The sizes are those of elements, in
+    bytes.
     """
     last = len(dims.lengths) - 1
     if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < side // 4:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes kept under a key, in memory and in a folder: the compiled kernels between runs.
+"""A cache of bytes by key, in memory and in a folder: it keeps compiled kernels between runs.
 
-Many threads and processes may use one folder. A file appears whole (temporary file, then rename) and ends in a
+Many threads and processes may use one folder. A file is written atomically (temporary file, then rename) and ends in a
 checksum, so that what a crash or a full disk left behind counts as absent and is written again. Entries are code, so a
 folder or file that others could have written is not used (`gpucast.core.trusted_files` has the rule). A folder that
-cannot be used or written is no failure: the entries live in memory then.
+cannot be used or written is no failure: the entries are then kept in memory only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 
 from gpucast.core.trusted_files import TEMPORARY, Folder
 
-#: The bytes that a folder may hold.
+#: The default limit of a folder's size in bytes.
 LIMIT = 256 << 20
-#: Folders are scanned for old files once for so much of the limit that was written.
+#: A folder is scanned for old files whenever 1/64 of its limit has been written.
 _SCAN_SHARE = 64
-#: Temporary files as old as this, in seconds, belong to nobody.
+#: The age in seconds from which a temporary file counts as abandoned by its process.
 _ABANDONED = 3600.0
 _SUFFIX = ".kernel"
 _CHECKSUM = hashlib.sha256().digest_size
@@ -38,7 +38,7 @@ def limit(who: str) -> int:
 
 
 def digest(*parts: str | bytes) -> str:
-    """A key: the SHA-256 of the parts. Parts that differ in any way, where one ends included, give another key."""
+    """A key: the SHA-256 of the parts and their lengths, so that ("ab", "c") and ("a", "bc") have different keys."""
     hashed = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -48,25 +48,26 @@ def digest(*parts: str | bytes) -> str:
 
 
 class Cache:
-    """Entries in `folder`, which is made when it is first needed and holds at most about `limit` bytes.
+    """Entries in `folder`, which is created when first needed and holds at most about `limit` bytes.
 
-    `private`: nobody else may read them. `also`: a folder that is only read, for what `folder` does not have. A fork
-    while another thread is in a method leaves the child nothing to wait for: there is no lock.
+    `private`: other users may not read them. `also`: a read-only folder that is searched after `folder`. There is no
+    lock, so that a child forked while another thread is in a method cannot wait for it for ever.
     """
 
     def __init__(self, folder: str, limit: int = LIMIT, *, private: bool = False, also: str = "") -> None:
         self.folder, self.also = folder, also
         self.limit = limit
-        #: Of folders and of files.
+        #: The access modes of folders and of files.
         self._modes = (0o700, 0o600) if private else (0o755, 0o644)
         #: Why the last entry could not be kept on disk, or "".
         self.problem = ""
         self._memory: dict[str, bytes] = {}
-        #: Bytes written since the last scan; the first write scans. Threads may lose some: a scan is a little later.
+        #: Bytes written since the last scan; it starts at the limit, so that the first write scans. Threads may lose
+        #: some counts, which only delays a scan a little.
         self._written = limit
 
     def get(self, key: str) -> bytes | None:
-        """The entry, or None where there is no sound one."""
+        """The entry, or None where there is no intact one."""
         value = self._memory.get(key)
         if value is None:
             value = self._read(self.folder, key)
@@ -77,7 +78,7 @@ class Cache:
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep `value`. A disk that refuses it is noted in `problem`."""
+        """Keep `value`. If it cannot be written to disk, `problem` says why."""
         self._memory[key] = value
         if self.limit <= 0:
             return
@@ -91,17 +92,17 @@ class Cache:
             self.problem = ""
 
     def drop(self, key: str) -> None:
-        """Forget an entry that turned out to be of no use; one that cannot be removed stays on disk."""
+        """Remove an entry that turned out to be useless; a file that cannot be removed stays on disk."""
         self._memory.pop(key, None)
         with contextlib.suppress(OSError), Folder(self.folder) as folder:
             folder.remove(key + _SUFFIX)
 
     def is_empty(self) -> bool:
-        """Whether there is no folder that could have an entry, nor one in memory."""
+        """Whether there is certainly no entry: none in memory, and neither folder exists."""
         return not self._memory and all(map(_is_missing, (self.folder, self.also)))
 
     def is_writable(self) -> bool:
-        """Whether entries can be kept in the folder, which is made for that."""
+        """Whether entries can be written to the folder, which is created to find out."""
         try:
             with Folder(self.folder, self._modes[0]) as folder:
                 return folder.is_writable()
@@ -134,7 +135,7 @@ class Cache:
         return value
 
     def _make_room(self, folder: Folder, newest: str, size: int) -> None:
-        """Remove the entries used longest ago until the folder keeps the limit; `newest` stays whatever its size."""
+        """Remove the least recently used entries until the folder keeps its limit; `newest` always stays."""
         self._written += size
         if self._written * _SCAN_SHARE < self.limit:
             return
@@ -148,7 +149,7 @@ class Cache:
         for name, status in sorted(files.items(), key=lambda item: (item[1].st_mtime, item[1].st_size)):
             abandoned = name.endswith(TEMPORARY) and now - status.st_mtime > _ABANDONED
             if name != newest and (abandoned or (total > self.limit and name.endswith(_SUFFIX))):
-                # Another process may have been quicker.
+                # Another process may have removed it already.
                 with contextlib.suppress(OSError):
                     folder.remove(name)
                 total -= status.st_size
@@ -167,5 +168,5 @@ def _ours(name: str) -> bool:
 
 
 def _checksum(key: str, value: bytes) -> bytes:
-    # The key is part of it, so that a file under a wrong name is no entry.
+    # The key is part of the checksum, so that a file under a wrong name is rejected.
     return hashlib.sha256(key.encode() + value).digest()

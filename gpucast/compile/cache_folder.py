@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folders for what gpucast keeps between runs.
 
-Environment: ``GPUCAST_CACHE_DIR``, the user's own folder; ``GPUCAST_CACHE_READ``, one that is only read, for what his
-own does not have, such as the kernels that were compiled into a container's image. Neither is used where others than
-this user and root could have written it (`gpucast.core.trusted_files`).
+Environment: ``GPUCAST_CACHE_DIR``, the user's own folder; ``GPUCAST_CACHE_READ``, a further folder that is only read,
+such as one with the kernels that were compiled into a container's image. Neither is used if anybody but this user and
+root could have written to it (`gpucast.core.trusted_files`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KERNELS, NATIVE = "kernels", "native"
 def cache_folder() -> str:
     """``GPUCAST_CACHE_DIR``, or `gpucast` in the user's cache folder. It need not exist.
 
-    Where all may write the chosen folder and it is sticky, as /tmp is, each user has one in it, named by his number.
+    If the chosen folder is writable by all and sticky, as /tmp is, each user has a subfolder named by the user id.
     """
     chosen = os.environ.get("GPUCAST_CACHE_DIR")
     if chosen:
@@ -45,13 +45,13 @@ def read_folder(kind: str) -> str:
 
 
 def problem(folder: str) -> str:
-    """Why nothing, or not all, that lies in a cache folder is used; "" where all is."""
+    """Why some or all of the files in a cache folder are not used; "" where all are used."""
     return next(filter(None, (trusted_files.problem(os.path.join(folder, kind)) for kind in (KERNELS, NATIVE))), "")
 
 
 def _is_shared(folder: str) -> bool:
     if trusted_files.OWNERS_ARE_KNOWN:
-        # What is no folder, or not to be seen, is told by who opens it.
+        # A folder that is missing or unreadable is reported by the code that opens it.
         with contextlib.suppress(OSError):
             mode = os.stat(folder).st_mode
             return bool(mode & stat.S_ISVTX and mode & stat.S_IWOTH)
@@ -59,7 +59,7 @@ def _is_shared(folder: str) -> bool:
 
 
 def writable(folder: str) -> bool:
-    """Whether files can be put there, after the folder is made if need be."""
+    """Whether files can be written to the folder, or to a new folder of this path."""
     while not os.path.isdir(folder):
         parent = os.path.dirname(folder)
         if os.path.lexists(folder) or parent == folder:

@@ -2,7 +2,7 @@
 """CUDA text and an architecture in, a cubin out; the only owner of the kernel cache. Needs neither a GPU nor CuPy.
 
 Environment: ``GPUCAST_CACHE_DIR`` (the folder of the cache), ``GPUCAST_CACHE_READ`` (another that is only read) and
-``GPUCAST_CACHE_SIZE`` (the MiB that the first may hold, 256 unless told; 0 keeps compiled kernels in memory only).
+``GPUCAST_CACHE_SIZE`` (the limit of the first in MiB, by default 256; 0 keeps compiled kernels in memory only).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from gpucast.compile import nvrtc
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import KERNELS, cache_folder, read_folder
 from gpucast.compile.nvrtc import CompileError, Nvrtc
-from gpucast.compile.nvrtc_search import Found, find
+from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable
 
 __all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compile_for", "compiler"]
 
-#: Part of every key: to be raised when what an entry holds changes.
+#: Part of every key: raise it when the contents of an entry change.
 _FORMAT = "1"
 #: The oldest compute capability that the kernels are made for.
 _OLDEST = 75
@@ -37,38 +37,38 @@ _ARCH = re.compile(r"(?:(sm|compute)_)?(\d+)(?:\.(\d))?([af]?)")
 class Cubin:
     """A compiled kernel, for the driver to load: a cubin, or PTX where `arch` is "compute_..."."""
 
-    #: The function in it.
+    #: The name of the kernel function.
     name: str
     #: Such as "sm_90", "sm_100a" or "compute_121".
     arch: str
     #: PTX ends in a zero byte.
     code: bytes
-    #: What the compiler warned of; "" as a rule.
+    #: The compiler's warnings; usually "".
     log: str
 
 
 class Compiler:
-    """One copy of NVRTC and the cache of what it compiled. It may be used by several threads at a time."""
+    """One copy of NVRTC with the cache of what it compiled. Several threads may use it at a time."""
 
-    def __init__(self, found: Found, cache: Cache) -> None:
+    def __init__(self, found: NvrtcCopy, cache: Cache) -> None:
         self.cache = cache
         self.path = found.path
         self._nvrtc = found.loaded
         self._lock = threading.RLock()
         self._gates: dict[str, threading.Lock] = {}
-        #: Of NVRTC, such as (12, 9); and the compute capabilities that it compiles for, such as 75 for 7.5.
+        #: The version of NVRTC, such as (12, 9), and the compute capabilities that it compiles for, such as 75 for 7.5.
         self.version, self.architectures = self._facts()
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What every kernel is compiled with. No option of arithmetic: the kernels work on integers."""
-        # Leaves out the declarations of the CUDA runtime, a quarter of the time of a small kernel.
+        """The options of every kernel. None concerns floating-point arithmetic: the kernels compute with integers."""
+        # Leaves out the declarations of the CUDA runtime, which take a quarter of the time of a small kernel.
         minimal = ("--minimal",) if self.version >= (12, 4) else ()
         return ("--std=c++17", *minimal)
 
     @property
     def served(self) -> tuple[int, ...]:
-        """The architectures that the kernels are made for, too, ascending."""
+        """The architectures that both NVRTC and the kernels support, ascending."""
         return tuple(number for number in self.architectures if number >= _OLDEST)
 
     def compile(self, text: str, name: str, arch: str) -> Cubin:
@@ -95,10 +95,10 @@ class Compiler:
         return Cubin(name, arch, entry[size:], entry[4:size].decode())
 
     def architecture(self, capability: tuple[int, int], specific: bool = True) -> str:
-        """What to compile for, for a device of a compute capability such as (9, 0).
+        """The architecture to compile for, given a device's compute capability such as (9, 0).
 
-        Its own architecture, with the `a` variant where that brings instructions (not if `specific` is false) and NVRTC
-        knows it. For a device newer than NVRTC it is the newest PTX, which the driver compiles further.
+        This is the device's own architecture, in its `a` variant if `specific` is true, the variant has further
+        instructions, and NVRTC knows it. For a device newer than NVRTC it is the newest PTX, which the driver compiles.
         DeviceUnavailable for a device that is too old for the kernels or for NVRTC.
         """
         number = 10 * capability[0] + capability[1]
@@ -115,7 +115,7 @@ class Compiler:
         return f"compute_{older[-1]}"
 
     def parse(self, arch: str) -> str:
-        """The architecture that a person wrote: "sm_90", "sm_100a", "compute_90", "90" or "9.0"; else ValueError."""
+        """The architecture that a user named: "sm_90", "sm_100a", "compute_90", "90" or "9.0"; else ValueError."""
         match = _ARCH.fullmatch(arch)
         if match:
             kind, number, minor, variant = match.groups()
@@ -130,7 +130,7 @@ class Compiler:
         )
 
     def accepts(self, arch: str) -> bool:
-        """Whether NVRTC compiles for `arch`: tried once, then remembered in the cache."""
+        """Whether NVRTC compiles for `arch`: tried once, then kept in the cache."""
         key = digest("accepts", _FORMAT, self._version_text, arch)
         entry = self.cache.get(key)
         if entry is None:
@@ -196,5 +196,5 @@ def architecture(capability: tuple[int, int], specific: bool = True) -> str:
 
 
 def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
-    """The kernel for a device of a compute capability such as (9, 0), as the driver loads it."""
+    """The compiled kernel, as the driver loads it, for a device's compute capability such as (9, 0)."""
     return compile(text, name, architecture(capability)).code

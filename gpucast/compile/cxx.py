@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which compiler of this machine makes host code."""
+"""Finds a C or C++ compiler on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Literal
 
 Language = Literal["c", "c++"]
 
-#: The environment's word, the commands that are looked for, and what the ziglang wheel has.
+#: The environment variable, the commands that are searched for, and the ziglang wheel's command.
 _COMMANDS = {"c++": ("CXX", ("g++", "clang++", "c++"), "c++"), "c": ("CC", ("gcc", "clang", "cc"), "cc")}
 
 
@@ -48,9 +48,10 @@ def find(language: Language, who: str) -> list[str]:
 
 
 def versions(command: Sequence[str]) -> tuple[str, ...]:
-    """What tells one version of a compiler from another, for each word of its command, which may name a program.
+    """Identifies the version of a compiler, word by word of its command.
 
-    Of a program: where it lies, its size and when it changed. To ask the compiler takes longer, for ever if it hangs.
+    For a word that names a program: its path, size and time of change. Asking the compiler for its version would take
+    longer, and would never end if it hangs.
     """
     return tuple(map(_version, command))
 
@@ -59,7 +60,7 @@ def _version(word: str) -> str:
     if word == "ziglang":
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(word)
-    # A script need not be a program.
+    # The path of a script need not be executable.
     found = shutil.which(word) or word
     try:
         status = os.stat(found) if os.path.isabs(found) else None

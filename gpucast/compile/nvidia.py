@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NVIDIA driver says about itself. Reads only: no context is made and no CuPy is needed."""
+"""What the NVIDIA driver reports. Reads only: no context is created and no CuPy is needed."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ _MAJOR, _MINOR = 75, 76
 
 
 @dataclass(frozen=True)
-class Driver:
-    """`cuda` is the newest CUDA version that the driver runs, such as (12, 4); `devices` are lines of text."""
+class DriverInfo:
+    """`cuda` is the newest CUDA version that the driver runs, such as (12, 4); `devices` describes each in a line."""
 
     cuda: tuple[int, int]
     devices: tuple[str, ...]
     #: Why there are no devices; empty when there are.
     problem: str = ""
-    #: Of each device, such as (9, 0).
+    #: The compute capability of each device, such as (9, 0).
     capabilities: tuple[tuple[int, int], ...] = ()
 
 
 def extra(cuda: tuple[int, int] | None) -> str:
-    """The extra of gpucast for a driver that runs CUDA up to `cuda`; None is any driver."""
+    """The extra of gpucast to install for a driver that runs CUDA up to `cuda`; None: for any driver."""
     return "cuda13" if cuda is not None and cuda >= (13, 0) else "cuda12"
 
 
-def find() -> Driver | None:
+def find() -> DriverInfo | None:
     """The driver of this machine, or None when there is none."""
     library = _load()
     return None if library is None else describe(library)
 
 
 def cuda_version() -> tuple[int, int] | None:
-    """The newest CUDA version that the driver runs; None without a driver. Initialises nothing, so it is quick."""
+    """The newest CUDA version that the driver runs; None without a driver. Quick, because it initialises nothing."""
     library = _load()
     version = (0, 0) if library is None else _cuda_version(library)
-    # The stub library that toolkits link against says 0.
+    # The stub library of the CUDA toolkit reports version 0.
     return version if version > (0, 0) else None
 
 
@@ -56,7 +56,7 @@ def _cuda_version(library: Any) -> tuple[int, int]:
     return version.value // 1000, version.value % 1000 // 10
 
 
-def describe(library: Any) -> Driver:
+def describe(library: Any) -> DriverInfo:
     """Ask a loaded driver library (CUDA driver API)."""
     cuda = _cuda_version(library)
     code = library.cuInit(0)
@@ -64,10 +64,10 @@ def describe(library: Any) -> Driver:
     if code == 0:
         code = library.cuDeviceGetCount(ctypes.byref(count))
     if code:
-        return Driver(cuda, (), f"the driver finds no usable device (CUDA error {code})")
+        return DriverInfo(cuda, (), f"the driver finds no usable device (CUDA error {code})")
     found = [_device(library, i) for i in range(count.value)]
     names, capabilities = tuple(name for name, _ in found), tuple(capability for _, capability in found)
-    return Driver(cuda, names, "" if found else "the driver finds no device", capabilities)
+    return DriverInfo(cuda, names, "" if found else "the driver finds no device", capabilities)
 
 
 def _device(library: Any, index: int) -> tuple[str, tuple[int, int]]:

@@ -18,9 +18,9 @@ from typing import Any
 from gpucast.compile import nvrtc_builtins
 from gpucast.core.errors import DeviceUnavailable
 
-#: nvrtcResult: the codes that are told apart here.
+#: The codes of nvrtcResult that are treated differently here.
 _SUCCESS, _INVALID_OPTION, _COMPILATION, _BUILTIN_OPERATION_FAILURE = 0, 5, 6, 7
-#: What the assembler writes about inline PTX. NVRTC quotes the CUDA lines that it refuses, but not these.
+#: How the assembler names a line of inline PTX. NVRTC quotes the CUDA lines that it refuses, but not lines of PTX.
 _PTX_LINE = re.compile(r"ptx input, line (\d+)")
 #: How many PTX lines and how many lines of the log an error shows; the whole log is its attribute.
 _QUOTED, _LOG_LINES = 3, 40
@@ -35,7 +35,7 @@ class CompileError(RuntimeError):
         self.log = log
 
     def __reduce__(self) -> tuple[type[CompileError], tuple[str, int, str]]:
-        # For the way from a process of a pool to its parent.
+        # Makes it picklable, so that a worker process can raise it in its parent.
         return type(self), (str(self), self.code, self.log)
 
 
@@ -48,7 +48,7 @@ class Compiled:
 
 
 class Nvrtc:
-    """A loaded NVRTC library. It may be used by several threads at a time."""
+    """A loaded NVRTC library. Several threads may use it at a time."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -67,7 +67,7 @@ class Nvrtc:
 
     @property
     def path(self) -> str:
-        """The file that it was loaded from; "" where the system does not tell."""
+        """The file that it was loaded from; "" if that is not known."""
         return self._builtins.nvrtc
 
     def compile(self, text: str, name: str, arch: str, options: Sequence[str] = ()) -> Compiled:
@@ -91,13 +91,13 @@ class Nvrtc:
         finally:
             self._library.nvrtcDestroyProgram(reference)
         if code == _BUILTIN_OPERATION_FAILURE:
-            # No word about the text or the architecture: nobody may remember it as one.
+            # This says nothing about the text or the architecture, so it must not be cached as their failure.
             raise DeviceUnavailable(self._builtins.missing())
         quoted = self._quoted(text, name, arch, options, log)
         raise CompileError(self._explain(code, name, arch, log, quoted), code, log)
 
     def accepts(self, arch: str) -> bool:
-        """Whether it compiles for `arch`. NVRTC lists the numbers, but not the variants (sm_100a): this tries.
+        """Whether it compiles for `arch`: tried, because NVRTC lists architectures, but not their variants (sm_100a).
 
         DeviceUnavailable as for `compile`.
         """
@@ -110,7 +110,7 @@ class Nvrtc:
         return True
 
     def _read(self, program: ctypes.c_void_p, function: str) -> bytes:
-        """What `function` holds of a program, whole."""
+        """The result of a function such as nvrtcGetCUBIN for a program."""
         size = ctypes.c_size_t()
         self._call(f"{function}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(max(size.value, 1))
@@ -126,7 +126,7 @@ class Nvrtc:
         return str(self._library.nvrtcGetErrorString(code).decode())
 
     def _quoted(self, text: str, name: str, arch: str, options: Sequence[str], log: str) -> list[str]:
-        """The lines of PTX that the log speaks of."""
+        """The lines of PTX that the log refers to."""
         numbers = [int(number) for number in dict.fromkeys(_PTX_LINE.findall(log))]
         if not numbers:
             return []
@@ -151,7 +151,7 @@ class Nvrtc:
 def load(path: str) -> Nvrtc:
     """The library at `path`, or of that name on the loader's path. OSError when there is none."""
     if sys.platform == "win32" and os.path.isabs(path):
-        # NVRTC finds its builtins library by name: only folders of these two lists are searched for it.
+        # NVRTC opens its builtins library by name, and Windows searches only the folders of these two lists.
         folder = os.path.dirname(path)
         os.add_dll_directory(folder)
         os.environ["PATH"] = os.pathsep.join((folder, os.environ.get("PATH", "")))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC's second library, which holds the functions that are built into CUDA C++.
+"""NVRTC's second library, which holds the built-in functions of CUDA C++.
 
-NVRTC opens it by its bare name when it first compiles. Where it has no RPATH, as in the wheel 13.0.88, the loader finds
-that name only if the library is loaded already, which is done here.
+NVRTC opens it by its bare name when it first compiles. If NVRTC has no RPATH, as in the wheel 13.0.88, the loader finds
+that name only if the library is already loaded. This module loads it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class _LinkMap(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Builtins:
-    """What came of loading the builtins library of an NVRTC of some version, which is the file `nvrtc`."""
+    """The result of loading the builtins library of an NVRTC: of that `version`, loaded from the file `nvrtc`."""
 
     version: tuple[int, int]
     nvrtc: str
-    #: The one that was loaded, or None.
+    #: The builtins library that was loaded, or None.
     path: str | None
     #: Why none was loaded, or "".
     problem: str
 
     def missing(self) -> str:
-        """What an NVRTC that cannot use it ends in, with the command that mends it."""
+        """The error message of an NVRTC that cannot use it, with the command that repairs it."""
         reason = self.problem or f"{self.path} is damaged or of another version"
         return (
             f"compile: NVRTC {'.'.join(map(str, self.version))} ({self.nvrtc}) cannot use "
@@ -50,14 +50,14 @@ class Builtins:
 
 
 def load(library: Any, version: tuple[int, int]) -> Builtins:
-    """Load the builtins library that belongs to a loaded NVRTC, if it is beside it or in a wheel.
+    """Load the builtins library of a loaded NVRTC, if it is in the same folder or in a wheel.
 
-    No failure where there is none: the loader may know of one.
+    It is no failure if there is none: the loader may still find one.
     """
     nvrtc = path_of(library)
     problem = ""
     for folder in _folders(nvrtc, version[0]):
-        # Never the "alt" library, which is that of another NVRTC.
+        # Never the "alt" library, which belongs to another NVRTC.
         path = os.path.join(folder, builtins_name(version))
         if os.path.isfile(path):
             try:
@@ -70,7 +70,7 @@ def load(library: Any, version: tuple[int, int]) -> Builtins:
 
 
 def path_of(library: Any) -> str:
-    """The file that a library was loaded from, also if somebody else loaded it; "" where the system does not tell."""
+    """The file that a library was loaded from, whoever loaded it; "" if that is not known."""
     handle = ctypes.c_void_p(library._handle)
     if sys.platform == "win32":
         name = ctypes.create_unicode_buffer(_MAX_PATH)
@@ -83,7 +83,7 @@ def path_of(library: Any) -> str:
 
 
 def _folders(nvrtc: str, major: int) -> Iterator[str]:
-    """Its own folder (that of the file itself where it is a link), then those of the wheels."""
+    """The folder of NVRTC, that of the file behind it if it is a link, then those of the wheels."""
     if nvrtc:
         yield os.path.dirname(nvrtc)
         yield os.path.dirname(os.path.realpath(nvrtc))

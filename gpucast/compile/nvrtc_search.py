@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where NVRTC is on this machine. A copy in a wheel or a folder is found without loading it, which takes a while."""
+"""Finds NVRTC on this machine. A copy in a wheel or a folder is found without loading it, because loading is slow."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpucast.compile import nvidia as driver
-from gpucast.compile import nvrtc
+from gpucast.compile import nvidia, nvrtc
 from gpucast.compile.nvrtc import Nvrtc
 from gpucast.compile.nvrtc_files import MAJORS, file_name, in_wheels
 from gpucast.core.errors import DeviceUnavailable
@@ -22,39 +21,39 @@ _TOOLKIT = ("bin/x64", "bin") if _WINDOWS else ("lib64", "lib", "targets/x86_64-
 
 
 @dataclass(frozen=True)
-class Found:
-    """A copy of NVRTC: the `path` of one not loaded yet, or one that is `loaded` (its path is not known then)."""
+class NvrtcCopy:
+    """A copy of NVRTC: either the `path` of one that is not loaded yet, or a `loaded` one, whose path is not known."""
 
     path: str | None
     loaded: Nvrtc | None = None
 
 
-def find() -> Found:
-    """The copy to use: one loaded already, then the wheels, then the loader's path, then CUDA_PATH.
+def find() -> NvrtcCopy:
+    """The copy to use: one that is already loaded, else one from the wheels, the loader's path, or CUDA_PATH.
 
-    In each of these places the newest CUDA major comes first, but none that is newer than the driver, which would
-    refuse its cubins. DeviceUnavailable, with the command that mends it, where there is none.
+    In each place the newest CUDA major comes first, but none newer than the driver, which would refuse its cubins.
+    DeviceUnavailable, with the command that installs one, where there is none.
     """
-    version = driver.cuda_version()
+    version = nvidia.cuda_version()
     majors = [major for major in MAJORS if version is None or major <= version[0]]
     for major in majors:
         library = _already_loaded(file_name(major))
         if library is not None:
-            return Found(None, Nvrtc(library))
+            return NvrtcCopy(None, Nvrtc(library))
     for path in _files(majors):
         if os.path.isfile(path):
-            return Found(path)
+            return NvrtcCopy(path)
     for major in majors:
         with contextlib.suppress(OSError):
-            return Found(None, nvrtc.load(file_name(major)))
+            return NvrtcCopy(None, nvrtc.load(file_name(major)))
     for path in _toolkit_files(majors):
         if os.path.isfile(path):
-            return Found(path)
+            return NvrtcCopy(path)
     raise DeviceUnavailable(_missing(version))
 
 
 def _files(majors: list[int]) -> Iterator[str]:
-    """Whole paths that come before the loader's cache: wheels, the Python's own prefix (conda), LD_LIBRARY_PATH."""
+    """Full paths that come before the loader's cache: wheels, Python's own prefix (conda), LD_LIBRARY_PATH."""
     for major in majors:
         yield from in_wheels(major)
     folders = [os.path.join(sys.prefix, "Library", "bin") if _WINDOWS else os.path.join(sys.prefix, "lib")]
@@ -97,7 +96,7 @@ def _missing(version: tuple[int, int] | None) -> str:
 
 
 def _extra(version: tuple[int, int] | None) -> str:
-    """The extra that fits the CuPy that is installed, else the driver, else the most drivers."""
+    """The extra to install: the one of the installed CuPy, else the one for the driver, else the one for any driver."""
     import importlib.metadata  # slow, and needed for this message only
 
     for extra, package in (("cuda12", "cupy-cuda12x"), ("cuda13", "cupy-cuda13x")):
@@ -106,4 +105,4 @@ def _extra(version: tuple[int, int] | None) -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
         return extra
-    return driver.extra(version)
+    return nvidia.extra(version)

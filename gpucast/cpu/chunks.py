@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of the host walked chunk by chunk, so that what is done to a chunk finds it in the cache.
+"""Walks host arrays chunk by chunk, so that each chunk stays in the cache while it is worked on.
 
-Whoever casts or counts gets flat, contiguous, aligned chunks in the machine's byte order, whatever the arrays' strides
-and byte orders are. Extra memory is that of a chunk or two.
+Callers get flat, contiguous, aligned chunks in native byte order, whatever the strides and byte orders of the arrays.
+The extra memory is one or two chunks.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from gpucast.core.dtypes import DType
 
 Array = npt.NDArray[Any]
 
-#: Elements of a chunk: a few scratch arrays of 4 or 8 bytes fit the second-level cache, and a call costs little beside.
-#: Whole bytes of every packed layout.
+#: Elements of a chunk: few enough that a few scratch arrays of 4 or 8 bytes per element fit the second-level cache, so
+#: many that the cost of a NumPy call does not matter. A multiple of 8, so that packed chunks are whole bytes.
 CHUNK = 1 << 16
 
 
 def spans(size: int, chunk: int = CHUNK) -> Iterator[slice]:
-    """Where the chunks of so many flat elements lie."""
+    """The slices that cut `size` flat elements into chunks."""
     for start in range(0, size, chunk):
         yield slice(start, min(start + chunk, size))
 
 
-def codes_of(x: Array, row: DType) -> Array:
-    """An array of a dtype seen as its codes, in the byte order that it has."""
-    kind = row.code_numpy
+def codes_of(x: Array, dtype: DType) -> Array:
+    """A view of an array of that dtype as its codes, in the array's own byte order."""
+    kind = dtype.code_numpy
     return x.view(kind if x.dtype.isnative else kind.newbyteorder(x.dtype.byteorder))
 
 
 def flat(x: Array, out: Array, *, row_major: bool = False) -> tuple[Array, Array] | None:
-    """Flat views of two arrays of codes, of equal shapes, in one order: where both are native and aligned and lie in
-    memory without gaps in that order. `row_major`: the order has to be that of their indices."""
+    """Flat views of two arrays of codes of equal shape, both in the same element order; None where they have none.
+
+    They have such views if both are native, aligned, and contiguous in some common order of the dimensions; with
+    `row_major` only C order counts.
+    """
     of_x, of_out = x.flags, out.flags
     if not (of_x.c_contiguous and of_out.c_contiguous):
         if row_major:
@@ -54,21 +57,21 @@ def flat(x: Array, out: Array, *, row_major: bool = False) -> tuple[Array, Array
 
 
 def pairs(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) -> Iterator[tuple[Array, Array]]:
-    """Chunks of two arrays of codes, of equal shapes: codes to read, and room for as many results.
+    """Chunks of two arrays of codes of equal shape: codes to read, and a chunk to write as many results to.
 
-    The results are in `out` once the next pair is asked for. `row_major`: the chunks follow the order of indices.
+    The results have reached `out` when the next pair is requested. `row_major`: the chunks follow C order.
     """
     views = flat(x, out, row_major=row_major)
     if views is None:
         yield from gathered(x, out, chunk, row_major=row_major)
         return
-    codes, room = views
+    codes, results = views
     for start in range(0, codes.size, chunk):
-        yield codes[start : start + chunk], room[start : start + chunk]
+        yield codes[start : start + chunk], results[start : start + chunk]
 
 
 def gathered(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) -> Iterator[tuple[Array, Array]]:
-    """As `pairs`, of arrays that have no `flat` views: by way of buffers where they do not lie as chunks have to."""
+    """As `pairs`, for arrays without `flat` views: chunks that are not contiguous, aligned and native are copied."""
     chunks = np.nditer(  # type: ignore[call-overload]  # NumPy's stub misspells "contig".
         [x, out],
         flags=["external_loop", "buffered", "zerosize_ok"],
@@ -79,16 +82,16 @@ def gathered(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = Fals
         buffersize=chunk,
     )
     with chunks:
-        for codes, room in chunks:
+        for codes, results in chunks:
             if codes.size:
-                yield codes, room
+                yield codes, results
 
 
 def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, Array]]:
-    """As `pairs`, of a PackedArray over NumPy memory: unpacked elements, and room for their casts to `dst`.
+    """As `pairs`, for a PackedArray over NumPy memory: unpacked elements, and a chunk to write their casts to `dst` to.
 
-    `out` is a PackedArray if `dst` is packed, else an array. In place (equal layouts) each chunk is unpacked before it
-    is written.
+    `out` is a PackedArray if `dst` is packed, else an array. It may be `x` itself if the layouts are equal, because
+    each chunk is unpacked before it is written.
     """
     src = x.dtype
     flat_out = out.data if dst.packed else out.reshape(-1) if out.flags.c_contiguous else np.empty(x.size, dst.numpy)
@@ -96,10 +99,10 @@ def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, 
         count, first = min(CHUNK, x.size - start), src.nbytes(start)
         codes = unpack_codes(x.data[first : first + src.nbytes(count)], src.bits, count).view(src.numpy)
         if dst.packed:
-            room = np.empty(count, dst.numpy)
-            yield codes, room
+            results = np.empty(count, dst.numpy)
+            yield codes, results
             first = dst.nbytes(start)
-            flat_out[first : first + dst.nbytes(count)] = pack_codes(room.view(np.uint8), dst.bits)
+            flat_out[first : first + dst.nbytes(count)] = pack_codes(results.view(np.uint8), dst.bits)
         else:
             yield codes, flat_out[start : start + count]
     if not dst.packed and not out.flags.c_contiguous:
@@ -107,10 +110,10 @@ def packed_pairs(x: PackedArray, dst: DType, out: Any) -> Iterator[tuple[Array, 
 
 
 def elements(x: Array, chunk: int = CHUNK) -> Iterator[Array]:
-    """The elements of one array in memory order; each chunk is used up before the next is asked for."""
+    """The elements of one array in memory order. A chunk is valid only until the next one is requested."""
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
     with np.nditer(x, flags=flags, order="K", buffersize=chunk) as chunks:
         for part in chunks:
-            found: Any = part
-            if found.size:
-                yield found
+            chunk_of: Any = part
+            if chunk_of.size:
+                yield chunk_of

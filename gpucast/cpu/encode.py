@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of every type to exact float64 values and back: short, exact, of middling speed.
+"""Codes of every type to exact float64 values and back: short and exact, but not the quickest.
 
-The host path builds its tables with it, casts small arrays with it, and mends with it the few elements of a large
-array that its quick lanes do not cover. It works on whole arrays in float64, where every scaling by a power of two that
-is used here is exact, so `numpy.rint` (to nearest, ties to even) is the only rounding.
+The host path uses it to build tables, to cast small arrays, and for the few elements of a large array that its quick
+lanes do not handle. It works on whole arrays in float64, where every scaling by a power of two used here is exact, so
+`numpy.rint` (to nearest, ties to even) is the only rounding.
 """
 
 from __future__ import annotations
@@ -19,61 +19,70 @@ from gpucast.core.rule import Rule
 Array = npt.NDArray[Any]
 
 
-def decode(codes: Array, row: DType) -> Array:
-    """The float64 values of flat, native codes of a type of at most 16 bits, FLOAT or DOUBLE. NaN has the sign that
-    counts: the code's own, positive where the type's NaN has none."""
-    if row.family == "bool":
+def decode(codes: Array, src: DType) -> Array:
+    """The float64 values of flat, native codes of a type of at most 16 bits, FLOAT or DOUBLE.
+
+    NaN keeps its sign, or is positive if the type's NaN has no sign.
+    """
+    if src.family == "bool":
         truth: Array = (codes != 0).astype(np.float64)
         return truth
-    if row.family == "int":
-        whole: Array = (codes & row.code_numpy.type(row.code_mask)).astype(np.int64)
-        return ((whole ^ row.sign_code) - row.sign_code).astype(np.float64)
-    codes = codes & row.code_numpy.type(row.code_mask)
-    values: Array = codes.view(row.numpy).astype(np.float64)
-    if row.has_nan:
+    if src.family == "int":
+        integers: Array = (codes & src.code_numpy.type(src.code_mask)).astype(np.int64)
+        return ((integers ^ src.sign_code) - src.sign_code).astype(np.float64)
+    codes = codes & src.code_numpy.type(src.code_mask)
+    values: Array = codes.view(src.numpy).astype(np.float64)
+    if src.has_nan:
         nan = np.isnan(values)
-        negative = row.nan_is_signed & (codes[nan] & row.code_numpy.type(row.sign_code) != 0)
+        negative = src.nan_is_signed & (codes[nan] & src.code_numpy.type(src.sign_code) != 0)
         values[nan] = np.where(negative, -np.nan, np.nan)
     return values
 
 
 def encode(values: Array, rule: Rule) -> Array:
-    """The codes of ``rule.dst``, of any type, that a rule gives flat float64 values. Overflow and the like must not
-    warn: call it under ``numpy.errstate(all="ignore")``."""
-    row = rule.dst
-    if row.family == "bool":
+    """The codes of ``rule.dst``, which may be any type, for flat float64 values.
+
+    Call it under ``numpy.errstate(all="ignore")``: overflow and the like must not warn.
+    """
+    dst = rule.dst
+    if dst.family == "bool":
         return np.not_equal(values, 0).view(np.uint8)
-    if row.family == "int":
+    if dst.family == "int":
         return _to_integer(values, rule)
-    if row.family == "e8m0":
+    if dst.family == "e8m0":
         return _to_exponent(values, rule)
-    if row.bits > 16:
-        result: Array = values.astype(row.numpy)
+    if dst.bits > 16:
+        result: Array = values.astype(dst.numpy)
         if rule.overflow == "saturate":
-            np.clip(result, row.min, row.max, out=result)
-        return canonical_nan(result.view(row.code_numpy), result, row)
+            np.clip(result, dst.min, dst.max, out=result)
+        return canonical_nan(result.view(dst.code_numpy), result, dst)
     return _to_narrow_float(values, rule)
 
 
-def canonical_nan(codes: Array, values: Array, row: DType) -> Array:
-    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of its sign. `values` are the same numbers, as
-    any type."""
-    # NaN counts as the largest, and the search ends at the first one.
+def canonical_nan(codes: Array, values: Array, dtype: DType) -> Array:
+    """Replace, in place, each NaN of a native IEEE type by the quiet NaN of the same sign.
+
+    `values` are the numbers of the codes, as any floating type.
+    """
+    # argmax treats NaN as the largest value and stops at the first one.
     if values.size and np.isnan(values[values.argmax()]):
         where = np.flatnonzero(values != values)
-        code = row.code_numpy.type
-        codes[where] = (codes[where] & code(row.sign_code)) | code(row.nan_code)
+        code = dtype.code_numpy.type
+        codes[where] = (codes[where] & code(dtype.sign_code)) | code(dtype.nan_code)
     return codes
 
 
-def canonical_quiet_nan(codes: Array, row: DType) -> None:
-    """The same for codes that hold no signalling NaN. As signed integers the positive NaNs are the largest codes, as
-    unsigned ones the negative NaNs, and in both the one without payload is the least of them."""
-    signed = codes.view(f"int{row.bits}")
-    if codes.size and np.maximum.reduce(signed) > row.nan_code:
-        np.minimum(signed, row.nan_code, out=signed)
-    if codes.size and np.maximum.reduce(codes) > row.nan_code | row.sign_code:
-        np.minimum(codes, row.nan_code | row.sign_code, out=codes)
+def canonical_quiet_nan(codes: Array, dtype: DType) -> None:
+    """As `canonical_nan`, for codes without signalling NaNs.
+
+    Seen as signed integers, positive NaNs are the largest codes; seen as unsigned ones, negative NaNs are. The NaN
+    without payload is the least of either, so a minimum makes all of them equal to it.
+    """
+    signed = codes.view(f"int{dtype.bits}")
+    if codes.size and np.maximum.reduce(signed) > dtype.nan_code:
+        np.minimum(signed, dtype.nan_code, out=signed)
+    if codes.size and np.maximum.reduce(codes) > dtype.nan_code | dtype.sign_code:
+        np.minimum(codes, dtype.nan_code | dtype.sign_code, out=codes)
 
 
 def low_bits(values: Array) -> Array:
@@ -86,7 +95,7 @@ def low_bits(values: Array) -> Array:
         odd = np.abs(beyond) < 2.0**117
         if odd.any():
             beyond = np.where(odd, beyond, 0.0)
-            # Exact: what is left is a multiple of the last place of `beyond`, and no larger than `beyond`.
+            # Exact: the remainder is a multiple of the ULP of `beyond`, and no larger than `beyond`.
             beyond -= np.rint(beyond * 2.0**-64) * 2.0**64
             beyond[beyond >= 2.0**63] -= 2.0**64
         else:
@@ -97,56 +106,57 @@ def low_bits(values: Array) -> Array:
 
 
 def _to_integer(values: Array, rule: Rule) -> Array:
-    row = rule.dst
+    dst = rule.dst
     if rule.rounding == "nearest_even":
         values = np.rint(values)
-    codes = low_bits(values).astype(row.code_numpy)
+    codes = low_bits(values).astype(dst.code_numpy)
     if rule.overflow == "saturate":
-        # max + 1 and min are powers of two or zero, so float64 has both. What truncates to min - 0.x is no overflow.
-        code = row.code_numpy.type
-        codes[values >= float(int(row.max) + 1)] = code(row.max_code & ~row.sign_code)
-        codes[values < float(row.min)] = code(row.sign_code)
-    codes &= row.code_numpy.type(row.code_mask)
+        # max + 1 and min are powers of two or zero, so exact in float64. Values between min - 1 and min truncate to
+        # min.
+        code = dst.code_numpy.type
+        codes[values >= float(int(dst.max) + 1)] = code(dst.max_code & ~dst.sign_code)
+        codes[values < float(dst.min)] = code(dst.sign_code)
+    codes &= dst.code_numpy.type(dst.code_mask)
     return codes
 
 
 def _to_exponent(values: Array, rule: Rule) -> Array:
-    row = rule.dst
+    dst = rule.dst
     saturate = rule.overflow == "saturate"
-    lowest, highest, nan = (0, row.max_code, row.nan_code) if saturate else (row.nan_code,) * 3
+    lowest, highest, nan = (0, dst.max_code, dst.nan_code) if saturate else (dst.nan_code,) * 3
     fraction, exponent = np.frexp(values)
     # |x| = fraction * 2^exponent with fraction in [0.5, 1): 0.5 is an exact power of two, 0.75 the middle.
     step = {"up": fraction != 0.5, "down": False, "nearest": fraction >= 0.75}[rule.round_mode]
-    codes: Array = exponent - 1 + row.bias + step
-    codes[values > row.max] = highest
-    codes[values < row.min] = lowest
+    codes: Array = exponent - 1 + dst.bias + step
+    codes[values > dst.max] = highest
+    codes[values < dst.min] = lowest
     codes[np.isnan(values)] = nan
-    return codes.astype(row.code_numpy)
+    return codes.astype(dst.code_numpy)
 
 
 def _to_narrow_float(values: Array, rule: Rule) -> Array:
-    row = rule.dst
+    dst = rule.dst
     sign, magnitude, nan = np.signbit(values), np.abs(values), np.isnan(values)
     special = ~np.isfinite(magnitude)
     magnitude[special] = 0.0
     _, exponent = np.frexp(magnitude)
-    # Codes of one binade are 2^mantissa_bits steps of its spacing, and binades follow one another without a gap; the
-    # binade of the smallest normals has the spacing of the subnormals. A carry runs into the next binade by itself.
-    binade = np.maximum(exponent - 2 + row.bias, 0)
+    # A binade has 2^mantissa_bits codes, one ULP apart, and the codes of the next binade follow without a gap; the
+    # smallest normals have the ULP of the subnormals. So a carry out of the mantissa gives the next binade's code.
+    binade = np.maximum(exponent - 2 + dst.bias, 0)
     binade[magnitude == 0] = 0
-    steps = np.rint(np.ldexp(magnitude, row.mantissa_bits + row.bias - 1 - binade))
-    codes: Array = (binade << row.mantissa_bits) + steps.astype(np.int64)
+    steps = np.rint(np.ldexp(magnitude, dst.mantissa_bits + dst.bias - 1 - binade))
+    codes: Array = (binade << dst.mantissa_bits) + steps.astype(np.int64)
     infinite = special & ~nan
-    beyond = (codes > row.max_code) | infinite
+    beyond = (codes > dst.max_code) | infinite
     if rule.overflow == "nan":
         nan |= beyond
     elif rule.infinity_is_nan:
         nan |= infinite
-    codes[beyond] = row.inf_code if rule.overflow == "infinity" else row.max_code
-    codes[sign & (codes != 0) if row.specials == "fnuz" else sign] |= row.sign_code
-    if row.has_nan:
-        codes[nan] = row.nan_code | np.where(sign[nan] & row.nan_is_signed, row.sign_code, 0)
+    codes[beyond] = dst.inf_code if rule.overflow == "infinity" else dst.max_code
+    codes[sign & (codes != 0) if dst.specials == "fnuz" else sign] |= dst.sign_code
+    if dst.has_nan:
+        codes[nan] = dst.nan_code | np.where(sign[nan] & dst.nan_is_signed, dst.sign_code, 0)
     else:
-        # As the shipped ONNX node tests have it: zero with the opposite sign.
-        codes[nan] = np.where(sign[nan], 0, row.sign_code)
-    return codes.astype(row.code_numpy)
+        # As in the ONNX node tests: NaN becomes zero with the opposite sign.
+        codes[nan] = np.where(sign[nan], 0, dst.sign_code)
+    return codes.astype(dst.code_numpy)

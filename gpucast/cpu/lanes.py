@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quick path for NumPy arrays: the same bits as the reference, at the speed of memory where NumPy allows it.
 
-An array is cast in chunks that stay in the cache. What happens to a chunk is its *lane*, chosen once per call by the
-rule alone. There are three kinds:
+An array is cast in chunks that stay in the cache. A *lane* is the function that casts a chunk; it is chosen once per
+call. There are three kinds:
 
-1. one pass of NumPy over the codes, where that is the whole rule: same type, integers, much that goes to BOOL;
-2. a table look-up by the source's code, for sources of 16 bits or fewer (`host_tables`);
-3. *load* and *store*: the source becomes a *carrier*, an array that NumPy computes with at full speed (its integers,
-   float32, float64) and that holds the same numbers; the destination's family alone says how a carrier is stored.
+1. one NumPy pass over the codes, where that does the whole cast: equal types, integers, most casts to BOOL;
+2. a table look-up by the source's code, for sources of 16 bits or fewer (`gpucast.cpu.tables`);
+3. *load* and *store*: load converts the source to a *compute dtype*, which holds the same numbers and which NumPy is
+   fast with (integers, float32, float64); how these are stored depends on the destination's family alone.
 
-Where a lane is exact for nearly all elements only, it finds the others and mends them.
+A lane that is exact for nearly all elements only finds the others and corrects them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
-from gpucast.cpu import tables as host_tables
+from gpucast.cpu import tables
 from gpucast.cpu.chunks import CHUNK, codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode, encode
 from gpucast.cpu.store import Lane, store
@@ -33,7 +33,7 @@ from gpucast.cpu.store import Lane, store
 Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
-#: Elements up to which an array is short: calls of NumPy take longer than its elements.
+#: The size up to which an array is short: NumPy's overhead per call takes longer than the elements.
 SHORT = 1 << 11
 
 
@@ -61,25 +61,28 @@ def apply_codes(codes: Array, rule: Rule, result: Array) -> None:
         chunk = min(codes.size, CHUNK if views is None else chunk_of(rule))
         lane = lane or _lane(rule, codes.size, chunk)
         chunks = gathered(codes, result, chunk) if views is None else pairs(*views, chunk)
-        for some, room in chunks:
-            lane(some, room)
+        for source, results in chunks:
+            lane(source, results)
 
 
 def lane(rule: Rule, size: int, chunk: int) -> Lane:
-    """What `apply` does with an array of `size` elements, for a caller who cuts it up: a lane takes flat, native codes,
-    at most `chunk` at a time, where floating-point errors are ignored. It has scratch memory: for one thread."""
+    """The lane by which `apply` casts an array of `size` elements, for callers that cut the array up themselves.
+
+    Call it with flat, native codes, at most `chunk` at a time, while NumPy's floating-point errors are ignored. It has
+    scratch memory, so only one thread may use it.
+    """
     if size <= SHORT:
         return _short_lanes(rule)
     return _one_pass(rule) or _lane(rule, size, chunk)
 
 
 class _ShortLanes:
-    """The lanes of one rule for short arrays, where making a lane would take longer than using it.
+    """Reusable lanes of one rule for short arrays, for which making a lane takes longer than using it.
 
-    A lane has scratch memory, so each is lent to one call at a time.
+    A lane has scratch memory, so only one call uses it at a time.
     """
 
-    #: A call takes as long as some elements.
+    #: The cost of a call, counted in elements.
     _CALL = 64
 
     def __init__(self, rule: Rule) -> None:
@@ -88,7 +91,7 @@ class _ShortLanes:
         self._elements = self._next = 0
 
     def __call__(self, x: Array, out: Array) -> None:
-        # Which lane pays, with what tables, is a matter of all elements that have come so far.
+        # Which lane, and which table, pays off depends on how many elements have been cast so far.
         self._elements += x.size + self._CALL
         if self._elements >= self._next:
             self._next = 2 * self._elements
@@ -99,7 +102,7 @@ class _ShortLanes:
         except IndexError:
             lane = _silent(self._make)
         lane(x, out)
-        # What is not zero depends on the thread.
+        # Lanes to BOOL depend on the thread: it may treat subnormal numbers as zero.
         if self._rule.dst.family != "bool":
             free.append(lane)
 
@@ -108,35 +111,37 @@ class _ShortLanes:
 
 
 def _silent(make: Callable[[], Lane]) -> Lane:
-    """The lane that is made, to run where floating-point errors are ignored: with a context of its own, in a small part
-    of the time that `numpy.errstate` takes."""
+    """The lane that `make` returns, run in a context in which floating-point errors are ignored.
+
+    This takes a fraction of the time of `numpy.errstate`.
+    """
     context = Context()
     context.run(np.seterr, all="ignore")
     lane = context.run(make)
     return lambda x, out: context.run(lane, x, out)
 
 
-_short_lanes = lru_cache(maxsize=host_tables.KEPT)(_ShortLanes)
+_short_lanes = lru_cache(maxsize=tables.KEPT)(_ShortLanes)
 
 
 def chunk_of(rule: Rule) -> int:
-    """Elements of the chunks that a cast is quickest in."""
+    """The chunk size, in elements, that is quickest for a cast."""
     src, dst = rule.src, rule.dst
     if src.name == "FLOAT" and dst.is_float and dst.bits <= 16 and not _is_bfloat16(dst):
-        # Several scratch arrays of 4 or 8 bytes.
+        # This lane has several scratch arrays of 4 or 8 bytes per element.
         return CHUNK // 2
-    # Short integers have no wide scratch arrays, but calls whose cost shows.
+    # Casts among short integers need no wide scratch arrays, so larger chunks are better: they need fewer calls.
     itemsize = max(src.code_numpy.itemsize, dst.code_numpy.itemsize)
     return CHUNK if src.is_float or dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
 
 
 def table_driven(rule: Rule) -> bool:
     """True where large arrays are cast by looking up the source's code."""
-    return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _carried(rule)
+    return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _is_converted(rule)
 
 
-def _carried(rule: Rule) -> bool:
-    """True for a source of at most 16 bits that NumPy carries to the destination more quickly than a table does."""
+def _is_converted(rule: Rule) -> bool:
+    """True for a source of at most 16 bits that NumPy converts more quickly than a table look-up would."""
     wide = rule.dst.family == "int" or rule.dst.bits > 16
     if rule.src.is_float:
         plain = rule.dst.family != "int" or (rule.rounding == "truncate" and rule.overflow == "wrap")
@@ -149,15 +154,15 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
     src, dst = rule.src, rule.dst
     if dst.family == "bool":
         return _to_bool(src, chunk)
-    if src.bits <= 16 and not _carried(rule):
+    if src.bits <= 16 and not _is_converted(rule):
         return _look_up(rule, size, chunk)
     if src.is_float and src.bits <= 16 and dst.family == "int" and size >= 1 << src.bits:
-        if host_tables.astype_keeps_low_bits(rule):
+        if tables.astype_keeps_low_bits(rule):
             return _astype_low_bits(rule)
     if src.packed and not dst.packed and dst.bits == 8 and rule.overflow == "wrap":
         return lambda x, out: _discard(_extend(x, src, out))
-    load, carrier = _load(rule, chunk)
-    put = store(carrier, rule, size, chunk)
+    load, compute_dtype = _load(rule, chunk)
+    put = store(compute_dtype, rule, size, chunk)
     return lambda x, out: put(load(x), out)
 
 
@@ -165,7 +170,7 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
 
 
 def _one_pass(rule: Rule) -> Lane | None:
-    """The lane of a pair for which one NumPy call without scratch memory is the whole rule, else None."""
+    """The lane of a pair that needs only one NumPy call and no scratch memory, else None."""
     src, dst = rule.src, rule.dst
     bytes_only = src.code_numpy.itemsize == dst.code_numpy.itemsize == 1
     if dst.family == "bool" and src.family == "e8m0":  # It has no zero.
@@ -183,8 +188,8 @@ def _one_pass(rule: Rule) -> Lane | None:
         return lambda x, out: np.copyto(out, x)
     if src.family != "int" or src.packed:
         return None
-    # NumPy keeps the low bits of integers, and rounds integers once, to nearest even; so does ml_dtypes those that
-    # float32 holds. None of them can be out of range.
+    # NumPy truncates integers to their low bits, and rounds them to floats once, to nearest even. ml_dtypes does so
+    # for integers that are exact in float32. None of them can be out of range.
     if (dst.family == "int" and not dst.packed and rule.overflow == "wrap") or (
         dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
     ):
@@ -192,9 +197,9 @@ def _one_pass(rule: Rule) -> Lane | None:
     return None
 
 
-def _zero_mask(row: DType) -> int:
-    """The bits of a code that are all clear in zero alone (with its negative, where there is one)."""
-    return row.code_mask & ~(row.sign_code if row.has_negative_zero else 0)
+def _zero_mask(dtype: DType) -> int:
+    """A mask of bits that are all clear only in the codes of zero and negative zero."""
+    return dtype.code_mask & ~(dtype.sign_code if dtype.has_negative_zero else 0)
 
 
 def _to_bool(src: DType, chunk: int) -> Lane:
@@ -207,24 +212,24 @@ def _to_bool(src: DType, chunk: int) -> Lane:
 
 
 def _subnormals_are_zero() -> bool:
-    """True in a thread where some library has switched the processor to read subnormals as zero."""
+    """True in a thread in which some library has made the processor read subnormal numbers as zero."""
     return bool(np.array([1], np.uint32).view(np.float32)[0] == 0)
 
 
 def _discard(_: Any) -> None:
-    """The result went into `out`."""
+    """Drop a return value: the result is in `out`."""
 
 
 # ---- tables ----
 
 
 def _look_up(rule: Rule, size: int, chunk: int) -> Lane:
-    if host_tables.too_long(1 << rule.src.bits, size):
+    if tables.too_long(1 << rule.src.bits, size):
         return lambda x, out: np.copyto(out, encode(decode(x, rule.src), rule))
-    table = host_tables.by_code(rule)
-    if table.size > 256 or table.itemsize == 8 or host_tables.too_long(1 << 16, size):
+    table = tables.by_code(rule)
+    if table.size > 256 or table.itemsize == 8 or tables.too_long(1 << 16, size):
         return _take(table, chunk)
-    pairs = host_tables.by_pair(rule)
+    pairs = tables.by_pair(rule)
     index = np.empty(chunk // 2, np.intp)
 
     def lane(x: Array, out: Array) -> None:
@@ -242,7 +247,7 @@ def _take(table: Array, chunk: int) -> Lane:
 
     def lane(x: Array, out: Array) -> None:
         np.copyto(index[: x.size], x)
-        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        # No index is out of range; "clip" avoids the separate pass in which "raise" checks them.
         table.take(index[: x.size], out=out, mode="clip")
 
     return lane
@@ -259,19 +264,19 @@ def _astype_low_bits(rule: Rule) -> Lane:
     return lane
 
 
-# ---- load: codes -> carrier ----
+# ---- load: codes -> compute dtype ----
 
 
 def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
-    """How codes of a type become a carrier, and the carrier's dtype."""
+    """The function that converts source codes to the compute dtype, and that dtype."""
     src = rule.src
     if src.family == "bool":
         truth = np.empty(chunk, bool)
         return lambda x: np.not_equal(x, 0, out=truth[: x.size]).view(np.uint8), np.dtype(np.uint8)
     if src.packed:
         extended = np.empty(chunk, np.uint8)
-        carrier = np.dtype(np.int8 if src.signed else np.uint8)
-        return lambda x: _extend(x, src, extended[: x.size]).view(carrier), carrier
+        compute_dtype = np.dtype(np.int8 if src.signed else np.uint8)
+        return lambda x: _extend(x, src, extended[: x.size]).view(compute_dtype), compute_dtype
     if _is_bfloat16(src) and rule.dst.family == "int":
         widened = np.empty(chunk, np.float32)
 
@@ -285,7 +290,7 @@ def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
 
 
 def _extend(x: Array, src: DType, out: Array) -> Array:
-    """Codes of fewer than 8 bits as codes of 8 bits."""
+    """Zero- or sign-extend codes of fewer than 8 bits to 8 bits."""
     np.bitwise_and(x, src.code_mask, out=out)
     if src.signed:
         np.bitwise_xor(out, src.sign_code, out=out)
@@ -293,5 +298,5 @@ def _extend(x: Array, src: DType, out: Array) -> Array:
     return out
 
 
-def _is_bfloat16(row: DType) -> bool:
-    return bool(row.numpy == ml_dtypes.bfloat16)
+def _is_bfloat16(dtype: DType) -> bool:
+    return bool(dtype.numpy == ml_dtypes.bfloat16)

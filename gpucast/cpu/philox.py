@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random words for the host path: Philox4x32-10 (see `gpucast.core.random`) over whole arrays of counters.
 
-NumPy's own Philox is another member of the family, with words of 64 bits.
+NumPy's own Philox is a different generator of the family, with 64-bit words.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import numpy.typing as npt
 from gpucast.core.random import Random
 
 Array = npt.NDArray[Any]
-#: Two words for each of ten rounds.
+#: Two key words for each of the ten rounds.
 Keys = tuple[tuple[int, int], ...]
 
 _LOW = 2**32 - 1
 
-#: Blocks up to which Python's integers are the quicker arithmetic.
+#: The number of blocks up to which Python's integers are quicker than NumPy.
 FEW = 512
 
 
 class Words:
-    """Makes the words of up to `most` elements at a time, in memory of its own."""
+    """Computes the words of up to `most` elements at a time, in memory of its own."""
 
     def __init__(self, random: Random, most: int) -> None:
         self._random = random
@@ -36,7 +36,7 @@ class Words:
             self._count = np.arange(blocks, dtype=np.uint64)
 
     def __call__(self, start: int, n: int) -> Array:
-        """The uint32 words of the elements from `start` on; they stand until the next call."""
+        """The uint32 words of `n` elements from `start` on; they are valid until the next call."""
         first, skip = divmod(self._random.offset + start, 4)
         blocks = (skip + n + 3) // 4
         if self._few:
@@ -51,8 +51,8 @@ class Words:
 def few_words(first: int, blocks: int, key: int) -> Array:
     """The words of the blocks from `first` on, which is below 2^63.
 
-    Each of a counter's four words is one integer of Python's for all blocks, 64 bits to a block, so that products have
-    room: a hundred calls of NumPy cost more than all their work on few blocks.
+    Each of a counter's four words is a single Python integer for all blocks, with 64 bits per block so that products do
+    not overflow. For few blocks this is quicker than a hundred NumPy calls.
     """
     ones, count, low = _lanes(blocks)
     number = first * ones + count
@@ -65,7 +65,7 @@ def few_words(first: int, blocks: int, key: int) -> Array:
 
 @lru_cache
 def _lanes(blocks: int) -> tuple[int, int, int]:
-    """In every 64 bits: 1, the number of the block, 2^32 - 1."""
+    """Integers that hold in every 64 bits: 1; the number of the block; 2^32 - 1."""
     ones = sum(1 << 64 * i for i in range(blocks))
     return ones, sum(i << 64 * i for i in range(blocks)), ones * _LOW
 
@@ -86,13 +86,13 @@ def _keys(key: int) -> Keys:
 def philox(counter: tuple[Any, Any, Any, Any], keys: Keys, low: int) -> tuple[Any, Any, Any, Any]:
     """The four words of each counter, from its four words, the lowest first.
 
-    A word is an array of uint64, which is written to, or an integer that has 64 bits for each counter; `low` has the
-    lower 32 of them set, and `keys` are as long.
+    A word is an array of uint64, which is overwritten, or an integer with 64 bits per counter. `low` and `keys` have
+    the same form; `low` has the lower 32 bits of each counter set.
     """
     a, b, c, d = counter
     for one, other in keys:
-        # In place, for the sake of arrays. The second and the fourth word keep a product's upper half until they are
-        # mixed, so that one mask does for the shift's neighbours as well.
+        # In place, which saves allocating arrays. The shift also brings in bits of neighbouring counters, which the
+        # mask removes.
         a *= 0xD2511F53
         c *= 0xCD9E8D57
         b ^= one

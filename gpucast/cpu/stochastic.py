@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stochastic rounding of NumPy arrays: a magnitude counts steps of the destination with 32 bits behind the point, and a
-random word is added there.
+"""Stochastic rounding of NumPy arrays: a magnitude is counted in ULPs of the destination with 32 fractional bits, a
+random word is added to the fraction, and the fraction is dropped.
 
-Numbers come as float64, which holds all of them but 64-bit integers; of those it holds more bits than count. Types of
-16 bits or fewer are looked up: in tables of the two codes to choose from and of the largest word that takes the first.
+Numbers are converted to float64, which is exact for all but 64-bit integers, and of these keeps more bits than matter.
+Sources of 16 bits or fewer are looked up in tables: the two codes to choose from, and the largest word that still
+selects the first.
 """
 
 from __future__ import annotations
@@ -19,17 +20,16 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule
-from gpucast.cpu import stochastic_steps as host_steps
-from gpucast.cpu import tables as host_tables
+from gpucast.cpu import stochastic_steps, tables
 from gpucast.cpu.chunks import codes_of, pairs
 from gpucast.cpu.encode import decode
 from gpucast.cpu.philox import Words
 
 Array = npt.NDArray[Any]
-#: Rounds native, flat codes into codes, given a word for each.
+#: Casts native, flat codes, given a random word for each: ``lane(codes, words, out)``.
 Lane = Callable[[Array, Array, Array], None]
 
-#: Elements of a chunk: enough that the number of calls costs little, few enough that scratch arrays stay in the cache.
+#: Elements of a chunk: so many that the overhead of calls is small, so few that scratch arrays stay in the cache.
 CHUNK = 1 << 15
 
 
@@ -45,39 +45,39 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
     codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
     start = 0
     with np.errstate(all="ignore"):
-        for some, room in pairs(codes, result, CHUNK, row_major=True):
-            lane(some, words(start, some.size), room)
-            start += some.size
+        for source, results in pairs(codes, result, CHUNK, row_major=True):
+            lane(source, words(start, source.size), results)
+            start += source.size
 
 
 def lane_of(rule: Rule, size: int) -> Lane:
     """The lane for an array of `size` elements; NumPy's floating-point errors must be off where it runs."""
     src, dst = rule.src, rule.dst
-    if src.bits <= 16 and not host_tables.too_long(1 << max(src.bits, 8), size):
+    if src.bits <= 16 and not tables.too_long(1 << max(src.bits, 8), size):
         return _look_up(_table(rule))
     if src.numpy == np.float32 and dst.numpy == ml_dtypes.bfloat16:
         return _upper_half(rule)
 
-    put = host_steps.put(rule)
+    put = stochastic_steps.put(rule)
     return lambda codes, words, out: put(_float64(codes, src), words, out)
 
 
 def _upper_half(rule: Rule) -> Lane:
-    """From FLOAT to BFLOAT16: the bits behind the point are the lower half."""
-    row = rule.dst
+    """From FLOAT to BFLOAT16: the lower half of the code is the fraction."""
+    dst = rule.dst
 
     def lane(codes: Array, words: Array, out: Array) -> None:
         rounded = words >> np.uint32(16)
         rounded += codes
         rounded >>= np.uint32(16)
         if rule.overflow == "saturate":
-            over = rounded & np.uint32(~row.sign_code & row.code_mask) > row.max_code
-            rounded[over] = rounded[over] & np.uint32(row.sign_code) | np.uint32(row.max_code)
-        # NaN counts as the largest.
+            over = rounded & np.uint32(~dst.sign_code & dst.code_mask) > dst.max_code
+            rounded[over] = rounded[over] & np.uint32(dst.sign_code) | np.uint32(dst.max_code)
+        # max returns NaN if there is one.
         values = codes.view(np.float32)
         if np.isnan(values.max()):
             nan = np.isnan(values)
-            rounded[nan] = codes[nan] >> np.uint32(16) & np.uint32(row.sign_code) | np.uint32(row.nan_code)
+            rounded[nan] = codes[nan] >> np.uint32(16) & np.uint32(dst.sign_code) | np.uint32(dst.nan_code)
         np.copyto(out, rounded, casting="unsafe")
 
     return lane
@@ -87,23 +87,23 @@ def _upper_half(rule: Rule) -> Lane:
 
 
 class _Table(NamedTuple):
-    """By the source's code: the largest word with which the number becomes `down`, and what it becomes beyond."""
+    """Indexed by the source's code: words up to `limit` give the code `down`, larger ones the code `up`."""
 
     limit: Array
     down: Array
     up: Array
 
 
-@lru_cache(maxsize=host_tables.KEPT)
+@lru_cache(maxsize=tables.KEPT)
 def _table(rule: Rule) -> _Table:
     codes = np.arange(1 << max(8, rule.src.bits), dtype=rule.src.code_numpy)
     with np.errstate(all="ignore"):
         values = _float64(codes, rule.src)
         down, up = (np.empty(codes.size, rule.dst.code_numpy) for _ in range(2))
-        put = host_steps.put(rule)
+        put = stochastic_steps.put(rule)
         put(values, np.zeros(codes.size, np.uint32), down)
         put(values, np.full(codes.size, 2**32 - 1, np.uint32), up)
-        table = _Table(~host_steps.fractions(values, rule.dst), down, up)
+        table = _Table(~stochastic_steps.fractions(values, rule.dst), down, up)
     for part in table:
         # One table serves every thread.
         part.flags.writeable = False
@@ -113,7 +113,7 @@ def _table(rule: Rule) -> _Table:
 def _look_up(table: _Table) -> Lane:
     def lane(codes: Array, words: Array, out: Array) -> None:
         index = codes.astype(np.intp)
-        # No index is out of range; "clip" spares the check that "raise" makes in a pass of its own.
+        # No index is out of range; "clip" avoids the separate pass in which "raise" checks them.
         limit, up = table.limit.take(index, mode="clip"), table.up.take(index, mode="clip")
         table.down.take(index, out=out, mode="clip")
         np.copyto(out, up, where=words > limit)
@@ -124,13 +124,13 @@ def _look_up(table: _Table) -> Lane:
 # ---- arithmetic ----
 
 
-def _float64(codes: Array, row: DType) -> Array:
-    """Numbers as float64. 64-bit integers that do not fit lose their last bits, which no destination sees."""
-    if row.bits <= 16:
-        return decode(codes, row)
-    if row.is_float or row.bits == 32:
-        return codes.view(row.numpy).astype(np.float64, copy=False)
-    negative = codes & np.uint64(row.sign_code) != 0
+def _float64(codes: Array, src: DType) -> Array:
+    """Numbers as float64. Large 64-bit integers lose their last bits, which affect no destination."""
+    if src.bits <= 16:
+        return decode(codes, src)
+    if src.is_float or src.bits == 32:
+        return codes.view(src.numpy).astype(np.float64, copy=False)
+    negative = codes & np.uint64(src.sign_code) != 0
     magnitude = np.where(negative, ~codes + np.uint64(1), codes)
     np.bitwise_and(magnitude, ~np.uint64(0x7FF), out=magnitude, where=magnitude >= np.uint64(1 << 53))
     values: Array = magnitude.astype(np.float64)

@@ -22,7 +22,7 @@ from gpucast.cpu.encode import decode, encode
 
 Array = npt.NDArray[Any]
 
-#: Tables of each kind that are kept, the latest ones; the largest has 512 KiB, so that they take 32 MiB at most.
+#: How many tables of each kind are kept, the latest ones. The largest has 512 KiB, so all take at most 32 MiB.
 KEPT = 32
 
 
@@ -41,8 +41,8 @@ def by_code(rule: Rule) -> Array:
 
 @lru_cache(maxsize=KEPT)
 def by_pair(rule: Rule) -> Array:
-    """Index ``first << 8 | second``, entry ``first << bits | second``: right in either byte order, because source and
-    destination put the same element first."""
+    """Index ``first << 8 | second``, entry ``first << bits | second``. This is correct in either byte order, because
+    source and destination have the same element first."""
     single = by_code(rule)
     bits = 8 * single.itemsize
     wide = single.astype(f"uint{2 * bits}")
@@ -50,29 +50,35 @@ def by_pair(rule: Rule) -> Array:
 
 
 def dropped_bits(dst: DType) -> int:
-    """Low bits of a float32 that a table for `dst` folds into one sticky bit. What is left holds the significand of
-    `dst`, one bit more, which tells a tie, and the sticky bit, which tells one side of a tie (and of an exact value)
-    from the other. Larger spacings (subnormals of `dst`, or beyond its range) need fewer bits. FLOAT8E8M0 has whole
-    binades where float32 has subnormals already, whose leading bit is a stored one: one bit more."""
+    """How many low bits of a float32 a table for `dst` folds into one sticky bit.
+
+    The bits that are left hold the significand of `dst`, a round bit that identifies ties, and the sticky bit, which
+    separates the two sides of a tie (and of an exact value). Larger ULPs (subnormals of `dst`, or beyond its range)
+    need fewer bits. FLOAT8E8M0 needs one bit more: its smallest powers of two are subnormal in float32, where the
+    leading bit is stored.
+    """
     return 23 - (dst.mantissa_bits + 2) - (dst.family == "e8m0")
 
 
 @lru_cache(maxsize=KEPT)
 def by_leading_bits(rule: Rule) -> Array:
-    """Index: the leading bits of a float32, the last of them set if any dropped bit was."""
+    """Indexed by the leading bits of a float32, of which the last is the sticky bit."""
     dropped = dropped_bits(rule.dst)
     index = np.arange(1 << (32 - dropped), dtype=np.uint32)
     with np.errstate(all="ignore"):
-        # An index whose last bit is set stands for a whole open interval around its own value. Every boundary of `dst`
-        # has that bit clear, so all of the interval goes where its middle goes.
+        # An index with the sticky bit set stands for an open interval around its own value. Every boundary of `dst` has
+        # that bit clear, so the whole interval is rounded like its middle.
         return _frozen(encode((index << np.uint32(dropped)).view(np.float32).astype(np.float64), rule))
 
 
 @lru_cache(maxsize=KEPT)
 def astype_keeps_low_bits(rule: Rule) -> bool:
-    """True where ``astype`` to the unsigned integer that holds a code of ``rule.dst``, an integer, gives the low bits
-    that the rule wants. What it gives for numbers out of range is the processor's and the compiler's choice, so every
-    code is tried, in a long array, and some alone, where code for vectors is not used."""
+    """True where ``astype`` from the source to the unsigned integer that holds a code of ``rule.dst``, an integer type,
+    gives the low bits that the rule requires.
+
+    Its results for numbers out of range depend on the processor and the compiler. So every code is tried in a long
+    array, and some as single elements, which are not converted by vector instructions.
+    """
     codes = np.arange(1 << rule.src.bits, dtype=rule.src.code_numpy)
     alone = codes[:: codes.size // 256]
     mask = rule.dst.code_numpy.type(rule.dst.code_mask)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of text to numbers and back, quickly; `strings` says what is right.
+"""Arrays of text to numbers and back, quickly, with the results that `gpucast.core.text` defines.
 
-Text to floats goes by way of float64 in one rounding all the same: where the double stands on a boundary of the
-destination (a midpoint of two neighbours, say) and is not exactly what the text says, it is moved by one step towards
-the text's number, and only then rounded.
+Text to floats goes through float64, but without double rounding: where the double is on a boundary of the destination
+(such as the midpoint of two neighbours) and differs from the text's number, it is first moved by one ULP towards that
+number.
 
-Everything works on chunks, so that the extra memory is bounded. orjson is used where it is installed; it changes the
-speed and nothing else.
+Everything works on chunks, so that the extra memory is bounded. orjson is used if it is installed; it only makes it
+quicker.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gpucast.core import dtypes
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.cpu.chunks import spans
 
 Array = npt.NDArray[Any]
 
-# From these characters Python's float() accepts exactly the texts that `strings.parse` does.
+# Of texts that consist of these characters float() accepts exactly those that `strings.parse` does.
 _PLAIN = b"0123456789.+-eE"
 _LETTERS_AND_BLANKS = b"infatyINFATY" + strings.BLANKS.encode()
 
-# The usual ways to write them; any others take the slow lane.
+# The usual spellings; any others take the slow path.
 _WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
 
 
@@ -58,7 +58,7 @@ def parse(x: Array, rule: Rule) -> Array:
     for part in spans(flat.size):
         first = part.start
         texts, error = _texts(flat[part], first)
-        # A text that is no number is reported before a later element that is no text.
+        # Converting first reports a text that is no number before a later element that is no text.
         result[first : first + len(texts)] = _READ[rule.dst.family](texts, first, rule)
         if error is not None:
             raise error
@@ -67,13 +67,13 @@ def parse(x: Array, rule: Rule) -> Array:
 
 def format(x: Array, rule: Rule) -> Array:
     """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
-    row = rule.src
-    if row.family == "string":
+    src = rule.src
+    if src.family == "string":
         return parse(x, rule)
     flat = x.reshape(-1)
     result = np.empty(flat.size, dtype=object)
     for part in spans(flat.size):
-        result[part] = _format(flat[part].astype(row.numpy, copy=False), row, flat.size)
+        result[part] = _format(flat[part].astype(src.numpy, copy=False), src, flat.size)
     return result.reshape(x.shape)
 
 
@@ -81,11 +81,11 @@ def format(x: Array, rule: Rule) -> Array:
 
 
 def _texts(chunk: Array, first: int) -> tuple[list[str], Exception | None]:
-    """The texts of a chunk up to the first element that is no text, and the error for that one."""
+    """The texts of a chunk up to the first element that is no text, and that element's error."""
     if chunk.dtype.kind == "S" and chunk.itemsize:
         characters = np.ascontiguousarray(chunk).view(np.uint8)
         if characters.max() < 128:
-            # Widened to 4 bytes each, ASCII is what NumPy keeps in str arrays: faster than decoding one by one.
+            # ASCII widened to 4 bytes each is NumPy's layout of str arrays: quicker than decoding one by one.
             return characters.astype(np.uint32).view(f"U{chunk.itemsize}").tolist(), None
     else:
         elements = chunk.tolist()
@@ -111,17 +111,17 @@ def _read_floats(texts: list[str], first: int, rule: Rule) -> Array:
     for i in np.flatnonzero(_on_boundary(numbers, dst)).tolist():
         numbers[i] = _toward(texts[i], float(numbers[i]))
     result = np.empty(numbers.size, dst.numpy)
-    host.apply(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
+    lanes.apply(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
     return result
 
 
 def _on_boundary(numbers: Array, dst: DType) -> Array:
-    """The infinities, and wherever the cast to `dst` changes from one double to the next (or may, for FLOAT8E8M0)."""
+    """Which doubles are infinite, or at a point where the result of the cast to `dst` changes (for FLOAT8E8M0: may)."""
     fraction, exponent = np.frexp(numbers)
     if dst.family == "e8m0":
         boundary: Array = (fraction == 0.5) | (fraction == 0.75)
     else:
-        # The spacing goes on beyond the largest value, since overflow is judged after rounding.
+        # The spacing continues beyond the largest value, because overflow is decided after rounding.
         spacing = np.maximum(exponent, 2 - dst.bias) - 1 - dst.mantissa_bits
         steps = np.ldexp(numbers, -spacing)
         with np.errstate(invalid="ignore"):
@@ -130,7 +130,7 @@ def _on_boundary(numbers: Array, dst: DType) -> Array:
 
 
 def _toward(text: str, number: float) -> float:
-    """The nearest double of a text's number, moved by one step towards that number where it is not equal."""
+    """The nearest double of a text's number, moved by one ULP towards that number unless they are equal."""
     if math.isinf(number):
         return number if "n" in text.lower() else math.nextafter(number, 0.0)
     exact, rounded = Decimal(text), Decimal.from_float(number)
@@ -171,36 +171,36 @@ def _json_doubles(library: Any, texts: list[str], raw: bytes) -> Array:
 
 
 def _read_integers(texts: list[str], first: int, rule: Rule) -> Array:
-    row = rule.dst
-    wide = np.dtype(np.int64 if row.signed or row.bits < 64 else np.uint64)
+    dst = rule.dst
+    wide = np.dtype(np.int64 if dst.signed or dst.bits < 64 else np.uint64)
     try:
         values = _integers(texts, first, wide)
-        fits = bool(((values >= row.min) & (values <= row.max)).all())
+        fits = bool(((values >= dst.min) & (values <= dst.max)).all())
     except (ValueError, OverflowError):
         fits = False
     if not fits:
-        exact = [strings.to_integer(text, row, index) for index, text in enumerate(texts, first)]
+        exact = [strings.to_integer(text, dst, index) for index, text in enumerate(texts, first)]
         values = np.array(exact, dtype=wide)
-    codes: Array = values.astype(row.code_numpy) & row.code_numpy.type(row.code_mask)
-    return codes.view(row.numpy)
+    codes: Array = values.astype(dst.code_numpy) & dst.code_numpy.type(dst.code_mask)
+    return codes.view(dst.numpy)
 
 
 def _integers(texts: list[str], first: int, wide: np.dtype[Any]) -> Array:
-    """The numbers without their fractions; ValueError or OverflowError where a text has none in the wide type."""
+    """The numbers without their fractions; ValueError or OverflowError for a text whose number the wide type lacks."""
     joined = ",".join(texts)
     if joined.isascii() and joined.encode().translate(None, b"0123456789+-") == b"," * (len(texts) - 1):
         return np.array(texts, dtype=object).astype(wide)
     numbers = _doubles(texts, first)
     values = np.trunc(numbers)
-    # A whole double of 16 characters or fewer, so at most 15 digits and a point or an exponent, is what the text says.
+    # An integral double from at most 16 characters, so at most 15 digits and a point or an exponent, is exact.
     long = np.fromiter(map(len, texts), np.int64, len(texts)) > 16
     doubtful = ~(np.abs(numbers) < 2.0**53) | (long & (values == numbers))
     if wide == np.uint64 and (values < 0).any():
         raise OverflowError("negative")
     result = np.where(doubtful, 0.0, values).astype(wide)
-    row = dtypes.dtype(wide)
+    dtype = dtypes.dtype(wide)
     for i in np.flatnonzero(doubtful).tolist():
-        result[i] = strings.to_integer(texts[i], row)
+        result[i] = strings.to_integer(texts[i], dtype)
     return result
 
 
@@ -212,7 +212,7 @@ def _read_bools(texts: list[str], first: int, rule: Rule) -> Array:
         return np.array([strings.to_bool(text, index) for index, text in enumerate(texts, first)], dtype=np.bool_)
     result: Array = numbers != 0
     for i in np.flatnonzero(~result).tolist():
-        # Most zeros are written as such; others may be too small for a double.
+        # Most are written as zeros; others are nonzero numbers too small for a double.
         result[i] = bool(digits[i].strip("+-0.")) and strings.to_bool(texts[i])
     return result
 
@@ -228,60 +228,60 @@ _READ: dict[str, Callable[[list[str], int, Rule], Any]] = {
 
 # ---- number -> text ----
 
-# A table of all 65,536 texts costs tens of milliseconds: not for a few elements.
+# Making a table of all 65,536 texts takes tens of milliseconds, which does not pay off for fewer elements.
 _TABLE_SIZE = 4096
 
 _POWERS_OF_TEN = np.array([float(f"1e{exponent}") for exponent in range(-64, 65)])
 
 
-def _format(chunk: Array, row: DType, size: int) -> Any:
-    if row.bits <= 8 or (row.bits <= 16 and size >= _TABLE_SIZE):
-        codes = chunk.view(row.code_numpy)
-        return _table(row)[codes & row.code_numpy.type(row.code_mask)]
-    return _format_wide(chunk, row)
+def _format(chunk: Array, src: DType, size: int) -> Any:
+    if src.bits <= 8 or (src.bits <= 16 and size >= _TABLE_SIZE):
+        codes = chunk.view(src.code_numpy)
+        return _table(src)[codes & src.code_numpy.type(src.code_mask)]
+    return _format_wide(chunk, src)
 
 
 @cache
-def _table(row: DType) -> Array:
+def _table(src: DType) -> Array:
     """The texts of all codes of a type of 16 bits or fewer."""
-    codes = range(1 << row.bits)
+    codes = range(1 << src.bits)
     result = np.empty(len(codes), dtype=object)
-    if row.bits <= 8:
-        result[:] = [strings.format(row.value(code), row) for code in codes]
+    if src.bits <= 8:
+        result[:] = [strings.format(src.value(code), src) for code in codes]
     else:
-        result[:] = _format_wide(np.array(codes, row.code_numpy).view(row.numpy), row)
+        result[:] = _format_wide(np.array(codes, src.code_numpy).view(src.numpy), src)
     return result
 
 
-def _format_wide(chunk: Array, row: DType) -> list[str]:
-    if row.family == "int":
+def _format_wide(chunk: Array, src: DType) -> list[str]:
+    if src.family == "int":
         return list(map(str, chunk.tolist()))
-    values = chunk.astype(strings.shortest_in(row).numpy, copy=False)
+    values = chunk.astype(strings.shortest_in(src).numpy, copy=False)
     library = fast_library() if values.dtype != np.float16 else None
     if library is not None:
         texts = _json_texts(library, values)
     elif values.dtype == np.float64:
         texts = list(map(repr, values.tolist()))
     else:
-        texts = _shortest_texts(values, row)
+        texts = _shortest_texts(values, src)
     for i in np.flatnonzero(~np.isfinite(values)).tolist():
-        texts[i] = strings.format(float(values[i]), row)
+        texts[i] = strings.format(float(values[i]), src)
     return texts
 
 
 def _json_texts(library: Any, values: Array) -> list[str]:
-    """repr's digits from JSON, brought into repr's layout. The texts of infinities and NaN are of no use."""
+    """The texts of repr, from JSON's, which have the same digits. The caller replaces infinities and NaN."""
     raw = library.dumps(np.ascontiguousarray(values), option=library.OPT_SERIALIZE_NUMPY)[1:-1] + b","
     magnitude = np.abs(values)
     if (magnitude >= 1e13).any():
-        # Versions before 3.12 write no "+".
+        # orjson before 3.12 writes no "+".
         raw = raw.replace(b"e+", b"e").replace(b"e", b"e+").replace(b"e+-", b"e-")
     if ((magnitude < 1e-5) & (magnitude != 0)).any():
         for k in (6, 7, 8, 9):
             raw = raw.replace(b"e-%d," % k, b"e-0%d," % k)
     texts: list[str] = raw.decode().split(",")
     texts.pop()
-    # Here JSON's choice between plain and scientific layout differs, for float32 at least.
+    # In these ranges JSON and repr choose differently between plain and scientific layout, at least for float32.
     for start, stop in ((1e-6, 1e-4), (1e13, 1e16)):
         low, high = values.dtype.type(start), values.dtype.type(stop)
         for i in np.flatnonzero((magnitude >= low) & (magnitude < high)).tolist():
@@ -289,11 +289,11 @@ def _json_texts(library: Any, values: Array) -> list[str]:
     return texts
 
 
-def _shortest_texts(values: Array, row: DType) -> list[str]:
+def _shortest_texts(values: Array, src: DType) -> list[str]:
     """repr of the shortest decimals that read back to float16 or float32 values.
 
-    Such a decimal has at most 9 digits, so that repr of its nearest double shows just these digits. It is sought with
-    ever more digits, in double arithmetic; what comes close to a tie is left to the exact way.
+    Such a decimal has at most 9 digits, so that repr of its nearest double shows just these digits. The search tries 1,
+    2, ... digits in double arithmetic; numbers close to a tie are left to exact arithmetic.
     """
     # repr(float(str(x))) of NumPy's scalars gives the same texts, in 1.5 (any bits) to 3 times (normal distribution)
     # the time of a million FLOATs.
@@ -303,7 +303,7 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
     rest = np.flatnonzero(np.isfinite(values) & (values != 0))
     later = rest[:0]
     if values.dtype == np.float32:
-        # Normal float32 values are so close that one of fewer than 6 digits is the nearest of 6 digits, too.
+        # Normal float32 values are so dense that a decimal of fewer than 6 digits is also the nearest with 6 digits.
         normal = np.abs(values[rest]) >= np.finfo(np.float32).smallest_normal
         rest, later = rest[~normal], rest[normal]
     for count in range(1, 10):
@@ -318,10 +318,10 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
             low, high = ((decimal * (1 + error)).astype(values.dtype) == value for error in (-(2.0**-48), 2.0**-48))
         found = low & high
         doubtful = (low | high) & (~found | (np.abs(np.abs(scaled - digits) - 0.5) < 1e-5))
-        # Below a power of two the values lie twice as close: the decimal above it may do when the nearest does not.
+        # Below a power of two values are twice as dense: the decimal above it may read back when the nearest does not.
         doubtful |= ~found & (np.abs(np.frexp(value)[0]) == 0.5)
         found &= ~doubtful
-        # Powers of ten are exact doubles up to 10^22; only so is one division or product rounded but once.
+        # Only powers of ten up to 10^22 are exact doubles, with which a division or product is rounded once.
         for i in np.flatnonzero(found & (np.abs(place) > 22)).tolist():
             decimal[i] = float(f"{int(digits[i])}e{place[i]}")
         result[rest[found]] = decimal[found]
@@ -329,10 +329,10 @@ def _shortest_texts(values: Array, row: DType) -> list[str]:
         rest = rest[~(found | doubtful)]
     texts = list(map(repr, result.tolist()))
     for i in exact:
-        texts[i] = _exact_text(float(values[i]), row)
+        texts[i] = _exact_text(float(values[i]), src)
     return texts
 
 
 @lru_cache(maxsize=4096)
-def _exact_text(value: float, row: DType) -> str:
-    return strings.format(value, row)
+def _exact_text(value: float, src: DType) -> str:
+    return strings.format(value, src)

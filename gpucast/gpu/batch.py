@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpucast.arrays.batch_item import BatchItem
 from gpucast.arrays.operand import Operand
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, ManySource, sorted_kinds
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.fused_ops import FusedInputs
@@ -110,12 +110,12 @@ def _kind(item: BatchItem) -> CastSpec:
 class Prepared:
     """Everything about a launch for contiguous arrays of some types and sizes on one device, but for their addresses.
 
-    Columns are those of the kernel's `ManySource.table`, which has one value of each for every array.
+    Columns are those of the kernel's `BatchSource.table`, which has one value of each for every array.
     """
 
     def __init__(
         self,
-        spec_of: Callable[[int], KernelSpec[ManySource]],
+        spec_of: Callable[[int], KernelSpec[BatchSource]],
         kind: Sequence[int],
         n: Sequence[int],
         device: int,

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.batch import ARGUMENT_BYTES, LARGE_ARGUMENTS, ManySource
+from gpucast.codegen.batch import ARGUMENT_BYTES, LARGE_ARGUMENTS, BatchSource
 from gpucast.codegen.cast import KernelSource, Shape
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
@@ -46,7 +46,7 @@ class Kernel(Protocol):
 class ManyKernel(Protocol):
     """A kernel for many arrays, loaded on one device, which is the current one whenever it is called.
 
-    Launches so many blocks, which find their work in a record of `ManySource.table`; returns at once, having copied it.
+    Launches so many blocks, which find their work in a record of `BatchSource.table`; copies it and returns at once.
     """
 
     def __call__(self, blocks: int, table: np.ndarray[Any, Any]) -> None: ...
@@ -76,7 +76,7 @@ class Driver(Protocol):
     def load(self, source: KernelSource) -> Kernel:
         """Compile (or find in the cache) and load on the current device."""
 
-    def load_many(self, source: ManySource) -> ManyKernel:
+    def load_many(self, source: BatchSource) -> ManyKernel:
         """The same for a kernel of many arrays."""
 
     @property
@@ -231,7 +231,7 @@ class CupyDriver:
 
         return launch
 
-    def load_many(self, source: ManySource) -> ManyKernel:
+    def load_many(self, source: BatchSource) -> ManyKernel:
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import driver
 
@@ -247,7 +247,7 @@ class CupyDriver:
 
         return launch
 
-    def _function(self, source: KernelSource | ManySource, device: int) -> int:
+    def _function(self, source: KernelSource | BatchSource, device: int) -> int:
         """The kernel on the current device, whose index is `device`."""
         from cupy_backends.cuda.api import driver, runtime
 
@@ -325,7 +325,7 @@ _driver: Driver = CupyDriver()
 _kernels: dict[tuple[KernelSpec[KernelSource], int], Kernel] = {}
 #: Those of casts again, by the fields of their `CastSpec`: to make one and to hash it takes longer than to look it up.
 _casts: dict[tuple[Rule, Shape, bool, FusedOps | None, int], Kernel] = {}
-_many: dict[tuple[KernelSpec[ManySource], int], ManyKernel] = {}
+_many: dict[tuple[KernelSpec[BatchSource], int], ManyKernel] = {}
 _available = False
 
 
@@ -378,7 +378,7 @@ def cast_kernel(rule: Rule, shape: Shape, unpacked: bool, ops: FusedOps | None, 
     return found
 
 
-def many_kernel(spec: KernelSpec[ManySource], device: int) -> ManyKernel:
+def many_kernel(spec: KernelSpec[BatchSource], device: int) -> ManyKernel:
     """The kernel for many arrays on the current device, whose index is `device`; RuntimeError as for `kernel`."""
     found = _many.get((spec, device))
     if found is None:

@@ -17,13 +17,13 @@ from gpucast import gpu
 from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
     """A CuPy array over the memory; CuPy's current stream waits for the stream that the interface names."""
     interface = x.__cuda_array_interface__
-    device.require(who)
+    devices.require(who)
     driver = gpu.driver.driver()
     try:
         address, readonly = interface["data"]
@@ -41,8 +41,8 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
         )
     if stream == 0:
         raise ValueError(f"{who}: stream 0 is not allowed in __cuda_array_interface__; expected None, 1, 2 or a handle")
-    row = dtype(kind, who=f"{who}: x.dtype=")
-    if row.family == "string" or not kind.isnative:
+    src = dtype(kind, who=f"{who}: x.dtype=")
+    if src.family == "string" or not kind.isnative:
         raise TypeError(f"{who}: x has typestr {interface['typestr']!r}; expected numbers in native byte order")
     if writing and readonly:
         raise ValueError(f"{who}: out is read-only")
@@ -50,7 +50,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     if stream is not None:
         with driver.on(index):
             driver.follow(stream, index)
-    return view_at(address, shape, None if strides is None else tuple(strides), row, index, x)
+    return view_at(address, shape, None if strides is None else tuple(strides), src, index, x)
 
 
 class CudaArrayAdapter(ArrayAdapter):

@@ -70,14 +70,14 @@ def cast(array: Any, to: Any, **keywords: Any) -> Any:
         tried["scale"] = namespace(scale._meta).ones(1, scale.dtype)
         del keywords["scale"]
     _teach_distributed()
-    row = dtype(to, who="cast: to=")
+    dst = dtype(to, who="cast: to=")
     # The cast of no elements checks whatever a cast checks, and shows what kind of array comes out.
-    nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], row, **tried))
-    places = array.chunks if keywords.get("seed") is not None else None
-    if places is not None:
+    nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], dst, **tried))
+    sizes = array.chunks if keywords.get("seed") is not None else None
+    if sizes is not None:
         _check_offset(array, keywords.get("offset", 0))
     return dask.array.map_blocks(
-        functools.partial(_chunk, to=row.name, keywords=keywords, chunks=places),
+        functools.partial(_chunk, to=dst.name, keywords=keywords, chunks=sizes),
         *arguments,
         dtype=nothing.dtype,
         meta=_of_dimensions(nothing, array.ndim),
@@ -90,7 +90,7 @@ def _chunk(x: Any, scale: Any = None, *, block_id: Any, to: str, keywords: dict[
     if scale is not None:
         keywords = keywords | {"scale": scale}
     if chunks is not None:
-        keywords = keywords | {"offset": int(keywords.get("offset", 0)) + _before(block_id, chunks)}
+        keywords = keywords | {"offset": int(keywords.get("offset", 0)) + _elements_before(block_id, chunks)}
     try:
         return _refuse_packed(casting.cast(x, to, **keywords))
     except (TypeError, ValueError, OverflowError) as error:
@@ -98,7 +98,7 @@ def _chunk(x: Any, scale: Any = None, *, block_id: Any, to: str, keywords: dict[
         raise kind(f"{error} (in chunk {block_id} of the Dask array)") from None
 
 
-def _before(block_id: tuple[int, ...], chunks: tuple[tuple[int, ...], ...]) -> int:
+def _elements_before(block_id: tuple[int, ...], chunks: tuple[tuple[int, ...], ...]) -> int:
     """How many elements are in the chunks before this one."""
     before = 0
     slab = math.prod(map(sum, chunks))

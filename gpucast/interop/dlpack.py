@@ -95,11 +95,11 @@ _set_name.argtypes, _set_name.restype = (ctypes.py_object, ctypes.c_char_p), cty
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def code_of(row: DType) -> int | None:
+def code_of(kind: DType) -> int | None:
     """The DLDataTypeCode of a type; None where DLPack has none."""
-    if row.family == "int":
-        return _INT if row.signed else _UINT
-    return _FLOAT if row.numpy_name == f"float{row.bits}" else _CODES.get(row.numpy_name)
+    if kind.family == "int":
+        return _INT if kind.signed else _UINT
+    return _FLOAT if kind.numpy_name == f"float{kind.bits}" else _CODES.get(kind.numpy_name)
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
@@ -115,14 +115,14 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     if device_type not in _ON_HOST + _ON_DEVICE:
         raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
     if device_type in _ON_HOST:
-        return _taken(x, None, who, writing, {})
+        return _import(x, None, who, writing, {})
     devices.require(who)
     with gpu.driver.driver().on(device_id):
         # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
-        return _taken(x, device_id, who, writing, {"stream": gpu.driver.driver().stream() or 1})
+        return _import(x, device_id, who, writing, {"stream": gpu.driver.driver().stream() or 1})
 
 
-def _taken(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
+def _import(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
     try:
         try:
             capsule = x.__dlpack__(**keywords, max_version=_VERSION)
@@ -166,29 +166,29 @@ class _Loan:
 
 
 def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: str) -> Any:
-    row = _row(tensor, who)
+    kind = _dtype_of(tensor, who)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
     readonly = bool(flags & _READ_ONLY)
-    if not row.packed or flags & _PADDED:
-        steps = None if strides is None else tuple(stride * row.numpy.itemsize for stride in strides)
-        return view_at(address, shape, steps, row, device, owner, readonly)
+    if not kind.packed or flags & _PADDED:
+        byte_strides = None if strides is None else tuple(stride * kind.numpy.itemsize for stride in strides)
+        return view_at(address, shape, byte_strides, kind, device, owner, readonly)
     if tensor.lanes > 1:
         shape = (*shape[:-1], shape[-1] * tensor.lanes) if shape else (tensor.lanes,)
     size = int(np.prod(shape, dtype=np.int64))
     if strides is not None and size and not _is_compact(tuple(tensor.shape[: tensor.ndim]), strides):
-        raise ValueError(f"{who}: x has strides; expected {row.name}, which lies packed, in row-major order")
-    data = view_at(address, (row.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
-    return PackedArray(data, row, shape)
+        raise ValueError(f"{who}: x has strides; expected {kind.name}, which lies packed, in row-major order")
+    data = view_at(address, (kind.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
+    return PackedArray(data, kind, shape)
 
 
-def _row(tensor: _Tensor, who: str) -> DType:
-    for row in DTYPES:
-        if row.family == "string" or (code_of(row), row.bits) != (tensor.code, tensor.bits):
+def _dtype_of(tensor: _Tensor, who: str) -> DType:
+    for kind in DTYPES:
+        if kind.family == "string" or (code_of(kind), kind.bits) != (tensor.code, tensor.bits):
             continue
-        if tensor.lanes == 1 or (row.packed and tensor.lanes * row.bits == 8):
-            return row
+        if tensor.lanes == 1 or (kind.packed and tensor.lanes * kind.bits == 8):
+            return kind
     if tensor.code == 5:
         raise TypeError(f"{who}: x.dtype='complex{tensor.bits}' is complex; Cast takes no complex type")
     raise TypeError(
@@ -241,25 +241,25 @@ class Export:
     """A NumPy or CuPy array of any type of whole bytes (or the pairs of a PackedArray), to be taken by DLPack."""
 
     def __init__(self, array: Any) -> None:
-        self._row = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
-        self._code = code_of(self._row)
+        self._dtype = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
+        self._code = code_of(self._dtype)
         self._lanes = 1
         if isinstance(array, PackedArray):
             if array.dtype.numpy_name != "float4_e2m1fn":
                 raise BufferError(
-                    f"PackedArray: no library takes {self._row.name} through DLPack; exchange x.data, the packed "
+                    f"PackedArray: no library takes {self._dtype.name} through DLPack; exchange x.data, the packed "
                     "bytes, and say the type beside it"
                 )
             if not array.shape or array.shape[-1] % 2:
                 raise BufferError(
-                    f"PackedArray: DLPack has pairs of {self._row.name}; the last axis of {array.shape} is not even"
+                    f"PackedArray: DLPack has pairs of {self._dtype.name}; the last axis of {array.shape} is not even"
                 )
             self._lanes = 2
             self._codes = array.data.reshape(*array.shape[:-1], array.shape[-1] // 2)
         else:
-            if self._code is None or self._row.packed:
-                raise BufferError(f"dlpack: {self._row.name} cannot be exported")
-            self._codes = array.view(self._row.code_numpy)
+            if self._code is None or self._dtype.packed:
+                raise BufferError(f"dlpack: {self._dtype.name} cannot be exported")
+            self._codes = array.view(self._dtype.code_numpy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self._codes.__dlpack_device__()
@@ -269,7 +269,7 @@ class Export:
         capsule = self._codes.__dlpack__(**keywords)
         name = next(name for name in _CAPSULES if _is_valid(capsule, name))
         managed: Any = _CAPSULES[name][0].from_address(_pointer(capsule, name))
-        managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._row.bits, self._lanes
+        managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._dtype.bits, self._lanes
         return capsule
 
 

@@ -48,7 +48,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
         # JAX's own kinds, such as keys of random numbers.
         raise TypeError(f"{who}: x.dtype={x.dtype!s} is not a type that Cast takes")
     if dtype(x.dtype, who=f"{who}: x.dtype=").packed:
-        if not _on_cpu(x):
+        if not _is_on_cpu(x):
             raise TypeError(
                 f"{who}: JAX does not lend the memory of {x.dtype} on a GPU; cast x.astype('int8') or a float"
             )
@@ -56,7 +56,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     return dlpack.take(x, who)
 
 
-def _on_cpu(x: Any) -> bool:
+def _is_on_cpu(x: Any) -> bool:
     return all(device.platform == "cpu" for device in x.devices())
 
 
@@ -64,14 +64,14 @@ def _shareable(dst: DType) -> bool:
     return dst.family != "string" and not dst.packed
 
 
-def _aligned(shape: tuple[int, ...], row: DType) -> np.ndarray[Any, Any]:
-    nbytes = math.prod(shape) * row.code_numpy.itemsize
+def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
+    nbytes = math.prod(shape) * dst.code_numpy.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes].view(row.numpy).reshape(shape)
+    return memory[start : start + nbytes].view(dst.numpy).reshape(shape)
 
 
-def _given(y: Any, like: Any) -> Any:
+def _to_jax(y: Any, like: Any) -> Any:
     """A result of ours as a JAX array, where JAX has its type."""
     if isinstance(y, PackedArray) or y.dtype == object:
         return y
@@ -79,7 +79,7 @@ def _given(y: Any, like: Any) -> Any:
         return jax.dlpack.from_dlpack(dlpack.Export(y))
     if dtype(y.dtype).bits == 6:
         return PackedArray.pack(y)
-    return jax.device_put(y, next(iter(like.devices())) if _on_cpu(like) else jax.devices("cpu")[0])
+    return jax.device_put(y, next(iter(like.devices())) if _is_on_cpu(like) else jax.devices("cpu")[0])
 
 
 class JaxAdapter(ArrayAdapter):
@@ -102,7 +102,7 @@ class JaxAdapter(ArrayAdapter):
         dlpack.settle(array, y)
         if out is not None:
             return out
-        return x if y is array else _given(y, x)
+        return x if y is array else _to_jax(y, x)
 
 
 ADAPTER = JaxAdapter()

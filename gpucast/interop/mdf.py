@@ -40,7 +40,7 @@ except ImportError as error:
 __all__ = ["install", "installed", "uninstall"]
 
 #: What `install` found first: the package's own `cast` and `get_onnx_schema`.
-_stock: tuple[Any, Any] | None = None
+_originals: tuple[Any, Any] | None = None
 
 
 def install(device: str | None = None) -> None:
@@ -50,37 +50,37 @@ def install(device: str | None = None) -> None:
     host. Arrays on a device are cast there and stay. Installing again only changes the device.
     TypeError or ValueError for what is no device, DeviceUnavailable for one that cannot be used.
     """
-    global _stock  # noqa: PLW0603 (the state of another module is what is kept)
+    global _originals  # noqa: PLW0603 (the state of another module is what is kept)
     if "round_mode" not in onnx.defs.get_schema("Cast").attributes:
         raise ImportError(f"mdf.install: onnx {onnx.__version__} does not know round_mode; expected 1.19 or newer")
     # One cast tells whether driver, libraries and compiler work together.
     casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device)
-    if _stock is None:
-        _stock = onnx_ops.cast, onnx_ops.get_onnx_schema
-    onnx_ops.cast, onnx_ops.get_onnx_schema = _caster(device), _Schemas(_stock[1])
+    if _originals is None:
+        _originals = onnx_ops.cast, onnx_ops.get_onnx_schema
+    onnx_ops.cast, onnx_ops.get_onnx_schema = _cast_function(device), _Schemas(_originals[1])
 
 
 def uninstall() -> None:
     """Put the package's own functions back. Does nothing where nothing is installed."""
-    global _stock  # noqa: PLW0603
-    if _stock is not None:
-        onnx_ops.cast, onnx_ops.get_onnx_schema = _stock
-        _stock = None
+    global _originals  # noqa: PLW0603
+    if _originals is not None:
+        onnx_ops.cast, onnx_ops.get_onnx_schema = _originals
+        _originals = None
 
 
 @contextlib.contextmanager
 def installed(device: str | None = None) -> Iterator[None]:
     """`install` for the length of a ``with`` block; what was in place before comes back, an earlier install too."""
-    global _stock
-    before = _stock, onnx_ops.cast, onnx_ops.get_onnx_schema
+    global _originals
+    before = _originals, onnx_ops.cast, onnx_ops.get_onnx_schema
     install(device)
     try:
         yield
     finally:
-        _stock, onnx_ops.cast, onnx_ops.get_onnx_schema = before
+        _originals, onnx_ops.cast, onnx_ops.get_onnx_schema = before
 
 
-def _caster(device: str | None) -> Callable[..., Any]:
+def _cast_function(device: str | None) -> Callable[..., Any]:
     def cast(input: Any, to: Any, saturate: Any = 1, round_mode: Any = "up") -> Any:
         """The operator Cast of the newest opset, on gpucast (see gpucast.interop.mdf)."""
         # The package's own function makes vectors of Python's numbers, and graphs rely on the shape.
@@ -102,12 +102,12 @@ def _caster(device: str | None) -> Callable[..., Any]:
 class _Schemas:
     """``get_onnx_schema`` with the newest Cast: the engine passes on the attributes that the schema names."""
 
-    def __init__(self, stock: Any) -> None:
-        self._stock = stock
+    def __init__(self, original: Any) -> None:
+        self._original = original
 
     def __call__(self, func_name: str, *args: Any, **kwargs: Any) -> Any:
-        return onnx.defs.get_schema("Cast") if func_name == "cast" else self._stock(func_name, *args, **kwargs)
+        return onnx.defs.get_schema("Cast") if func_name == "cast" else self._original(func_name, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         # The package's own is a cached function, with cache_clear and so on.
-        return getattr(self._stock, name)
+        return getattr(self._original, name)

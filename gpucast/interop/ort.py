@@ -43,14 +43,14 @@ def ortvalue(x: Any) -> onnxruntime.OrtValue:
     TypeError for types that onnxruntime does not know, and for an array on a device (see `bind_input`).
     """
     x = as_array(x, "ortvalue")
-    row = _row(x, "ortvalue")
+    kind = _known_dtype(x, "ortvalue")
     if device_index(x) is not None:
         raise TypeError("ortvalue: x is on a device; bind it with bind_input, or cast it to device='cpu'")
-    if not row.packed:
-        plain = np.ascontiguousarray(x, row.numpy).reshape(x.shape).view(row.code_numpy)
-        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(plain, row.number)
+    if not kind.packed:
+        plain = np.ascontiguousarray(x, kind.numpy).reshape(x.shape).view(kind.code_numpy)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(plain, kind.number)
     packed = x if isinstance(x, PackedArray) else PackedArray.pack(x)
-    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(x.shape), row.number)
+    value = onnxruntime.OrtValue.ortvalue_from_shape_and_type(list(x.shape), kind.number)
     _memory(value)[...] = packed.data
     return value
 
@@ -65,10 +65,10 @@ def from_ortvalue(value: onnxruntime.OrtValue) -> Any:
         raise TypeError(f"from_ortvalue: value is {_named(value)}; expected an OrtValue that holds a tensor")
     if value.device_name() != "cpu":
         raise TypeError(f"from_ortvalue: value is on {value.device_name()}; expected one on cpu (see bind_output)")
-    row = dtype(value.element_type(), who="from_ortvalue: element_type=")
-    if row.family == "string":
+    kind = dtype(value.element_type(), who="from_ortvalue: element_type=")
+    if kind.family == "string":
         return value.numpy()
-    return from_bytes(_memory(value), row, tuple(value.shape()))
+    return from_bytes(_memory(value), kind, tuple(value.shape()))
 
 
 def bind_input(binding: onnxruntime.IOBinding, name: str, x: Any) -> None:
@@ -91,32 +91,34 @@ def _bind(bind: Callable[..., None], name: str, x: Any, who: str) -> None:
         array = as_array(x, who)
         if array is not x:
             raise TypeError(f"{who}: x is a {type(x).__name__}; expected a NumPy or CuPy array or a PackedArray")
-    row, device = _row(x, who), device_index(x)
-    if row.packed and not isinstance(x, PackedArray):
-        raise TypeError(f"{who}: x holds {row.name} one element per byte; expected a PackedArray (PackedArray.pack(x))")
+    kind, device = _known_dtype(x, who), device_index(x)
+    if kind.packed and not isinstance(x, PackedArray):
+        raise TypeError(
+            f"{who}: x holds {kind.name} one element per byte; expected a PackedArray (PackedArray.pack(x))"
+        )
     data = x.data if isinstance(x, PackedArray) else x
     if not (data.flags.c_contiguous and data.dtype.isnative):
         raise ValueError(f"{who}: x of shape {x.shape} is not contiguous and native; expected such memory")
     if who == "bind_output" and device is None and not data.flags.writeable:
         raise ValueError(f"{who}: out is read-only")
     address = data.ctypes.data if device is None else data.data.ptr
-    place = ("cpu", 0) if device is None else ("cuda", device)
-    bind(name, *place, row.number, list(x.shape), address)
+    device_name = ("cpu", 0) if device is None else ("cuda", device)
+    bind(name, *device_name, kind.number, list(x.shape), address)
 
 
-def _row(x: Any, who: str) -> DType:
-    row = dtype(x.dtype, who=f"{who}: x.dtype=")
-    if row.family == "string":
+def _known_dtype(x: Any, who: str) -> DType:
+    kind = dtype(x.dtype, who=f"{who}: x.dtype=")
+    if kind.family == "string":
         raise TypeError(f"{who}: x is STRING; onnxruntime takes it in session.run alone, as an object array of str")
-    if not _is_known(row):
-        raise TypeError(f"{who}: onnxruntime {onnxruntime.__version__} does not know {row.name}")
-    return row
+    if not _is_known(kind):
+        raise TypeError(f"{who}: onnxruntime {onnxruntime.__version__} does not know {kind.name}")
+    return kind
 
 
 @lru_cache
-def _is_known(row: DType) -> bool:
+def _is_known(kind: DType) -> bool:
     try:
-        onnxruntime.OrtValue.ortvalue_from_shape_and_type([0], row.number)
+        onnxruntime.OrtValue.ortvalue_from_shape_and_type([0], kind.number)
     except Exception:  # onnxruntime has exceptions of its own for this
         return False
     return True

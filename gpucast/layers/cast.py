@@ -91,23 +91,23 @@ class _Layer:
             raise RuntimeError(f"{who}: the layer is not training; make it with training=True")
         if self._seen is None:
             raise RuntimeError(f"{who}: nothing went forward yet; call forward(x) first, with training=True")
-        row, shape = self._seen
+        dst, shape = self._seen
         dy = _with_dtype(dy)
         src = dtype(dy.dtype, who=f"{who}: dy.dtype=")
-        for role, kind in (("x was", row), ("dy is", src)):
+        for role, kind in (("x was", dst), ("dy is", src)):
             if kind.family == "string":
                 raise TypeError(f"{who}: {role} STRING, which has no gradient")
         if tuple(dy.shape) != shape:
             raise ValueError(f"{who}: dy has shape {tuple(dy.shape)}; y had {shape}")
         coefficient = self._coefficient(self.lda_coeff)
         if coefficient == 1:
-            return cast(dy, row, saturate=self.saturate, round_mode=self.round_mode)
+            return cast(dy, dst, saturate=self.saturate, round_mode=self.round_mode)
         if adapters.find(dy) is not None:
             raise TypeError(
                 f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
                 "PackedArray"
             )
-        rule = fused_rule(src, row, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
+        rule = fused_rule(src, dst, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
         source = operand(as_array(dy, who), src)
         return dispatch.cast(source, rule, None, None, who, FusedInputs(scale=coefficient)).array
 

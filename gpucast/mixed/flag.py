@@ -11,7 +11,7 @@ from gpucast import gpu
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
-from gpucast.mixed.leaves import row_of
+from gpucast.mixed.leaves import dtype_of
 
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
@@ -20,9 +20,9 @@ def checked_flag(finite: Any, who: str) -> Any:
     """`finite`, a bool or an array of one BOOL or UINT8 element of any library, as an array of ours."""
     if isinstance(finite, (bool, np.bool_)):
         return np.asarray(finite)
-    row = row_of(finite)
-    if row not in _ROWS:
-        got = type(finite).__name__ if row is None else row.name
+    kind = dtype_of(finite)
+    if kind not in _ROWS:
+        got = type(finite).__name__ if kind is None else kind.name
         raise TypeError(f"{who}: finite is {got}; expected a bool, or an array of one BOOL or UINT8 element")
     flag = as_array(finite, who)
     if flag.size != 1:
@@ -30,14 +30,14 @@ def checked_flag(finite: Any, who: str) -> Any:
     return flag
 
 
-def new_flag(place: int | None) -> Any:
+def new_flag(device: int | None) -> Any:
     """A new BOOL array of shape () that is true, on the host (None) or on a device, which is not waited for."""
     flag = np.asarray(True)
-    if place is None:
+    if device is None:
         return flag
-    return gpu.cast.to_device(flag, place)
+    return gpu.cast.to_device(flag, device)
 
 
-def flag_on(flag: Any, place: int) -> Any:
+def flag_on(flag: Any, device: int) -> Any:
     """The flag on a device."""
-    return flag if device_index(flag) == place else cast(flag, flag.dtype, device=f"cuda:{place}")
+    return flag if device_index(flag) == device else cast(flag, flag.dtype, device=f"cuda:{device}")

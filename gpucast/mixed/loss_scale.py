@@ -51,13 +51,13 @@ class LossScale:
         `to`; Python's floats become FLOAT arrays where the arrays lie, or else the state. All other leaves are returned
         as they are.
         """
-        row = None if to is None else dtype(to, who="scale: to=")
+        dst = None if to is None else dtype(to, who="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
         leaves = self._arrays(leaves)
         places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
         factor = self._factors(leaves[places[0]])[0] if places else None
         for i in places:
-            leaves[i] = cast(leaves[i], row or leaves[i].dtype, scale=factor, copy=factor is not None)
+            leaves[i] = cast(leaves[i], dst or leaves[i].dtype, scale=factor, copy=factor is not None)
         return trees.unflatten(structure, leaves)
 
     def unscale(self, grads: Any, *, to: Any = "FLOAT", out: Any = None, finite: Any = None) -> tuple[Any, Any]:
@@ -91,7 +91,7 @@ class LossScale:
         places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
         first = leaves[places[0]] if places else None
         if finite is None:
-            finite = new_flag(_place(first))
+            finite = new_flag(_device_of(first))
         else:
             checked_flag(finite, "unscale")
         if places:
@@ -128,16 +128,16 @@ class LossScale:
         numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, float) and not isinstance(leaf, np.floating)]
         if numbers:
             first = next(filter(is_floating, leaves), None)
-            place = _device(self._home() if first is None else _place(first))
+            device = _device_name(self._device_index() if first is None else _device_of(first))
             for i in numbers:
-                leaves[i] = cast(leaves[i], _FLOAT, device=place)
+                leaves[i] = cast(leaves[i], _FLOAT, device=device)
         return leaves
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
         """The scale and its inverse for an array, as `gpucast.cast` takes them."""
         return None, None
 
-    def _home(self) -> int | None:
+    def _device_index(self) -> int | None:
         """The index of the device that holds the state; None for the host."""
         return None
 
@@ -224,10 +224,10 @@ class DynamicLossScale(LossScale):
         flag = checked_flag(finite, "adjust")
         if device_index(flag) is not None:
             self._move(device_index(flag))
-        place = self._home()
-        if place is not None:
+        device = self._device_index()
+        if device is not None:
             by = gpu.kernels.Adjustment(self.factor, self.min_loss_scale, self.period)
-            gpu.kernels.adjust(self._state, flag_on(flag, place), by)
+            gpu.kernels.adjust(self._state, flag_on(flag, device), by)
             return self
         scale, counter, factor = _floats(self._state)[0][()], int(self._state[2]) + 1, np.float32(self.factor)
         with np.errstate(over="ignore", under="ignore"):
@@ -240,7 +240,7 @@ class DynamicLossScale(LossScale):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._state if self._home() is None else cast(self._state, "UINT32", device="cpu")
+        state = self._state if self._device_index() is None else cast(self._state, "UINT32", device="cpu")
         return {
             "loss_scale": float(_floats(state)[0]),
             "period": self.period,
@@ -253,18 +253,18 @@ class DynamicLossScale(LossScale):
         other = type(self)(**self._checked_state(state))
         self.period, self.factor, self.min_loss_scale = other.period, other.factor, other.min_loss_scale
         # Into the same memory: a CUDA graph may know its address.
-        cast(other._state, "UINT32", out=self._state, device=_device(self._home()))
+        cast(other._state, "UINT32", out=self._state, device=_device_name(self._device_index()))
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
-        self._move(_place(leaf))
+        self._move(_device_of(leaf))
         return _floats(self._state)
 
-    def _home(self) -> int | None:
+    def _device_index(self) -> int | None:
         return device_index(self._state)
 
-    def _move(self, place: int | None) -> None:
-        if self._home() != place:
-            self._state = cast(self._state, "UINT32", device=_device(place))
+    def _move(self, device: int | None) -> None:
+        if self._device_index() != device:
+            self._state = cast(self._state, "UINT32", device=_device_name(device))
 
     def _write(self, scale: Any, counter: int) -> None:
         """Set the state on the host."""
@@ -284,13 +284,13 @@ def _inverse(scale: Any) -> Any:
         return np.float32(1) / np.float32(scale)
 
 
-def _place(leaf: Any) -> int | None:
+def _device_of(leaf: Any) -> int | None:
     """The index of the device that holds an array of any library; None for the host, and for None."""
     return None if leaf is None else device_index(as_array(leaf, "unscale"))
 
 
-def _device(place: int | None) -> str:
-    return "cpu" if place is None else f"cuda:{place}"
+def _device_name(device: int | None) -> str:
+    return "cpu" if device is None else f"cuda:{device}"
 
 
 def _number(value: Any, who: str) -> float:

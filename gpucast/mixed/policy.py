@@ -10,7 +10,7 @@ from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
 from gpucast.casting.batch import cast_arrays
 from gpucast.core.dtypes import DType, dtype
-from gpucast.mixed.leaves import is_floating, paths, row_of
+from gpucast.mixed.leaves import dtype_of, is_floating, paths
 
 #: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.
 _SHORT = {"bf16": "BFLOAT16", "f16": "FLOAT16", "half": "FLOAT16", "f32": "FLOAT", "full": "FLOAT", "f64": "DOUBLE"}
@@ -35,7 +35,7 @@ class Policy:
     def __init__(self, param_dtype: Any, compute_dtype: Any, output_dtype: Any) -> None:
         given = {"param_dtype": param_dtype, "compute_dtype": compute_dtype, "output_dtype": output_dtype}
         for name, kind in given.items():
-            object.__setattr__(self, name, _row(kind, f"Policy: {name}="))
+            object.__setattr__(self, name, _float_dtype(kind, f"Policy: {name}="))
 
     def cast_to_param(self, tree: Any) -> Any:
         """The tree with its floating leaves in `param_dtype`."""
@@ -55,7 +55,7 @@ class Policy:
 
     def __str__(self) -> str:
         """jmp's short form, which `get_policy` reads: "p=f32,c=bf16,o=f32"."""
-        names = (_name(row) for row in (self.param_dtype, self.compute_dtype, self.output_dtype))
+        names = (_name(kind) for kind in (self.param_dtype, self.compute_dtype, self.output_dtype))
         return "p={},c={},o={}".format(*names)
 
 
@@ -71,8 +71,8 @@ def get_policy(text: str) -> Policy:
     if not isinstance(text, str):
         raise TypeError(f"get_policy: {text!r} is no text; expected one such as 'p=f32,c=bf16,o=f32'")
     if "=" not in text:
-        row = _named(text)
-        return Policy(row, row, row)
+        kind = _named(text)
+        return Policy(kind, kind, kind)
     rows: dict[str, DType] = {}
     for part in text.split(","):
         key, _, value = (word.strip() for word in part.partition("="))
@@ -89,26 +89,26 @@ def get_policy(text: str) -> Policy:
 
 def _named(name: str) -> DType:
     name = name.strip()
-    return _row(_SHORT.get(name, name), "get_policy: ")
+    return _float_dtype(_SHORT.get(name, name), "get_policy: ")
 
 
-def _row(kind: Any, who: str) -> DType:
-    row = dtype(kind, who=who)
-    if row.family != "float":
-        why = "has neither sign nor zero" if row.is_float else "is no floating type"
-        raise TypeError(f"{who}{row.name!r} {why}; expected one such as FLOAT, BFLOAT16, FLOAT16 or FLOAT8E4M3FN")
-    return row
+def _float_dtype(given: Any, who: str) -> DType:
+    kind = dtype(given, who=who)
+    if kind.family != "float":
+        why = "has neither sign nor zero" if kind.is_float else "is no floating type"
+        raise TypeError(f"{who}{kind.name!r} {why}; expected one such as FLOAT, BFLOAT16, FLOAT16 or FLOAT8E4M3FN")
+    return kind
 
 
-def _name(row: DType) -> str:
-    return next((short for short, name in _SHORT.items() if name == row.name), row.numpy_name)
+def _name(kind: DType) -> str:
+    return next((short for short, name in _SHORT.items() if name == kind.name), kind.numpy_name)
 
 
-def _cast(tree: Any, row: DType, who: str) -> Any:
+def _cast(tree: Any, kind: DType, who: str) -> Any:
     leaves, structure = trees.flatten(tree, f"{who}: tree")
-    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and row_of(leaf) is not row]
+    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and dtype_of(leaf) is not kind]
     if places:
         names = Names("tree", lambda: paths(structure, places))
-        for i, made in zip(places, cast_arrays([leaves[i] for i in places], row, names, who), strict=True):
+        for i, made in zip(places, cast_arrays([leaves[i] for i in places], kind, names, who), strict=True):
             leaves[i] = made
     return trees.unflatten(structure, leaves)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays import adapters
-from gpucast.arrays import tree as trees
+from gpucast.arrays import adapters, tree
 from gpucast.arrays.batch_overlap import Place, check_disjoint
 from gpucast.arrays.operand import operand
 from gpucast.arrays.overlap import check_out
@@ -17,7 +16,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
-from gpucast.mixed.leaves import row_of
+from gpucast.mixed.leaves import dtype_of
 
 _WHO = "select_tree"
 
@@ -46,51 +45,53 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     arrays of other libraries with a device's flag. Nothing is written then.
     """
     flag = checked_flag(finite, _WHO)
-    leaves, structure = trees.flatten(new, f"{_WHO}: new")
-    given = [leaves, trees.leaves_like(structure, old, f"{_WHO}: old")]
+    leaves, structure = tree.flatten(new, f"{_WHO}: new")
+    given = [leaves, tree.leaves_like(structure, old, f"{_WHO}: old")]
     if out is not None:
-        given.append(trees.leaves_like(structure, out, f"{_WHO}: out"))
-    rows, paths = list(zip(*given, strict=True)), trees.paths(structure)
-    for path, row in zip(paths, rows, strict=True):
-        _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *row)
+        given.append(tree.leaves_like(structure, out, f"{_WHO}: out"))
+    triples, paths = list(zip(*given, strict=True)), tree.paths(structure)
+    for path, triple in zip(paths, triples, strict=True):
+        _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *triple)
     if out is not None:
         _check_disjoint(flag, given, paths)
     if device_index(flag) is None:
         if out is None:
             return new if flag else old
-        for x, y, target in rows:
+        for x, y, target in triples:
             chosen = x if flag else y
-            if row_of(chosen) is not None and chosen is not target:
+            if dtype_of(chosen) is not None and chosen is not target:
                 cast(chosen, chosen.dtype, out=target)
         return out
-    places = [i for i, x in enumerate(leaves) if row_of(x) is not None]
-    results = gpu.kernels.select(flag, [(rows[i][0], rows[i][1], None if out is None else rows[i][2]) for i in places])
+    places = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
+    results = gpu.kernels.select(
+        flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in places]
+    )
     for i, result in zip(places, results, strict=True):
         leaves[i] = result
-    return trees.unflatten(structure, leaves) if out is None else out
+    return tree.unflatten(structure, leaves) if out is None else out
 
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     """TypeError or ValueError for leaves that cannot be chosen from, or a `target` that cannot take them."""
-    row, other, place = row_of(x), row_of(y), device_index(flag)
-    if row is None or other is None:
-        if row is not other or ((place is not None or target is not None) and not _equal(x, y)):
+    kind, other, device = dtype_of(x), dtype_of(y), device_index(flag)
+    if kind is None or other is None:
+        if kind is not other or ((device is not None or target is not None) and not _equal(x, y)):
             raise ValueError(f"{who} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
         return
-    if row is not other:
-        raise TypeError(f"{who} is {row} in new and {other} in old")
+    if kind is not other:
+        raise TypeError(f"{who} is {kind} in new and {other} in old")
     if tuple(x.shape) != tuple(y.shape):
         raise ValueError(f"{who} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
-    if place is None and target is None:
+    if device is None and target is None:
         return
     for leaf in (x, y):
         if adapters.find(leaf) is not None:
-            wanted = "with out=" if place is None else "with the flag on a device"
+            wanted = "with out=" if device is None else "with the flag on a device"
             raise TypeError(f"{who} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
-        if place is not None and device_index(leaf) != place:
-            raise ValueError(f"{who} is not on cuda:{place}, where finite is; bool(finite) reads the flag")
+        if device is not None and device_index(leaf) != device:
+            raise ValueError(f"{who} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(operand(leaf, row), resolve(row, row), target, place is not None, who)
+            check_out(operand(leaf, kind), resolve(kind, kind), target, device is not None, who)
             if device_index(target) != device_index(leaf):
                 raise ValueError(f"{who} lies elsewhere in out than in new and old")
 
@@ -108,8 +109,8 @@ def _check_disjoint(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str
     for name, leaves in zip(("new", "old", "out"), trees_of_leaves, strict=True):
         places = written if name == "out" else read
         places += [
-            Place(name + path, i, operand(leaf, row))
+            Place(name + path, i, operand(leaf, kind))
             for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
-            if (row := row_of(leaf)) is not None
+            if (kind := dtype_of(leaf)) is not None
         ]
     check_disjoint(written, read, _WHO)

@@ -20,11 +20,11 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
 from gpucast.codegen.fused import FusedArguments
 from gpucast.codegen.spec import CastSpec
-from gpucast.compile import nvidia as driver
+from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.cpu import cast as host_cast
 from gpucast.gpu import devices as device
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 CastCodes = Callable[[Case, Array], Array]
 
 
-class Backend(Protocol):
+class CastBackend(Protocol):
     """One implementation of every numeric cast."""
 
     name: str
@@ -45,7 +45,7 @@ class Backend(Protocol):
         """Make ready what casts these cases need; the function that casts them. One thread uses it at a time."""
 
 
-class Host:
+class HostBackend:
     """`gpucast.cpu.lanes`: the quick NumPy path."""
 
     name = "host"
@@ -63,7 +63,7 @@ class Host:
         return cast
 
 
-class Kernels:
+class KernelsBackend:
     """The CUDA kernels' own text, built for the host by a C++ compiler."""
 
     name = "kernels"
@@ -71,12 +71,12 @@ class Kernels:
     batch = 20
 
     def __init__(self) -> None:
-        self.device = f"host build by {os.path.basename(hostbuild.compiler()[0])}, {platform.machine()}"
+        self.device = f"host build by {os.path.basename(host_build.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         # Those that take random words have a longer prelude.
         kernels, fused = (
-            hostbuild.build(
+            host_build.build(
                 [CastSpec.of(case.rule).source() for case in cases if (case.random is not None) == at_random],
                 optimize=optimize,
             )
@@ -87,7 +87,7 @@ class Kernels:
             src, dst = case.rule.src, case.rule.dst
             data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
             out = np.empty(dst.nbytes(codes.size), np.uint8)
-            arguments = hostbuild.Arguments(data.ctypes.data, out.ctypes.data, codes.size)
+            arguments = host_build.Arguments(data.ctypes.data, out.ctypes.data, codes.size)
             if case.random is None:
                 kernels.run(case.rule, arguments)
             else:
@@ -98,7 +98,7 @@ class Kernels:
         return cast
 
 
-class Gpu:
+class GpuBackend:
     """The whole device path: `gpucast.cast` on arrays that are on the current device."""
 
     name = "gpu"
@@ -109,7 +109,7 @@ class Gpu:
         if problem is not None:
             raise DeviceUnavailable(f"no GPU to compare: {problem[0]}; {problem[1]}")
         self._index = gpu.driver.driver().current()
-        found = driver.find()
+        found = nvidia.find()
         devices = () if found is None else found.devices
         self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
 
@@ -124,10 +124,10 @@ class Gpu:
         return cast
 
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"gpu": Gpu, "kernels": Kernels, "host": Host}
+BACKENDS: dict[str, Callable[[], CastBackend]] = {"gpu": GpuBackend, "kernels": KernelsBackend, "host": HostBackend}
 
 
-def backend(name: str | None) -> Backend:
+def backend(name: str | None) -> CastBackend:
     """The backend of a name; None means the GPU where there is one, else the host build of its kernels.
 
     DeviceUnavailable or host_compiler.CompilerMissing, with the remedy, where it cannot run.

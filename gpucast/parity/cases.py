@@ -22,9 +22,9 @@ from gpucast.core.rule import (
     resolve,
 )
 
-NUMERIC = tuple(row for row in DTYPES if row.family != "string")
-SMALL = tuple(row for row in NUMERIC if row.bits <= 16)
-WIDE = tuple(row for row in NUMERIC if row.bits > 16)
+NUMERIC = tuple(dtype for dtype in DTYPES if dtype.family != "string")
+SMALL = tuple(dtype for dtype in NUMERIC if dtype.bits <= 16)
+WIDE = tuple(dtype for dtype in NUMERIC if dtype.bits > 16)
 
 #: The newest opset, and one from before FNUZ infinities became numbers.
 OPSETS = (DEFAULT_OPSET, 23)

@@ -40,7 +40,7 @@ class Mismatch:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """What became of one case."""
 
     case: Case
@@ -50,10 +50,10 @@ class Outcome:
     first: Mismatch | None = None
 
 
-def describe(row: DType, code: int) -> str:
+def describe(dtype: DType, code: int) -> str:
     """A code in hexadecimal, and the value that it stands for."""
-    bits = f"{code:#0{2 + -(-row.bits // 4)}x}"
-    return f"{bits} ({row.value(code)!r})" if code <= row.code_mask else f"{bits} (no code of {row.name})"
+    bits = f"{code:#0{2 + -(-dtype.bits // 4)}x}"
+    return f"{bits} ({dtype.value(code)!r})" if code <= dtype.code_mask else f"{bits} (no code of {dtype.name})"
 
 
 def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
@@ -77,7 +77,7 @@ def wanted_codes(rule: Rule, codes: Array, random: Random | None = None, start: 
     return np.asarray(reference.apply(codes.view(rule.src.numpy), rule, words).view(rule.dst.code_numpy))
 
 
-def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
+def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:
     """Cast the codes, as one array, and compare them block by block."""
     got = cast(case, codes)
     wrong, first, random = 0, None, case.random
@@ -87,7 +87,7 @@ def compare(cast: CastCodes, case: Case, codes: Array) -> Outcome:
         wrong += int(np.count_nonzero(differs))
         if wrong and first is None:
             first = mismatch(case, codes, got, start + int(differs.argmax()))
-    return Outcome(case, codes.size, wrong, first)
+    return CaseResult(case, codes.size, wrong, first)
 
 
 def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:

@@ -72,9 +72,9 @@ def _float_points(dst: DType, rng: np.random.Generator, share: float) -> Array:
 
 
 @lru_cache
-def _values(row: DType) -> tuple[float, ...]:
+def _values(dst: DType) -> tuple[float, ...]:
     """The magnitudes of a floating type, and the one that would be next."""
-    values = [float(row.value(code)) for code in range(row.max_code + 1)]
+    values = [float(dst.value(code)) for code in range(dst.max_code + 1)]
     return (*values, 2 * values[-1] - values[-2])
 
 

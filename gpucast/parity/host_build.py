@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.codegen.batch import ManySource
+from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.core.rule import Rule
 
 #: Kernels of one translation unit, and compilers that run at a time.
@@ -93,7 +93,7 @@ _ARGUMENTS = "src, src_bit, dst, n"
 
 def compiler() -> list[str]:
     """The command of a C++17 compiler. CompilerMissing where there is none."""
-    return host_compiler.find("c++", "hostbuild")
+    return cxx.find("c++", "hostbuild")
 
 
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
@@ -188,14 +188,14 @@ def build(
     return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
 
 
-def build_many(
-    source: ManySource, *, optimize: bool = True, arch: int = 90
+def build_batch(
+    source: BatchSource, *, optimize: bool = True, arch: int = 90
 ) -> Callable[[int, np.ndarray[Any, Any]], None]:
     """The kernel of many arrays as a function of the blocks and a record of its table; errors as for `build`."""
     launcher = _LAUNCH.format(
         name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
     )
-    text = shim(arch) + join(source.prelude, source.rows, [source.kernel, launcher])
+    text = shim(arch) + join(source.prelude, source.structs, [source.kernel, launcher])
     with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
         library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize)], text, Path(folder) / "many")))
     function = library[f"launch_{source.name}"]
@@ -212,9 +212,9 @@ def build_many(
 
 def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
     """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
-    rows = dict(row for source in sources for row in source.rows)
+    structs = dict(row for source in sources for row in source.structs)
     kernels = [source.kernel + _launcher(source) for source in sources]
-    return shim(arch) + join(sources[0].prelude, rows, kernels)
+    return shim(arch) + join(sources[0].prelude, structs, kernels)
 
 
 @lru_cache

@@ -6,7 +6,7 @@ from __future__ import annotations
 from html import escape
 
 from gpucast.parity.cases import NUMERIC
-from gpucast.parity.report import PairResult, Report, State
+from gpucast.parity.report import PairResult, ParityReport, State
 
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 150, 200
 _WIDTH, _HEIGHT = _LEFT + _CELL * len(NUMERIC) + 40, _TOP + _CELL * len(NUMERIC) + 60
@@ -23,7 +23,7 @@ _STYLE = (
 )
 
 
-def svg(report: Report) -> str:
+def svg(report: ParityReport) -> str:
     """The picture as text. Every cell has a tooltip with the pair, its state and counts."""
     box = f"0 0 {_WIDTH} {_HEIGHT}"
     parts = [
@@ -36,11 +36,11 @@ def svg(report: Report) -> str:
         _text(16, 84, f"tried: {report.what} (seed {report.seed})", "note"),
     ]
     parts.append(f'<text x="{_LEFT - 8}" y="{_TOP - 8}" text-anchor="end" class="note">from, to:</text>')
-    for number, row in enumerate(NUMERIC):
+    for number, dtype in enumerate(NUMERIC):
         middle = number * _CELL + _CELL / 2 + 4
-        parts.append(f'<text x="{_LEFT - 8}" y="{_TOP + middle}" text-anchor="end">{escape(row.name)}</text>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{_TOP + middle}" text-anchor="end">{escape(dtype.name)}</text>')
         x, y = _LEFT + middle, _TOP - 8
-        parts.append(f'<text x="{x}" y="{y}" transform="rotate(-60 {x} {y})">{escape(row.name)}</text>')
+        parts.append(f'<text x="{x}" y="{y}" transform="rotate(-60 {x} {y})">{escape(dtype.name)}</text>')
     for number, pair in enumerate(report.pairs.values()):
         down, right = divmod(number, len(NUMERIC))
         parts += _cell(_LEFT + right * _CELL, _TOP + down * _CELL, pair)
@@ -69,7 +69,7 @@ def _square(x: float, y: float, state: State) -> list[str]:
     return parts
 
 
-def _legend(report: Report, y: float) -> list[str]:
+def _legend(report: ParityReport, y: float) -> list[str]:
     """Each state with the number of its pairs."""
     parts, x = [], float(_LEFT)
     for state in _FILLS:

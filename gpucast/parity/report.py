@@ -11,7 +11,7 @@ from typing import Any, Literal
 from gpucast.core.dtypes import DType
 from gpucast.core.version import __version__
 from gpucast.parity.cases import NUMERIC, cases, stochastic_cases
-from gpucast.parity.compare import Mismatch, Outcome, describe
+from gpucast.parity.compare import CaseResult, Mismatch, describe
 from gpucast.parity.plan import Pair
 
 #: "equal": under every rule; "equal in part": under the rules that were tried.
@@ -24,7 +24,7 @@ MARKS: dict[State, str] = {"equal": "=", "equal in part": "-", "differing": "X",
 class _Counts:
     """Sums over outcomes."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[CaseResult]
 
     @property
     def elements(self) -> int:
@@ -41,7 +41,7 @@ class PairResult(_Counts):
 
     src: DType
     dst: DType
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CaseResult] = field(default_factory=list)
 
     @property
     def rules(self) -> int:
@@ -58,7 +58,7 @@ class PairResult(_Counts):
 
 
 @dataclass
-class Report(_Counts):
+class ParityReport(_Counts):
     """A run. `date` is ISO text; `what` says in words what was tried of each type."""
 
     backend: str
@@ -70,7 +70,7 @@ class Report(_Counts):
     what: str
     #: How many cases were asked for; those that were tried are in `outcomes`, in the order of the plan.
     planned: int
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[CaseResult]
 
     @cached_property
     def pairs(self) -> dict[Pair, PairResult]:
@@ -98,10 +98,10 @@ class Report(_Counts):
 
     def text(self) -> str:
         """The grid and the summary; a type's column has its ONNX number."""
-        width = max(len(row.name) for row in NUMERIC)
+        width = max(len(dtype.name) for dtype in NUMERIC)
         lines = [
             f"gpucast parity: {self.backend} ({self.device}) against the reference",
-            " " * width + "     to " + " ".join(f"{row.number:>2}" for row in NUMERIC),
+            " " * width + "     to " + " ".join(f"{dtype.number:>2}" for dtype in NUMERIC),
         ]
         for src in NUMERIC:
             marks = " ".join(f" {MARKS[self.pairs[src, dst].state]}" for dst in NUMERIC)

@@ -17,10 +17,10 @@ import numpy as np
 
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, Rule
-from gpucast.parity.backends import Array, Backend
+from gpucast.parity.backends import Array, CastBackend
 from gpucast.parity.cases import Case
-from gpucast.parity.compare import BLOCK, Mismatch, Outcome, mismatch, wanted_codes
-from gpucast.parity.work import together
+from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, wanted_codes
+from gpucast.parity.work import run_threads
 
 #: Elements that a backend casts at a time.
 _CHUNK = 1 << 18
@@ -29,14 +29,14 @@ _PROBES = 100_000
 
 
 def sweep(
-    backend: Backend,
+    backend: CastBackend,
     case: Case,
     *,
     threads: int,
     advance: Callable[[int], object] = lambda codes: None,
     seed: int = 0,
     differs_at: Callable[[Mismatch], object] = lambda mismatch: None,
-) -> Outcome:
+) -> CaseResult:
     """Compare every code of a source of 32 bits or fewer, for one rule.
 
     `advance` is called with the number of codes done since its last call, `differs_at` with the first mismatch of each
@@ -69,9 +69,9 @@ def sweep(
                 advance(codes.size)
         return wrong, found
 
-    results = together(work, threads, stopped.set)
+    results = run_threads(work, threads, stopped.set)
     first = min((one for _, found in results for one in found), key=lambda one: one.index, default=None)
-    return Outcome(case, count, sum(wrong for wrong, _ in results), first)
+    return CaseResult(case, count, sum(wrong for wrong, _ in results), first)
 
 
 def piecewise_constant(rule: Rule) -> bool:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from gpucast.parity.backends import Backend
+from gpucast.parity.backends import CastBackend
 from gpucast.parity.cases import Case
-from gpucast.parity.compare import Outcome, codes_of, compare
+from gpucast.parity.compare import CaseResult, codes_of, compare
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _OPTIMIZE = 1_000_000
 
 
 def run(
-    backend: Backend,
+    backend: CastBackend,
     cases: Sequence[Case],
     *,
     seed: int,
@@ -30,8 +30,8 @@ def run(
     threads: int,
     seconds: float | None = None,
     advance: Callable[[int], object] = lambda cases: None,
-    found: Callable[[Outcome], object] = lambda outcome: None,
-) -> list[Outcome]:
+    on_result: Callable[[CaseResult], object] = lambda outcome: None,
+) -> list[CaseResult]:
     """The outcomes of the cases, in their order; of the first ones only, where `seconds` do not suffice for all.
 
     `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `advance` is called
@@ -40,7 +40,7 @@ def run(
     # NumPy and the compiler leave the interpreter to other threads.
     batches = _Batches(cases, backend.batch, seconds)
 
-    def work() -> dict[int, Outcome]:
+    def work() -> dict[int, CaseResult]:
         done = {}
         for start, batch in batches:
             cast = backend.prepare(batch, optimize=random >= _OPTIMIZE)
@@ -53,16 +53,16 @@ def run(
                 done[number] = compare(cast, case, codes)
                 with batches.lock:
                     advance(1)
-                    found(done[number])
+                    on_result(done[number])
         return done
 
-    outcomes: dict[int, Outcome] = {}
-    for done in together(work, threads, batches.stop):
+    outcomes: dict[int, CaseResult] = {}
+    for done in run_threads(work, threads, batches.stop):
         outcomes |= done
     return [outcomes[number] for number in sorted(outcomes)]
 
 
-def together(work: Callable[[], T], threads: int, stop: Callable[[], None]) -> list[T]:
+def run_threads(work: Callable[[], T], threads: int, stop: Callable[[], None]) -> list[T]:
     """The results of `work` in several threads. After an error in one, or Ctrl-C, the others are told to stop."""
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work) for _ in range(threads)]

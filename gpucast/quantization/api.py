@@ -19,7 +19,7 @@ from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
 from gpucast.gpu import devices
 from gpucast.quantization import engine, swizzle
-from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_row
+from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
 _WHO = "quantize"
 
@@ -86,12 +86,12 @@ def quantize(
     elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
     order nor the transpose of such an array is copied first.
     """
-    request = _Request(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
     return untraced(_quantize, x, format, request)
 
 
 @dataclass(frozen=True)
-class _Request:
+class _QuantizeOptions:
     """The keywords of `quantize`, unchecked."""
 
     axis: Any
@@ -104,13 +104,13 @@ class _Request:
     device: Any
 
 
-def _quantize(x: Any, format: Any, request: _Request) -> Any:
+def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _WHO)
     array = as_array(x, _WHO)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_WHO}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
-    row = source_row(array.dtype, f"{_WHO}: x.dtype=")
+    src = source_dtype(array.dtype, f"{_WHO}: x.dtype=")
     if transpose not in (False, True, "both"):
         raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
@@ -120,7 +120,7 @@ def _quantize(x: Any, format: Any, request: _Request) -> Any:
     if place is not None and (place != "cpu" or device_index(array) is not None):
         if place != "cpu":
             devices.index(place, _WHO)
-        array = cast(array, row, device=place, copy=False)
+        array = cast(array, src, device=place, copy=False)
     wanted = []
     for swapped in (False, True) if transpose == "both" else (bool(transpose),):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
@@ -128,7 +128,7 @@ def _quantize(x: Any, format: Any, request: _Request) -> Any:
         check_layout(scale_layout, shape, on, format, _WHO)
         wanted.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
     made = [
-        _quantized(parts, format, row, on, scale_layout)
+        _quantized(parts, format, src, on, scale_layout)
         for parts, (_, on, _) in zip(engine.quantize(array, format, wanted, random), wanted, strict=True)
     ]
     return tuple(made) if transpose == "both" else made[0]
@@ -144,12 +144,12 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
     return q.dequantize(to)
 
 
-def _quantized(parts: Parts, format: Format, row: DType, axis: int, scale_layout: Any) -> Quantized:
+def _quantized(parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any) -> Quantized:
     data = parts.data
     if format.element.packed and not isinstance(data, PackedArray):
         data = PackedArray.pack(data)
     scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
-    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, row, axis, scale_layout)
+    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout)
 
 
 def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:

@@ -14,12 +14,12 @@ from gpucast.quantization import gpu
 from gpucast.quantization.cpu import quantize as host
 
 
-def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
+def quantize(x: Any, format: Format, result_specs: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
     """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
     if device_index(x) is not None:
-        return gpu.quantize.quantize(x, format, [gpu.tiles.Wanted(*one) for one in wanted], random=random)
+        return gpu.quantize.quantize(x, format, [gpu.tiles.ResultSpec(*one) for one in result_specs], random=random)
     made: list[Parts] = []
-    for swapped, on, given in wanted:
+    for swapped, on, given in result_specs:
         # Both ways have the same global scale.
         given = made[0].global_scale if format.global_scale and made else given
         view = x.swapaxes(-1, -2) if swapped else x
@@ -27,9 +27,9 @@ def quantize(x: Any, format: Format, wanted: list[tuple[bool, int, Any]], random
     return made
 
 
-def dequantize(parts: Parts, format: Format, row: DType, axis: int) -> Any:
-    """The numbers that parts stand for, each rounded once to `row`."""
+def dequantize(parts: Parts, format: Format, to: DType, axis: int) -> Any:
+    """The numbers that parts stand for, each rounded once to `to`."""
     if device_index(parts.data) is not None:
-        return gpu.quantize.dequantize(parts, format, row, axis=axis)
+        return gpu.quantize.dequantize(parts, format, to, axis=axis)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
-    return host.dequantize(replace(parts, data=data), format, row, axis=axis)
+    return host.dequantize(replace(parts, data=data), format, to, axis=axis)

@@ -25,9 +25,9 @@ _VERSION = 1
 _Made = TypeVar("_Made")
 
 
-def save(path: str | os.PathLike[str], parts: dict[str, Any], told: dict[str, Any]) -> None:
+def save(path: str | os.PathLike[str], parts: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Write arrays on the host, and what `entry` says of them, whole or not at all. ValueError for another suffix."""
-    save_tensors(_checked(path), parts, {_ENTRY: json.dumps(told)})
+    save_tensors(_checked(path), parts, {_ENTRY: json.dumps(metadata)})
 
 
 def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str
     }
 
 
-def described(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[str, Any]]:
+def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[str, Any]]:
     """The format that a metadata entry tells, and its axis, scale_layout and dtype, unchecked. FileError."""
     try:
         found = json.loads(text)
@@ -80,7 +80,7 @@ def load(path: str | os.PathLike[str], make: Callable[..., _Made]) -> _Made:
     with TensorFile(name) as file:
         if _ENTRY not in file.metadata:
             raise FileError(f"{name}: holds no quantized array: the metadata has no {_ENTRY!r}")
-        format, kept = described(file.metadata[_ENTRY], name)
+        format, kept = parse_entry(file.metadata[_ENTRY], name)
         tensors = {tensor.name: tensor for tensor in file.tensors}
         unknown = tensors.keys() - {"data", "scales", "zero_points", "global_scale"}
         if unknown:

@@ -52,7 +52,7 @@ class Quantized:
         object.__setattr__(self, "format", find(self.format, who))
         # What has no shape is found here.
         _check_type(self.data, "data", self.format.element)
-        object.__setattr__(self, "dtype", source_row(self.dtype, f"{who}: dtype="))
+        object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{who}: dtype="))
         object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, who))
         check_layout(self.scale_layout, self.shape, self.axis, self.format, who)
         shape = self.scales_shape
@@ -130,9 +130,9 @@ class Quantized:
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The array again, as far as the codes tell: `gpucast.dequantize`."""
-        row = source_row(to, "dequantize: to=")
+        dst = source_dtype(to, "dequantize: to=")
         parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
-        return engine.dequantize(parts, self.format, row, self.axis)
+        return engine.dequantize(parts, self.format, dst, self.axis)
 
     def save(self, path: str) -> None:
         """Write a .safetensors file, whole or not at all; ``gpucast.files.FileError`` for another suffix."""
@@ -153,12 +153,12 @@ class Quantized:
         )
 
 
-def source_row(kind: Any, who: str) -> DType:
+def source_dtype(kind: Any, who: str) -> DType:
     """The row of a type that can be quantized, and dequantized to; TypeError for any other."""
-    row = dtype(kind, who=who)
-    if row not in SOURCES:
-        raise TypeError(f"{who}{row.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
-    return row
+    src = dtype(kind, who=who)
+    if src not in SOURCES:
+        raise TypeError(f"{who}{src.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
+    return src
 
 
 def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) -> int:
@@ -194,25 +194,27 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
         raise ValueError(f"{asked} needs whole blocks: {shape[axis]} elements are no multiple of {format.block[-1]}")
 
 
-def _check(part: Any, name: str, row: DType | None, shape: tuple[int, ...]) -> None:
-    """One array of a type and shape; none where `row` is None."""
-    if row is None:
+def _check(part: Any, name: str, expected: DType | None, shape: tuple[int, ...]) -> None:
+    """One array of a type and shape; none where `expected` is None."""
+    if expected is None:
         if part is not None:
             raise ValueError(f"Quantized: {name} must be None in this format")
         return
-    _check_type(part, name, row)
+    _check_type(part, name, expected)
     if part.shape != shape:
         raise ValueError(f"Quantized: {name} has shape {part.shape}; expected {shape}")
 
 
-def _check_type(part: Any, name: str, row: DType) -> None:
-    if row.packed:
+def _check_type(part: Any, name: str, expected: DType) -> None:
+    if expected.packed:
         if not isinstance(part, PackedArray):
-            raise TypeError(f"Quantized: {name} must be a PackedArray of {row.name}, not {type(part).__name__}")
+            raise TypeError(f"Quantized: {name} must be a PackedArray of {expected.name}, not {type(part).__name__}")
         found = part.dtype
     else:
         if namespace(part) is None:
-            raise TypeError(f"Quantized: {name} must be a NumPy or CuPy array of {row.name}, not {type(part).__name__}")
+            raise TypeError(
+                f"Quantized: {name} must be a NumPy or CuPy array of {expected.name}, not {type(part).__name__}"
+            )
         found = dtype(part.dtype, who=f"Quantized: {name}: ")
-    if found is not row:
-        raise TypeError(f"Quantized: {name} has dtype {found.name}; the format has {row.name}")
+    if found is not expected:
+        raise TypeError(f"Quantized: {name} has dtype {found.name}; the format has {expected.name}")

@@ -3,8 +3,8 @@
 
 It works on values, not on bits: a source code is decoded to the number it stands for; the destination is the sorted
 list of its values; rounding is a comparison with the midpoint of two neighbours. Where a list would be too long (FLOAT
-and DOUBLE) it counts whole steps of the destination's spacing in exact integer arithmetic. It shares nothing with the
-host path or the kernels but the dtype rows, so that agreement is evidence.
+and DOUBLE) it counts ULPs of the destination in exact integer arithmetic. It shares only the dtype table with the host
+path and the kernels, so that agreement is evidence.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def apply(x: Array, rule: Rule, words: Array | None = None) -> Array:
     return _to_array(_cast_codes(codes, rule, words), dst).reshape(x.shape)
 
 
-def _codes_of(x: Array, row: DType) -> Array:
-    """The flat codes of an array; only a code's own bits count, and any BOOL byte but 0 is 1."""
-    codes = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1).view(row.code_numpy)
-    return np.asarray(codes != 0 if row.family == "bool" else codes & row.code_numpy.type(row.code_mask))
+def _codes_of(x: Array, src: DType) -> Array:
+    """The flat codes of an array. Bits above the code's own are cleared; any nonzero BOOL byte becomes 1."""
+    codes = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1).view(src.code_numpy)
+    return np.asarray(codes != 0 if src.family == "bool" else codes & src.code_numpy.type(src.code_mask))
 
 
-def _to_array(codes: Array, row: DType) -> Array:
-    return codes.astype(row.code_numpy).view(row.numpy)
+def _to_array(codes: Array, dst: DType) -> Array:
+    return codes.astype(dst.code_numpy).view(dst.numpy)
 
 
 def _cast_codes(codes: Array, rule: Rule, words: Array | None) -> Array:
@@ -120,36 +120,36 @@ class Numbers:
         return np.asarray(self.magnitude == np.inf)
 
 
-def _decode(codes: Array, row: DType) -> Numbers:
+def _decode(codes: Array, src: DType) -> Numbers:
     code = codes.astype(np.uint64)
-    negative = code & np.uint64(row.sign_code) != 0
-    if not row.is_float:
+    negative = code & np.uint64(src.sign_code) != 0
+    if not src.is_float:
         # Two's complement of n bits: a code with the sign bit stands for code - 2^n.
-        magnitude = np.where(negative, ~code + np.uint64(1) & np.uint64(row.code_mask), code)
+        magnitude = np.where(negative, ~code + np.uint64(1) & np.uint64(src.code_mask), code)
         return Numbers(magnitude, negative, np.zeros(code.shape, bool))
-    bits = code & ~np.uint64(row.sign_code)
-    exponent = (bits >> np.uint64(row.mantissa_bits)).astype(np.int64)
-    mantissa = bits & np.uint64((1 << row.mantissa_bits) - 1)
-    hidden = (exponent > 0) | (row.family == "e8m0")
-    significand = np.where(hidden, mantissa + np.uint64(1 << row.mantissa_bits), mantissa).astype(np.float64)
-    lowest = 0 if row.family == "e8m0" else 1
-    special = bits > row.max_code
-    scale = np.where(special, 0, np.maximum(exponent, lowest) - row.bias - row.mantissa_bits).astype(np.intc)
+    bits = code & ~np.uint64(src.sign_code)
+    exponent = (bits >> np.uint64(src.mantissa_bits)).astype(np.int64)
+    mantissa = bits & np.uint64((1 << src.mantissa_bits) - 1)
+    hidden = (exponent > 0) | (src.family == "e8m0")
+    significand = np.where(hidden, mantissa + np.uint64(1 << src.mantissa_bits), mantissa).astype(np.float64)
+    lowest = 0 if src.family == "e8m0" else 1
+    special = bits > src.max_code
+    scale = np.where(special, 0, np.maximum(exponent, lowest) - src.bias - src.mantissa_bits).astype(np.intc)
     magnitude = np.ldexp(significand, scale)
-    if row.has_inf:
-        magnitude[bits == row.inf_code] = np.inf
-        special = bits > row.inf_code
-    if row.specials == "fnuz":
-        special = code == row.nan_code
+    if src.has_inf:
+        magnitude[bits == src.inf_code] = np.inf
+        special = bits > src.inf_code
+    if src.specials == "fnuz":
+        special = code == src.nan_code
     magnitude[special] = 0.0
-    return Numbers(magnitude, negative & (row.nan_is_signed | ~special), special)
+    return Numbers(magnitude, negative & (src.nan_is_signed | ~special), special)
 
 
 # ---- destination: numbers -> codes ----
 
 
 def _to_int(x: Numbers, rule: Rule) -> Array:
-    row = rule.dst
+    dst = rule.dst
     magnitude = np.where(x.infinite, 0, x.magnitude)
     huge = x.infinite
     if magnitude.dtype == np.float64:
@@ -158,69 +158,69 @@ def _to_int(x: Numbers, rule: Rule) -> Array:
         magnitude = np.fmod(magnitude, 2.0**64).astype(np.uint64)
     code = np.where(x.negative, ~magnitude + np.uint64(1), magnitude)
     if rule.overflow == "saturate":
-        code[~x.negative & (huge | (magnitude > row.max))] = row.max_code
-        code[x.negative & (huge | (magnitude > -row.min))] = row.sign_code
-    return np.asarray(code & np.uint64(row.code_mask))
+        code[~x.negative & (huge | (magnitude > dst.max))] = dst.max_code
+        code[x.negative & (huge | (magnitude > -dst.min))] = dst.sign_code
+    return np.asarray(code & np.uint64(dst.code_mask))
 
 
 def _to_e8m0(x: Numbers, rule: Rule) -> Array:
-    row = rule.dst
-    powers, midpoints = _e8m0_table(row) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
-    zero_code = 0 if powers is not POWERS else row.bias
-    # The power at or below the number; numbers below the first one are judged apart.
+    dst = rule.dst
+    powers, midpoints = _e8m0_table(dst) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
+    zero_code = 0 if powers is not POWERS else dst.bias
+    # The power at or below the number; numbers below the first power are handled separately.
     below = np.maximum(np.searchsorted(powers, x.magnitude, side="right") - 1, 0)
     if rule.round_mode == "up":
         steps = powers[below] < x.magnitude
     elif rule.round_mode == "down":
         steps = np.zeros(x.magnitude.shape, bool)
     else:
-        # 1.5 is no integer: of the integers only 1 lies at that power, and it is exact.
+        # For integers the midpoint of 1 would be 1.5, which no integer is; 1 itself is exact.
         steps = (x.magnitude >= midpoints[below]) & (powers[below] < x.magnitude)
     code = below + zero_code + steps
     saturate = rule.overflow == "saturate"
-    code[x.magnitude < row.min] = 0 if saturate else row.nan_code
-    code[x.magnitude > row.max] = row.max_code if saturate else row.nan_code
-    code[x.negative & (x.magnitude != 0)] = 0 if saturate else row.nan_code
-    code[x.nan] = row.nan_code
+    code[x.magnitude < dst.min] = 0 if saturate else dst.nan_code
+    code[x.magnitude > dst.max] = dst.max_code if saturate else dst.nan_code
+    code[x.negative & (x.magnitude != 0)] = 0 if saturate else dst.nan_code
+    code[x.nan] = dst.nan_code
     return code
 
 
 def _to_float(x: Numbers, rule: Rule, words: Array | None) -> Array:
-    row = rule.dst
+    dst = rule.dst
     finite = np.where(x.infinite, 0, x.magnitude)
     if rule.rounding == STOCHASTIC:
         assert words is not None and words.dtype == np.uint32 and words.size == finite.size
-        code = random_in_table(finite, words.reshape(-1), row)
+        code = random_in_table(finite, words.reshape(-1), dst)
     else:
-        code = nearest_in_table(finite, row) if row.bits <= 16 else nearest_step(finite, row)
+        code = nearest_in_table(finite, dst) if dst.bits <= 16 else nearest_step(finite, dst)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
 
 
 def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: Rule) -> Array:
-    """From rounded magnitudes (as codes that run on past the largest) to the destination's codes."""
-    row = rule.dst
-    sign = np.where(negative, np.uint64(row.sign_code), np.uint64(0))
-    over = (code > row.max_code) | infinite
+    """From rounded magnitudes (as codes that continue beyond the largest) to the destination's codes."""
+    dst = rule.dst
+    sign = np.where(negative, np.uint64(dst.sign_code), np.uint64(0))
+    over = (code > dst.max_code) | infinite
     code = code | sign
     if rule.overflow == "saturate":
-        code = np.where(over, row.max_code | sign, code)
+        code = np.where(over, dst.max_code | sign, code)
     else:
-        code = np.where(over, row.inf_code | sign if rule.overflow == "infinity" else _nan(row, sign), code)
+        code = np.where(over, dst.inf_code | sign if rule.overflow == "infinity" else _nan(dst, sign), code)
     if rule.infinity_is_nan:
-        code = np.where(infinite, _nan(row, sign), code)
-    if not row.has_negative_zero:
-        code = np.where((code == row.sign_code) & ~over, 0, code)
-    # Without a NaN to give, NaN becomes the zero of the other sign.
-    return np.where(nan, _nan(row, sign) if row.has_nan else row.sign_code ^ sign, code)
+        code = np.where(infinite, _nan(dst, sign), code)
+    if not dst.has_negative_zero:
+        code = np.where((code == dst.sign_code) & ~over, 0, code)
+    # If the destination has no NaN, NaN becomes the zero of the opposite sign.
+    return np.where(nan, _nan(dst, sign) if dst.has_nan else dst.sign_code ^ sign, code)
 
 
-def _nan(row: DType, sign: Array) -> Array:
-    return np.asarray(np.uint64(row.nan_code) | (sign if row.nan_is_signed else np.uint64(0)))
+def _nan(dst: DType, sign: Array) -> Array:
+    return np.asarray(np.uint64(dst.nan_code) | (sign if dst.nan_is_signed else np.uint64(0)))
 
 
 @lru_cache
-def _e8m0_table(row: DType) -> tuple[Array, Array]:
-    powers = np.array([float(row.value(code)) for code in range(row.max_code + 1)])
+def _e8m0_table(dst: DType) -> tuple[Array, Array]:
+    powers = np.array([float(dst.value(code)) for code in range(dst.max_code + 1)])
     return powers, 1.5 * powers
 
 
@@ -230,13 +230,13 @@ def _e8m0_table(row: DType) -> tuple[Array, Array]:
 def random_words(random: Random, n: int) -> Array:
     """The uint32 words of the elements 0 to n - 1."""
     first, skip = divmod(random.offset, 4)
-    # 63 bits are enough for the number of a block.
+    # The number of a block fits in 63 bits.
     blocks = np.uint64(first) + np.arange(-(-(skip + n) // 4), dtype=np.uint64)
     return _block_words(random.seed, blocks).reshape(-1)[skip : skip + n]
 
 
 def random_words_at(random: Random, places: Array) -> Array:
-    """The uint32 words of the elements at these places; ``random.offset`` plus a place is below 2^64."""
+    """The uint32 words of the elements with these indices; ``random.offset`` plus an index is below 2^64."""
     offsets = np.uint64(random.offset) + places.astype(np.uint64)
     every = _block_words(random.seed, offsets // np.uint64(4))
     return np.take_along_axis(every, (offsets % np.uint64(4)).astype(np.intp)[:, None], axis=1).reshape(-1)
@@ -254,7 +254,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    # Not that of the host path, which it judges: agreement is evidence only between implementations that share nothing.
+    # A separate implementation from the host path's, because agreement is evidence only if they share no code.
     low, half = np.uint64(2**32 - 1), np.uint64(32)
     a, b, c, d = counter
     for turn in range(10):
@@ -268,7 +268,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 
 
 def _from_strings(x: Array, rule: Rule) -> Array:
-    # An iterator, so that of two bad elements the earlier one is reported, whatever is wrong with each.
+    # An iterator, so that of two bad elements always the earlier one is reported.
     texts, dst = strings.texts(x), rule.dst
     if dst.family == "string":
         result = np.empty(x.size, dtype=object)
@@ -284,7 +284,7 @@ def _from_strings(x: Array, rule: Rule) -> Array:
     nan = np.array([number.kind == "nan" for number in numbers], dtype=bool)
     infinite = np.array([number.kind == "infinite" for number in numbers], dtype=bool)
     if dst.family == "e8m0":
-        # The three places where a rule decides on one side or the other, beside them any float64 will do.
+        # Only the position relative to powers of two and their midpoints matters, so a float64 stands in for each.
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
@@ -293,11 +293,11 @@ def _from_strings(x: Array, rule: Rule) -> Array:
 
 
 def _between_powers(magnitude: Fraction) -> float:
-    """A float64 that lies as the magnitude does to each power of two and to each 1.5 times a power of two."""
+    """A float64 that compares with every power of two, and every 1.5 times a power of two, as the magnitude does."""
     if magnitude == 0:
         return 0.0
     k = floor_log2(magnitude)
     scaled = magnitude / Fraction(2) ** k
     quarters = 4.0 if scaled == 1 else 5.0 if scaled < Fraction(3, 2) else 6.0 if scaled == Fraction(3, 2) else 7.0
-    # Beyond FLOAT8E8M0's range only the side matters.
+    # Beyond FLOAT8E8M0's range it only matters on which side the number is.
     return float(np.ldexp(quarters / 4, min(max(k, -200), 200)))

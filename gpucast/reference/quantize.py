@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The specification of record of `gpucast.quantize` and `gpucast.dequantize`: literal, exact and slow.
 
-Rounding to a type is `gpucast.reference.cast` everywhere; there is no second copy of its rules. All else is IEEE 754
-DOUBLE arithmetic, each operation rounded once to nearest even. It shares nothing with the host path or the kernels but
-the rows of dtypes and formats.
+Rounding to a type is always `gpucast.reference.cast`; there is no second copy of its rules. All else is IEEE 754 DOUBLE
+arithmetic, each operation rounded once to nearest even. It shares only the tables of dtypes and formats with the host
+path and the kernels.
 
 **Quantizing.** x is FLOAT, FLOAT16, BFLOAT16 or DOUBLE; its values become DOUBLE exactly. Element i belongs to block
-i // length (in each dimension, `Format.lengths`); the last block of a dimension may be ragged: what is not there has
-no part in it.
+i // length (in each dimension, `Format.lengths`); the last block of a dimension may be ragged, that is, have fewer
+elements.
 
 1.  *Largest magnitude.* amax is the largest magnitude of the block's finite values, before any rounding; 0 where there
     are none. -0 counts as 0.
 2.  *Scale*, by `Format.rule`:
 
     - "amax" with FLOAT scales (DeepSeek-V3 report, section 3.3): s = cast(amax / M, FLOAT, overflow="saturate"); M is
-      the element's largest value (448, 57344, 127, 7, 1: the lowest integer is not used).
+      the element's largest value (448, 57344, 127, 7, 1; the lowest integer is not used).
     - "amax" with FLOAT8E4M3FN scales (NVIDIA's NVFP4): g = cast(largest amax / (6 * 448), FLOAT, overflow="saturate"),
       at least 2^-126, one for the whole array (or the caller's); s = cast(amax / (6 * g), FLOAT8E4M3FN). Without a
       global scale g is 1.
@@ -26,8 +26,8 @@ no part in it.
       included; s = cast((hi - lo) / (Q - P), FLOAT, overflow="saturate") for codes P..Q.
 
     No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
-    FLOAT8E4M3FN, whose subnormals are scales like others; 2^-127 for FLOAT8E8M0). So an all-zero block needs no rule of
-    its own: its scale is the smallest, its elements are zeros.
+    FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
+    its scale is the smallest, its elements are zeros.
 3.  *Zero point.* z = P - t clamped to P..Q, t = lo / s rounded to the nearest integer, ties to even.
 4.  *Elements.* q = x / (s * g); s * g is exact, the quotient is rounded once to DOUBLE. Floats: cast(q, element), which
     saturates; -0 stays -0. Integers: q is rounded to the nearest integer, ties to even (as INT16, clamped); the zero
@@ -40,14 +40,15 @@ no part in it.
     neighbouring code. With scales of FLOAT8E8M0 all of them are exact, and equal.
 5.  *NaN and infinity.* With FLOAT scales and elements that have a NaN (float8), they stay in their elements: NaN is NaN
     with its sign, infinities clamp to the largest value (as the cast and ONNX QuantizeLinear saturate); the scale is
-    that of the others. In all other formats a block with a NaN or an infinity gets the scale NaN (0xff, 0x7f,
-    0x7fc00000), its codes and zero point are 0: nothing that was no number comes back as one. OCP MX leaves the
-    conversion of NaN and infinity open (section 6.3) and says that a block whose scale is NaN is NaN (5.1); torchao and
-    microxcaling do so too (torchao's codes there are NaN where E4M3 or E5M2 has it). The global scale never sees them.
+    computed from the other elements. In all other formats a block with a NaN or an infinity gets the scale NaN (0xff,
+    0x7f, 0x7fc00000), and its codes and zero point are 0, so that it dequantizes to NaN. OCP MX leaves the conversion
+    of NaN and infinity open (section 6.3) and says that a block whose scale is NaN is NaN (5.1); torchao and
+    microxcaling do the same (torchao's codes are then NaN where E4M3 or E5M2 has it). The global scale ignores NaN and
+    infinity.
 6.  *Given scales.* Formats with FLOAT scales without zero points take them from the caller in place of step 2, NVFP4
-    the global one; finite and positive, not raised to a smallest one. What is then out of range clamps.
+    the global one. They must be finite and positive, and are used as they are; values that are then out of range clamp.
 7.  *Stochastic rounding* (float elements): step 4 casts q with ``rounding="stochastic"``; the random number is that of
-    the element's row-major index. Scales and zero points are rounded as ever.
+    the element's row-major index. Scales and zero points are rounded as above.
 
 **Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
 range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
@@ -70,7 +71,7 @@ Array = npt.NDArray[Any]
 
 
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **stochastic: Any) -> Parts:
-    """Quantize a NumPy array, as this page says. `scale` as in step 6; `stochastic` are the keywords of step 7."""
+    """Quantize a NumPy array, as described above. `scale`: see step 6; `stochastic`: the keywords of step 7."""
     if x.ndim == 0:
         parts = quantize(x.reshape(1), format, scale=scale, **stochastic)
         return replace(parts, data=parts.data.reshape(()))
@@ -151,20 +152,20 @@ def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -
     with np.errstate(invalid="ignore"):
         factor = s * g
         product = value * factor
-    # Which NaN an operation without a result gives depends on the processor.
+    # Which NaN an invalid operation returns depends on the processor.
     product = np.where(np.isnan(value), value, np.where(np.isnan(product), np.nan, product))
     return cast(np.where(np.isnan(factor), np.nan, product), to)
 
 
 def _blocks(shape: tuple[int, ...], format: Format, axis: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:
-    """For each dimension the block index of every element; the number of blocks."""
+    """For each dimension the block index of every element, and the number of blocks."""
     lengths = format.lengths(shape, axis)
     block = tuple(index // length for index, length in zip(np.indices(shape), lengths, strict=True))
     return block, format.grid(shape, axis)
 
 
 def _at(block: tuple[Array, ...], where: Any = ...) -> tuple[Array, ...]:
-    """The index, into an array of the grid, of the blocks of the elements `where`."""
+    """The index, into an array over all blocks, of the blocks of the elements selected by `where`."""
     return tuple(index[where] for index in block)
 
 

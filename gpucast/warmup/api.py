@@ -21,7 +21,7 @@ from gpucast.core.rule import STOCHASTIC, has_stochastic
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from gpucast.codegen.batch import ManySource
+    from gpucast.codegen.batch import BatchSource
     from gpucast.codegen.cast import KernelSource
 
 _WHO = "warmup"
@@ -31,15 +31,15 @@ _THREADS = 4
 _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
 
-class Task(NamedTuple):
+class CompileTask(NamedTuple):
     """A kernel to compile, and for what."""
 
-    spec: KernelSpec[KernelSource | ManySource]
+    spec: KernelSpec[KernelSource | BatchSource]
     arch: str
 
 
 @dataclass(frozen=True)
-class Request:
+class WarmupRequest:
     """What `warmup` is asked for, in its words, but for the architectures."""
 
     pairs: Iterable[tuple[Any, Any]] | None = None
@@ -90,7 +90,7 @@ def warmup(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    work = tasks(Request(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
+    work = tasks(WarmupRequest(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     return len(work)
@@ -98,18 +98,18 @@ def warmup(
 
 def every_pair() -> Iterator[tuple[DType, DType]]:
     """All pairs of types that have kernels."""
-    numeric = [row for row in DTYPES if row.family != "string"]
+    numeric = [kind for kind in DTYPES if kind.family != "string"]
     return ((src, dst) for src in numeric for dst in numeric)
 
 
-def tasks(request: Request, arch: str | Sequence[str] | None) -> list[Task]:
+def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[CompileTask]:
     """Every kernel that what `warmup` names can launch, for every architecture, each once. Errors as of `warmup`."""
     specs = dict.fromkeys(_specs(request))
     architectures = _architectures(arch)
-    return [Task(spec, name) for spec in specs for name in architectures]
+    return [CompileTask(spec, name) for spec in specs for name in architectures]
 
 
-def _specs(request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
     for name, value in flags.items():
         if not isinstance(value, bool):
@@ -125,20 +125,20 @@ def _specs(request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
         yield from _of_pair(pair, request)
     if formats:
         from gpucast.core.formats import find
-        from gpucast.warmup import kinds as warmup_kinds
+        from gpucast.warmup import kinds
 
         rounding = attributes.get("rounding")
         for format, src in itertools.product([find(name, _WHO) for name in formats], _USUAL):
             if rounding == STOCHASTIC:
                 fused_rule(src, format.element, scaled=False, who=_WHO, rounding=rounding)
-            yield from warmup_kinds.of_quantize(format, src, rounding)
+            yield from kinds.of_quantize(format, src, rounding)
     if request.mixed:
-        from gpucast.warmup import kinds as warmup_kinds
+        from gpucast.warmup import kinds
 
-        yield from warmup_kinds.of_mixed(_USUAL)
+        yield from kinds.of_mixed(_USUAL)
 
 
-def _of_pair(pair: Any, request: Request) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     """The kernels of the casts of one pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"{_WHO}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
@@ -156,8 +156,8 @@ def _of_pair(pair: Any, request: Request) -> Iterator[KernelSpec[KernelSource | 
 
 
 def _of_cast(
-    cast: CastSpec, scaled: bool, amax: bool, request: Request
-) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+    cast: CastSpec, scaled: bool, amax: bool, request: WarmupRequest
+) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     """The kernels of one cast: `cast` with the operations that are asked for, in all shapes."""
     rule, unpacked = cast.rule, cast.unpacked
     if "string" in (rule.src.family, rule.dst.family):
@@ -172,9 +172,9 @@ def _of_cast(
             if not (rule.dst.packed or (rule.src.packed and not unpacked)):
                 yield CastSpec(rule, "transposed", unpacked)
         if request.many and not amax:
-            from gpucast.warmup import kinds as warmup_kinds
+            from gpucast.warmup import kinds
 
-            yield from warmup_kinds.of_many(rule, unpacked, ops)
+            yield from kinds.of_many(rule, unpacked, ops)
 
 
 def _formats(quantize: str | Iterable[Any]) -> list[Any]:
@@ -182,22 +182,23 @@ def _formats(quantize: str | Iterable[Any]) -> list[Any]:
 
 
 def _architectures(arch: str | Sequence[str] | None) -> list[str]:
-    from gpucast.compile import cubin as compiler
-    from gpucast.compile import nvidia as driver
+    from gpucast.compile import cubin, nvidia
 
     if arch is None:
-        machine = driver.find()
+        machine = nvidia.find()
         if machine is None or not machine.capabilities:
             reason = "there is no NVIDIA driver" if machine is None else machine.problem
             raise DeviceUnavailable(f"{_WHO}: no architecture is given, and {reason}; name one, such as 'sm_90'")
-        return list(dict.fromkeys(map(compiler.architecture, machine.capabilities)))
+        return list(dict.fromkeys(map(cubin.architecture, machine.capabilities)))
     names = [arch] if isinstance(arch, str) else arch
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{_WHO}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
-    return [compiler.compiler().parse(name) for name in names]
+    return [cubin.compiler().parse(name) for name in names]
 
 
-def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int], object] = lambda done: None) -> str:
+def compile_all(
+    executor: Executor, work: Sequence[CompileTask], advance: Callable[[int], object] = lambda done: None
+) -> str:
     """Compile `work`; why the cache on disk did not take a kernel, or ""."""
     problem = ""
     try:
@@ -210,9 +211,9 @@ def compile_all(executor: Executor, work: Sequence[Task], advance: Callable[[int
     return problem
 
 
-def _compile(task: Task) -> str:
-    from gpucast.compile import cubin as compiler
+def _compile(task: CompileTask) -> str:
+    from gpucast.compile import cubin
 
     source = task.spec.source()
-    compiler.compile(source.text, source.name, task.arch)
-    return compiler.compiler().cache.problem
+    cubin.compile(source.text, source.name, task.arch)
+    return cubin.compiler().cache.problem

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gpucast.casting.fused import fused_rule
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, ManySource
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec
 from gpucast.codegen.cast import KernelSource, Shape
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
@@ -20,7 +20,7 @@ from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.quantize import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
-from gpucast.quantization.gpu.tiles import Wanted, plan
+from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
 _FLOAT = dtype("FLOAT")
 #: A loss scale, its whole state and the flag of a step: these are copied to and on devices.
@@ -50,9 +50,9 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     """
     rule, stochastic = Rule(src, format.element), rounding == STOCHASTIC
     random = Random(0) if stochastic else None
-    straight, swapped = Wanted(False, 1), Wanted(True, 1)
+    straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
     blocks = BlockGrid.of(format, _MATRIX, 1)
-    in_rows = blocks.apart and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
+    in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
     if in_rows:
         yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
     for wanted in ([straight], [swapped], [straight, swapped]):
@@ -75,22 +75,22 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
             yield swizzle_spec(format.scale, back_to_linear)
 
 
-def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | ManySource]]:
+def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     """Kernels of loss scales, whose losses and gradients have one of the types, and of `select_tree`.
 
     But for those that copy what is not contiguous.
     """
     shapes: tuple[Shape, ...] = ("contiguous", "strided")
     loss, gradients = FusedOps("narrow"), FusedOps("narrow", finite=True)
-    for row in rows:
-        scale, unscale = (fused_rule(row, dst, scaled=True) for dst in (row, _FLOAT))
+    for src in rows:
+        scale, unscale = (fused_rule(src, dst, scaled=True) for dst in (src, _FLOAT))
         for shape in shapes:
             yield CastSpec(scale, shape, ops=loss)
             yield CastSpec(unscale, shape, ops=gradients)
         for argument_bytes in ARGUMENT_BYTES:
             yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
-    for row in _STATE:
-        yield CastSpec(Rule(row, row))
+    for src in _STATE:
+        yield CastSpec(Rule(src, src))
     yield AdjustSpec()
     for argument_bytes in ARGUMENT_BYTES:
         yield SelectSpec(argument_bytes)

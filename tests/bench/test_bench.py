@@ -15,7 +15,7 @@ from gpucast.benchmark import buffers, ceilings, check, contenders, latency, tim
 from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, make_sets, moved_bytes, sets_of, source_codes
 from gpucast.benchmark.contenders import Ours
 from gpucast.benchmark.machine import HostMachine
-from gpucast.benchmark.pairs import Pairs, Row
+from gpucast.benchmark.pairs import Measurement, Pairs
 from gpucast.benchmark.timing import Times, Work, measure, verdict
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
@@ -334,7 +334,7 @@ def test_a_pair_is_checked_and_timed_beside_its_rivals(machine: FakeMachine, dri
     assert len(set(driver.sources[-100:])) == 3, "each call has the next set"
     assert rows["off"].wrong == 3 and rows["off"].times is not None, "rivals that differ are timed, too"
     assert verdict(ours.times, rows["slow"].times) == "faster"  # type: ignore[arg-type]
-    assert Row.from_json(ours.as_json()) == ours
+    assert Measurement.from_json(ours.as_json()) == ours
 
 
 def test_a_pair_is_checked_once(machine: FakeMachine, driver: TimedDriver) -> None:

@@ -20,8 +20,8 @@ from bench import __main__ as command
 from bench.gpu_results import FOLDER
 from gpucast.benchmark import gpu
 from gpucast.cli import disassembler
-from gpucast.compile import cubin as compiler
-from gpucast.gpu import devices as device
+from gpucast.compile import cubin
+from gpucast.gpu import devices
 
 # ---- python -m bench ----
 
@@ -39,7 +39,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
         return run
 
     monkeypatch.setattr(command, "BENCHMARKS", {name: ("", fake(name)) for name in command.BENCHMARKS})
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
     return calls
 
 
@@ -73,7 +73,7 @@ def test_results_that_cannot_be_written_are_known_before_the_work(
 
 
 def test_the_gpu_is_the_default(ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(devices, "unavailable", lambda: None)
     assert command.main(["--budget-s", "30", "--json", str(tmp_path / "x.json")]) == 0
     assert [(call.name, call.budget_s, call.results) for call in ran] == [("gpu", 30.0, FOLDER)]
     assert "device" not in json.loads((tmp_path / "x.json").read_text())
@@ -109,7 +109,7 @@ def test_a_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
 def test_the_copy_kernel_moves_16_bytes_at_a_time(unroll: int, capability: tuple[int, int]) -> None:
     name, text = gpu.copy_source(unroll)
-    code = compiler.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
+    code = cubin.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
     sass = disassembler.disassemble(code).decode()
     loads, stores = (re.findall(rf"\b{word}\.E\S*", sass) for word in ("LDG", "STG"))
     assert len(loads) >= unroll and all(".128" in access for access in loads + stores), (loads, stores)
@@ -185,7 +185,7 @@ class FakeStream:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.Gpu, list[Any]]:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.GpuMachine, list[Any]]:
     """A Gpu over a CuPy that notes what it is asked."""
     log: list[Any] = []
     properties = {
@@ -208,14 +208,14 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.Gpu, list[Any]]:
     raw = lambda text, name: lambda grid, block, arguments: log.append((name, grid, block, arguments))  # noqa: E731
     fake = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool, RawKernel=raw, empty=np.empty)
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    return gpu.Gpu(), log
+    return gpu.GpuMachine(), log
 
 
 def flat(nbytes: int, address: int) -> Any:
     return SimpleNamespace(nbytes=nbytes, data=SimpleNamespace(ptr=address))
 
 
-def test_copies_on_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+def test_copies_on_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
     machine, log = cuda
     assert (machine.device, machine.cache_bytes, machine.peak, machine.stream) == ("NVIDIA H200", 60 << 20, 4.8e12, 77)
     src, dst = flat(1 << 20, 1000), flat(1 << 20, 5000)
@@ -233,7 +233,7 @@ def test_copies_on_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
         machine.copy_kernels().popitem()[1](flat(8, 0), flat(8, 0))
 
 
-def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
     machine, log = cuda
     assert machine.seconds(None, None) == 0.25 and machine.free_bytes() == 1024
     with machine.current():
@@ -244,7 +244,7 @@ def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.Gpu, list[Any]]) -> 
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.Gpu, list[Any]]) -> None:
+def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
     machine, log = cuda
     graph = machine.capture(lambda: log.append("work"))
     assert graph is not None

@@ -28,7 +28,7 @@ from bench import (
     gpu_tables,
     readme,
 )
-from bench.gpu_plan import Budget, Estimator, Task
+from bench.gpu_plan import Budget, Estimator, MeasurementTask
 from bench.gpu_results import Results
 from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver
 from gpucast.benchmark import buffers, ceilings, check, latency, timing
@@ -268,7 +268,7 @@ def test_the_plan_has_what_was_asked_for() -> None:
     assert small and {task.n for task in small} < {task.n for task in tasks}
 
 
-def estimator(tasks: Iterable[Task] = (), names: Callable[..., list[str]] = has) -> Estimator:
+def estimator(tasks: Iterable[MeasurementTask] = (), names: Callable[..., list[str]] = has) -> Estimator:
     return Estimator(tasks, 4.2e12, ["torch.compile"], names)
 
 
@@ -286,19 +286,19 @@ def test_all_of_it_fits_into_15_minutes_by_the_estimate() -> None:
 
 def test_the_estimate_knows_bytes_and_samples() -> None:
     seconds = estimator().seconds
-    task = Task("", FLOAT, HALF, 1 << 28)
-    assert seconds(task) < seconds(Task("", FLOAT, HALF, 1 << 31))
+    task = MeasurementTask("", FLOAT, HALF, 1 << 28)
+    assert seconds(task) < seconds(MeasurementTask("", FLOAT, HALF, 1 << 31))
     assert seconds(task.scaled(0.3)) < seconds(task)
-    assert seconds(Task("", INT4, HALF, 1 << 28)) < seconds(task), "fewer contenders have it"
-    assert seconds(Task("", FLOAT, HALF, 1 << 28, only=("gpucast",))) < seconds(task)
+    assert seconds(MeasurementTask("", INT4, HALF, 1 << 28)) < seconds(task), "fewer contenders have it"
+    assert seconds(MeasurementTask("", FLOAT, HALF, 1 << 28, only=("gpucast",))) < seconds(task)
 
 
 def test_the_estimate_knows_compilers() -> None:
     def names(src: Any, dst: Any) -> list[str]:
         return [*has(src, dst), "torch.compile"]
 
-    one, again = Task("a", FLOAT, HALF, 1 << 20), Task("b", FLOAT, HALF, 1 << 10)
-    two, three = (Task("c", src, HALF, 1 << 20, compiled=True) for src in (FLOAT, INT4))
+    one, again = MeasurementTask("a", FLOAT, HALF, 1 << 20), MeasurementTask("b", FLOAT, HALF, 1 << 10)
+    two, three = (MeasurementTask("c", src, HALF, 1 << 20, compiled=True) for src in (FLOAT, INT4))
     estimate = estimator([one, again, two, three], names).seconds
     bare = estimator([], names).seconds
     # CuPy compiles each pair once, inductor starts once and compiles each function.
@@ -306,7 +306,7 @@ def test_the_estimate_knows_compilers() -> None:
     start, compiles = gpu_plan._START["torch.compile"], gpu_plan._COMPILE["CuPy copyto"]
     assert fixed == pytest.approx([compiles, 0.0, start + gpu_plan._HEAVY, gpu_plan._HEAVY])
     assert estimate(one.scaled(0.0)) - bare(one.scaled(0.0)) == pytest.approx(compiles)
-    assert bare(two) > bare(Task("c", FLOAT, HALF, 1 << 20)), "it is a contender only where it is asked for"
+    assert bare(two) > bare(MeasurementTask("c", FLOAT, HALF, 1 << 20)), "it is a contender only where it is asked for"
 
 
 def test_what_is_measured_again_has_more_contenders() -> None:
@@ -333,7 +333,7 @@ class Clock:
         return self.time
 
 
-def spent(budget: Budget, clock: Clock, pace: float) -> list[Task]:
+def spent(budget: Budget, clock: Clock, pace: float) -> list[MeasurementTask]:
     tasks, estimate = [], estimator(list(budget.left)).seconds
     for task in budget:
         tasks.append(task)
@@ -436,7 +436,9 @@ def test_the_report_is_written_beside_the_results(results: Results, capsys: pyte
 def test_wrong_results_are_failures(machine: FakeMachine, tmp_path: Path) -> None:
     results = gpu_results.open_for(machine.device, tmp_path)
     results.begin(machine.facts())
-    wrong = gpu_results.Row("FLOAT", "FLOAT16", 4, "contiguous", "calls", "gpucast", 24.0, 100, 3, "0x0 gives 0x1")
+    wrong = gpu_results.Measurement(
+        "FLOAT", "FLOAT16", 4, "contiguous", "calls", "gpucast", 24.0, 100, 3, "0x0 gives 0x1"
+    )
     results.add_rows([wrong])
     assert gpu.report(results)["failures"] == ["FLOAT to FLOAT16, 4, contiguous: 3 differ: 0x0 gives 0x1"]
 

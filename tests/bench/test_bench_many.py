@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import gpu_many
-from bench.gpu_many import CASES, MANY, ONE, Arrays, Case, measure_case, shapes
+from bench.gpu_many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
 from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, TimedDriver
 from gpucast import dtype
 from gpucast.gpu import driver as launch
@@ -36,7 +36,7 @@ class Rival:
     def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
         self.machine, self.name, self.fails = machine, name, fails
 
-    def prepare_many(self, case: Case, src: Arrays, out: Arrays) -> Any:
+    def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Any:
         if self.fails:
             raise NotImplementedError("no such pair")
         return lambda: self.machine.spend(1e-3)
@@ -58,7 +58,7 @@ def test_arrays_lie_one_behind_the_other(machine: FakeMachine) -> None:
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
-def test_every_way_is_checked_and_timed(case: Case, machine: FakeMachine) -> None:
+def test_every_way_is_checked_and_timed(case: BatchCase, machine: FakeMachine) -> None:
     rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
     lines = {line["name"]: line for line in measure_case(machine, case, rivals, layers=2, width=8)}
     json.dumps(list(lines.values()))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench import gpu_quantize
-from bench.gpu_quantize import OURS, Case, difference, filled, measure_case
+from bench.gpu_quantize import OURS, QuantizeCase, difference, filled, measure_case
 from fake_machine import FakeMachine, TimedDriver
 from gpucast import quantize
 from gpucast.gpu import driver as launch
@@ -31,7 +31,7 @@ class Rival:
     def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
         self.machine, self.name, self.fails = machine, name, fails
 
-    def prepare_quantize(self, case: Case, data: Any) -> Any:
+    def prepare_quantize(self, case: QuantizeCase, data: Any) -> Any:
         if self.fails:
             raise NotImplementedError("no such format")
         return lambda: self.machine.spend(1e-3)
@@ -39,7 +39,7 @@ class Rival:
 
 def test_every_way_is_checked_and_timed(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
-    found = measure_case(machine, Case("BFLOAT16", "mxfp4"), rivals, rows=4, columns=256)
+    found = measure_case(machine, QuantizeCase("BFLOAT16", "mxfp4"), rivals, rows=4, columns=256)
     lines = {line["name"]: line for line in found}
     json.dumps(found)
     assert lines["idle"]["median"] == pytest.approx(1e-3, rel=0.01)
@@ -53,8 +53,10 @@ def test_every_way_is_checked_and_timed(machine: FakeMachine, capsys: pytest.Cap
     assert OURS in printed.out and "left out: NotImplementedError" in printed.err
 
 
-@pytest.mark.parametrize("case", [Case("FLOAT", "mxfp8e4m3", transpose="both"), Case("FLOAT", "mxfp8e4m3", 0)], ids=str)
-def test_other_ways(machine: FakeMachine, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "case", [QuantizeCase("FLOAT", "mxfp8e4m3", transpose="both"), QuantizeCase("FLOAT", "mxfp8e4m3", 0)], ids=str
+)
+def test_other_ways(machine: FakeMachine, case: QuantizeCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of all results, beside what two calls take."""
     monkeypatch.setattr(gpu_quantize, "_SAMPLES", 2)
     found = {line["name"]: line for line in measure_case(machine, case, [Rival(machine, "idle", False)], 64, 64)}
@@ -65,7 +67,7 @@ def test_other_ways(machine: FakeMachine, case: Case, monkeypatch: pytest.Monkey
 
 
 def test_the_memory_holds_what_was_drawn_again_and_again(machine: FakeMachine) -> None:
-    data, drawn = filled(machine, Case("FLOAT", "mxfp4"), 300, 32)
+    data, drawn = filled(machine, QuantizeCase("FLOAT", "mxfp4"), 300, 32)
     assert drawn.shape == (128, 32)
     assert machine.download(data).tobytes() == np.concatenate([drawn, drawn, drawn[:44]]).tobytes()
 

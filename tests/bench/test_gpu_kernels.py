@@ -86,7 +86,7 @@ def test_tests(driver: HostDriver, of_tests: set[str]) -> None:
 
 def test_parity(driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the rules by each part of the pairs: every rule has its kernel in the list of all."""
-    backend = object.__new__(backends.Gpu)
+    backend = object.__new__(backends.GpuMachine)
     backend._index, backend.device = 0, "NVIDIA Fake"
     monkeypatch.setitem(gpu_parity.BACKENDS, "gpu", lambda: backend)
     chosen = [case for case in gpu_parity.planned() if case.rule.src.bits <= 16][:: 2237 // 12]
@@ -226,7 +226,7 @@ def test_sweeps_write_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def wrong(self: Any, cases: Any, optimize: bool) -> Any:
         return lambda case, codes: np.zeros(codes.shape, case.rule.dst.code_numpy)
 
-    monkeypatch.setattr(backends.Host, "prepare", wrong)
+    monkeypatch.setattr(backends.HostBackend, "prepare", wrong)
     assert gpu_sweeps.main([*options[:-1], str(tmp_path / "other")]) == 1
     kinds = [json.loads(line)["kind"] for line in (tmp_path / "other").read_text().splitlines()]
     assert kinds.index("differs") < kinds.index("done"), "what differs is told at once"
@@ -250,20 +250,20 @@ def test_the_pool_writes_what_it_did(tmp_path: Path) -> None:
 
 
 def test_the_pool_compiles_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from gpucast.compile import cubin as compiler
+    from gpucast.compile import cubin
 
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu_kernels, "OF_PARTS", {"sweeps": lambda: gpu_kernels.casts([(FLOAT, HALF)], "contiguous")})
-    compiler._compiler.cache_clear()
+    cubin._compiler.cache_clear()
     try:
         assert gpu_compile.main(["sweeps", "--arch", "sm_90", "--jobs", "1", "--lines", str(tmp_path / "lines")]) == 0
         (kernel,) = gpu_kernels.casts([(FLOAT, HALF)], "contiguous")
-        cache = compiler.compiler().cache
+        cache = cubin.compiler().cache
         count = cache.usage()[0]
-        compiler.compile(kernel.text, kernel.name, "sm_90")
+        cubin.compile(kernel.text, kernel.name, "sm_90")
         assert cache.usage()[0] == count, "it is there already"
     finally:
-        compiler._compiler.cache_clear()
+        cubin._compiler.cache_clear()
     assert "1 kernels for sm_90" in capsys.readouterr().out
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from bench import gpu_archive, gpu_kernels
 from bench.gpu_lines import Lines, reached, read
-from bench.gpu_parts import CALLS, COMPILE, PARTS, Place
+from bench.gpu_parts import CALLS, COMPILE, PARTS, RunFiles
 from bench.gpu_process import limited
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -288,9 +288,9 @@ def test_an_archive_is_gone_on_with(script: Script) -> None:
 
 
 def test_other_code_begins_anew(tmp_path: Path) -> None:
-    old, new = (Place(tmp_path, "nvidia-h200", "2026-11-22", code) for code in ("01234567", "89abcdef"))
+    old, new = (RunFiles(tmp_path, "nvidia-h200", "2026-11-22", code) for code in ("01234567", "89abcdef"))
     old.file("parity", ".jsonl").write_text("")
-    later = Place(tmp_path, "nvidia-h200", "2026-11-23", "01234567")
+    later = RunFiles(tmp_path, "nvidia-h200", "2026-11-23", "01234567")
     assert later.file("parity", ".jsonl") == old.file("parity", ".jsonl") != new.file("parity", ".jsonl")
 
 

@@ -10,7 +10,7 @@ import pytest
 from bench.sass import Access, Block, Instruction, UnknownCode, blocks, parse
 from bench.sass_paths import Path, full_tile
 from gpucast.cli import disassembler
-from gpucast.compile import cubin as compiler
+from gpucast.compile import cubin
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -311,7 +311,7 @@ extern "C" __global__ void __launch_bounds__(256) k(const uint4* src, uint4* dst
 
 
 def compiled(work: str = "", check: str = "", arch: str = "sm_90") -> str:
-    code = compiler.compile(_KERNEL.format(work=work, check=check), "k", arch).code
+    code = cubin.compile(_KERNEL.format(work=work, check=check), "k", arch).code
     return disassembler.disassemble(code).decode()
 
 

@@ -21,13 +21,13 @@ from bench.__main__ import main
 from bench.heatmap import heatmap
 from bench.sass import Instruction
 from bench.static_budget import LEAST, PER_BYTE, budget, problems, verdict, widths
-from bench.static_kernels import BATCH, Kernel, facts, measure
+from bench.static_kernels import BATCH, StaticKernel, facts, measure
 from bench.static_model import GPUS, estimate, estimates, resident_threads
 from gpucast import dtype
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.cast import kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
-from gpucast.compile import cubin as compiler
+from gpucast.compile import cubin
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
 from gpucast.parity.cases import NUMERIC, rules
@@ -50,7 +50,7 @@ def test_every_pair_keeps_its_budget(src: DType) -> None:
 
 @pytest.mark.parametrize("capability", [one for one in static.CAPABILITIES if one != (9, 0)])
 def test_every_pair_keeps_its_budget_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
-    arch = compiler.architecture(capability)
+    arch = cubin.architecture(capability)
     chosen = DEFAULTS if exhaustive else random.Random(arch).sample(DEFAULTS, BATCH)
     assert verdict(measure(chosen, arch)) == []
 
@@ -116,11 +116,11 @@ SPILL = """uint4 v = src[i]; unsigned a[64]; for (int j = 0; j < 64; ++j) a[j] =
 BUSY = "uint4 v = src[i];" + "v.x = v.x / v.y + 1; v.y = v.y / v.z + 1; v.z = v.z / v.w + 1;" * 9 + "dst[i] = v;"
 
 
-def made(body: str, one: Rule | None = None) -> Kernel:
+def made(body: str, one: Rule | None = None) -> StaticKernel:
     """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
     source = kernel_source(one or rule("FLOAT", "INT32"))
     text = _TEXT.format(name=source.name, body=body)
-    (kernel,) = facts([dataclasses.replace(source, prelude="", rows=(), kernel=text, elements=4)], "sm_90")
+    (kernel,) = facts([dataclasses.replace(source, prelude="", structs=(), kernel=text, elements=4)], "sm_90")
     return kernel
 
 
@@ -220,7 +220,7 @@ def test_how_wide_accesses_are(src: str, dst: str, wanted: tuple[int, int]) -> N
 # ---- the estimate ----
 
 
-def with_way(*opcodes: str) -> Kernel:
+def with_way(*opcodes: str) -> StaticKernel:
     way = tuple(Instruction(0, "", opcode, ()) for opcode in opcodes)
     return dataclasses.replace(made(COPY), way=way, instructions=len(way))
 

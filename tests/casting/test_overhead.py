@@ -372,7 +372,7 @@ def test_the_benchmark_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(overhead, "device", SimpleNamespace(unavailable=lambda: ("there is no NVIDIA driver", "")))
     figures = overhead.run(SimpleNamespace())
     assert figures["device"] == "none"
-    assert {row["where"] for row in figures["rows"]} == {"host", "device, our own part"}
+    assert {row["where"] for row in figures["rows"]} == {"host", "device, our own part", "NVRTC"}
     assert all(times["median"] > 0 for row in figures["rows"] for times in row["times"].values())
     printed = capsys.readouterr().out
     assert "device: none" in printed and "FLOAT to FLOAT16, out=: gpucast" in printed

@@ -174,7 +174,7 @@ def test_info_knows_the_extras_of_the_project() -> None:
 
 
 def test_cupy_and_the_driver_must_fit() -> None:
-    new, old = driver.Driver((13, 0), ("cuda:0 H200",)), driver.Driver((12, 4), ("cuda:0 H200",))
+    new, old = driver.DriverInfo((13, 0), ("cuda:0 H200",)), driver.DriverInfo((12, 4), ("cuda:0 H200",))
     both = {"cupy-cuda12x": "14.2", "cupy-cuda13x": "14.2"}
     for cupy, found, words in [
         (both, None, ["both installed", "pip uninstall -y cupy-cuda12x cupy-cuda13x", "gpucast[cuda12]"]),
@@ -188,7 +188,7 @@ def test_cupy_and_the_driver_must_fit() -> None:
         assert all(word in line for word in words), line
     for cupy, found in [
         ({"cupy-cuda12x": "14.2"}, old), ({"cupy-cuda12x": "14.2"}, new), ({"cupy-cuda13x": "14.2"}, new), ({}, None),
-        ({}, driver.Driver((12, 4), (), "no device")),
+        ({}, driver.DriverInfo((12, 4), (), "no device")),
     ]:  # fmt: skip
         assert info._cupy_advice(cupy, found) == []
 
@@ -226,7 +226,7 @@ class FakeDriver:
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     found = driver.describe(FakeDriver(12040, ["NVIDIA H200", "NVIDIA H200"]))
     devices = ("cuda:0 NVIDIA H200 (sm_90)", "cuda:1 NVIDIA H200 (sm_90)")
-    assert found == driver.Driver((12, 4), devices, capabilities=((9, 0), (9, 0)))
+    assert found == driver.DriverInfo((12, 4), devices, capabilities=((9, 0), (9, 0)))
     assert driver.describe(FakeDriver(13000, [])).problem == "the driver finds no device"
     assert "CUDA error 100" in driver.describe(FakeDriver(13000, [], error=100)).problem
 

@@ -37,7 +37,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
     rivals = [FakeRival(made, "half", 0.5e9), FakeRival(made, "twin", 0.99e9, wrong=1)]
     monkeypatch.setattr(device, "unavailable", lambda: None)
-    monkeypatch.setattr(gpu, "Gpu", lambda: made)
+    monkeypatch.setattr(gpu, "GpuMachine", lambda: made)
     monkeypatch.setattr(contenders, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
     monkeypatch.setattr(quick, "PAIRS", PAIRS)
     monkeypatch.setattr(quick, "CALLS", 10)
@@ -129,9 +129,9 @@ def test_wrong_use(options: list[str], message: str, capsys: pytest.CaptureFixtu
 
 
 def test_an_overlap_is_shown_as_no_difference() -> None:
-    def row(name: str, low: float, high: float) -> pairs.Row:
+    def row(name: str, low: float, high: float) -> pairs.Measurement:
         times = Times((low + high) / 2, low, high, 100, 1)
-        return pairs.Row("FLOAT", "FLOAT16", 1, "contiguous", "calls", name, 1e9, times=times)
+        return pairs.Measurement("FLOAT", "FLOAT16", 1, "contiguous", "calls", name, 1e9, times=times)
 
     ours = row("gpucast", 1.0, 1.2)
     assert quick._cell(row("other", 1.1, 1.3), ours).strip() == "0.8333~"

@@ -16,7 +16,7 @@ import gpucast
 from bench import cubin
 from gpucast import dtype
 from gpucast.cli import disassembler, main
-from gpucast.codegen.batch import ManySource
+from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin as compiler
@@ -25,7 +25,7 @@ from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, select_tree
-from gpucast.warmup.api import Request, Task, every_pair, warmup
+from gpucast.warmup.api import CompileTask, WarmupRequest, every_pair, warmup
 from gpucast.warmup.api import tasks as listed_tasks
 from host_driver import HostDriver, upload
 from nvrtc_wheels import INSTALLED, load
@@ -34,10 +34,10 @@ NAME = "gpucast_float32_to_float8e4m3fn"
 TEXT = kernel_source(resolve(dtype("float32"), dtype("float8e4m3fn"))).text
 
 
-def tasks(pairs: Any, arch: Any, **options: Any) -> list[Task]:
+def tasks(pairs: Any, arch: Any, **options: Any) -> list[CompileTask]:
     """What `warmup` would compile, by its keywords."""
-    flags = {name: options.pop(name) for name in Request.__dataclass_fields__ if name in options}
-    return listed_tasks(Request(pairs, attributes=options, **flags), arch)
+    flags = {name: options.pop(name) for name in WarmupRequest.__dataclass_fields__ if name in options}
+    return listed_tasks(WarmupRequest(pairs, attributes=options, **flags), arch)
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], 
 
 
 def test_the_gpu_of_this_machine(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = driver.Driver((13, 0), ("cuda:0 A100", "cuda:1 B200"), capabilities=((8, 0), (10, 0)))
+    found = driver.DriverInfo((13, 0), ("cuda:0 A100", "cuda:1 B200"), capabilities=((8, 0), (10, 0)))
     monkeypatch.setattr(driver, "find", lambda: found)
     assert b".target sm_80\n" in kernel(capsysbinary, "--emit", "ptx")
     assert {task.arch for task in tasks([("FLOAT", "INT8")], None)} == {"sm_80", "sm_100a"}
@@ -253,7 +253,7 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
             self.loaded.append((source.name, 0))
             return lambda *_: None
 
-        def load_many(self, source: ManySource) -> Any:
+        def load_many(self, source: BatchSource) -> Any:
             self.loaded.append((source.name, 0))
             return lambda *_: None
 

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def one_flipped_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both backends that need no GPU give another code for 0x3e in FLOAT8E5M2 -> INT8."""
-    for backend in (backends.Host, backends.Kernels):
+    for backend in (backends.HostBackend, backends.KernelsBackend):
         monkeypatch.setattr(backend, "prepare", flipping(backend.prepare))
 
 

@@ -17,7 +17,7 @@ from gpucast.codegen.cast import KernelSource
 from gpucast.compile import nvidia as driver
 from gpucast.compile import nvrtc_search
 from gpucast.compile.nvrtc import CompileError, Nvrtc
-from gpucast.compile.nvrtc_search import Found
+from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.gpu import devices as device
 from gpucast.gpu import driver as launch
@@ -26,7 +26,7 @@ from nvrtc_wheels import INSTALLED, load, wheels
 
 PAIR = "FLOAT to FLOAT8E4M3FN"
 KERNEL = "gpucast_float32_to_float8e4m3fn"
-H200 = driver.Driver((13, 0), ("cuda:0 NVIDIA H200 (sm_90)",), capabilities=((9, 0),))
+H200 = driver.DriverInfo((13, 0), ("cuda:0 NVIDIA H200 (sm_90)",), capabilities=((9, 0),))
 
 
 class Wrong(HostDriver):
@@ -58,7 +58,7 @@ class Failing(HostDriver):
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A driver of an H200 that runs the host builds of the kernels."""
     load(INSTALLED[-1])
-    monkeypatch.setattr(nvrtc_search, "find", lambda: Found(wheels()[INSTALLED[-1]]))
+    monkeypatch.setattr(nvrtc_search, "find", lambda: NvrtcCopy(wheels()[INSTALLED[-1]]))
     monkeypatch.setattr(driver, "find", lambda: H200)
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
     before = launch.use(HostDriver())
@@ -105,7 +105,7 @@ def test_yes_after_a_cast_that_is_right(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_one_device_of_each_kind_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = (9, 0), (9, 0), (8, 0), (9, 0)
-    monkeypatch.setattr(driver, "find", lambda: driver.Driver((13, 0), ("",) * 4, capabilities=kinds))
+    monkeypatch.setattr(driver, "find", lambda: driver.DriverInfo((13, 0), ("",) * 4, capabilities=kinds))
     launch.use(HostDriver(4))
     launch.driver().streams = dict.fromkeys(range(4), 0)  # type: ignore[attr-defined]
     facts, lines = info(capsys)
@@ -182,7 +182,7 @@ def test_no_where_the_kernel_does_not_compile(
 
 
 def test_no_without_a_compiler(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> Found:
+    def none() -> NvrtcCopy:
         raise DeviceUnavailable("compile: NVRTC was not found; run: pip install 'gpucast[cuda13]'")
 
     monkeypatch.setattr(nvrtc_search, "find", none)

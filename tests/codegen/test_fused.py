@@ -25,8 +25,7 @@ from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
-from gpucast.parity import hard_values
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import casting as reference
 from host_driver import HostDriver, download, upload
@@ -52,9 +51,9 @@ def scaled_exactly(code: int, rule: Rule, scale: float | None, word: int | None)
         x = exact.decode(DOUBLE, exact.to_float(exact.decode(rule.src, code), TO_DOUBLE))
         negative = x.negative != (math.copysign(1, scale) < 0)
         if x.kind == "infinite":
-            x = exact.Number("nan", False) if scale == 0 else exact.Number("infinite", negative)
+            x = exact.ExactNumber("nan", False) if scale == 0 else exact.ExactNumber("infinite", negative)
         elif x.kind == "finite":
-            product = exact.Number("finite", negative, x.magnitude * abs(Fraction(scale)))
+            product = exact.ExactNumber("finite", negative, x.magnitude * abs(Fraction(scale)))
             x = exact.decode(DOUBLE, exact.to_float(product, TO_DOUBLE))
     if word is not None:
         return exact.to_float(x, rule, word)
@@ -68,7 +67,7 @@ def largest_exactly(codes: np.ndarray, src: DType) -> int:
         return FLOAT.nan_code
     if any(x.kind == "infinite" for x in numbers):
         return FLOAT.inf_code
-    return exact.to_float(exact.Number("finite", False, max(x.magnitude for x in numbers)), TO_FLOAT)
+    return exact.to_float(exact.ExactNumber("finite", False, max(x.magnitude for x in numbers)), TO_FLOAT)
 
 
 def hard_codes(src: DType, dst: DType, most: int) -> np.ndarray:
@@ -222,12 +221,12 @@ def every_float(dst: DType, scale: float, begin: int = 0, end: int = 1 << 32) ->
     """For all codes: against the kernel that multiplies DOUBLEs."""
     rule, count = fused_rule(FLOAT, dst, scaled=True), 1 << 20
     short, long = (fused_source(rule, FusedOps(scaling)) for scaling in ("narrow", "wide"))
-    kernels, arguments = hostbuild.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
+    kernels, arguments = host_build.build([short, long]), FusedArguments(float(np.float32(scale))).to_bytes()
     got, wanted = (np.empty(count, dst.code_numpy) for _ in range(2))
     for first in range(begin, end, count):
         codes = np.arange(first, first + count, dtype=np.uint32)
         for source, out in ((short, got), (long, wanted)):
-            kernels.launch(source.name, hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
+            kernels.launch(source.name, host_build.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
 
 

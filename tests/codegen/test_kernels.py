@@ -10,8 +10,7 @@ from codes import EXTRA, every_code, random_codes
 from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule
-from gpucast.parity import hard_values
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC, rules
 from kernels_on_host import cast_codes, to_bytes, wanted_codes
 
@@ -24,7 +23,7 @@ def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     return hard_values.codes(src, dst, seed=29, share=share, random=random)
 
 
-def check(kernels: hostbuild.HostKernels, rule: Rule, codes: np.ndarray) -> None:
+def check(kernels: host_build.HostKernels, rule: Rule, codes: np.ndarray) -> None:
     wanted, got = wanted_codes(codes, rule), cast_codes(kernels, rule, codes)
     wrong = np.flatnonzero(wanted != got)
     first = wrong[:1]
@@ -34,7 +33,7 @@ def check(kernels: hostbuild.HostKernels, rule: Rule, codes: np.ndarray) -> None
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
 def test_every_rule(src: DType, exhaustive: bool) -> None:
     of_pair = {dst: rules(src, dst) for dst in NUMERIC}
-    kernels = hostbuild.build((rule for group in of_pair.values() for rule in group), optimize=exhaustive)
+    kernels = host_build.build((rule for group in of_pair.values() for rule in group), optimize=exhaustive)
     for dst, group in of_pair.items():
         codes = sample(src, dst, exhaustive)
         for rule in group:
@@ -45,7 +44,7 @@ def test_every_rule(src: DType, exhaustive: bool) -> None:
 @pytest.mark.parametrize("src", [row for row in NUMERIC if row.bits == 16], ids=str)
 def test_older_architectures_take_other_shortcuts(src: DType, arch: int) -> None:
     group = [rule for dst in NUMERIC if dst.family == "float" and dst.bits <= 8 for rule in rules(src, dst)]
-    kernels = hostbuild.build(group, optimize=False, arch=arch)
+    kernels = host_build.build(group, optimize=False, arch=arch)
     for rule in group:
         check(kernels, rule, every_code(src))
 
@@ -54,7 +53,7 @@ def test_older_architectures_take_other_shortcuts(src: DType, arch: int) -> None
 def test_a_format_is_one_row(row: DType) -> None:
     """Kernels for a type that the table does not have, from its row alone."""
     group = [rule for other in (*NUMERIC, row) for pair in ((row, other), (other, row)) for rule in rules(*pair)]
-    kernels = hostbuild.build(dict.fromkeys(group), optimize=False)
+    kernels = host_build.build(dict.fromkeys(group), optimize=False)
     rng = np.random.default_rng(28)
     for rule in group:
         small = rule.src.bits <= 16
@@ -66,11 +65,11 @@ def test_only_a_codes_own_bits_count(row: DType) -> None:
     """BOOL bytes other than 0 and 1 are true; one element per byte, the upper bits of packed types are ignored."""
     codes = np.arange(256, dtype=np.uint8)
     sources = [kernel_source(rules(row, dst)[0], unpacked=row.packed) for dst in NUMERIC]
-    kernels = hostbuild.build(sources, optimize=False)
+    kernels = host_build.build(sources, optimize=False)
     for source in sources:
         rule = source.rule
         out = np.empty(rule.dst.nbytes(256), np.uint8)
-        arguments = hostbuild.Arguments(codes.ctypes.data, out.ctypes.data, 256)
+        arguments = host_build.Arguments(codes.ctypes.data, out.ctypes.data, 256)
         kernels.run(rule, arguments, unpacked=source.unpacked)
         own = (codes != 0).astype(np.uint8) if row.family == "bool" else codes & np.uint8(row.code_mask)
         assert np.array_equal(out, to_bytes(wanted_codes(own, rule), rule.dst)), rule

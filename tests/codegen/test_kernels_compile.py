@@ -19,7 +19,7 @@ from bench import cubin
 from gpucast.codegen.cast import KernelSource, join, kernel_source, prelude
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import Compiler
-from gpucast.compile.nvrtc_search import Found
+from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.dtypes import DType
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
@@ -31,7 +31,7 @@ BATCH = 16
 
 
 def options(major: int) -> tuple[str, ...]:
-    return Compiler(Found(None, load(major)), Cache("", limit=0)).options
+    return Compiler(NvrtcCopy(None, load(major)), Cache("", limit=0)).options
 
 
 @functools.cache
@@ -60,8 +60,8 @@ def chosen(major: int, arch: str, src: DType, exhaustive: bool) -> list[KernelSo
 def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str, cubin.Kernel]:
     """The static facts of kernels that were compiled in one program."""
     sources = list(sources)
-    rows = dict(row for source in sources for row in source.rows)
-    text = join(prelude(), rows, [source.kernel for source in sources])
+    structs = dict(row for source in sources for row in source.structs)
+    text = join(prelude(), structs, [source.kernel for source in sources])
     result = load(major).compile(text, "batch", arch, options(major))
     assert result.log == "", result.log
     facts = cubin.kernels(result.code)

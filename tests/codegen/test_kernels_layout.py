@@ -14,10 +14,10 @@ import pytest
 from codes import random_codes
 from gpucast.codegen.cast import kernel_source, square_side
 from gpucast.codegen.strides import Dims, collapse, squares
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from gpucast.parity.host_build import Arguments, HostKernels
 from kernels_on_host import BY_WIDTH, check_contiguous, check_strided, to_bytes, wanted_codes
@@ -34,7 +34,7 @@ def kernels() -> HostKernels:
         for src, dst in itertools.product(PACKED, BY_WIDTH)
         for shape in ("contiguous", "strided")
     ]
-    return hostbuild.build([*whole, *single], optimize=False)
+    return host_build.build([*whole, *single], optimize=False)
 
 
 # ---- contiguous ----
@@ -76,7 +76,7 @@ def test_in_place() -> None:
     """Types of one width may share memory: each thread reads its elements before it writes them."""
     group = [resolve(src, dst) for src in BY_WIDTH for dst in NUMERIC if src.bits == dst.bits and dst not in BY_WIDTH]
     assert {rule.src for rule in group} == set(BY_WIDTH)
-    kernels = hostbuild.build(group, optimize=False)
+    kernels = host_build.build(group, optimize=False)
     for rule in group:
         codes = random_codes(rule.src, 5000, np.random.default_rng(3))
         wanted = to_bytes(wanted_codes(codes, rule), rule.dst)
@@ -92,7 +92,7 @@ def test_more_elements_than_32_bits_count() -> None:
     """The last block of 2^33 elements and some; the pages in between are never touched."""
     rule = resolve(dtype("INT2"), dtype("UINT2"))
     contiguous, strided = sources = (kernel_source(rule), kernel_source(rule, "strided", unpacked=True))
-    kernels = hostbuild.build(sources, optimize=False)
+    kernels = host_build.build(sources, optimize=False)
     n, half = (1 << 33) + 1002, 1 << 31
     src, dst = np.zeros(rule.src.nbytes(n), np.uint8), np.zeros(rule.dst.nbytes(n), np.uint8)
     src[half:] = np.arange(1, 252)
@@ -127,7 +127,7 @@ def test_the_first_block_of_more_bits_than_32_bits_count(src: str, dst: str, n: 
     """Where the first tile begins before the array; only as much memory as the block touches."""
     rule = resolve(dtype(src), dtype(dst))
     source = kernel_source(rule)
-    kernels = hostbuild.build([source], optimize=False)
+    kernels = host_build.build([source], optimize=False)
     some = source.elements * source.threads
     x = (np.arange(some + 64) % 50 + 1).astype(rule.src.numpy)
     out = np.zeros(some + 64, rule.dst.numpy)
@@ -185,7 +185,7 @@ def test_transposes(src: DType, dst: DType) -> None:
     """Squares, cut at the edges; sides of the destination with gaps and negative steps; any address."""
     rule = rules(src, dst)[0]
     source = kernel_source(rule, "transposed")
-    kernels = hostbuild.build([source], optimize=False)
+    kernels = host_build.build([source], optimize=False)
     side = square_side(src.bits, dst.bits)
     rng = np.random.default_rng(31)
     for shape, order in TRANSPOSES:
@@ -255,7 +255,7 @@ def test_a_misaligned_access_is_noticed() -> None:
     source = kernel_source(rule)
     broken = re.sub(r"const bool straight = .*;", "const bool straight = true;", source.prelude)
     assert broken != source.prelude
-    kernels = hostbuild.build([replace(source, prelude=broken)], optimize=False)
+    kernels = host_build.build([replace(source, prelude=broken)], optimize=False)
     codes = np.arange(64, dtype=np.uint8)
     out = np.empty(64, np.uint16)
     kernels.run(rule, Arguments(codes.ctypes.data, out.ctypes.data, 63))
@@ -265,18 +265,18 @@ def test_a_misaligned_access_is_noticed() -> None:
 
 def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
-    with pytest.raises(host_compiler.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
-        hostbuild.compiler()
+    with pytest.raises(cxx.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
+        host_build.compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(host_compiler.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
-        hostbuild.compiler()
+    with pytest.raises(cxx.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
+        host_build.compiler()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ziglang")
-    assert hostbuild.compiler()[1:] == ["-m", "ziglang", "c++"]
+    assert host_build.compiler()[1:] == ["-m", "ziglang", "c++"]
 
 
 def test_a_refused_text_is_shown() -> None:
     source = kernel_source(resolve(dtype("INT8"), dtype("BOOL")))
     with pytest.raises(RuntimeError, match=r"hostbuild: .* failed:\n(.|\n)*error"):
-        hostbuild.build([replace(source, prelude="nonsense;")])
+        host_build.build([replace(source, prelude="nonsense;")])

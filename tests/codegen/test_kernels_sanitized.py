@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 
 _SCRIPT = Path(__file__).parents[1] / "sanitized_kernels.py"
 
@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).parents[1] / "sanitized_kernels.py"
 def sanitizer() -> str:
     """The library that must be in the process before the kernels are."""
     for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"):
-        query = [*hostbuild.compiler(), f"-print-file-name={name}"]
+        query = [*host_build.compiler(), f"-print-file-name={name}"]
         path = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
         if os.path.isabs(path) and os.path.exists(path):
             return path

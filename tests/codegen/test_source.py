@@ -17,7 +17,7 @@ import pytest
 from gpucast.codegen.cast import kernel_source, prelude, tile_elements
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 
 
@@ -72,7 +72,7 @@ def test_every_instruction_has_a_model() -> None:
     named = re.findall(r"^GPUCAST_(?:UNARY|BINARY|TERNARY)\((\w+),", inline, re.MULTILINE)
     named += re.findall(r"^GPUCAST_INLINE \w+ (\w+)\(", inline, re.MULTILINE)
     source = kernel_source(resolve(dtype("FLOAT"), dtype("INT8")))
-    models = hostbuild.unit_text([source]).partition(source.prelude)[0]
+    models = host_build.unit_text([source]).partition(source.prelude)[0]
     found = Counter(re.findall(r"^inline (?:unsigned |long )*\w+ (\w+)\(", models, re.MULTILINE))
     for name, forms in Counter(named).items():
         assert found[name] == forms, name

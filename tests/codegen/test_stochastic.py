@@ -17,13 +17,12 @@ import gpucast
 from codes import assert_codes, assert_same, every_code, random_codes
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
-from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, rows
+from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import Rule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast
-from gpucast.cpu import philox as host_random
-from gpucast.cpu import stochastic as host_stochastic
+from gpucast.cpu import philox, stochastic
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, stochastic_cases
 from gpucast.reference import casting as reference
@@ -97,11 +96,11 @@ def test_known_answers_of_the_reference() -> None:
         found = reference.philox(blocks, tuple(_words(key)))  # type: ignore[arg-type]
         assert [int(word[0]) for word in found] == _words(result)
         low, high = _words(key)
-        keys = host_random._keys(high << 32 | low)
+        keys = philox._keys(high << 32 | low)
         space = np.zeros((4, 3), np.uint64)
         space[:, 1] = _words(counter)
-        assert [int(word[1]) for word in host_random.philox(tuple(space), keys, 2**32 - 1)] == _words(result)
-        integers = host_random.philox(tuple(_words(counter)), keys, 2**32 - 1)  # type: ignore[arg-type]
+        assert [int(word[1]) for word in philox.philox(tuple(space), keys, 2**32 - 1)] == _words(result)
+        integers = philox.philox(tuple(_words(counter)), keys, 2**32 - 1)  # type: ignore[arg-type]
         assert list(integers) == _words(result)
 
 
@@ -120,9 +119,9 @@ def test_words_of_elements(random: Random) -> None:
         assert np.array_equal(reference.random_words(random._replace(offset=random.offset + 9), 14), words[9:])
     assert reference.random_words(random, 0).shape == (0,)
     # Few blocks and many take different ways.
-    for n in (1, 4, 4 * host_random.FEW - 11, 4 * host_random.FEW):
-        assert np.array_equal(host_random.Words(random, n)(0, n), reference.random_words(random, n))
-    of_host = host_random.Words(random, 23)
+    for n in (1, 4, 4 * philox.FEW - 11, 4 * philox.FEW):
+        assert np.array_equal(philox.Words(random, n)(0, n), reference.random_words(random, n))
+    of_host = philox.Words(random, 23)
     for start in range(9):
         assert np.array_equal(of_host(start, 23 - start), words[start:])
 
@@ -193,7 +192,7 @@ extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words,
 }}
 """
     files = [prelude(), kernel_file("philox.cuh"), kernel_file("stochastic.cuh")]
-    return functions_on_host.build(join("\n".join(files), dict(rows(*NUMERIC)), [text]), folder)
+    return functions_on_host.build(join("\n".join(files), dict(structs(*NUMERIC)), [text]), folder)
 
 
 def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: bool) -> None:
@@ -211,7 +210,7 @@ def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: boo
         for size in (1, 1 << 20):  # By arithmetic, and by tables where there are some.
             got[...] = 0
             with np.errstate(all="ignore"):
-                host_stochastic.lane_of(rule, size)(codes, words, got)
+                stochastic.lane_of(rule, size)(codes, words, got)
             assert_codes(got, wanted, f"host: {rule}", codes)
 
 

@@ -22,7 +22,7 @@ from gpucast.compile import nvrtc
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import CompileError, Compiler
 from gpucast.compile.nvrtc import Compiled
-from gpucast.compile.nvrtc_search import Found
+from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
 from nvrtc_wheels import INSTALLED, load, wheels
@@ -37,7 +37,7 @@ def kernel(src: str, dst: str) -> KernelSource:
 def opened(major: int, folder: Path) -> Compiler:
     """A compiler as a new process would have it."""
     load(major)
-    return Compiler(Found(wheels()[major]), Cache(str(folder)))
+    return Compiler(NvrtcCopy(wheels()[major]), Cache(str(folder)))
 
 
 class FakeNvrtc:
@@ -59,7 +59,7 @@ class FakeNvrtc:
         return arch[-1] in self.variants
 
     def opened(self, folder: Path) -> Compiler:
-        return Compiler(Found(None, self), Cache(str(folder)))  # type: ignore[arg-type]
+        return Compiler(NvrtcCopy(None, self), Cache(str(folder)))  # type: ignore[arg-type]
 
 
 NVRTC_12_0 = ((12, 0), (50, 52, 60, 70, 75, 80, 86, 87, 89, 90), "a")
@@ -266,7 +266,7 @@ def test_a_warm_start_loads_no_nvrtc(major: int, tmp_path: Path, monkeypatch: py
         raise AssertionError(f"{path} was loaded")
 
     monkeypatch.setattr(nvrtc, "load", refuse)
-    warm = Compiler(Found(wheels()[major]), Cache(str(tmp_path)))
+    warm = Compiler(NvrtcCopy(wheels()[major]), Cache(str(tmp_path)))
     assert warm.compile(source.text, source.name, warm.architecture((10, 0))) == first
 
 
@@ -291,7 +291,7 @@ def test_a_replaced_library_is_asked_again(tmp_path: Path, monkeypatch: pytest.M
     for content in ("first", "second, longer", "third, longer"):
         library.write_text(content)
         for _ in range(2):
-            made = Compiler(Found(str(library)), Cache(str(tmp_path / "cache")))
+            made = Compiler(NvrtcCopy(str(library)), Cache(str(tmp_path / "cache")))
             assert made.compile("text", "name", "sm_90").code == b"text name sm_90"
             seen.append((made.version, made.architectures))
     assert seen == [known[:2] for known in (NVRTC_12_0, NVRTC_12_0, NVRTC_12_8, NVRTC_12_8, NVRTC_13_5, NVRTC_13_5)]
@@ -312,7 +312,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
     broken = tmp_path / "libnvrtc.so.12"
     broken.write_text("cut short")
     with pytest.raises(DeviceUnavailable, match=r"NVRTC cannot be loaded \(.*libnvrtc.so.12.*again"):
-        Compiler(Found(str(broken)), Cache(str(tmp_path / "cache")))
+        Compiler(NvrtcCopy(str(broken)), Cache(str(tmp_path / "cache")))
 
 
 USE = """

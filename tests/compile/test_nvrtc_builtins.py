@@ -106,8 +106,8 @@ def others() -> list[tuple[tuple[int, int], Path]]:
 def test_this_wheel_by_itself_compiles_nothing(folder: Path) -> None:
     """Its builtins lie beside it; so where one of the tests below compiles, that is our doing."""
     undone = (
-        "from gpucast.compile import nvrtc_builtins as b; "
-        "b.load = lambda library, version: b.Builtins(version, '', None, '')"
+        "from gpucast.compile import nvrtc_builtins as builtins; "
+        "builtins.load = lambda library, version: builtins.Builtins(version, '', None, '')"
     )
     _, error = cast(folder, nvrtc_13_0.packages(), undone)
     assert f"cannot use {BUILTINS}, without which it compiles nothing" in error

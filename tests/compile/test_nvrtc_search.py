@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpucast.compile import nvidia as driver
-from gpucast.compile import nvrtc, nvrtc_search
+from gpucast.compile import nvidia, nvrtc, nvrtc_search
 from gpucast.compile.nvrtc_files import file_name
-from gpucast.compile.nvrtc_search import Found, find
+from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable
 from nvrtc_wheels import INSTALLED, load, wheels
 
@@ -44,7 +43,7 @@ class Machine:
         return self.on_the_loaders_path[path]
 
     def runs(self, cuda: tuple[int, int] | None) -> None:
-        self.monkeypatch.setattr(driver, "cuda_version", lambda: cuda)
+        self.monkeypatch.setattr(nvidia, "cuda_version", lambda: cuda)
 
     def packages(self, names: tuple[str, ...]) -> None:
         def version(name: str) -> str:
@@ -73,20 +72,20 @@ def test_the_order_of_the_places(machine: Machine) -> None:
     """Each place added here comes before all that were there."""
     toolkit = machine.put("toolkit/lib64", 13)
     machine.monkeypatch.setenv("CUDA_PATH", str(machine.root / "toolkit"))
-    assert find() == Found(toolkit)
+    assert find() == NvrtcCopy(toolkit)
     machine.on_the_loaders_path[file_name(12)] = "from the loader's cache"
-    assert find() == Found(None, "from the loader's cache")  # type: ignore[arg-type]
+    assert find() == NvrtcCopy(None, "from the loader's cache")  # type: ignore[arg-type]
     folder = machine.put("of the loader", 12)
     machine.monkeypatch.setenv("LD_LIBRARY_PATH", f"/nowhere::{machine.root / 'of the loader'}")
-    assert find() == Found(folder)
+    assert find() == NvrtcCopy(folder)
     prefix = machine.put("prefix/lib", 12)
-    assert find() == Found(prefix)
+    assert find() == NvrtcCopy(prefix)
     wheel = machine.wheel(12)
-    assert find() == Found(wheel)
+    assert find() == NvrtcCopy(wheel)
     newer = machine.wheel(13)
-    assert find() == Found(newer)
+    assert find() == NvrtcCopy(newer)
     machine.loaded[file_name(12)] = "loaded by torch"
-    assert find() == Found(None, "loaded by torch")  # type: ignore[arg-type]
+    assert find() == NvrtcCopy(None, "loaded by torch")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -95,9 +94,9 @@ def test_the_order_of_the_places(machine: Machine) -> None:
 def test_no_newer_than_the_driver(machine: Machine, cuda: tuple[int, int] | None, major: int) -> None:
     paths = {13: machine.wheel(13), 12: machine.wheel(12)}
     machine.runs(cuda)
-    assert find() == Found(paths[major])
+    assert find() == NvrtcCopy(paths[major])
     machine.loaded[file_name(13)] = "13"
-    assert find() == (Found(paths[12]) if major == 12 else Found(None, "13"))  # type: ignore[arg-type]
+    assert find() == (NvrtcCopy(paths[12]) if major == 12 else NvrtcCopy(None, "13"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -150,17 +149,17 @@ def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
             return 0
 
     for number, version in {12040: (12, 4), 13000: (13, 0), 0: None}.items():
-        monkeypatch.setattr(driver, "_load", lambda number=number: Library(number))
-        assert driver.cuda_version() == version
-    monkeypatch.setattr(driver, "_load", lambda: None)
-    assert driver.cuda_version() is None
+        monkeypatch.setattr(nvidia, "_load", lambda number=number: Library(number))
+        assert nvidia.cuda_version() == version
+    monkeypatch.setattr(nvidia, "_load", lambda: None)
+    assert nvidia.cuda_version() is None
 
 
 USE = """
 import ctypes, sys
 from gpucast.compile import nvrtc_search
 first = nvrtc_search.find()
-assert first == nvrtc_search.Found(sys.argv[1]), first
+assert first == nvrtc_search.NvrtcCopy(sys.argv[1]), first
 assert nvrtc_search._already_loaded("libnvrtc.so.99") is None
 ctypes.CDLL(sys.argv[1])
 second = nvrtc_search.find()

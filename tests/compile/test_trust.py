@@ -21,7 +21,7 @@ from gpucast import cli
 from gpucast.compile import cache_folder
 from gpucast.compile.cache import Cache, digest
 from gpucast.cpu.native import library as host_native
-from gpucast.cpu.native import trial as host_native_trial
+from gpucast.cpu.native import trial
 from gpucast.files import atomic
 from strangers import STRANGER, as_root, exchanging
 
@@ -280,7 +280,7 @@ def test_flags_of_the_compiler_do_not_serve_runs_without_them(gcc: str, tmp_path
 def test_the_key_has_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def key(command: str) -> str:
         monkeypatch.setenv("CC", command)
-        return host_native.Native(Cache(str(tmp_path))).key()
+        return host_native.NativeLibrary(Cache(str(tmp_path))).key()
 
     script = tmp_path / "compiler"
     commands = [str(script), f"{script} -ffast-math", f"env {script}", f"{script} -O1 -g", f"{script} '-O1 -g'"]
@@ -300,15 +300,15 @@ def test_a_library_that_changes_how_the_processor_rounds(
 ) -> None:
     """It is noticed by what is computed where nobody knows how the system keeps the processor's state."""
     if machine == "another":
-        monkeypatch.setattr(host_native_trial.platform, "machine", lambda: machine)
+        monkeypatch.setattr(trial.platform, "machine", lambda: machine)
     harmless = compiled(gcc, tmp_path / "harmless.so", "int nothing;\n")
-    assert host_native_trial.load(harmless, []) is not None
+    assert trial.load(harmless, []) is not None
     text = "#include <fenv.h>\n__attribute__((constructor)) static void begin(void) { fesetround(FE_UPWARD); }\n"
     harmful = compiled(gcc, tmp_path / "harmful.so", text, "-lm")
     tenth = np.array([0.1, -0.1])
     before = (tenth * 3).tobytes()
-    with pytest.raises(host_native_trial.Unfit, match="changes how the processor rounds"):
-        host_native_trial.load(harmful, [])
+    with pytest.raises(trial.Unfit, match="changes how the processor rounds"):
+        trial.load(harmful, [])
     assert (tenth * 3).tobytes() == before
 
 
@@ -317,15 +317,15 @@ def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path)
     folder = tmp_path / "native"
     other = compiled(gcc, tmp_path / "other.so", "void sum_words(void) {}\n")
     kept = Cache(str(folder), private=True)
-    key = host_native.Native(kept).key()
+    key = host_native.NativeLibrary(kept).key()
     kept.put(key, Path(other).read_bytes())
     (entry,) = folder.iterdir()
-    with pytest.raises(host_native_trial.Unfit, match="it lacks cast_file, each_run, "):
-        host_native_trial.load(other, host_native.FUNCTIONS)
-    native = host_native.Native(Cache(str(folder), private=True))
+    with pytest.raises(trial.Unfit, match="it lacks cast_file, each_run, "):
+        trial.load(other, host_native.FUNCTIONS)
+    native = host_native.NativeLibrary(Cache(str(folder), private=True))
     assert native.library() is None
     assert not entry.exists()
-    again = host_native.Native(Cache(str(folder), private=True), 0)
+    again = host_native.NativeLibrary(Cache(str(folder), private=True), 0)
     again.library()
     finish()
     library = again.library()
@@ -353,7 +353,7 @@ def test_a_library_is_made_only_where_nobody_exchanges_it(
     for mode, is_made in ((0o777, False), (0o1777, True)):
         tmp_path.chmod(mode)
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-            native = host_native.Native(Cache(os.path.join(folder, "native"), private=True), 0)
+            native = host_native.NativeLibrary(Cache(os.path.join(folder, "native"), private=True), 0)
             native.library()
             finish()
             assert (native.library() is not None) == is_made

@@ -14,10 +14,7 @@ import pytest
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import Rule, resolve
-from gpucast.cpu import chunks as host_chunks
-from gpucast.cpu import integers as host_integers
-from gpucast.cpu import lanes as host
-from gpucast.cpu import tables as host_tables
+from gpucast.cpu import chunks, integers, lanes, tables
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import casting as reference
@@ -60,7 +57,7 @@ def check(x: np.ndarray, rule: Rule, out: np.ndarray | None = None) -> None:
     if out is None:
         out = np.empty(x.shape, rule.dst.numpy)
     before = x.tobytes()
-    host.apply(x, rule, out)
+    lanes.apply(x, rule, out)
     assert x.tobytes() == before
     # `out` may be of swapped bytes.
     got = np.array(out).astype(rule.dst.numpy, copy=False)
@@ -126,13 +123,13 @@ def test_unaligned_out(rule: Rule) -> None:
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_chunk_boundaries(rule: Rule, extra: int) -> None:
     # The same codes at every place of a chunk; those of the whole array come from one chunk's.
-    part = sample(rule.src, host_chunks.CHUNK // 4)
+    part = sample(rule.src, chunks.CHUNK // 4)
     wanted = reference.apply(part, rule).view(rule.dst.code_numpy)
-    for size in (host_chunks.CHUNK + extra, 4 * host_chunks.CHUNK + extra):
+    for size in (chunks.CHUNK + extra, 4 * chunks.CHUNK + extra):
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
         for source in (x, np.repeat(x, 2)[::2]):
             out = np.empty(size, rule.dst.numpy)
-            host.apply(source, rule, out)
+            lanes.apply(source, rule, out)
             assert np.array_equal(out.view(rule.dst.code_numpy), np.resize(wanted, size))
 
 
@@ -149,7 +146,7 @@ def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) 
     ordinary = reference.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
     few = np.resize(ordinary, 20 * min(codes.size, 2000))
     few[::20] = codes[: few.size // 20]
-    x = np.concatenate([codes, np.resize(ordinary, host_chunks.CHUNK), few]).view(src.numpy)
+    x = np.concatenate([codes, np.resize(ordinary, chunks.CHUNK), few]).view(src.numpy)
     for rule in rules(src, dst, [28]):
         check(x, rule)
 
@@ -157,7 +154,7 @@ def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) 
 @pytest.mark.parametrize("src", ["BFLOAT16", "FLOAT", "DOUBLE"])
 def test_without_the_processors_minimum(src: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processors give other integers for NaN and floats out of range; the lane must not trust any."""
-    monkeypatch.setattr(host_integers, "invalid_gives_minimum", lambda carrier: False)
+    monkeypatch.setattr(integers, "invalid_gives_minimum", lambda carrier: False)
     for dst in NUMERIC:
         if dst.family == "int":
             wide = ROWS[src].bits > 16
@@ -167,8 +164,8 @@ def test_without_the_processors_minimum(src: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_bool_where_subnormals_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not host._subnormals_are_zero()
-    monkeypatch.setattr(host, "_subnormals_are_zero", lambda: True)
+    assert not lanes._subnormals_are_zero()
+    monkeypatch.setattr(lanes, "_subnormals_are_zero", lambda: True)
     for src in ("FLOAT", "DOUBLE"):
         check(sample(ROWS[src], 3000), resolve(ROWS[src], ROWS["BOOL"]))
 
@@ -186,14 +183,14 @@ def test_callers_errstate_is_left_alone(rule: Rule) -> None:
         for size in (7, 5000):
             x = sample(rule.src, size)
             out = np.empty(size, rule.dst.numpy)
-            host.apply(x, rule, out)
-            host.apply(x[::2], rule, out[::2])
+            lanes.apply(x, rule, out)
+            lanes.apply(x[::2], rule, out[::2])
         assert np.geterr() == state
 
 
 def test_threads() -> None:
     """Many threads with other rules and cold tables: the same bits as alone."""
-    for table in (host_tables.by_code, host_tables.by_pair, host_tables.by_leading_bits):
+    for table in (tables.by_code, tables.by_pair, tables.by_leading_bits):
         table.cache_clear()
     work = []
     for number, (src, dst) in enumerate(PAIRS):
@@ -205,7 +202,7 @@ def test_threads() -> None:
     def run(first: int) -> None:
         barrier.wait()
         for x, rule, out in work[first::8]:
-            host.apply(x, rule, out)
+            lanes.apply(x, rule, out)
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(8)]
     for thread in threads:
@@ -220,28 +217,28 @@ def test_extra_memory_is_bounded(rule: Rule) -> None:
     x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source, result in ((x, out), (x[::-1], out)):
-        host.apply(source, rule, result)  # Its tables are kept, and not counted here.
+        lanes.apply(source, rule, result)  # Its tables are kept, and not counted here.
         tracemalloc.start()
         try:
-            host.apply(source, rule, result)
+            lanes.apply(source, rule, result)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         # A dozen arrays of one chunk, where every element of it has to be mended; x alone may have 256.
-        assert peak < 12 * 8 * host_chunks.CHUNK, peak
+        assert peak < 12 * 8 * chunks.CHUNK, peak
 
 
 def test_kept_tables_are_bounded() -> None:
     for src in NUMERIC:
         for dst in NUMERIC:
             rule = resolve(src, dst)
-            if host.table_driven(rule):
-                assert host_tables.by_code(rule).nbytes <= 1 << 19
-    info = host_tables.by_code.cache_info()
-    assert info.currsize == info.maxsize == host_tables.KEPT == host_tables.by_pair.cache_info().maxsize
+            if lanes.table_driven(rule):
+                assert tables.by_code(rule).nbytes <= 1 << 19
+    info = tables.by_code.cache_info()
+    assert info.currsize == info.maxsize == tables.KEPT == tables.by_pair.cache_info().maxsize
 
 
 def test_tables_cannot_be_written() -> None:
-    table = host_tables.by_code(resolve(ROWS["FLOAT8E5M2"], ROWS["FLOAT16"]))
+    table = tables.by_code(resolve(ROWS["FLOAT8E5M2"], ROWS["FLOAT16"]))
     with pytest.raises(ValueError, match="read-only"):
         table[0] = 1

@@ -21,15 +21,15 @@ import gpucast
 from gpucast import cli, files
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.streaming import checksums
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import Rule, resolve
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
-from gpucast.cpu.native.cast import Found, Place
+from gpucast.cpu.native.cast import CastStats, FilePosition
 from gpucast.parity import hard_values
 from gpucast.quantization.cpu import native as quantization_native
 from gpucast.quantization.cpu import quantize as quantization_host
@@ -65,9 +65,9 @@ def _name(rule: Any) -> str:
     return f"{rule.src}-{rule.dst}-{rule.overflow}{'-nan' * rule.infinity_is_nan}" if isinstance(rule, Rule) else ""
 
 
-def made(folder: Path, worth: int = 0) -> host_native.Native:
+def made(folder: Path, worth: int = 0) -> host_native.NativeLibrary:
     """The library in a cache folder, after the compiler had its turn."""
-    native = host_native.Native(Cache(str(folder), private=True), worth)
+    native = host_native.NativeLibrary(Cache(str(folder), private=True), worth)
     native.library(worth)
     finish()
     return native
@@ -82,8 +82,8 @@ def finish() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        host_compiler.find("c", "test")
-    except host_compiler.CompilerMissing:
+        cxx.find("c", "test")
+    except cxx.CompilerMissing:
         pytest.skip("no C compiler")
     kept = tmp_path_factory.mktemp("cache") / "native"
     assert made(kept).library() is not None
@@ -92,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    native = host_native.Native(Cache(str(folder), private=True))
+    native = host_native.NativeLibrary(Cache(str(folder), private=True))
     monkeypatch.setattr(host_native, "_native", lambda: native)
     found = native.library()
     assert found is not None
@@ -213,8 +213,8 @@ def test_a_call_of_the_system_that_fails_is_told(library: ctypes.CDLL, tmp_path:
             (here, here, 1000, False),
             ((-1, 0), there, 1000, False),
         ):
-            done = cast.file(Place.of(rule.src, *src), Place.of(rule.dst, *dst), size)
-            assert done == ((Found(0, 1000, 1000), 0) if works else None)
+            done = cast.file(FilePosition.of(rule.src, *src), FilePosition.of(rule.dst, *dst), size)
+            assert done == ((CastStats(0, 1000, 1000), 0) if works else None)
 
 
 @pytest.mark.parametrize("to", ["BFLOAT16", "FLOAT8E4M3FN"])
@@ -225,7 +225,9 @@ def test_files_are_cast_and_summed(size: int, to: str, library: ctypes.CDLL, tmp
     cast = host_native_cast.find(rule)
     assert cast is not None
     with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("w+b") as target:
-        done = cast.file(Place.of(rule.src, source.fileno(), 3), Place.of(rule.dst, target.fileno(), 5), size)
+        done = cast.file(
+            FilePosition.of(rule.src, source.fileno(), 3), FilePosition.of(rule.dst, target.fileno(), 5), size
+        )
     wanted = reference.apply(x, rule).tobytes()
     assert (tmp_path / "out").read_bytes() == bytes(5) + wanted
     assert done is not None
@@ -241,7 +243,7 @@ def test_errors_of_the_system_are_the_same(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # As the library finds it, and then Python.
-    monkeypatch.setattr(host_native_cast.Cast, "file", lambda *_: None)
+    monkeypatch.setattr(host_native_cast.NativeCast, "file", lambda *_: None)
     monkeypatch.setattr(os, "pwrite", full)
     argv = ["convert", str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors"), "--to", "BFLOAT16"]
     assert cli.main(argv) == 1
@@ -352,8 +354,8 @@ WIDE = ("FLOAT", "BFLOAT16", "FLOAT16")
 
 def test_nothing_is_compiled_for_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(host_compiler, "find", lambda *_: asked.append("c") or ["false"])
-    native = host_native.Native(Cache(str(tmp_path / "native"), private=True), 1000)
+    monkeypatch.setattr(cxx, "find", lambda *_: asked.append("c") or ["false"])
+    native = host_native.NativeLibrary(Cache(str(tmp_path / "native"), private=True), 1000)
     assert native.library(999) is None
     assert not (tmp_path / "native").exists()
     # It is asked for once.
@@ -383,7 +385,7 @@ def test_a_folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         os.chown(native, 1, 1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: us + 1)
-    monkeypatch.setattr(host_compiler, "find", lambda *_: pytest.fail("nothing can be kept"))
+    monkeypatch.setattr(cxx, "find", lambda *_: pytest.fail("nothing can be kept"))
     assert made(tmp_path / "native").library() is None
     assert list(tmp_path.glob("native/*")) == []
 
@@ -397,7 +399,7 @@ def test_a_file_that_others_may_write_is_not_loaded(folder: Path, tmp_path: Path
     copy.write_bytes(kept.read_bytes())
     for mode, loaded in ((0o644, True), (0o664, False), (0o646, False)):
         copy.chmod(mode)
-        native = host_native.Native(Cache(str(copy.parent), private=True))
+        native = host_native.NativeLibrary(Cache(str(copy.parent), private=True))
         assert (native.library() is not None) == loaded
 
 
@@ -408,11 +410,11 @@ def test_a_damaged_file_is_not_loaded(folder: Path, tmp_path: Path) -> None:
     for damaged in (b"", data[:100], data[:-1], data[:5000] + b"x" + data[5001:]):
         (tmp_path / "native" / kept.name).write_bytes(damaged)
         (tmp_path / "native" / kept.name).chmod(0o600)
-        assert host_native.Native(Cache(str(tmp_path / "native"), private=True)).library() is None
+        assert host_native.NativeLibrary(Cache(str(tmp_path / "native"), private=True)).library() is None
     # What is no library, but as it was kept.
     cache = Cache(str(tmp_path / "native"), private=True)
-    cache.put(host_native.Native(cache).key(), b"\x7fELF")
-    assert host_native.Native(Cache(str(tmp_path / "native"), private=True)).library() is None
+    cache.put(host_native.NativeLibrary(cache).key(), b"\x7fELF")
+    assert host_native.NativeLibrary(Cache(str(tmp_path / "native"), private=True)).library() is None
 
 
 def test_a_library_that_computes_something_else_is_not_used(
@@ -420,7 +422,7 @@ def test_a_library_that_computes_something_else_is_not_used(
 ) -> None:
     rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
     other = resolve(dtype("FLOAT"), dtype("FLOAT8E5M2"))
-    wrong = host_native_cast.Cast(library, other)._row
+    wrong = host_native_cast.NativeCast(library, other)._conversion
     monkeypatch.setattr(host_native_cast, "row", lambda rule: wrong)
     host_native_cast._checked.cache_clear()
     assert host_native_cast.find(rule) is None
@@ -482,7 +484,7 @@ def test_codes_of_float(to: str, library: ctypes.CDLL, exhaustive: bool) -> None
     assert cast is not None
     low, out = np.arange(block, dtype=np.uint32), np.empty(block, rule.dst.code_numpy)
     wanted = np.empty(block, rule.dst.numpy)
-    lane = host.lane(rule, 1 << 32, block)
+    lane = lanes.lane(rule, 1 << 32, block)
     for high in range(0, 1 << 16, 1 if exhaustive else 1009):
         codes = low | np.uint32(high << 16)
         cast(codes, out)

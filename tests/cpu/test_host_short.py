@@ -12,7 +12,7 @@ import gpucast
 from codes import assert_same, random_codes
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.parity.cases import NUMERIC
 
 
@@ -26,20 +26,20 @@ def test_short_arrays_are_cast_as_long_ones_are(src: DType) -> None:
     random = np.random.default_rng(src.bits)
     for dst in NUMERIC:
         rule = resolve(src, dst)
-        host._short_lanes.cache_clear()
-        for n in (1, 3, host.SHORT, 2, 500, 1, host.SHORT, 7):
+        lanes._short_lanes.cache_clear()
+        for n in (1, 3, lanes.SHORT, 2, 500, 1, lanes.SHORT, 7):
             x = values(src, n, int(random.integers(1 << 30)))
             out = np.empty(n, dst.numpy)
-            host.apply(x, rule, out)
+            lanes.apply(x, rule, out)
             assert_same(out, gpucast.reference.cast(x, dst))
 
 
 def test_short_arrays_in_many_threads() -> None:
     row = dtype("FLOAT")
     rules = [resolve(row, dtype(to)) for to in ("FLOAT8E4M3FN", "FLOAT16", "INT8", "BOOL")]
-    sources = [values(row, n, n) for n in (1, 2, 77, 500, host.SHORT)]
+    sources = [values(row, n, n) for n in (1, 2, 77, 500, lanes.SHORT)]
     cases = [(x, rule, gpucast.reference.cast(x, rule.dst)) for x in sources for rule in rules]
-    host._short_lanes.cache_clear()
+    lanes._short_lanes.cache_clear()
     wrong: list[str] = []
     start = threading.Barrier(4)
 
@@ -48,7 +48,7 @@ def test_short_arrays_in_many_threads() -> None:
         for i in np.random.default_rng(seed).integers(0, len(cases), 500):
             x, rule, wanted = cases[i]
             out = np.empty(x.shape, rule.dst.numpy)
-            host.apply(x, rule, out)
+            lanes.apply(x, rule, out)
             if out.tobytes() != wanted.tobytes():
                 wrong.append(f"{rule.dst.name} {x.size}")
 

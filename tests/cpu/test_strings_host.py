@@ -53,9 +53,9 @@ def show(x: np.ndarray) -> np.ndarray:
     return host_strings.format(x, resolve(dtype(x.dtype), STRING))
 
 
-def exact_number(text: str) -> exact.Number:
+def exact_number(text: str) -> exact.ExactNumber:
     number = strings.parse(text)
-    return exact.Number(number.kind, number.negative, number.magnitude)
+    return exact.ExactNumber(number.kind, number.negative, number.magnitude)
 
 
 # ---- text -> float ----

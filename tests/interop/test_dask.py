@@ -20,7 +20,7 @@ from gpucast import DeviceUnavailable
 from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download, upload
 from tensors import sample
@@ -139,7 +139,7 @@ def test_all_but_the_elements_is_checked_at_once() -> None:
 
 
 def test_a_missing_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no GPU", "get one"))
+    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no GPU", "get one"))
     with pytest.raises(DeviceUnavailable, match="there is no GPU; get one"):
         door.cast(da.from_array(values(), CHUNKS), "FLOAT16", device="cuda")
 

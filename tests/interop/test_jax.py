@@ -199,8 +199,8 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         given: list[Any] = []
         monkeypatch.setattr(jax.dlpack, "from_dlpack", lambda exported: given.append(exported) or "an array of JAX")
         # JAX's CPU backend takes no stream.
-        lend = dlpack._taken
-        monkeypatch.setattr(dlpack, "_taken", lambda x, device, who, writing, _: lend(x, device, who, writing, {}))
+        lend = dlpack._import
+        monkeypatch.setattr(dlpack, "_import", lambda x, device, who, writing, _: lend(x, device, who, writing, {}))
         x = values(dtype("FLOAT"), (4, 6))
         assert gpucast.cast(jnp.asarray(x), "FLOAT8E5M2") == "an array of JAX"
         assert_same(download(given[0]._codes.view(dtype("FLOAT8E5M2").numpy)), gpucast.reference.cast(x, "FLOAT8E5M2"))

@@ -19,7 +19,7 @@ from gpucast import PackedArray
 from gpucast.codegen.batch import ARGUMENT_BYTES
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import Compiler
-from gpucast.compile.nvrtc_search import Found
+from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
@@ -297,7 +297,7 @@ ADJUST = AdjustSpec().source()
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_120"])
 def test_the_kernels_compile(arch: str) -> None:
-    options = Compiler(Found(None, load(INSTALLED[0])), Cache("", limit=0)).options
+    options = Compiler(NvrtcCopy(None, load(INSTALLED[0])), Cache("", limit=0)).options
     for source in (ADJUST, *(SelectSpec(limit).source() for limit in ARGUMENT_BYTES)):
         result = load(INSTALLED[0]).compile(source.text, source.name, arch, options)
         assert result.log == ""

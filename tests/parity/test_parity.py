@@ -11,7 +11,7 @@ import pytest
 
 from codes import every_code
 from gpucast.codegen import cast as source
-from gpucast.codegen import fused as fused_source
+from gpucast.codegen import fused
 from gpucast.gpu import devices as device
 from gpucast.parity import backends, compare, plan, sweep, work
 from gpucast.parity.backends import Array, CastCodes
@@ -35,7 +35,7 @@ class Faulty:
 
     def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
         self.prepared += chosen
-        cast = backends.Host().prepare(chosen, optimize)
+        cast = backends.HostBackend().prepare(chosen, optimize)
 
         def faulty(case: Case, codes: Array) -> Array:
             result = cast(case, codes)
@@ -46,7 +46,7 @@ class Faulty:
         return faulty
 
 
-def run(backend: backends.Backend, chosen: Sequence[Case], threads: int = 2, seconds: float | None = None) -> list:
+def run(backend: backends.CastBackend, chosen: Sequence[Case], threads: int = 2, seconds: float | None = None) -> list:
     return work.run(backend, chosen, seed=1, share=0.0, random=100, threads=threads, seconds=seconds)
 
 
@@ -139,7 +139,7 @@ def test_what_a_mismatch_says() -> None:
 @pytest.mark.parametrize("name", ["kernels", "host"])
 def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # One compiler for all.
-    monkeypatch.setattr(backends.Kernels, "batch", 200)
+    monkeypatch.setattr(backends.KernelsBackend, "batch", 200)
     rows = [ROWS[row] for row in ("INT4", "FLOAT6E3M2", "BOOL", "FLOAT8E8M0", "INT32")]
     chosen = plan.all_cases((src, dst) for src in rows for dst in rows)
     for outcome in run(backends.backend(name), chosen):
@@ -162,18 +162,18 @@ def test_a_fault_in_the_kernels_text_is_found(
     kernels = source.prelude()
     assert text in kernels
     monkeypatch.setattr(source, "prelude", lambda: kernels.replace(text, other))
-    (outcome,) = run(backends.Kernels(), [case(*pair)])
+    (outcome,) = run(backends.KernelsBackend(), [case(*pair)])
     assert outcome.first is not None
     assert outcome.first.wanted != outcome.first.got
 
 
 def test_a_fault_in_stochastic_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = fused_source.fused_prelude()
+    text = fused.fused_prelude()
     faulty = text.replace("key += 0x9e3779b9;", "key += 0x9e3779b8;")
     assert faulty != text
-    monkeypatch.setattr(fused_source, "fused_prelude", lambda: faulty)
+    monkeypatch.setattr(fused, "fused_prelude", lambda: faulty)
     (one,) = stochastic_cases(ROWS["FLOAT6E3M2"], ROWS["FLOAT4E2M1"])
-    (outcome,) = run(backends.Kernels(), [one])
+    (outcome,) = run(backends.KernelsBackend(), [one])
     assert outcome.first is not None and 0 < outcome.wrong < outcome.elements
 
 
@@ -297,5 +297,5 @@ def test_a_sweep_finds_one_flipped_bit(dst: str, threads: int, monkeypatch: pyte
 @pytest.mark.parametrize("dst", ["FLOAT8E5M2", "INT4"])
 def test_a_sweep_of_the_kernels(dst: str, exhaustive: bool) -> None:
     src = "FLOAT" if exhaustive and dst == "FLOAT8E5M2" else "BFLOAT16"
-    outcome = sweep.sweep(backends.Kernels(), case(src, dst), threads=2 if exhaustive else 1)
-    assert outcome == compare.Outcome(case(src, dst), 1 << ROWS[src].bits)
+    outcome = sweep.sweep(backends.KernelsBackend(), case(src, dst), threads=2 if exhaustive else 1)
+    assert outcome == compare.CaseResult(case(src, dst), 1 << ROWS[src].bits)

@@ -77,14 +77,14 @@ def test_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", ["float8e4m3fn_128x128", "float8e5m2_1x128", "mxfp4", "nvfp4", "int4_zp_128"])
 def test_blocks_longer_than_a_box(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Boxes of a few elements cut blocks in every direction."""
-    from gpucast.quantization.cpu import block_grid as boxes
+    from gpucast.quantization.cpu import block_grid
 
     format = FORMATS[name]
     x = np.random.default_rng(2).standard_normal((131, 150)).astype(np.float32)
     x[7, 9], x[130, 149] = np.nan, np.inf
     expected = [host.quantize(x, format, axis=axis) for axis in (0, 1)]
     check(x, format, 1)
-    monkeypatch.setattr(boxes, "ELEMENTS", 50)
+    monkeypatch.setattr(block_grid, "ELEMENTS", 50)
     for axis in (0, 1):
         found = host.quantize(x, format, axis=axis)
         for part in ("data", "scales", "zero_points", "global_scale"):
@@ -122,9 +122,9 @@ def test_products_of_scales_below_the_normal_floats() -> None:
 
 @pytest.mark.parametrize("block", ["tensor", "axis"])
 def test_many_boxes(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpucast.quantization.cpu import block_grid as boxes
+    from gpucast.quantization.cpu import block_grid
 
-    monkeypatch.setattr(boxes, "ELEMENTS", 64)
+    monkeypatch.setattr(block_grid, "ELEMENTS", 64)
     for element in ("float8e4m3fn", "uint4_zp"):
         x = matrix(FORMATS[f"{element}_{block}"], "FLOAT")
         for axis in (0, 1):

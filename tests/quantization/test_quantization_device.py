@@ -19,7 +19,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.rule import Rule
 from gpucast.gpu import driver as launch
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 from gpucast.quantization import FORMATS, Quantized, quantize, swizzle
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
@@ -359,14 +359,14 @@ def test_scales_that_quantizing_never_gives(driver: HostDriver, to: str) -> None
     assert same(download(found), reference.dequantize(Parts(data, scales), format, to, axis=0))
 
 
-@pytest.mark.parametrize("beside", ["0.0f", "INFINITY * a"])
-def test_the_last_bit_of_a_reciprocal_does_not_show(beside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("toward", ["0.0f", "INFINITY * a"])
+def test_the_last_bit_of_a_reciprocal_does_not_show(toward: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`ptx::rcp` alone may differ from device to device, by one unit in the last place."""
     exact = "canonical(1 / a)"
-    text = hostbuild.shim()
+    text = host_build.shim()
     assert text.count(exact) == 1
-    other = text.replace(exact, f"canonical(std::nextafterf(1 / a, {beside}))")
-    monkeypatch.setattr(hostbuild, "shim", lambda arch: other)
+    other = text.replace(exact, f"canonical(std::nextafterf(1 / a, {toward}))")
+    monkeypatch.setattr(host_build, "shim", lambda arch: other)
     monkeypatch.setattr(host_driver, "_BUILT", {})
     driver = HostDriver()
     driver.prepare(source for name in MORE for source in kernels(FORMATS[name], "FLOAT"))

@@ -74,8 +74,8 @@ def test_float_scales_are_the_nearest_float() -> None:
         scales = host.quantize(x, FORMATS[name]).scales.ravel()
         for s, amax in zip(scales, np.abs(x).max(axis=1), strict=True):
             exact = Fraction(float(amax)) / Fraction(FORMATS[name].divisor)
-            beside = [np.nextafter(s, np.float32(side)) for side in (0, np.inf)]
-            assert all(abs(Fraction(float(s)) - exact) <= abs(Fraction(float(b)) - exact) for b in beside)
+            neighbours = [np.nextafter(s, np.float32(side)) for side in (0, np.inf)]
+            assert all(abs(Fraction(float(s)) - exact) <= abs(Fraction(float(b)) - exact) for b in neighbours)
 
 
 # ---- published numbers ----

@@ -17,7 +17,7 @@ from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import Rule
-from gpucast.parity import host_build as hostbuild
+from gpucast.parity import host_build
 from gpucast.parity.host_build import HostKernels
 from gpucast.quantization import FORMATS
 from gpucast.quantization.cpu.blocks import BlockGrid
@@ -48,7 +48,7 @@ class Run:
     def __init__(self, names: tuple[str, ...], arch: int, sources: tuple[str, ...], tos: tuple[str, ...]) -> None:
         made = [forth(name, source) for name in names for source in sources]
         made += [back(name, to) for name in names for to in tos]
-        self.kernels: HostKernels = hostbuild.build(made, optimize=False, arch=arch)
+        self.kernels: HostKernels = host_build.build(made, optimize=False, arch=arch)
 
     def _launch(self, kernel: KernelSource, src: np.ndarray, out: np.ndarray, shape: tuple[int, ...], format: Format,
                 scales: np.ndarray, zero: int, g: float) -> None:  # fmt: skip
@@ -62,7 +62,7 @@ class Run:
         )
         n = shape[0] * shape[1]
         more = arguments.to_bytes()
-        self.kernels.launch(kernel.name, hostbuild.Arguments(src.ctypes.data, out.ctypes.data, n, more=more))
+        self.kernels.launch(kernel.name, host_build.Arguments(src.ctypes.data, out.ctypes.data, n, more=more))
 
     def codes(
         self, name: str, source: str, x: np.ndarray, scales: np.ndarray, zero: int = 0, g: float = 1
@@ -173,8 +173,8 @@ def test_the_cases_hit_midpoints() -> None:
 
 def test_division_by_multiplication() -> None:
     rng = np.random.default_rng(1)
-    beside = [2**k + step for k in (1, 3, 16, 31) for step in (-1, 0, 1)]
-    for n in (*beside, 7, 10, 641, 2**32 - 1, *rng.integers(1, 2**32, 500).tolist()):
+    near = [2**k + step for k in (1, 3, 16, 31) for step in (-1, 0, 1)]
+    for n in (*near, 7, 10, 641, 2**32 - 1, *rng.integers(1, 2**32, 500).tolist()):
         factor, first, second = divide_by(n)
         multiples = [n * k for k in (0, 1, 2, (2**32 - 1) // n)]
         for i in {0, 2**32 - 1, *multiples, *(i - 1 for i in multiples), *rng.integers(0, 2**32, 8).tolist()}:

@@ -39,14 +39,14 @@ def codes(format: Format, exhaustive: bool) -> Iterator[Array]:
     """Codes of positive FLOATs: all subnormal ones and the next binade, or some, and what is beside powers of two and
     their products with the divisor."""
     near = np.arange(-3, 4)
-    beside = [
+    near = [
         np.float32(number * 2.0**power).view(np.uint32).astype(np.int64) + near
         for power in range(-149, -100)
         for number in (1, format.divisor, 1 / format.divisor)
         if number * 2.0**power >= 2.0**-149
     ]
     some = [np.arange(64), np.arange(SUBNORMAL - 64, SUBNORMAL + 64), np.arange(0, END, 16381)]
-    yield np.unique(np.concatenate([*beside, *some]).clip(0, None)).astype(np.uint32)
+    yield np.unique(np.concatenate([*near, *some]).clip(0, None)).astype(np.uint32)
     for start in range(0, 2 * SUBNORMAL if exhaustive else 0, PART):
         yield np.arange(start, start + PART, dtype=np.uint32)
 

@@ -64,10 +64,10 @@ def test_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool
     for name, row in chosen:
         for stochastic in {False, FORMATS[name].element.family == "float"}:
             sources |= {source.name: source for source in kernels(FORMATS[name], row, random=stochastic)}
-    rows = dict(row for source in sources.values() for row in source.rows)
+    structs = dict(row for source in sources.values() for row in source.structs)
     # That of tiles has all others in it.
     prelude = max((source.prelude for source in sources.values()), key=len)
-    text = join(prelude, rows, [source.kernel for source in sources.values()])
+    text = join(prelude, structs, [source.kernel for source in sources.values()])
     compiled = compiler.compile(text, "quantize", arch)
     assert compiled.log == ""
     assert {name: found.local for name, found in cubin.kernels(compiled.code).items() if found.local} == {}

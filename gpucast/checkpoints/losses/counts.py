@@ -13,7 +13,7 @@ from gpucast.casting.loss_counts import CastReport, magnitudes, nonzero_codes
 from gpucast.casting.report import cast_report
 from gpucast.core.dtypes import DType
 from gpucast.cpu.chunks import spans
-from gpucast.cpu.native.cast import Found
+from gpucast.cpu.native.cast import CastStats
 from gpucast.files.tensor import Array
 
 #: Elements that are examined at a time, so that they stay in the processor's cache.
@@ -21,7 +21,7 @@ _BLOCK = 1 << 17
 
 
 def count(
-    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], stats: Found | None = None
+    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], stats: CastStats | None = None
 ) -> CastReport:
     """The counts of ``cast_report(x, dst, **attributes)``, without the largest error.
 
@@ -61,7 +61,7 @@ def count(
     return report + examined if examined.elements else report
 
 
-def from_stats(stats: Found, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
+def from_stats(stats: CastStats, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:
     """The result of `count` for `size` elements, if the statistics of the cast are enough for it; else None."""
     nonzero = size - stats.source_zeros
     if _holds(dst, src) and attributes.get("overflow") is None:

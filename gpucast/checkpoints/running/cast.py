@@ -27,7 +27,7 @@ from gpucast.core.rule import Rule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu.chunks import pairs
 from gpucast.cpu.native import cast as host_native_cast
-from gpucast.cpu.native.cast import Found, Place
+from gpucast.cpu.native.cast import CastStats, FilePosition
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
@@ -121,7 +121,7 @@ class Casting:
         # Sums are of whole words.
         if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
             return None
-        done = native.file(Place.of(rule.src, *stream.position()), Place.of(rule.dst, *here), part.size)
+        done = native.file(FilePosition.of(rule.src, *stream.position()), FilePosition.of(rule.dst, *here), part.size)
         if done is None:
             return None
         found, total = done
@@ -130,7 +130,7 @@ class Casting:
             positioned.note(rule.dst.nbytes(part.size), total)
         return lost
 
-    def _native(self) -> host_native_cast.Cast | None:
+    def _native(self) -> host_native_cast.NativeCast | None:
         """As `host_native_cast.find`."""
         if not self._on_host or self.request.seed is not None:
             return None
@@ -143,7 +143,7 @@ class Casting:
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
-    def _caster(self, part: Tensor) -> Callable[[Array, int], tuple[Array, Found | None]]:
+    def _caster(self, part: Tensor) -> Callable[[Array, int], tuple[Array, CastStats | None]]:
         """What casts flat elements of a part, told the number of the first one."""
         rule = self._rule
         if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
@@ -153,7 +153,7 @@ class Casting:
             step = min(part.size, host.chunk_of(rule))
             lane = host.lane(rule, part.size, step)
 
-        def cast(x: Array, start: int) -> tuple[Array, Found | None]:
+        def cast(x: Array, start: int) -> tuple[Array, CastStats | None]:
             # As `gpucast.cast` does, but for its questions.
             y = np.empty(x.shape, rule.dst.numpy)
             codes, result = x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy)
@@ -170,7 +170,7 @@ class Casting:
         random = keywords(moved(self.request.random(self.tensor.name), start))
         return _cast_on(self.device, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
 
-    def _lost(self, x: Array, y: Array, found: Found | None) -> CastReport:
+    def _lost(self, x: Array, y: Array, found: CastStats | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
         if self.request.detail == "counts":

@@ -50,7 +50,7 @@ def is_narrow(data: Tensor) -> bool:
 def stored_by_gpucast(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
     """How a tensor is stored in gpucast's own style; `text` is its metadata entry. ValueError if it is malformed."""
     who = f"tensor {candidate.base!r}"
-    format, kept = quantized_files.described(text, who, ENTRY + candidate.base)
+    format, kept = quantized_files.parse_entry(text, who, ENTRY + candidate.base)
     data = tensors["data"]
     if not data.size or len(data.shape) < format.min_ndim:
         raise _Problem(f"{who} has shape {data.shape}, which convert does not quantize as {format.name}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts among floats by the library of `host_native`: one pass, which also finds what tells the losses."""
+"""Casts among floats by the host's C library, in one pass that also counts what loss reports need."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from gpucast.cpu.native import library as host_native
 Array = npt.NDArray[Any]
 
 _FLOAT = dtype("FLOAT")
-#: Elements of a file that are worked on at a time: they stay in the second-level cache.
+#: Elements of a file that are cast at a time: they stay in the second-level cache.
 _BLOCK = 1 << 15
-#: Elements of a call: the library counts in 32 bits.
+#: The most elements of a call: the library counts in 32 bits.
 _MOST = 1 << 30
 
 
-class Found(NamedTuple):
-    """What a pass saw of a cast's elements."""
+class CastStats(NamedTuple):
+    """Statistics of a cast's elements."""
 
-    #: The largest magnitude among the results as a code: NaN, and what is beyond the largest number, are no less.
+    #: The largest magnitude among the results, as a code. NaN and overflows count as the largest number or more.
     largest: int
-    #: How many results are zero (those of NaN apart), and how many sources.
+    #: How many results are zero (not counting those of NaN), and how many sources.
     zeros: int
     source_zeros: int
 
 
-class Row(ctypes.Structure):
-    """`Row` of host_native.h."""
+class Conversion(ctypes.Structure):
+    """``Conversion`` of host_native.h: the constants of a cast."""
 
     _fields_ = [
         (name, ctypes.c_uint32)
@@ -45,62 +45,65 @@ class Row(ctypes.Structure):
     ]  # fmt: skip
 
 
-class Place(ctypes.Structure):
-    """Elements as they lie in a file, little-endian: the first one."""
+class FilePosition(ctypes.Structure):
+    """The position in bytes of the first of some little-endian elements in a file."""
 
     _fields_ = (("file", ctypes.c_int), ("itemsize", ctypes.c_uint32), ("position", ctypes.c_uint64))
 
     @staticmethod
-    def of(row: DType, file: int, position: int) -> Place:
-        return Place(file, row.code_numpy.itemsize, position)
+    def of(kind: DType, file: int, position: int) -> FilePosition:
+        return FilePosition(file, kind.code_numpy.itemsize, position)
 
 
-class Cast:
+class NativeCast:
     """Casts by one rule. Safe to call from several threads."""
 
     def __init__(self, library: ctypes.CDLL, rule: Rule) -> None:
         self._function, self._cast_file = library[_name(rule)], library["cast_file"]
         self._function.restype = None
-        self._row = row(rule)
+        self._conversion = conversion(rule)
 
-    def __call__(self, x: Array, out: Array) -> Found:
+    def __call__(self, x: Array, out: Array) -> CastStats:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size <= _MOST
-        found = (ctypes.c_uint32 * 3)()
-        self._function(_pointer(x), _pointer(out), ctypes.c_uint32(x.size), ctypes.byref(self._row), found)
-        return Found(*found)
+        stats = (ctypes.c_uint32 * 3)()
+        self._function(_pointer(x), _pointer(out), ctypes.c_uint32(x.size), ctypes.byref(self._conversion), stats)
+        return CastStats(*stats)
 
-    def file(self, src: Place, dst: Place, size: int) -> tuple[Found, int] | None:
-        """Cast that many elements of a file to another, or the same, where they do not overlap. What was found, and the
-        sum of the results as words of 64 bits; None where the system failed, some elements being written."""
+    def file(self, src: FilePosition, dst: FilePosition, size: int) -> tuple[CastStats, int] | None:
+        """Cast `size` elements of a file into another file, or into the same one where they do not overlap.
+
+        Returns the statistics, and the sum of the results as 64-bit words; None if a system call failed, in which case
+        some elements may be written.
+        """
         assert size <= _MOST
-        found, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
-        room = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
+        stats, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
+        buffer = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
         if not self._cast_file(
-            self._function, ctypes.byref(self._row), src, dst, ctypes.c_uint32(size), _pointer(room),
-            ctypes.c_uint32(_BLOCK), found, sums,
+            self._function, ctypes.byref(self._conversion), src, dst, ctypes.c_uint32(size), _pointer(buffer),
+            ctypes.c_uint32(_BLOCK), stats, sums,
         ):  # fmt: skip
             return None
-        return Found(*found), sums[0] + (sums[1] << 32)
+        return CastStats(*stats), sums[0] + (sums[1] << 32)
 
 
 def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
-    """The largest magnitude of flat, native codes, the bits `magnitude` of each, and how many are zero.
+    """The largest magnitude of flat, native codes, and how many are zero; `magnitude` masks out the sign.
 
     None without the library.
     """
     library = host_native.library()
     if library is None or codes.size > _MOST:
         return None
-    found = (ctypes.c_uint32 * 2)()
+    stats = (ctypes.c_uint32 * 2)()
     library[f"look{8 * codes.itemsize}"](
-        _pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), found
+        _pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), stats
     )
-    return found[0], found[1]
+    return stats[0], stats[1]
 
 
-def find(rule: Rule) -> Cast | None:
-    """The cast by a rule, or None where there is none (yet)."""
+def find(rule: Rule) -> NativeCast | None:
+    """The cast of a rule, or None where the library has none or is not compiled yet."""
     if not is_known(rule):
         return None
     library = host_native.library()
@@ -108,9 +111,9 @@ def find(rule: Rule) -> Cast | None:
 
 
 @lru_cache(maxsize=64)
-def _checked(library: ctypes.CDLL, rule: Rule) -> Cast | None:
-    """None where the compiler computed what it was not told: each exponent is tried, and many digits."""
-    cast, bits = Cast(library, rule), rule.src.bits
+def _checked(library: ctypes.CDLL, rule: Rule) -> NativeCast | None:
+    """The cast, or None if it was compiled wrongly: tried with every exponent and many mantissas."""
+    cast, bits = NativeCast(library, rule), rule.src.bits
     codes = (np.arange(1 << 13, dtype=np.uint64) * (0x9E3779B1 if bits == 32 else 1 << 3)).astype(rule.src.code_numpy)
     out = np.empty(codes.size, rule.dst.code_numpy)
     cast(codes, out)
@@ -119,7 +122,7 @@ def _checked(library: ctypes.CDLL, rule: Rule) -> Cast | None:
 
 
 def is_known(rule: Rule) -> bool:
-    """Whether the library has a cast by this rule."""
+    """Whether the library has a cast of this rule."""
     src, dst = rule.src, rule.dst
     if rule.rounding == STOCHASTIC or src is dst or dst.family != "float":
         return False
@@ -128,19 +131,19 @@ def is_known(rule: Rule) -> bool:
     return src is _FLOAT or _is_upper(src) or (src.numpy == np.float16 and (_is_upper(dst) or dst.bits <= 8))
 
 
-def _is_upper(row: DType) -> bool:
-    """Whether a type is FLOAT or the upper half of one."""
-    return row.bits in (16, 32) and row.exponent_bits == _FLOAT.exponent_bits and row.specials == _FLOAT.specials
+def _is_upper(kind: DType) -> bool:
+    """Whether a type is FLOAT, or the upper half of a FLOAT."""
+    return kind.bits in (16, 32) and kind.exponent_bits == _FLOAT.exponent_bits and kind.specials == _FLOAT.specials
 
 
-def _is_small(row: DType) -> bool:
-    """Whether a type has fewer exponents than FLOAT, by so many that its numbers can be counted by adding."""
-    largest = (row.max_code >> row.mantissa_bits) - row.bias
-    return row.mantissa_bits <= 10 and max(largest, row.bias) <= 100
+def _is_small(dst: DType) -> bool:
+    """Whether a type has so many fewer exponents than FLOAT that one addition can round to its ULP (`small_code`)."""
+    largest = (dst.max_code >> dst.mantissa_bits) - dst.bias
+    return dst.mantissa_bits <= 10 and max(largest, dst.bias) <= 100
 
 
 def load(src: DType) -> str:
-    """The library's word for a type that it casts from."""
+    """The library's name of a source type."""
     return "float" if src is _FLOAT else "upper_half" if _is_upper(src) else "half"
 
 
@@ -149,13 +152,13 @@ def _name(rule: Rule) -> str:
     return f"{load(rule.src)}_to_{'small' if _is_small(dst) else 'upper'}{max(8, dst.bits)}"
 
 
-def row(rule: Rule) -> Row:
-    """The type of a rule, as the library's functions take it."""
+def conversion(rule: Rule) -> Conversion:
+    """The constants of a rule, as the library's functions take them."""
     dst = rule.dst
     last = {"infinity": lambda: dst.inf_code, "nan": lambda: dst.nan_code}.get(rule.overflow, lambda: dst.max_code)()
     shift = _FLOAT.mantissa_bits - dst.mantissa_bits
     first = _FLOAT.bias + 1 - dst.bias
-    return Row(
+    return Conversion(
         last=_float_bits(dst, last) if _is_small(dst) else last,
         least=first << _FLOAT.mantissa_bits,
         shift=shift,
@@ -171,9 +174,9 @@ def row(rule: Rule) -> Row:
     )
 
 
-def _float_bits(row: DType, code: int) -> int:
-    """The FLOAT that a normal code would be, did it stand for a number."""
-    return (code << (_FLOAT.mantissa_bits - row.mantissa_bits)) + ((_FLOAT.bias - row.bias) << _FLOAT.mantissa_bits)
+def _float_bits(dst: DType, code: int) -> int:
+    """The code of the FLOAT with the exponent and mantissa of a code, even if that code is an infinity or NaN."""
+    return (code << (_FLOAT.mantissa_bits - dst.mantissa_bits)) + ((_FLOAT.bias - dst.bias) << _FLOAT.mantissa_bits)
 
 
 def _pointer(x: Array) -> ctypes.c_void_p:

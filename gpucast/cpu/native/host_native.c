@@ -7,19 +7,19 @@
 
 #include <unistd.h>
 
-// Casts n elements. found: the largest magnitude of a result, NaN counting as the largest number or more; how
-// many results are zero, those of NaN apart; how many sources.
+// Casts n elements. stats: the largest magnitude of a result, NaN counting as the largest number or more; how many
+// results are zero, not counting NaN; how many sources are zero.
 #define CAST(NAME, SRC, LOAD, DST, CODE)                                                                         \
-    EXPORT void NAME(const void* restrict from, void* restrict to, u32 n, const Row* of, u32* found) {           \
+    EXPORT void NAME(const void* restrict from, void* restrict to, u32 n, const Conversion* of, u32* stats) {    \
         const SRC* restrict src = from;                                                                          \
         DST* restrict dst = to;                                                                                  \
-        const Row row = *of;                                                                                     \
+        const Conversion rule = *of;                                                                             \
         u32 top = 0, zeros = 0, least = ~(u32)0;                                                                 \
         for (u32 i = 0; i < n; ++i) {                                                                            \
-            const u32 c = LOAD(src[i]), a = c & 0x7fffffff, code = CODE(a, row);                                 \
-            const u32 nan = a > row.numbers, zero = code == 0;                                                   \
-            const u32 sign = ((c >> 31) ^ (nan & row.nan_flip)) & ((zero ^ 1) | row.zero_sign);                  \
-            dst[i] = (DST)((nan ? row.nan : code) | sign << row.sign);                                           \
+            const u32 c = LOAD(src[i]), a = c & 0x7fffffff, code = CODE(a, rule);                                \
+            const u32 nan = a > rule.numbers, zero = code == 0;                                                  \
+            const u32 sign = ((c >> 31) ^ (nan & rule.nan_flip)) & ((zero ^ 1) | rule.zero_sign);                \
+            dst[i] = (DST)((nan ? rule.nan : code) | sign << rule.sign);                                         \
             top = max_u32(top, code);                                                                            \
             zeros += zero;                                                                                       \
             least = min_u32(least, a);                                                                           \
@@ -27,9 +27,9 @@
         u32 none = 0;                                                                                            \
         if (least == 0)                                                                                          \
             for (u32 i = 0; i < n; ++i) none += (LOAD(src[i]) & 0x7fffffff) == 0;                                \
-        found[0] = top;                                                                                          \
-        found[1] = zeros;                                                                                        \
-        found[2] = none;                                                                                         \
+        stats[0] = top;                                                                                          \
+        stats[1] = zeros;                                                                                        \
+        stats[2] = none;                                                                                         \
     }
 
 CAST(float_to_small8, u32, load_float, u8, small_code)
@@ -44,7 +44,7 @@ CAST(half_to_upper32, u16, load_half, u32, upper_code)
 
 // The largest magnitude of codes, and how many are zero, of either sign.
 #define LOOK(NAME, CODE)                                                                                         \
-    EXPORT void NAME(const void* restrict from, u32 n, u32 magnitude, u32* found) {                              \
+    EXPORT void NAME(const void* restrict from, u32 n, u32 magnitude, u32* stats) {                              \
         const CODE* restrict src = from;                                                                         \
         u32 top = 0, zeros = 0;                                                                                  \
         for (u32 i = 0; i < n; ++i) {                                                                            \
@@ -52,14 +52,14 @@ CAST(half_to_upper32, u16, load_half, u32, upper_code)
             top = max_u32(top, a);                                                                               \
             zeros += a == 0;                                                                                     \
         }                                                                                                        \
-        found[0] = top;                                                                                          \
-        found[1] = zeros;                                                                                        \
+        stats[0] = top;                                                                                          \
+        stats[1] = zeros;                                                                                        \
     }
 LOOK(look8, u8)
 LOOK(look16, u16)
 LOOK(look32, u32)
 
-// The sum of words, as the sums of their low and their high halves.
+// The sum of words, as the sums of their low and of their high halves.
 EXPORT void sum_words(const u8* bytes, u64 words, u64* sums) {
     u64 low = 0, high = 0;
     for (u64 i = 0; i < words; ++i) {
@@ -92,34 +92,35 @@ static int write_all(int file, const u8* bytes, u64 count, u64 position) {
     return 1;
 }
 
-typedef void Cast(const void* restrict, void* restrict, u32, const Row*, u32*);
+typedef void CastFunction(const void* restrict, void* restrict, u32, const Conversion*, u32*);
 
-// Elements as they lie in a file: the first one, and its bytes.
+// The position of the first element in a file, and the bytes of an element.
 typedef struct {
     int file;
     u32 itemsize;
     u64 position;
-} Place;
+} FilePosition;
 
-// Casts n elements of one file to another by way of `room`: block elements of both, a multiple of 8. found and sums are
-// those of all. 0: a call of the system failed or was interrupted.
-EXPORT int cast_file(Cast* cast, const Row* row, Place src, Place dst, u32 n, u8* room, u32 block, u32* found, u64* sums) {
-    u8* const results = room + (u64)block * src.itemsize;
-    found[0] = found[1] = found[2] = 0;
+// Casts n elements of one file to another by way of `buffer`, which holds `block` elements of both; block is a multiple
+// of 8. stats and sums are those of all elements. Returns 0 where a system call failed or was interrupted.
+EXPORT int cast_file(CastFunction* cast, const Conversion* rule, FilePosition src, FilePosition dst, u32 n, u8* buffer,
+                     u32 block, u32* stats, u64* sums) {
+    u8* const results = buffer + (u64)block * src.itemsize;
+    stats[0] = stats[1] = stats[2] = 0;
     sums[0] = sums[1] = 0;
     for (u32 i = 0; i < n; i += block) {
         const u32 count = min_u32(block, n - i), bytes = count * dst.itemsize;
         u32 here[3];
         u64 here_sums[2];
-        if (!read_all(src.file, room, (u64)count * src.itemsize, src.position + (u64)i * src.itemsize)) return 0;
-        cast(room, results, count, row, here);
-        // Up to a whole word.
+        if (!read_all(src.file, buffer, (u64)count * src.itemsize, src.position + (u64)i * src.itemsize)) return 0;
+        cast(buffer, results, count, rule, here);
+        // Fill the last word with zeros.
         memset(results + bytes, 0, -bytes & 7);
         sum_words(results, (bytes + 7) / 8, here_sums);
         if (!write_all(dst.file, results, bytes, dst.position + (u64)i * dst.itemsize)) return 0;
-        found[0] = max_u32(found[0], here[0]);
-        found[1] += here[1];
-        found[2] += here[2];
+        stats[0] = max_u32(stats[0], here[0]);
+        stats[1] += here[1];
+        stats[2] += here[2];
         sums[0] += here_sums[0];
         sums[1] += here_sums[1];
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the quick lanes of the host in C share: types, sources and destinations.
+// What the C lanes of the host path share: types, sources and destinations.
 #include <stdint.h>
 #include <string.h>
 
@@ -45,29 +45,30 @@ INLINE u32 load_half(u16 code) {
 // ---- destinations ----
 
 typedef struct {
-    u32 last;       // as a FLOAT (small) or a code (others): what is above becomes that
-    u32 least;      // as a FLOAT: the smallest normal number
+    u32 last;       // the largest result, as a FLOAT (small) or a code (others): larger magnitudes are clamped to it
+    u32 least;      // the smallest normal number, as a FLOAT
     u32 shift;      // bits of FLOAT's mantissa beyond the destination's
-    u32 power;      // added to an exponent: a power of two whose last bit is the destination's last one
-    u32 steps;      // what is too much in the sum
-    u32 half, odd;  // what is added before the shift, always, and where the last kept bit is set
+    u32 power;      // added to an exponent: gives the power of two whose ULP is the destination's
+    u32 steps;      // subtracted from the sum: its excess over the code
+    u32 half, odd;  // added before the shift: always, and where the last kept bit is set
     u32 numbers;    // the largest code of a FLOAT that does not become NaN
-    u32 nan;        // the code of NaN; its sign is as the others' but for
-    u32 nan_flip;   // 1: the other sign
+    u32 nan;        // the code of NaN without its sign
+    u32 nan_flip;   // 1: the sign of NaN is flipped
     u32 zero_sign;  // 0: zero has no sign
-    u32 sign;       // where the sign goes
-} Row;
+    u32 sign;       // the bit position of the sign
+} Conversion;
 
-// Of a magnitude: the code of a float with fewer exponents than FLOAT. A power of two is added whose last bit is worth
-// the destination's last one at this size: the sum's fraction counts steps, and its exponent tells how many lie below.
-INLINE u32 small_code(u32 a, Row row) {
-    const u32 b = min_u32(a, row.last);
-    const u32 q = (max_u32(b, row.least) & 0x7f800000) + row.power;
+// The code of a magnitude in a float type with fewer exponents than FLOAT. Adds a power of two whose ULP is the
+// destination's ULP at this magnitude, so that the processor rounds: the sum's fraction counts the ULPs within the
+// binade, its exponent those below.
+INLINE u32 small_code(u32 a, Conversion rule) {
+    const u32 b = min_u32(a, rule.last);
+    const u32 q = (max_u32(b, rule.least) & 0x7f800000) + rule.power;
     const u32 sum = bits_of(as_float(b) + as_float(q));
-    return sum - q + (q >> row.shift) - row.steps;
+    return sum - q + (q >> rule.shift) - rule.steps;
 }
 
-// Of a magnitude: the code of a float with FLOAT's exponents.
-INLINE u32 upper_code(u32 a, Row row) {
-    return min_u32((a + row.half + (a >> row.shift & row.odd)) >> row.shift, row.last);
+// The code of a magnitude in a float type with FLOAT's exponents.
+INLINE u32 upper_code(u32 a, Conversion rule) {
+    return min_u32((a + rule.half + (a >> rule.shift & rule.odd)) >> rule.shift, rule.last);
 }

@@ -8,10 +8,10 @@ typedef struct {
     u64 shape[3], lengths[3], grid[3];
 } Blocks;
 
-// What is done with n elements that lie side by side in blocks of a length; `of` belongs to the blocks, `more` to all.
+// Works on n adjacent elements in blocks of a length; `of` belongs to the blocks, `more` to the whole array.
 typedef void Run(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, void* more);
 
-// An array, and the bytes of what it holds.
+// An array, and the bytes of an element.
 typedef struct {
     u8* first;
     u64 itemsize;
@@ -26,14 +26,14 @@ EXPORT void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array
     }
 }
 
-// Lengths of blocks that are so short that a loop for any length would take longer to begin than to run. The shorter one
-// is that of two scales.
+// Lengths of blocks so short that a loop for any length would take longer to start than to run. The shorter one is that
+// of two scales.
 #define SHORT 32
 #define SHORTER 16
-// Longer blocks are worked on in pieces: what is seldom is done for one of them.
+// Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
 #define LONG 1024
 
-// The Run that does for each block what NAME##_block does, in a loop of its own for a length of LEAST.
+// Defines a Run that calls NAME##_block for each block, with a loop of its own for blocks of length LEAST.
 #define RUN(NAME, SRC, DST, OF, LEAST)                                                                           \
     EXPORT void NAME(const void* restrict from, void* restrict to, u64 n, u64 length, void* of, void* more) {    \
         const SRC* restrict src = from;                                                                          \
@@ -95,13 +95,15 @@ RANGE(range_of_32, u32, i32)
 RANGE(range_of_16, u16, i16)
 
 typedef struct {
-    Row row;
-    u32 zeros;  // what of a quotient's code is 0 where it may be a midpoint; the bit above is set, but below normal codes
+    Conversion rule;
+    // The bits of a quotient's code that are 0 where it may be a midpoint. The bit above them is set then, except in
+    // subnormal codes.
+    u32 zeros;
 } Quotient;
 
-INLINE u8 quotient_code(u32 c, u32 q, Row row) {
-    const u32 code = small_code(q, row);
-    return (u8)(code | (c >> 31 & ((u32)(code != 0) | row.zero_sign)) << row.sign);
+INLINE u8 quotient_code(u32 c, u32 q, Conversion rule) {
+    const u32 code = small_code(q, rule);
+    return (u8)(code | (c >> 31 & ((u32)(code != 0) | rule.zero_sign)) << rule.sign);
 }
 
 // The quotient of a magnitude as DOUBLE, then as a FLOAT on the same side of every midpoint: rounded to odd.
@@ -112,16 +114,16 @@ INLINE u32 odd_quotient(u32 a, double d) {
     return near + (near & 1 ? 0 : back < exact ? 1 : back > exact ? ~(u32)0 : 0);
 }
 
-// How many FLOATs a quotient can be beside the rounded true one where d had to be rounded to FLOAT too, and one more.
-#define BESIDE 3
+// How many ULPs a quotient can be off where d had to be rounded to FLOAT too, plus one.
+#define ULPS 3
 
 // The codes of finite numbers divided by their block's d, or by one that is near a FLOAT, or multiplied by its factor,
 // which is a power of two.
 #define QUOTIENTS(NAME, SRC, LOAD)                                                                               \
-    SELDOM void NAME##_exactly(const SRC* restrict src, u8* restrict dst, u64 n, double d, Row row) {            \
+    SELDOM void NAME##_exactly(const SRC* restrict src, u8* restrict dst, u64 n, double d, Conversion rule) {    \
         for (u64 i = 0; i < n; ++i) {                                                                            \
             const u32 c = LOAD(src[i]);                                                                          \
-            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, d), row);                                     \
+            dst[i] = quotient_code(c, odd_quotient(c & 0x7fffffff, d), rule);                                    \
         }                                                                                                        \
     }                                                                                                            \
     INLINE void NAME##_divided_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* d, const void* more) { \
@@ -130,19 +132,19 @@ INLINE u32 odd_quotient(u32 a, double d) {
         u32 midpoints = 0;                                                                                       \
         for (u64 i = 0; i < n; ++i) {                                                                            \
             const u32 c = LOAD(src[i]), q = bits_of(as_float(c & 0x7fffffff) / by);                              \
-            dst[i] = quotient_code(c, q, quotient.row);                                                          \
+            dst[i] = quotient_code(c, q, quotient.rule);                                                         \
             midpoints |= (u32)((q & quotient.zeros) == 0) & (u32)(q != 0) &                                      \
-                         ((u32)((q & (quotient.zeros + 1)) != 0) | (u32)(q < quotient.row.least));               \
+                         ((u32)((q & (quotient.zeros + 1)) != 0) | (u32)(q < quotient.rule.least));              \
         }                                                                                                        \
-        if (midpoints) NAME##_exactly(src, dst, n, by, quotient.row);                                            \
+        if (midpoints) NAME##_exactly(src, dst, n, by, quotient.rule);                                           \
     }                                                                                                            \
     INLINE void NAME##_multiplied_block(const SRC* restrict src, u8* restrict dst, u64 n, const float* factor,   \
                                         const void* more) {                                                      \
-        const Row row = ((const Quotient*)more)->row;                                                            \
+        const Conversion rule = ((const Quotient*)more)->rule;                                                   \
         const float by = *factor;                                                                                \
         for (u64 i = 0; i < n; ++i) {                                                                            \
             const u32 c = LOAD(src[i]);                                                                          \
-            dst[i] = quotient_code(c, bits_of(as_float(c & 0x7fffffff) * by), row);                              \
+            dst[i] = quotient_code(c, bits_of(as_float(c & 0x7fffffff) * by), rule);                             \
         }                                                                                                        \
     }                                                                                                            \
     INLINE void NAME##_near_block(const SRC* restrict src, u8* restrict dst, u64 n, const double* d, const void* more) { \
@@ -152,10 +154,10 @@ INLINE u32 odd_quotient(u32 a, double d) {
         u32 midpoints = !(by >= 0x1p-126f && by <= 0x1.fffffep127f);                                             \
         for (u64 i = 0; i < n; ++i) {                                                                            \
             const u32 c = LOAD(src[i]), q = bits_of(as_float(c & 0x7fffffff) / by);                              \
-            dst[i] = quotient_code(c, q, quotient.row);                                                          \
-            midpoints |= (u32)(((q + BESIDE) & quotient.zeros) <= 2 * BESIDE) & (u32)(q != 0);                    \
+            dst[i] = quotient_code(c, q, quotient.rule);                                                         \
+            midpoints |= (u32)(((q + ULPS) & quotient.zeros) <= 2 * ULPS) & (u32)(q != 0);                       \
         }                                                                                                        \
-        if (midpoints) NAME##_exactly(src, dst, n, exactly, quotient.row);                                       \
+        if (midpoints) NAME##_exactly(src, dst, n, exactly, quotient.rule);                                      \
     }                                                                                                            \
     RUN(NAME##_divided, SRC, u8, float, SHORT)                                                                   \
     RUN(NAME##_multiplied, SRC, u8, float, SHORT)                                                                \
@@ -181,8 +183,8 @@ INLINE u8 integer_code(i32 code, Integers to) {
     return (u8)((u32)(above > to.most ? to.most : above) & to.mask);
 }
 
-// The codes of finite numbers, no quotient being 2^22 or more. A number that is so large that its last bit is worth 1 is
-// added, and taken away again: what is left is whole, ties to even.
+// The codes of finite numbers whose quotients are all below 2^22. Adding a number whose ULP is 1, and subtracting it
+// again, rounds to an integer, ties to even.
 #define INTEGERS(NAME, SRC, LOAD)                                                                                \
     SELDOM void NAME##_wholly(const SRC* restrict src, u8* restrict dst, u64 n, Step step, Integers to) {        \
         const double large = 0x1.8p52;                                                                           \
@@ -209,8 +211,8 @@ INTEGERS(float, u32, load_float)
 INTEGERS(upper_half, u16, load_upper_half)
 INTEGERS(half, u16, load_half)
 
-// How many numbers are beyond their block's limit, a FLOAT: added to SHORT counts, whose sum matters. Short blocks have
-// one for each place: summing up takes longer than to compare.
+// Counts the numbers beyond their block's limit, a FLOAT. The result is the sum of SHORT counts: in short blocks each
+// position has a count of its own, because adding them up would take longer than the comparisons.
 #define BEYOND(NAME, SRC, LOAD)                                                                                  \
     INLINE void NAME##_beyond_block(const SRC* restrict src, u8* restrict dst, u64 n, const u32* limit, void* more) { \
         const u32 most = *limit;                                                                                 \
@@ -229,7 +231,7 @@ BEYOND(float, u32, load_float)
 BEYOND(upper_half, u16, load_upper_half)
 BEYOND(half, u16, load_half)
 
-// How many codes are that of their block's zero point; added to a count.
+// Adds to a count how many codes equal their block's zero point.
 INLINE void equal_block(const u8* restrict src, u8* restrict dst, u64 n, const u8* zero, void* more) {
     const u8 code = *zero;
     u32 equal = 0;

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library of the host (`host_native.c`, `host_native_blocks.c`), made by the compiler of this machine and cached.
+"""The C library of the host (`host_native.c`, `host_native_blocks.c`), compiled on this machine and cached.
 
-It is no more than quick: where there is no compiler, or the cache folder cannot be written or is not private,
-everything goes without it, silently and with the same bits. A library is code of this process, so it is loaded only
-from what nobody else can have written (`gpucast.core.trusted_files`), under a key that the sources, the compiler with
-its options and the processor's features are part of, and used only when it passed a trial (`gpucast.cpu.native.trial`);
-else it is made again. The compiler runs in a thread of its own, when there is so much to do that it takes less time
-than the work does without it.
+It only makes casts quicker: where there is no compiler, or the cache folder cannot be written or is not private, NumPy
+does the work, silently and with the same bits. A library is code that runs in this process. So it is loaded only from
+files that nobody else can have written (`gpucast.core.trusted_files`), and used only after it passed a trial
+(`gpucast.cpu.native.trial`); otherwise it is compiled again. Its key in the cache includes the sources, the compiler
+with its options, and the processor's features. The compiler runs in a thread of its own, and only when there is so much
+to cast that compiling pays off.
 
-Environment: ``GPUCAST_NATIVE=0`` for never, ``1`` however little there is to do; ``GPUCAST_CACHE_DIR``,
-``GPUCAST_CACHE_READ`` and ``GPUCAST_CACHE_SIZE`` as for kernels.
+Environment: ``GPUCAST_NATIVE=0``: never use it; ``1``: compile it however little there is to cast.
+``GPUCAST_CACHE_DIR``, ``GPUCAST_CACHE_READ`` and ``GPUCAST_CACHE_SIZE`` as for kernels.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import NATIVE, cache_folder, read_folder
 from gpucast.core import trusted_files
-from gpucast.cpu.native import trial as host_native_trial
+from gpucast.cpu.native import trial
 
-#: Bytes of sources that take NumPy a second or two, and the compiler no longer.
+#: Bytes of sources from which compiling pays off: NumPy takes a second or two for them, as the compiler does.
 WORTH = 1 << 30
-#: The name of the thread that waits for the compiler.
+#: The name of the thread that runs the compiler.
 THREAD = "gpucast-compiler"
-#: Seconds after which a compiler is given up.
+#: Seconds after which the compiler is stopped.
 _TIMEOUT = 30.0
 
-#: Loops are made into vectors once, not again for their ends, which halves the time. Each operation is rounded by
-#: itself, whatever $CC asks for. A choice between two may do both: nobody asks for exceptions. The compiler of ziglang
-#: has sanitizers.
+#: Loops are vectorized, but not their epilogues, which halves the compile time. Each operation is rounded by itself,
+#: whatever options $CC holds. Nobody reads floating-point exceptions, so both sides of a choice may be computed. The
+#: compiler of ziglang enables sanitizers by default.
 _FLAGS = (
     "-std=c11", "-O3", "--param", "vect-epilogues-nomask=0", "-fno-fast-math", "-ffp-contract=off",
     "-fno-trapping-math", "-fno-sanitize=all", "-fPIC", "-shared",
 )  # fmt: skip
 
 _LOADS = ("float", "upper_half", "half")
-#: What the library is called for: it has each.
+#: The functions that the library must have.
 FUNCTIONS = (
     "cast_file", "each_run", "equal", "sum_words",
     "float_to_small8", "float_to_small16", "float_to_upper16",
@@ -60,39 +60,40 @@ FUNCTIONS = (
 )  # fmt: skip
 
 
-class Native:
-    """The library of a process. Safe to use from several threads, and after a fork."""
+class NativeLibrary:
+    """The library of a process. Safe to use from several threads and after a fork."""
 
-    #: Held while a library is made out: one for all, so that a fork has one to renew.
+    #: Held while a library is looked for. A single lock for all, so that a forked child has only one to renew.
     lock = threading.Lock()
 
     def __init__(self, cache: Cache, worth: int = WORTH) -> None:
         self._cache, self._worth = cache, worth
         self._library: ctypes.CDLL | None = None
         self._command: tuple[str, ...] = ()
-        self._looked = self._compiled = False
-        self._wanted = 0
+        self._searched = self._compiled = False
+        self._pending_bytes = 0
 
     def library(self, nbytes: int = 0) -> ctypes.CDLL | None:
-        """The library, or None while there is none; `nbytes` of sources are to be worked on."""
+        """The library, or None while there is none; `nbytes`: bytes of sources about to be cast."""
         if self._library is None:
             with self.lock:
-                self._look(nbytes)
+                self._search(nbytes)
         return self._library
 
     def key(self) -> str:
         """The name of the library in the cache. CompilerMissing without a compiler."""
         if not self._command:
-            self._command = tuple(host_compiler.find("c", "native"))
-        return _key(self._command, host_compiler.versions(self._command))
+            self._command = tuple(cxx.find("c", "native"))
+        return _key(self._command, cxx.versions(self._command))
 
-    def _look(self, nbytes: int) -> None:
-        if not self._looked:
+    def _search(self, nbytes: int) -> None:
+        if not self._searched:
             self._library = self._cached()
-            # Not before: a child that is forked meanwhile has no thread that looks, and does it itself.
-            self._looked = True
-        self._wanted += nbytes
-        if self._library is None and not self._compiled and self._wanted >= self._worth:
+            # Set only afterwards: a child that is forked during the search has no thread that finishes it, and
+            # searches.
+            self._searched = True
+        self._pending_bytes += nbytes
+        if self._library is None and not self._compiled and self._pending_bytes >= self._worth:
             self._compiled = True
             threading.Thread(target=self._compile, name=THREAD).start()
 
@@ -106,22 +107,22 @@ class Native:
                 return None
             with _private_folder() as folder:
                 return _loaded(data, folder)
-        except host_native_trial.Unfit:
+        except trial.Unfit:
             self._cache.drop(key)
-        except (OSError, host_compiler.CompilerMissing, ValueError):
+        except (OSError, cxx.CompilerMissing, ValueError):
             pass
         return None
 
     def _compile(self) -> None:
         try:
-            # Not for one process alone: the next ones would do it again.
+            # Compiling pays off only if later processes find the library in the cache.
             if not self._cache.is_writable():
                 return
             key = self.key()
             with _private_folder() as folder:
                 made = Path(folder) / "made.so"
                 command = [*self._command, *_flags(), "-o", str(made), *map(str, _SOURCES)]
-                # Compilers put what goes from one of their parts to the next into a temporary file, too.
+                # Compilers write intermediate files to the temporary folder, so that must be private too.
                 environment = {**os.environ, "TMPDIR": folder}
                 subprocess.run(
                     command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT, cwd=folder,
@@ -129,7 +130,7 @@ class Native:
                 )  # fmt: skip
                 data = made.read_bytes()
                 library = _loaded(data, folder)
-        except (OSError, subprocess.SubprocessError, host_compiler.CompilerMissing, ValueError):
+        except (OSError, subprocess.SubprocessError, cxx.CompilerMissing, ValueError):
             return
         self._cache.put(key, data)
         self._library = library
@@ -141,28 +142,28 @@ _HEADER = Path(__file__).with_name("host_native.h")
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """A folder for files that programs open by name: OSError where others could exchange them meanwhile."""
+    """A folder for files that programs open by name; OSError if others could replace files in it."""
     with tempfile.TemporaryDirectory(prefix="gpucast-native-", ignore_cleanup_errors=True) as folder:
         trusted_files.Folder(folder).close()
         yield folder
 
 
 def _loaded(data: bytes, folder: str) -> ctypes.CDLL:
-    # A library that is loaded stays so without its file.
+    # A loaded library no longer needs its file.
     path = Path(folder) / "native.so"
     path.write_bytes(data)
-    return host_native_trial.load(str(path), FUNCTIONS)
+    return trial.load(str(path), FUNCTIONS)
 
 
 @lru_cache(maxsize=1)
 def _flags() -> tuple[str, ...]:
-    """For this very processor where its features are known, which the key then has; else for any of its kind."""
+    """The compiler's options, for this very processor if its features are known and so part of the key."""
     return (*_FLAGS, "-march=native") if _features() else _FLAGS
 
 
 @lru_cache(maxsize=1)
 def _features() -> str:
-    """What Linux says of the first x86 processor's features; "" elsewhere, where nothing beyond the usual is needed."""
+    """The features of an x86 processor as Linux lists them; "" elsewhere, where generic code is quick enough."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return ""
     try:
@@ -180,8 +181,8 @@ def _key(command: tuple[str, ...], versions: tuple[str, ...]) -> str:
 
 
 def _renew_lock() -> None:
-    """In the child of a fork: the thread that may have held the lock is not there to give it back."""
-    Native.lock = threading.Lock()
+    """Run in the child of a fork: the thread that may have held the lock does not exist there to release it."""
+    NativeLibrary.lock = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -190,25 +191,25 @@ if hasattr(os, "register_at_fork"):
 
 def library(nbytes: int = 0) -> ctypes.CDLL | None:
     """`Native.library` of this process."""
-    with Native.lock:
+    with NativeLibrary.lock:
         native = _native()
     return None if native is None else native.library(nbytes)
 
 
 @lru_cache(maxsize=1)
-def _native() -> Native | None:
-    """None where it is switched off, or cannot be kept: on Windows nobody tells who may write a file.
+def _native() -> NativeLibrary | None:
+    """None where it is switched off or cannot be cached: on Windows it is not known who may write a file.
 
-    And where bytes lie the other way round than in files, to which it writes words as they are.
+    Also None on big-endian machines, because it writes words to little-endian files as they are.
     """
     try:
-        room = limit("native")
+        size_limit = limit("native")
     except ValueError:
         return None
     asked = os.environ.get("GPUCAST_NATIVE")
-    if asked == "0" or not room or not trusted_files.OWNERS_ARE_KNOWN:
+    if asked == "0" or not size_limit or not trusted_files.OWNERS_ARE_KNOWN:
         return None
     if sys.byteorder != "little":
         return None
-    kept = Cache(os.path.join(cache_folder(), NATIVE), room, private=True, also=read_folder(NATIVE))
-    return Native(kept, 0 if asked == "1" else WORTH)
+    cache = Cache(os.path.join(cache_folder(), NATIVE), size_limit, private=True, also=read_folder(NATIVE))
+    return NativeLibrary(cache, 0 if asked == "1" else WORTH)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's C library is loaded, and tried before anybody uses it.
+"""Loads the host's C library and checks it before it is used.
 
-A library runs code when it is loaded: one that was linked with -ffast-math makes the processor take subnormal numbers
-for zero from then on, in NumPy too. So the state of the processor's floating-point unit is noted before and put back
-after, and a library that changed it is none. Neither is one that lacks a function. What the functions compute is
-judged where they are called from, by rule and format.
+A library runs code when it is loaded: one that was linked with -ffast-math makes the processor treat subnormal numbers
+as zero from then on, in NumPy too. So the state of the floating-point unit is saved before and restored afterwards, and
+a library that changed it is rejected, as is one that lacks a function. The results of its functions are checked by
+their callers, for each rule and format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ENVIRONMENT_BYTES = 512
 
 
 class Unfit(OSError):
-    """A library that is not to be used. The message says why."""
+    """A library that must not be used. The message says why."""
 
 
 def load(path: str, functions: Sequence[str]) -> ctypes.CDLL:
@@ -41,7 +41,7 @@ def load(path: str, functions: Sequence[str]) -> ctypes.CDLL:
 
 
 def _environment() -> ctypes.Array[ctypes.c_char] | None:
-    """The floating-point environment of this thread, as the C library keeps it; None where there is no asking."""
+    """The floating-point environment of this thread, as the C library represents it; None where it is not available."""
     try:
         ask = ctypes.CDLL(None).fegetenv
     except (AttributeError, OSError, TypeError):
@@ -51,9 +51,10 @@ def _environment() -> ctypes.Array[ctypes.c_char] | None:
 
 
 def _control(environment: ctypes.Array[ctypes.c_char] | None) -> bytes:
-    """The part of an environment that says how the processor computes, without what it noted of past operations.
+    """The control part of an environment, without the exception flags of past operations.
 
-    MXCSR of x86 but for its six flags, and FPCR of Arm; "" where the layout is not known, where `_behaviour` tells.
+    It is MXCSR of x86 without its six flags, or FPCR of Arm. It is "" where the layout is not known; there only
+    `_behaviour` reveals a change.
     """
     if environment is None:
         return b""
@@ -69,7 +70,7 @@ def _control(environment: ctypes.Array[ctypes.c_char] | None) -> bytes:
 
 
 def _behaviour() -> bytes:
-    """Bits of sums and products that depend on rounding, and on what becomes of subnormal numbers."""
+    """The bits of sums and products that depend on the rounding mode and on whether subnormal numbers are kept."""
     with np.errstate(all="ignore"):
         single = np.array([2.0**-149, 2.0**-126, -(2.0**-127), 1.0, -1.0], np.float32)
         double = np.array([2.0**-1074, 2.0**-1022, -(2.0**-1023), 1.0, -1.0])

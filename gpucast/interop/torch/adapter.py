@@ -34,7 +34,7 @@ class TorchAdapter(ArrayAdapter):
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
         device, out, copy, who = options.device, options.out, options.copy, options.who
         dst = destination(to, who)
-        src = tensors.row_of(x, who)
+        src = tensors.dtype_of(x, who)
         if dst.family == "string":
             with tensors.on_stream_of(x, who):
                 return cast(tensors.take(x, who), dst, options)
@@ -47,22 +47,22 @@ class TorchAdapter(ArrayAdapter):
             saturate, round_mode, opset, rounding, overflow = attributes
             # An op takes Python's own types only.
             attributes = bool(saturate), round_mode, int(opset), rounding, overflow
-        place = x.device if device is None else _place(x, device, who)
+        target = x.device if device is None else _target_device(x, device, who)
         random = resolve_random(options.rounding, options.seed, options.offset, who)
         if random is not None or options.scale is not None or options.amax is not None or tensors.transformed():
-            return fused.cast(x, dst, attributes, random, options, place)
+            return fused.cast(x, dst, attributes, random, options, target)
         if out is not None:
-            return _into(x if place == x.device else x.to(place), dst, attributes, out, who)
+            return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, who)
         shape = tensors.shape_of(x)
         tensors.check_pairs(shape, dst, who)
-        if place != x.device and not 0 < dst.bits < src.bits:
-            x = x.to(place)
-        if not copy and src is dst and place == x.device and not (src.packed or src.family == "bool"):
+        if target != x.device and not 0 < dst.bits < src.bits:
+            x = x.to(target)
+        if not copy and src is dst and target == x.device and not (src.packed or src.family == "bool"):
             return x
         y = cast_op(x, dst.name, *attributes)
-        if place != x.device:
-            y = y.to(place)
-        return tensors.given(y, shape, dst, who) if dst.packed else y
+        if target != x.device:
+            y = y.to(target)
+        return tensors.as_result(y, shape, dst, who) if dst.packed else y
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))
@@ -89,7 +89,7 @@ class TorchAdapter(ArrayAdapter):
         array = tensors.take(y, who, writing=True)
         if not dst.packed:
             return y, array
-        return tensors.given(y, shape, dst, who), PackedArray(array, dst, tuple(shape))
+        return tensors.as_result(y, shape, dst, who), PackedArray(array, dst, tuple(shape))
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)
@@ -114,15 +114,15 @@ class TorchAdapter(ArrayAdapter):
         batch.written(outs)
 
 
-def _place(x: torch.Tensor, device: Any, who: str) -> torch.device:
+def _target_device(x: torch.Tensor, device: Any, who: str) -> torch.device:
     """Where the result belongs."""
-    place = devices.parse(device, who)
-    if place is None:
+    target = devices.parse(device, who)
+    if target is None:
         return x.device
-    return torch.device("cpu") if place == "cpu" else torch.device("cuda", devices.index(place, who))
+    return torch.device("cpu") if target == "cpu" else torch.device("cuda", devices.index(target, who))
 
 
-def _into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
+def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
     tensors.check_out(x, dst, out, who)
     if isinstance(out, PackedArray):
         with tensors.on_stream_of(x, who):

@@ -17,7 +17,7 @@ from gpucast.interop.torch import tensors
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
 
-class _Many(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
     """Results that are there already, as functions of the tensors that they were cast from."""
 
     @staticmethod
@@ -59,9 +59,9 @@ def addresses(arrays: Sequence[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, arrays))
 
 
-def allocate(arrays: Sequence[torch.Tensor], row: DType) -> list[torch.Tensor]:
+def allocate(arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
     """As `ArrayAdapter.allocate`."""
-    kind = tensors.TORCH_DTYPES[row]
+    kind = tensors.TORCH_DTYPES[dst]
     return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
 
 
@@ -88,7 +88,7 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
     ]
     attached = list(results)
     if places and torch.is_grad_enabled():
-        differentiable = _Many.apply([results[i] for i in places], scale, *[sources[i] for i in places])
+        differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])
         for i, y in zip(places, differentiable, strict=True):
             attached[i] = y
     return attached

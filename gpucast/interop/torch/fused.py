@@ -32,7 +32,7 @@ def cast(
     attributes: tuple[Any, ...],
     random: Random | None,
     options: Options,
-    place: torch.device,
+    target: torch.device,
 ) -> Any:
     """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
     if isinstance(options.scale, torch.Tensor):
@@ -44,9 +44,9 @@ def cast(
         )
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
-    if _traced(options):
-        return _cast_traced(x, dst, arguments, options, place)
-    return _cast_at_once(x, dst, _keywords(arguments) | {"scale": options.scale, "amax": options.amax}, options, place)
+    if _is_traced(options):
+        return _cast_traced(x, dst, arguments, options, target)
+    return _cast_eagerly(x, dst, _keywords(arguments) | {"scale": options.scale, "amax": options.amax}, options, target)
 
 
 def _signed(value: int) -> int:
@@ -60,7 +60,7 @@ def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return tensors.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
 
 
-def _traced(options: Options) -> bool:
+def _is_traced(options: Options) -> bool:
     """Whether the cast is to be one of ops: of tensors (and a number), where not only the result matters."""
     if not (torch.compiler.is_compiling() or tensors.transformed()):
         return False
@@ -75,7 +75,7 @@ def _traced(options: Options) -> bool:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
-def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options: Options, place: torch.device) -> Any:
+def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options: Options, target: torch.device) -> Any:
     out, who = options.out, options.who
     if out is not None:
         tensors.check_out(x, dst, out, who)
@@ -87,16 +87,16 @@ def _cast_at_once(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, who)
-    y = _AtOnce.apply(x, dst, keywords, keywords["scale"]).to(place)
-    return tensors.given(y, shape, dst, who) if dst.packed else y
+    y = _EagerCast.apply(x, dst, keywords, keywords["scale"]).to(target)
+    return tensors.as_result(y, shape, dst, who) if dst.packed else y
 
 
-class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
     """The cast of a tensor to one of dtype `dst`, or the flat bytes of a packed type."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
-        ctx.src, ctx.scale = tensors.row_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
+        ctx.src, ctx.scale = tensors.dtype_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
         if ctx.scale is not scale:
             # Refused in the backward pass if it has changed until then.
             ctx.save_for_backward(scale)
@@ -107,13 +107,15 @@ class _AtOnce(torch.autograd.Function):  # type: ignore[misc]  # torch is not th
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (scale,) = ctx.saved_tensors or (ctx.scale,)
-        return _AtOnce.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
+        return _EagerCast.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
 
 
 # ---- as ops ----
 
 
-def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], options: Options, place: torch.device) -> Any:
+def _cast_traced(
+    x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], options: Options, target: torch.device
+) -> Any:
     scale, amax, out, who = options.scale, options.amax, options.out, options.who
     number = None
     if not isinstance(scale, torch.Tensor) and scale is not None:
@@ -124,27 +126,27 @@ def _cast_traced(x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], option
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, who)
-    y, found = _Traced.apply(x, scale, amax, *arguments, number)
+    y, new_amax = _TracedCast.apply(x, scale, amax, *arguments, number)
     if amax is not None:
-        amax.copy_(found)
-    y = y.to(place)
-    return tensors.given(y, shape, dst, who) if dst.packed else y
+        amax.copy_(new_amax)
+    y = y.to(target)
+    return tensors.as_result(y, shape, dst, who) if dst.packed else y
 
 
-class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
+class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
     """The op, differentiable, also in the transforms of ``torch.func``, which take no `register_autograd`."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        y, found = _op(x, scale, amax, *arguments)
-        return y, found
+        y, new_amax = _op(x, scale, amax, *arguments)
+        return y, new_amax
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
         x, scale, *_, number = inputs
-        ctx.src, ctx.number, ctx.inputs = tensors.row_of(x, "cast").name, number, len(inputs)
+        ctx.src, ctx.number, ctx.inputs = tensors.dtype_of(x, "cast").name, number, len(inputs)
         ctx.scaled = scale is not None
         if scale is not None:
             ctx.save_for_backward(scale)
@@ -153,17 +155,17 @@ class _Traced(torch.autograd.Function):  # type: ignore[misc]  # As above.
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor, _: Any) -> Any:
         scale = ctx.saved_tensors[0] if ctx.scaled else None
-        dx, _ = _Traced.apply(dy, scale, None, ctx.src, *tensors.DEFAULTS.values(), None, 0, ctx.number)
+        dx, _ = _TracedCast.apply(dy, scale, None, ctx.src, *tensors.DEFAULTS.values(), None, 0, ctx.number)
         return dx, *[None] * (ctx.inputs - 1)
 
 
 def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    y, found = _fake(x, scale, amax, *arguments)
+    y, new_amax = _fake(x, scale, amax, *arguments)
     if amax is not None:
-        found.copy_(amax)
+        new_amax.copy_(amax)
     dst = dtype(arguments[0])
-    tensors.fill(x, y, dst, _all_keywords(scale, None if amax is None else found, arguments), dst.packed)
-    return y, found
+    tensors.fill(x, y, dst, _all_keywords(scale, None if amax is None else new_amax, arguments), dst.packed)
+    return y, new_amax
 
 
 def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:
@@ -201,8 +203,8 @@ def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax
     kind = parts[0][0].dtype
     # torch stacks no types of 8 bits but its own integers.
     codes = torch.stack([y.view(torch.uint8) if kind.itemsize == 1 else y for y, _ in parts])
-    found = parts[-1][1] if along_amax is None else torch.stack([one for _, one in parts])
-    return (codes.view(kind), found), (0, None if along_amax is None else 0)
+    new_amax = parts[-1][1] if along_amax is None else torch.stack([one for _, one in parts])
+    return (codes.view(kind), new_amax), (0, None if along_amax is None else 0)
 
 
 _op: Any = torch.library.custom_op(

@@ -9,7 +9,7 @@ import torch
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import DEFAULT_OPSET
-from gpucast.interop.torch.tensors import DEFAULTS, fill, named, new, row_of
+from gpucast.interop.torch.tensors import DEFAULTS, dtype_of, fill, named, new
 
 _SCHEMA = (
     f"str to, bool saturate=True, str round_mode='up', int opset={DEFAULT_OPSET}, str? rounding=None, "
@@ -33,7 +33,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.src = row_of(inputs[0], "cast").name
+    ctx.src = dtype_of(inputs[0], "cast").name
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:

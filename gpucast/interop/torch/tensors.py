@@ -19,11 +19,11 @@ from gpucast.gpu import devices
 
 #: torch's dtype of every type that it has whole elements of: for types below one byte, one element per byte.
 TORCH_DTYPES: dict[DType, Any] = {
-    row: getattr(torch, row.numpy_name) for row in DTYPES if hasattr(torch, row.numpy_name)
+    kind: getattr(torch, kind.numpy_name) for kind in DTYPES if hasattr(torch, kind.numpy_name)
 }
 #: torch's dtype of the codes of each of them, and the way back from a dtype.
-_CODES: dict[DType, Any] = {row: getattr(torch, row.code_numpy.name) for row in TORCH_DTYPES}
-_ROWS: dict[Any, DType] = {kind: row for row, kind in TORCH_DTYPES.items()}
+_CODES: dict[DType, Any] = {kind: getattr(torch, kind.code_numpy.name) for kind in TORCH_DTYPES}
+_DTYPES: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
 #: Two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch that is older than that.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
@@ -32,7 +32,7 @@ DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "round
 
 def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
     """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
-    row, device = row_of(x, who), _device(x, who)
+    src, device = dtype_of(x, who), _device(x, who)
     if writing:
         check_writable(x, who)
         written(x)
@@ -41,9 +41,9 @@ def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
     if x.is_neg():
         x = x.resolve_neg()
     if x.dtype is not PAIRS:
-        return _view(x, row, device, who)
+        return _view(x, src, device, who)
     codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, who)
-    return PackedArray(codes, row, tuple(shape_of(x)))
+    return PackedArray(codes, src, tuple(shape_of(x)))
 
 
 def written(x: torch.Tensor) -> None:
@@ -61,10 +61,10 @@ def check_writable(out: torch.Tensor, who: str) -> None:
         raise ValueError(f"{who}: out is a negated view, or pairs that are not contiguous; expected plain memory")
 
 
-def _view(x: torch.Tensor, row: DType, device: int | None, who: str) -> Any:
+def _view(x: torch.Tensor, src: DType, device: int | None, who: str) -> Any:
     try:
         if device is None:
-            return x.view(_CODES[row]).numpy().view(row.numpy)
+            return x.view(_CODES[src]).numpy().view(src.numpy)
         address = _address(x)
     except RuntimeError as error:
         raise TypeError(
@@ -72,7 +72,7 @@ def _view(x: torch.Tensor, row: DType, device: int | None, who: str) -> Any:
             "torch traces a graph; expected one with elements to read: call it outside"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return view_at(address, tuple(x.shape), strides, row, device, x)
+    return view_at(address, tuple(x.shape), strides, src, device, x)
 
 
 def _address(x: torch.Tensor) -> int:
@@ -85,14 +85,14 @@ def _address(x: torch.Tensor) -> int:
     return address
 
 
-def row_of(x: torch.Tensor, who: str) -> DType:
+def dtype_of(x: torch.Tensor, who: str) -> DType:
     """The row of a tensor's dtype. TypeError for tensors that are no plain memory full of numbers."""
     if x.is_nested or x.layout is not torch.strided:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise TypeError(f"{who}: x has the layout {layout}; expected a strided tensor: cast x.values() or x.to_dense()")
     if x.is_quantized:
         raise TypeError(f"{who}: x is quantized; cast x.int_repr() or x.dequantize()")
-    return _ROWS.get(x.dtype) or dtype(x.dtype, who=f"{who}: x.dtype=")
+    return _DTYPES.get(x.dtype) or dtype(x.dtype, who=f"{who}: x.dtype=")
 
 
 def _device(x: torch.Tensor, who: str) -> int | None:
@@ -137,7 +137,7 @@ def check_pairs(shape: Any, dst: DType, who: str) -> None:
         )
 
 
-def given(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
+def as_result(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
     """The packed bytes of a result as the caller gets them."""
     if dst is PAIRED and PAIRS is not None:
         return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
@@ -180,18 +180,18 @@ def check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
 
 def from_packed(x: PackedArray) -> torch.Tensor:
     """See `PackedArray.to_torch`."""
-    row = x.dtype
-    if not x.shape or x.shape[-1] * row.bits % 8:
+    kind = x.dtype
+    if not x.shape or x.shape[-1] * kind.bits % 8:
         raise ValueError(
-            f"PackedArray: a tensor of bytes needs a last axis of whole bytes; {row.name} of shape {x.shape} has not"
+            f"PackedArray: a tensor of bytes needs a last axis of whole bytes; {kind.name} of shape {x.shape} has not"
         )
     if isinstance(x.data, np.ndarray):
         # torch has no tensors that are read-only.
         y = torch.from_numpy(x.data if x.data.flags.writeable else x.data.copy())
     else:
         y = torch.utils.dlpack.from_dlpack(x.data)
-    y = y.reshape(*x.shape[:-1], x.shape[-1] * row.bits // 8)
-    return y.view(PAIRS) if row is PAIRED and PAIRS is not None else y
+    y = y.reshape(*x.shape[:-1], x.shape[-1] * kind.bits // 8)
+    return y.view(PAIRS) if kind is PAIRED and PAIRS is not None else y
 
 
 def shape_of(x: torch.Tensor) -> Any:
@@ -203,7 +203,7 @@ def shape_of(x: torch.Tensor) -> Any:
 
 def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     """Room for a result: order "K" for whole bytes, and the flat bytes of a packed type."""
-    src, dst = row_of(x, "cast"), dtype(to, who="cast: to=")
+    src, dst = dtype_of(x, "cast"), dtype(to, who="cast: to=")
     if attributes:
         check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
     if dst.family == "string":

@@ -14,7 +14,7 @@ import numpy as np
 from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
-from gpucast.codegen.batch import Field, ManySource, capacity_of, source_of, table_of, tiles_of
+from gpucast.codegen.batch import BatchSource, Field, capacity_of, source_of, table_of, tiles_of
 from gpucast.codegen.cast import KernelSource, kernel_file, kernel_source, options, prelude
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
@@ -49,7 +49,7 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
         kernel(finite.data.ptr, state.data.ptr, 1, by)
 
 
-def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
+def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     """Of each row (x, y, out) a copy of x where the byte `chosen` is not 0, else of y, all in one launch.
 
     x and y are of one shape and dtype, and all arrays on one device. `out` (checked, or None) may be x or y.
@@ -57,16 +57,16 @@ def select(chosen: Any, rows: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     device = device_index(chosen)
     assert device is not None
     with launch.driver().on(device):
-        results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in rows]
-        pieces = [(_dense(x), _dense(y), result) for (x, y, _), result in zip(rows, results, strict=True) if x.size]
-        if pieces:
-            n = [x.nbytes for x, _, _ in pieces]
+        results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in triples]
+        dense = [(_dense(x), _dense(y), result) for (x, y, _), result in zip(triples, results, strict=True) if x.size]
+        if dense:
+            n = [x.nbytes for x, _, _ in dense]
             src, otherwise, dst = (
-                np.array([address(array) for array in column], np.uint64) for column in zip(*pieces, strict=True)
+                np.array([address(array) for array in column], np.uint64) for column in zip(*dense, strict=True)
             )
             prepared = Prepared(SelectSpec, [0] * len(n), n, device, {})
             prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
-        for i, (x, _, out) in enumerate(rows):
+        for i, (x, _, out) in enumerate(triples):
             if out is not None and out is not results[i]:
                 results[i] = cast(results[i], x.dtype, out=out)
     return results
@@ -95,18 +95,18 @@ class AdjustSpec(KernelSpec[KernelSource]):
 
 
 @dataclass(frozen=True)
-class SelectSpec(KernelSpec[ManySource]):
+class SelectSpec(KernelSpec[BatchSource]):
     """The kernel of `select`; its elements are bytes."""
 
     #: As of a `gpucast.codegen.batch.BatchSpec`.
     argument_bytes: int
 
-    def source(self) -> ManySource:
+    def source(self) -> BatchSource:
         return _select_source(self.argument_bytes)
 
 
 @lru_cache
-def _select_source(argument_bytes: int) -> ManySource:
+def _select_source(argument_bytes: int) -> BatchSource:
     kind = CastSpec(resolve(dtype("UINT8"), dtype("UINT8")))
     copy = source_of(kind)
     capacity = capacity_of(argument_bytes, *_CHOICES)
@@ -115,11 +115,11 @@ def _select_source(argument_bytes: int) -> ManySource:
         f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
         f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {tiles_of(kind)}, {copy.threads}> {name}_0;\n}}\n"
     )
-    return ManySource(
+    return BatchSource(
         name=name,
         kinds=(kind,),
         prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),
-        rows=dict(copy.rows),
+        structs=dict(copy.structs),
         kernel=f"namespace gpucast {{\n{casts}GPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
         threads=copy.threads,
         table=table_of(capacity, *_CHOICES),

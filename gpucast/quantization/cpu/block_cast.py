@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.rule import Rule
-from gpucast.cpu import lanes as host
+from gpucast.cpu import lanes
 from gpucast.quantization.cpu.block_grid import ELEMENTS
 
 Array = npt.NDArray[Any]
 
 
-class Cast:
+class TileCast:
     """The cast of an array's tiles by one rule, where floating-point errors are ignored. For one thread."""
 
     def __init__(self, rule: Rule, size: int) -> None:
         """`size`: elements of the array."""
-        self._rule, self._lane = rule, host.lane(rule, size, min(size, ELEMENTS))
+        self._rule, self._lane = rule, lanes.lane(rule, size, min(size, ELEMENTS))
 
     def __call__(self, x: Array, out: Array) -> None:
         """All of `out`, which does not overlap `x`. Both are native and aligned."""
@@ -30,10 +30,10 @@ class Cast:
         if x.flags.c_contiguous and out.flags.c_contiguous:
             self._lane(x.view(rule.src.code_numpy).reshape(-1), out.view(rule.dst.code_numpy).reshape(-1))
         else:
-            host.apply(x, rule, out)
+            lanes.apply(x, rule, out)
 
 
-class Widened:
+class TileWidening:
     """The numbers of an array's tiles in a type that holds them: as they lie there, or in scratch memory, contiguous.
 
     NaN may keep its payload.
@@ -43,7 +43,7 @@ class Widened:
         self._same = rule.src is rule.dst
         # NumPy's own conversion does no more than a shift.
         self._plain = self._same or rule.src.name == "BFLOAT16"
-        self._cast = None if self._plain else Cast(rule, size)
+        self._cast = None if self._plain else TileCast(rule, size)
         self._scratch = np.empty(min(size, ELEMENTS), rule.dst.numpy)
 
     def __call__(self, x: Array) -> Array:

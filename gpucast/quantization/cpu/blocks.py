@@ -32,7 +32,7 @@ class BlockGrid:
     counts: Triple
     #: False where one block spans all of the outer dimension, because a scale belongs to the tensor or to an index of
     #: the axis, however many they are.
-    apart: bool = True
+    splits_outer: bool = True
 
     @classmethod
     def of(cls, format: Format, shape: tuple[int, ...], axis: int) -> BlockGrid:

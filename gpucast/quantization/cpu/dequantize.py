@@ -18,10 +18,10 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
-from gpucast.cpu import lanes as host
-from gpucast.quantization.cpu.block_cast import Cast
+from gpucast.cpu import lanes
+from gpucast.quantization.cpu.block_cast import TileCast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
-from gpucast.quantization.cpu.quotient import odd
+from gpucast.quantization.cpu.quotient import round_to_odd
 
 Array = npt.NDArray[Any]
 
@@ -37,30 +37,30 @@ class Product:
     def __init__(
         self, data: Array, format: Format, to: DType, s: Array, g: np.float64 | None, zero: Array | None
     ) -> None:
-        row = _DOUBLE if to is _DOUBLE else _FLOAT
+        compute_dtype = _DOUBLE if to is _DOUBLE else _FLOAT
         # NumPy and ml_dtypes convert integers, those of fewer than 8 bits too, as they are.
         integers = format.element.family == "int"
-        self._load = None if integers else Cast(resolve(format.element, row), data.size)
-        self._store = None if to is row else Cast(resolve(row, to), data.size)
-        self._factor, self._last = s.astype(row.numpy), None if g is None else row.numpy.type(g)
-        self._zero = None if zero is None else zero.astype(row.numpy)
+        self._load = None if integers else TileCast(resolve(format.element, compute_dtype), data.size)
+        self._store = None if to is compute_dtype else TileCast(resolve(compute_dtype, to), data.size)
+        self._factor, self._last = s.astype(compute_dtype.numpy), None if g is None else compute_dtype.numpy.type(g)
+        self._zero = None if zero is None else zero.astype(compute_dtype.numpy)
         self._d = s if g is None else s * g
         self._lost, self._infinite, self._nothing = np.isnan(self._d), np.isinf(self._d), self._d == 0
         self._any_lost = bool(self._lost.any())
         self._any_extreme = bool((self._infinite | self._nothing).any())
         #: Of which blocks products may be rounded twice.
         self._rounds = np.zeros(s.shape, bool)
-        if to is not row and format.scale is not _E8M0:
+        if to is not compute_dtype and format.scale is not _E8M0:
             self._rounds[...] = _rounds(self._factor if g is None else np.asarray(self._last))
-        self._mended = bool(self._rounds.any())
+        self._needs_fix_up = bool(self._rounds.any())
         self._to, self._decode = to, resolve(format.element, _DOUBLE)
         # Where a product is a subnormal number of the destination, unlike FLOAT's, its midpoints have other bits.
         smallest = float(format.element.value(1)) * np.fmin.reduce(np.abs(self._d), axis=None, initial=np.inf)
         self._small = to.bias != _FLOAT.bias and not smallest >= 2.0 ** (1 - to.bias)
         elements = min(data.size, ELEMENTS)
-        self._value = np.empty(elements, row.numpy)
-        self._bits = np.empty(elements if self._mended else 0, np.uint32)
-        self._low = np.empty(elements if self._mended and to is _BFLOAT16 else 0, np.uint16)
+        self._value = np.empty(elements, compute_dtype.numpy)
+        self._bits = np.empty(elements if self._needs_fix_up else 0, np.uint32)
+        self._low = np.empty(elements if self._needs_fix_up and to is _BFLOAT16 else 0, np.uint16)
 
     def __call__(self, codes: Array, tile: Tile, out: Array) -> None:
         """Write all of `out`, a tile of the result."""
@@ -81,7 +81,7 @@ class Product:
         np.multiply(blocks, spread(self._factor, tile), out=blocks)
         if self._last is not None:
             np.multiply(value, self._last, out=value)
-        midpoints = self._mend(codes, value, tile) if self._mended else None
+        midpoints = self._fix_up(codes, value, tile) if self._needs_fix_up else None
         if nan is not None:
             np.copyto(blocks, np.nan, where=nan)
         if self._store is None:
@@ -107,24 +107,24 @@ class Product:
         np.copyto(out.view(np.uint16), bits, casting="unsafe")
         out[midpoints] = value[midpoints]
 
-    def _mend(self, codes: Array, value: Array, tile: Tile) -> Array:
+    def _fix_up(self, codes: Array, value: Array, tile: Tile) -> Array:
         """Round to odd where FLOAT gave a midpoint of the destination; the places of all of these."""
         find = self._midpoints_of_bfloat16 if self._to is _BFLOAT16 else self._midpoints
         found = find(value.reshape(-1))
         if found is None:
             return np.empty(0, np.intp)
-        midpoints = places = np.flatnonzero(found)
-        if places.size > _FEW:
+        midpoints = indices = np.flatnonzero(found)
+        if indices.size > _FEW:
             # Most of them are exact, where scales are short.
-            places = np.flatnonzero(found.reshape(tile.split) & spread(self._rounds, tile))
-        block = np.unravel_index(places, tile.split)[::2]
+            indices = np.flatnonzero(found.reshape(tile.split) & spread(self._rounds, tile))
+        block = np.unravel_index(indices, tile.split)[::2]
         if self._rounds[tile.blocks][block].any():
-            exact = np.empty(places.size)
-            host.apply(codes.reshape(-1)[places], self._decode, exact)
+            exact = np.empty(indices.size)
+            lanes.apply(codes.reshape(-1)[indices], self._decode, exact)
             if self._zero is not None:
                 exact -= self._zero[tile.blocks][block]
             exact *= self._d[tile.blocks][block]
-            value.reshape(-1)[places] = odd(exact)
+            value.reshape(-1)[indices] = round_to_odd(exact)
         return midpoints
 
     def _midpoints_of_bfloat16(self, value: Array) -> Array | None:

@@ -26,14 +26,14 @@ _SHORT = 64
 def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array]:
     """For each block, over its finite numbers: the lowest one or 0 and the largest one or 0 (formats with zero points)
     or 0 and the largest magnitude, as DOUBLE; and whether the block is lost to a NaN or an infinity."""
-    row = dtype(source.dtype)
-    codes = source.view(row.code_numpy)
-    infinity, sign = row.code_numpy.type(row.inf_code), row.code_numpy.type(row.sign_code)
+    src = dtype(source.dtype)
+    codes = source.view(src.code_numpy)
+    infinity, sign = src.code_numpy.type(src.inf_code), src.code_numpy.type(src.sign_code)
     magnitude = ~sign
     # As unsigned integers the negative numbers are above the others, by their magnitude; as signed ones below 0.
-    high, low = np.zeros(grid.counts, row.code_numpy), np.zeros(grid.counts, row.code_numpy)
+    high, low = np.zeros(grid.counts, src.code_numpy), np.zeros(grid.counts, src.code_numpy)
     lost = np.zeros(grid.counts, bool)
-    scratch = np.empty(ELEMENTS, row.code_numpy)
+    scratch = np.empty(ELEMENTS, src.code_numpy)
     for tile in tiles(grid):
         x = codes[tile.elements]
         room = scratch[: x.size].reshape(x.shape)
@@ -46,7 +46,7 @@ def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Arr
         bad = (top >= infinity) | (bottom >= infinity | sign)
         if bad.any():
             lost[tile.blocks] |= bad & format.nan_in_scale
-            finite = np.where((x & magnitude) < infinity, x, row.code_numpy.type(0))
+            finite = np.where((x & magnitude) < infinity, x, src.code_numpy.type(0))
             top, bottom = _tile_extremes(finite, tile, format.zero_points)
         np.maximum(high[tile.blocks], top, out=high[tile.blocks])
         np.maximum(low[tile.blocks], bottom, out=low[tile.blocks])

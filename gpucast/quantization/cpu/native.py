@@ -18,7 +18,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
 from gpucast.cpu.encode import decode, encode
-from gpucast.cpu.native import cast as host_native_cast
+from gpucast.cpu.native import cast
 from gpucast.cpu.native import library as host_native
 from gpucast.quantization.cpu.blocks import BlockGrid
 
@@ -46,7 +46,7 @@ class _Array(ctypes.Structure):
 class _Quotient(ctypes.Structure):
     """`Quotient` of host_native_blocks.c."""
 
-    _fields_ = (("row", host_native_cast.Row), ("zeros", ctypes.c_uint32))
+    _fields_ = (("rule", cast.Conversion), ("zeros", ctypes.c_uint32))
 
 
 class _Integers(ctypes.Structure):
@@ -59,19 +59,19 @@ class _Integers(ctypes.Structure):
 _STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
 
 
-class Native:
+class NativeQuantizer:
     """What the library does for the arrays of one type that go to one format."""
 
     def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
         self._library, self._src, self._format = library, src, format
-        self._each, self._load = library["each_run"], host_native_cast.load(src)
+        self._each, self._load = library["each_run"], cast.load(src)
         #: Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         self._powers = format.scale is _E8M0
         self._run, self._more = self._integers() if format.element.family == "int" else self._floats()
 
     def _integers(self) -> tuple[Any, ctypes.Structure]:
-        row = self._format.element
-        return self._library[f"{self._load}_whole"], _Integers(int(row.min), int(row.max), row.code_mask)
+        element = self._format.element
+        return self._library[f"{self._load}_whole"], _Integers(int(element.min), int(element.max), element.code_mask)
 
     def _floats(self) -> tuple[Any, ctypes.Structure]:
         format = self._format
@@ -79,21 +79,21 @@ class Native:
         how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
-        row = host_native_cast.row(resolve(self._src, format.element))
-        return self._library[f"{self._load}_{how}"], _Quotient(row, zeros)
+        conversion = cast.conversion(resolve(self._src, format.element))
+        return self._library[f"{self._load}_{how}"], _Quotient(conversion, zeros)
 
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
-        row, ranges = self._src, self._format.zero_points
-        found = np.zeros((*grid.counts, 1 + ranges), row.code_numpy)
+        src, ranges = self._src, self._format.zero_points
+        found = np.zeros((*grid.counts, 1 + ranges), src.code_numpy)
         # As unsigned integers negative numbers begin with -0; as signed ones the others do with 0.
-        found[..., :-1] = row.sign_code
-        run = self._library[f"{'range' if ranges else 'largest'}_of_{row.bits}"]
+        found[..., :-1] = src.sign_code
+        run = self._library[f"{'range' if ranges else 'largest'}_of_{src.bits}"]
         of_blocks = _array(found, found.itemsize * (1 + ranges))
         self._each(run, _array(source), _array(source), _blocks(grid), of_blocks, None)
-        if (found & (row.sign_code - 1)).max(initial=0) > row.max_code:
+        if (found & (src.sign_code - 1)).max(initial=0) > src.max_code:
             return None
-        values = found.view(row.numpy).astype(np.float64)
+        values = found.view(src.numpy).astype(np.float64)
         low = values[..., 0] if ranges else np.zeros(grid.counts)
         return low, values[..., -1], np.zeros(grid.counts, bool)
 
@@ -132,7 +132,7 @@ def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
     return count.value
 
 
-def find(source: Array, grid: BlockGrid, format: Format) -> Native | None:
+def find(source: Array, grid: BlockGrid, format: Format) -> NativeQuantizer | None:
     """What quantizes a native, contiguous array; None where NumPy has to."""
     src = dtype(source.dtype)
     if src is _DOUBLE or not source.size or not _is_long_enough(grid):
@@ -146,17 +146,17 @@ def _is_long_enough(grid: BlockGrid) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _checked(library: ctypes.CDLL, src: DType, format: Format) -> Native | None:
+def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantizer | None:
     """None where the library has no such cast, or the compiler computed what it was not told."""
     element, integers = format.element, format.element.family == "int"
     if integers:
         # A scale that does not go so far may leave a quotient that is too large for the library's integers.
         is_known = format.scale in (_FLOAT, _E8M0)
     else:
-        is_known = host_native_cast.is_known(resolve(src, element))
+        is_known = cast.is_known(resolve(src, element))
     if not is_known:
         return None
-    native, shape = Native(library, src, format), (64, 64)
+    native, shape = NativeQuantizer(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
     source, zero = np.empty(shape, src.code_numpy), np.arange(64) % 5 if format.zero_points else np.zeros(64, np.int64)
     with np.errstate(all="ignore"):

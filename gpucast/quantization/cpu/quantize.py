@@ -17,10 +17,9 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import resolve
-from gpucast.cpu import cast as host_cast
-from gpucast.cpu import lanes as host
+from gpucast.cpu import cast, lanes
 from gpucast.quantization.cpu import native as host_native
-from gpucast.quantization.cpu.block_cast import Cast
+from gpucast.quantization.cpu.block_cast import TileCast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, spread, tiles
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.cpu.dequantize import Product
@@ -73,10 +72,10 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     )
 
 
-def _cast(x: Any, row: DType, **attributes: Any) -> Array:
+def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
-    out = np.empty(x.shape, row.numpy)
-    host.apply(x, resolve(dtype(x.dtype), row, **attributes), out)
+    out = np.empty(x.shape, dst.numpy)
+    lanes.apply(x, resolve(dtype(x.dtype), dst, **attributes), out)
     return out
 
 
@@ -125,14 +124,14 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
 
 def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> tuple[float | None, float | None]:
     """The least and the largest code, each if a quotient is beyond. None is further out than a block's extremes."""
-    row = format.element
-    if row.family != "int":
+    element = format.element
+    if element.family != "int":
         return None, None
     # Without zero points `high` is the largest magnitude.
     least = np.rint((low if format.zero_points else -high) / d) + zero
     return (
-        float(row.min) if (least < row.min).any() else None,
-        float(row.max) if (np.rint(high / d) + zero > row.max).any() else None,
+        float(element.min) if (least < element.min).any() else None,
+        float(element.max) if (np.rint(high / d) + zero > element.max).any() else None,
     )
 
 
@@ -152,11 +151,12 @@ def _nearest(
     """Write the codes of the quotients by `d`, of all blocks; those of `lost` are 0."""
     divide = Quotient(source, format, d)
     integers = format.element.family == "int"
-    store = None if integers else Cast(resolve(divide.row, format.element), source.size)
-    shift = zero.astype(divide.row.numpy)
+    store = None if integers else TileCast(resolve(divide.compute_dtype, format.element), source.size)
+    shift = zero.astype(divide.compute_dtype.numpy)
     # NumPy compares two arrays more quickly than an array and a number.
     least, most = (
-        None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.row.numpy) for limit in limits
+        None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.compute_dtype.numpy)
+        for limit in limits
     )
     for tile in tiles(grid):
         q = divide(source[tile.elements], tile)
@@ -176,12 +176,12 @@ def _nearest(
             store(q, data[tile.elements])
 
 
-def _store_integers(q: Array, out: Array, row: DType) -> None:
+def _store_integers(q: Array, out: Array, element: DType) -> None:
     """`q` holds integers of the type's range."""
-    codes = out.view(np.int8 if row.signed else np.uint8)
+    codes = out.view(np.int8 if element.signed else np.uint8)
     np.copyto(codes, q, casting="unsafe")
-    if row.packed:
-        np.bitwise_and(out.view(np.uint8), row.code_mask, out=out.view(np.uint8))
+    if element.packed:
+        np.bitwise_and(out.view(np.uint8), element.code_mask, out=out.view(np.uint8))
 
 
 def _stochastic(
@@ -195,7 +195,7 @@ def _stochastic(
         np.copyto(q.reshape(tile.split), 0, where=spread(lost, tile))
         whole[tile.elements] = q
     rule = resolve(_DOUBLE, format.element, rounding="stochastic")
-    host_cast.into(whole, rule, data, random)
+    cast.into(whole, rule, data, random)
 
 
 # ---- back ----

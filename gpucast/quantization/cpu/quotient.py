@@ -17,13 +17,13 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import resolve
-from gpucast.quantization.cpu.block_cast import Widened
+from gpucast.quantization.cpu.block_cast import TileWidening
 from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 
 Array = npt.NDArray[Any]
 
 #: How many FLOATs a quotient can be beside the rounded true one where `d` had to be rounded to FLOAT too, and one more.
-_BESIDE = 3
+_ULPS = 3
 
 
 class Quotient:
@@ -40,14 +40,17 @@ class Quotient:
         if format.global_scale:
             # Below FLOAT's normal numbers a product of two scales would lose more bits than are looked after.
             wide = wide or self._integers or bool(d.min(initial=1.0) < np.finfo(np.float32).tiny)
-        self.row: DType = dtype("DOUBLE" if wide else "FLOAT")
+        self.compute_dtype: DType = dtype("DOUBLE" if wide else "FLOAT")
         # A power of two from 2^-127 to 2^127 has a reciprocal that FLOAT holds.
         self._powers = not wide and format.scale is dtype("FLOAT8E8M0")
-        self._factor = (1 / d if self._powers else d).astype(self.row.numpy)
-        self._mended = not wide and not self._powers
-        self._widened = Widened(resolve(dtype(source.dtype), self.row), source.size)
+        self._factor = (1 / d if self._powers else d).astype(self.compute_dtype.numpy)
+        self._needs_fix_up = not wide and not self._powers
+        self._widened = TileWidening(resolve(dtype(source.dtype), self.compute_dtype), source.size)
         elements = min(source.size, ELEMENTS)
-        self._q, self._scratch = np.empty(elements, self.row.numpy), np.empty(elements, self.row.numpy)
+        self._q, self._scratch = (
+            np.empty(elements, self.compute_dtype.numpy),
+            np.empty(elements, self.compute_dtype.numpy),
+        )
 
     def __call__(self, x: Array, tile: Tile) -> Array:
         x = self._widened(x)
@@ -55,42 +58,42 @@ class Quotient:
         operation = np.multiply if self._powers else np.divide
         operation(x.reshape(tile.split), spread(self._factor, tile), out=q.reshape(tile.split))
         if not self._integers:
-            if self._mended:
-                self._mend(x, q, self._beside_midpoints(q), tile)
+            if self._needs_fix_up:
+                self._fix_up(x, q, self._near_midpoints(q), tile)
             return q
         whole = np.rint(q, out=self._scratch[: q.size].reshape(q.shape))
-        if self._mended:
+        if self._needs_fix_up:
             np.subtract(q, whole, out=q)
             if not (q.max() < 0.5 and q.min() > -0.5):  # NaN counts as a midpoint here.
-                self._mend(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), tile)
+                self._fix_up(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), tile)
         return whole
 
-    def _beside_midpoints(self, q: Array) -> Array:
+    def _near_midpoints(self, q: Array) -> Array:
         """The places of quotients that may stand on the wrong side of a midpoint of two floats, or on it."""
-        beside = np.uint32(_BESIDE if self._format.global_scale else 0)
+        ulps = np.uint32(_ULPS if self._format.global_scale else 0)
         # A midpoint has two significant bits more than the mantissa; the rest of FLOAT's 24 are zeros.
         zeros = np.uint32((1 << (22 - self._format.element.mantissa_bits)) - 1)
         low = self._scratch[: q.size].view(np.uint32)
         bits = q.reshape(-1).view(np.uint32)
-        np.bitwise_and(np.add(bits, beside, out=low) if beside else bits, zeros, out=low)
-        if low.min() > 2 * beside:
+        np.bitwise_and(np.add(bits, ulps, out=low) if ulps else bits, zeros, out=low)
+        if low.min() > 2 * ulps:
             return np.empty(0, np.intp)
-        near = np.flatnonzero(low <= 2 * beside)
+        near = np.flatnonzero(low <= 2 * ulps)
         # Zeros, and the largest element, which most blocks have: neither is a midpoint.
         magnitude = np.abs(q.reshape(-1)[near])
         kept: Array = near[(magnitude != 0) & (magnitude != self._format.divisor)]
         return kept
 
-    def _mend(self, x: Array, q: Array, places: Array, tile: Tile) -> None:
+    def _fix_up(self, x: Array, q: Array, indices: Array, tile: Tile) -> None:
         """Write the true quotients, rounded to odd, or to integers."""
-        if places.size:
-            block = np.unravel_index(places, tile.split)
+        if indices.size:
+            block = np.unravel_index(indices, tile.split)
             d = self._d[tile.blocks][block[0], block[2], block[4]]
-            true = x.reshape(-1)[places].astype(np.float64) / d
-            q.reshape(-1)[places] = np.rint(true) if self._integers else odd(true)
+            true = x.reshape(-1)[indices].astype(np.float64) / d
+            q.reshape(-1)[indices] = np.rint(true) if self._integers else round_to_odd(true)
 
 
-def odd(x: Array) -> Array:
+def round_to_odd(x: Array) -> Array:
     """DOUBLE to FLOAT, rounded to odd."""
     y = x.astype(np.float32)
     even = (y.view(np.uint32) & 1) == 0

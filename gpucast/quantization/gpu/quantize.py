@@ -22,12 +22,12 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import Rule, resolve
-from gpucast.gpu import cast as device_cast
+from gpucast.gpu import cast
 from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, found_bytes
+from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
-from gpucast.quantization.gpu.tiles import Wanted, plan
+from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: Threads that are enough to keep a device busy, and elements that make one worth starting.
@@ -40,77 +40,79 @@ _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
 _ANY = FORMATS["mxfp4"]
 
 
-def quantize(x: Any, format: Format, wanted: Sequence[Wanted], *, random: Random | None = None) -> list[Parts]:
+def quantize(
+    x: Any, format: Format, result_specs: Sequence[ResultSpec], *, random: Random | None = None
+) -> list[Parts]:
     """The parts of each result that is wanted of a checked CuPy array; `Parts.data` is a PackedArray where elements are
     below one byte. Both ways have the same global scale.
 
     RuntimeError while a CUDA graph is captured: memory has to be allocated.
     """
-    driver, device, row = launch.driver(), device_index(x), dtype(x.dtype)
+    driver, device, src = launch.driver(), device_index(x), dtype(x.dtype)
     assert device is not None
     with driver.on(device):
         if driver.capturing():
             raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
         if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-            x, wanted = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in wanted]
+            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
         x = _dense(x)
         global_scale = None
         if format.global_scale:
-            scale = wanted[0].scale
+            scale = result_specs[0].scale
             if scale is None:
-                global_scale = _Call(x, row, format, 0, device, random).find_global_scale()
+                global_scale = _ArrayQuantizer(x, src, format, 0, device, random).find_global_scale()
             else:
                 global_scale = _given(scale, (), device)
-            wanted = [replace(one, scale=None) for one in wanted]
-        results = [_new(x.shape, format, one, device, global_scale) for one in wanted]
-        return _fill(x, row, format, wanted, results, device, random)
+            result_specs = [replace(one, scale=None) for one in result_specs]
+        results = [_new(x.shape, format, one, device, global_scale) for one in result_specs]
+        return _fill(x, src, format, result_specs, results, device, random)
 
 
-def _new(shape: tuple[int, ...], format: Format, one: Wanted, device: int, global_scale: Any) -> Parts:
+def _new(shape: tuple[int, ...], format: Format, one: ResultSpec, device: int, global_scale: Any) -> Parts:
     """Room for a result, with the scales that are given."""
     shape = _swap(shape) if one.swapped else shape
     scales_shape = format.scales_shape(shape, one.axis)
-    zero_points = None if format.zero_point is None else device_cast.new(scales_shape, format.zero_point)
+    zero_points = None if format.zero_point is None else cast.new(scales_shape, format.zero_point)
     if one.scale is None:
-        scales = device_cast.new(scales_shape, format.scale)
+        scales = cast.new(scales_shape, format.scale)
     else:
         scales = _given(one.scale, scales_shape, device)
-    return Parts(device_cast.new(shape, format.element), scales, zero_points, global_scale)
+    return Parts(cast.new(shape, format.element), scales, zero_points, global_scale)
 
 
 def _fill(
     x: Any,
-    row: DType,
+    src: DType,
     format: Format,
-    wanted: Sequence[Wanted],
+    result_specs: Sequence[ResultSpec],
     results: list[Parts],
     device: int,
     random: Random | None,
 ) -> list[Parts]:
     """Launch what gives the results: one kernel for all, or one after the other."""
-    given = wanted[0].scale is not None
-    call = _Call(x, row, format, wanted[0].axis, device, random)
-    if not wanted[0].swapped and len(wanted) == 1 and not given and call.in_rows():
+    given = result_specs[0].scale is not None
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random)
+    if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    found = plan(x.shape, row, format, wanted, random, given=given)
+    found = plan(x.shape, src, format, result_specs, random, given=given)
     if found is not None:
         if format.block == "tensor":
             call.find_scales(results[0], given=given)
             # One scale for both.
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
-        sides = sorted(zip(wanted, results, strict=True), key=lambda side: side[0].swapped)
+        sides = sorted(zip(result_specs, results, strict=True), key=lambda side: side[0].swapped)
         places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
         found.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
         return results
-    if len(wanted) > 1:
+    if len(result_specs) > 1:
         return [
             made
-            for one, result in zip(wanted, results, strict=True)
-            for made in _fill(x, row, format, [one], [result], device, random)
+            for one, result in zip(result_specs, results, strict=True)
+            for made in _fill(x, src, format, [one], [result], device, random)
         ]
-    if wanted[0].swapped:
-        call = _Call(_dense(x.swapaxes(-1, -2)), row, format, wanted[0].axis, device, random)
+    if result_specs[0].swapped:
+        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), src, format, result_specs[0].axis, device, random)
     call.run(results[0], given=given)
     return results
 
@@ -125,22 +127,22 @@ def _seed(random: Random | None) -> dict[str, int]:
 
 def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
     """Scales of one byte each, linear of `shape`, in the order "128x4" of `size` scales; `back`: the other way."""
-    device, row = device_index(scales), dtype(scales.dtype)
+    device, kind = device_index(scales), dtype(scales.dtype)
     assert device is not None
     with launch.driver().on(device):
         scales = _dense(scales)
-        out = device_cast.new(shape if back else (size,), row)
+        out = cast.new(shape if back else (size,), kind)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
-            kernel = launch.kernel(swizzle_spec(row, back), device)
+            kernel = launch.kernel(swizzle_spec(kind, back), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
 
 
-def swizzle_spec(row: DType, back: bool) -> QuantizeSpec:
+def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
     """The kernel of `swizzle`, for scales of a type."""
-    return QuantizeSpec(Rule(row, row), _ANY, "unswizzle" if back else "swizzle")
+    return QuantizeSpec(Rule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
 
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
@@ -152,7 +154,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
     with driver.on(device):
         if driver.capturing():
             raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
-        out = device_cast.new(shape, to)
+        out = cast.new(shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
@@ -166,18 +168,18 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
     return out
 
 
-class _Call:
+class _ArrayQuantizer:
     """One array on its way through the kernels."""
 
-    def __init__(self, x: Any, row: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
-        self.x, self.row, self.format, self.device, self.random = x, row, format, device, random
+    def __init__(self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
+        self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
         self.blocks = BlockGrid.of(format, x.shape, axis)
 
     def find_global_scale(self) -> Any:
         size = self.x.size
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
         found, arguments = self._extremes("top", everything)
-        result = device_cast.new((), _FLOAT)
+        result = cast.new((), _FLOAT)
         self._launch("global", WARP, result, arguments)
         del found
         return result
@@ -217,7 +219,7 @@ class _Call:
         # Whole vectors for each lane.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
-        found = device_cast.new((blocks.size * parts * found_bytes(self.row),), _BYTE)
+        found = cast.new((blocks.size * parts * stats_bytes(self.src),), _BYTE)
         arguments = replace(beside or QuantizeArguments(blocks), stats=_address(found), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, found, arguments, lanes)
         return found, arguments
@@ -227,7 +229,7 @@ class _Call:
         block = self.blocks.lengths[2] if kind == "rows" else 0
         single = kind == "elements" and self.format.block == "tensor"
         large = kind in _COUNTING and self.x.size > _LARGE
-        rule = Rule(self.row, self.format.element)
+        rule = Rule(self.src, self.format.element)
         spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
         kernel = launch.kernel(spec, self.device)
         kernel(_address(self.x), _address(dst), n, arguments)
@@ -236,7 +238,7 @@ class _Call:
 def _in_rows(blocks: BlockGrid, x: Any) -> bool:
     """Whether rows hold whole blocks of a length that kernels know, and x is aligned for vectors."""
     return (
-        blocks.apart
+        blocks.splits_outer
         and blocks.lengths[1] == 1
         and blocks.lengths[2] in ROW_BLOCKS
         and blocks.shape[2] % blocks.lengths[2] == 0
@@ -247,14 +249,14 @@ def _in_rows(blocks: BlockGrid, x: Any) -> bool:
 def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
     """The caller's scales as a FLOAT array of its own on the device."""
     if device_index(scale) != device:
-        scale = device_cast.to_host(scale) if device_index(scale) is not None else scale
+        scale = cast.to_host(scale) if device_index(scale) is not None else scale
         scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), shape))
-        return device_cast.to_device(scale, device).reshape(shape)
+        return cast.to_device(scale, device).reshape(shape)
     import cupy
 
     wide = cupy.broadcast_to(scale, shape)
     source = operand(wide)
-    return device_cast.apply(source, resolve(source.dtype, _FLOAT), operand(device_cast.new(shape, _FLOAT))).array
+    return cast.apply(source, resolve(source.dtype, _FLOAT), operand(cast.new(shape, _FLOAT))).array
 
 
 def _dense(x: Any) -> Any:
@@ -263,7 +265,7 @@ def _dense(x: Any) -> Any:
         return x
     source = operand(x)
     row = source.dtype
-    return device_cast.apply(source, resolve(row, row), operand(device_cast.new(x.shape, row))).array
+    return cast.apply(source, resolve(row, row), operand(cast.new(x.shape, row))).array
 
 
 def _address(x: Any) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpucast.codegen.cast import THREADS, KernelSource, kernel_file, options, rows
+from gpucast.codegen.cast import THREADS, KernelSource, kernel_file, options, structs
 from gpucast.codegen.fused import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
@@ -88,7 +88,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             shape="contiguous",
             unpacked=False,
             prelude="\n".join([fused_prelude(), *map(kernel_file, FILES)]),
-            rows=rows(other, _FLOAT, _DOUBLE, format.element, format.scale),
+            structs=structs(other, _FLOAT, _DOUBLE, format.element, format.scale),
             kernel=kernel,
             tile=1,
             elements=elements,
@@ -202,7 +202,7 @@ class QuantizeArguments:
                 self.seed,
                 self.offset,
             ),
-            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.apart),
+            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.splits_outer),
             *(number for division in divisions for number in division),
         )
 
@@ -217,6 +217,6 @@ def divide_by(n: int) -> tuple[int, int, int]:
     return ((((1 << bits) - n) << 32) // n + 1) & 0xFFFFFFFF, min(bits, 1), max(bits - 1, 0)
 
 
-def found_bytes(row: DType) -> int:
+def stats_bytes(src: DType) -> int:
     """Bytes of what one part of a block of such a source leaves: two magnitudes."""
-    return 16 if row.bits == 64 else 8
+    return 16 if src.bits == 64 else 8

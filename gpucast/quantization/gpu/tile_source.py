@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpucast.codegen.cast import KernelSource, kernel_file, rows
+from gpucast.codegen.cast import KernelSource, kernel_file, structs
 from gpucast.codegen.fused import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
@@ -65,7 +65,7 @@ class TileSpec(KernelSpec[KernelSource]):
             shape="contiguous",
             unpacked=False,
             prelude="\n".join([fused_prelude(), *map(kernel_file, (*FILES, "tiles.cuh", "quantize_tiles.cu"))]),
-            rows=rows(rule.src, _FLOAT, _DOUBLE, format.element, format.scale),
+            structs=structs(rule.src, _FLOAT, _DOUBLE, format.element, format.scale),
             kernel=kernel,
             tile=1,
             elements=size.rows * size.columns,

@@ -21,7 +21,7 @@ _FEW, _WASTE = 256, 16
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResultSpec:
     """One result of an array in C order."""
 
     #: Whether it is that of the array with its last two axes swapped.
@@ -33,7 +33,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TilePlan:
     """A kernel, and the array as `matrices` of rows x columns for it."""
 
     spec: TileSpec
@@ -54,45 +54,51 @@ class Plan:
 
 
 def plan(
-    shape: tuple[int, ...], row: DType, format: Format, wanted: Sequence[Wanted], random: Random | None, *, given: bool
-) -> Plan | None:
+    shape: tuple[int, ...],
+    src: DType,
+    format: Format,
+    result_specs: Sequence[ResultSpec],
+    random: Random | None,
+    *,
+    given: bool,
+) -> TilePlan | None:
     """How one kernel gives all that is wanted; None where none does. `given`: the caller has set the scales.
 
     Those for all elements together ("tensor") must be there before it runs.
     """
-    turned = any(one.swapped for one in wanted)
+    turned = any(one.swapped for one in result_specs)
     if not math.prod(shape) or (isinstance(format.block, str) and not (format.block == "tensor" and turned)):
         return None
     if format.min_ndim < 2 and not turned:
-        (one,) = wanted
+        (one,) = result_specs
         # Any axis: what is before it counts as matrices, what is behind it, if there is anything, as columns.
         matrices, rows, columns = BlockGrid.of(format, shape, one.axis).shape
         runs: list[Run] = ["along" if math.prod(shape[one.axis + 1 :]) == 1 else "down"]
     else:
         matrices, rows, columns = math.prod(shape[:-2]), *shape[-2:]
-        runs = [_run(one, len(shape), format) for one in wanted]
+        runs = [_run(one, len(shape), format) for one in result_specs]
     block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
-    if "nothing" in runs or block not in BLOCKS or (runs[0] == "square" and given and len(wanted) == 2):
+    if "nothing" in runs or block not in BLOCKS or (runs[0] == "square" and given and len(result_specs) == 2):
         return None
     # Every line of a result begins with a byte.
-    if any((rows if one.swapped else columns) * format.element.bits % 8 for one in wanted):
+    if any((rows if one.swapped else columns) * format.element.bits % 8 for one in result_specs):
         return None
-    by_place = {one.swapped: run for one, run in zip(wanted, runs, strict=True)}
+    by_place = {one.swapped: run for one, run in zip(result_specs, runs, strict=True)}
     same, swapped = by_place.get(False, "nothing"), by_place.get(True, "nothing")
     given = given and runs[0] != "everywhere"
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # Nothing has to be found.
         return None
-    spec = TileSpec(Rule(row, format.element), format, block, same, swapped, given, random is not None)
+    spec = TileSpec(Rule(src, format.element), format, block, same, swapped, given, random is not None)
     size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)
     if empty or tiles >= 2**31:
         return None
-    return Plan(spec, matrices, rows, columns)
+    return TilePlan(spec, matrices, rows, columns)
 
 
-def _run(one: Wanted, ndim: int, format: Format) -> Run:
+def _run(one: ResultSpec, ndim: int, format: Format) -> Run:
     """What shares a scale, told by the rows and columns of the array that is read."""
     if format.block == "tensor":
         return "everywhere"

@@ -111,7 +111,7 @@ def _columns(xp: Any, rows: Any, count: int) -> Any:
 
 
 def _stages(count: int, bits: int) -> list[tuple[int, int]]:
-    """Of a group in a word: where neighbours lie apart, and the bits that each has."""
+    """The steps that pack a group in a word: at each, the distance of two neighbours, and the bits that each has."""
     return [(8 << i, bits << i) for i in range(count.bit_length() - 1)]
 
 

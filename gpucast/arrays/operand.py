@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checked array: what every engine needs to know of it, found out once."""
+"""One checked array: what host and device casts need to know of it, found out once."""
 
 from __future__ import annotations
 

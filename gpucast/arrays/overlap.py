@@ -54,8 +54,9 @@ def disjoint(x: Any, out: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether elements of one array may share memory: True unless, from the shortest stride to the longest, each steps
-    over all that the shorter ones reach."""
+    """Whether elements of one array may share memory.
+
+    False where each stride, from the shortest to the longest, steps over all that the shorter ones reach; else True."""
     reached, empty = itemsize, 0 in shape
     for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride < reached and not empty:

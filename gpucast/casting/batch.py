@@ -59,7 +59,7 @@ def cast_many(
         NaN, and is left as it is otherwise. Nothing waits for it.
     out
         A tree of the same structure (dicts in any order): its arrays are written, each as the `out` of a
-        `gpucast.cast`, and it is returned. They are apart in memory from each other and from all other sources.
+        `gpucast.cast`, and it is returned. They are disjoint from each other and from all other sources.
 
     Returns
     -------

@@ -87,7 +87,7 @@ def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedIn
         return _NOTHING
     fused = FusedInputs()
     places = {item.source.device for item in items}
-    # Without items each may be anywhere.
+    # Without items there is no device to be on: each is checked for its own.
     for place in places or {_device(options.scale, options.who)}:
         if options.scale is not None:
             fused = fused._replace(scale=resolve_scale(options.scale, place, options.who))
@@ -111,7 +111,7 @@ def _target(item: BatchItem) -> Operand:
     device = device_index(out)
     if source.device is None and dst.packed and isinstance(out, PackedArray) and item.adapter is not None:
         if not source.packed:
-            # A tensor of the host, whose result is packed: into that goes what it would be packed.
+            # A tensor of the host takes a packed `out`, as its own result is packed: checked as for a packed source.
             source = operand(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
     target = check_out(source, item.rule, out, source.device is not None or device is not None, item.who)
     place = None if dst.family == "string" else source.device

@@ -33,8 +33,8 @@ from gpucast.core.random import resolve_random
 if TYPE_CHECKING:
     from gpucast.gpu.batch import Launch
 
-#: The plans of a kind of call, which differ in their arrays.
-_SHAPES = 8
+#: The most plans under one key; they differ in the dtypes, shapes and layouts of their arrays.
+_PLANS_OF_KEY = 8
 
 
 class Cupy(ArrayAdapter):
@@ -72,9 +72,10 @@ _ADAPTERS: dict[type, ArrayAdapter] = {PackedArray: Packed()}
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The launch of casts of arrays that are like these into outs (None: new arrays) that are like those."""
+    """The launch for calls whose arrays and outs have these descriptions."""
 
     arrays: list[Any]
+    #: None for new arrays.
     outs: list[Any] | None
     scaling: str
     device: int
@@ -216,7 +217,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         gpu.batch.prepare([item for item, _ in live], device),
     )
     known = plan_cache.PLANS.get(key)
-    plans = (plan, *(() if known is None else known.plans[: _SHAPES - 1]))
+    plans = (plan, *(() if known is None else known.plans[: _PLANS_OF_KEY - 1]))
     dtypes = frozenset(item.rule.src for item, _ in live) | {dst}
     plan_cache.keep(key, BatchPlans(plans, dtypes if known is None else dtypes | known.dtypes))
 

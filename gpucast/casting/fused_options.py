@@ -96,7 +96,7 @@ def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, 
     scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
         return
-    # A result on the other side is copied there from one of its own.
+    # A target on the other side is not written by the cast, but by a copy of its result.
     out = None if target is None or target.device != source.device else target.data
     for one, a, other, b in (
         ("amax", amax, "x", source.data),

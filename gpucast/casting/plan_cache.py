@@ -17,7 +17,7 @@ from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
 from gpucast.core.rule import Rule
 
-#: Spellings of a type and of attributes are many; casts of one program are few.
+#: The most plans. A program needs few, but there are many spellings of types and attributes, each of them a key.
 _KEPT = 4096
 
 

@@ -14,7 +14,7 @@ import numpy as np
 def integer(value: Any, what: str, expected: str = "an integer") -> int:
     """An integer of any class. TypeError, which begins with `what`, for all else, and for booleans."""
     if type(value) is int:
-        # The function below would make torch.compile take every number for a constant.
+        # operator.index would make torch.compile take every number for a constant.
         return value
     if not isinstance(value, (bool, np.bool_)):
         try:

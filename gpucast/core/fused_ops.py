@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done in the same pass as a cast, checked."""
+"""The inputs of a fused cast, checked: for what is done in the same pass over memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from gpucast.core.dtypes import dtype
 from gpucast.core.random import Random
 
-#: none: no number; narrow: a value of FLOAT; wide: any DOUBLE.
+#: The number that values are multiplied with: "none", one that FLOAT holds ("narrow"), or any DOUBLE ("wide").
 Scaling = Literal["none", "narrow", "wide"]
 
 _FLOAT = dtype("FLOAT")
@@ -29,12 +29,12 @@ class FusedInputs(NamedTuple):
 
     @property
     def scaling(self) -> Scaling:
-        """Of which kind the number is."""
+        """The kind of `scale`."""
         return scaling_of(self.scale)
 
 
 def scaling_of(scale: Any) -> Scaling:
-    """Of which kind `FusedInputs.scale` is."""
+    """The kind of a `FusedInputs.scale`."""
     if scale is None:
         return "none"
     if isinstance(scale, float):

@@ -12,8 +12,8 @@ from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET
 class Options(NamedTuple):
     """The keywords of `gpucast.cast` as they were given, then who asks and the versions of its operator.
 
-    A tuple, so that `gpucast.casting.cast.cast_with` takes the same values bare: to make the object costs a tenth of a
-    warm call, and it is made where a plan does not serve.
+    A tuple, because `gpucast.casting.cast.cast_with` takes the same values as a plain tuple, too: to make this object
+    costs a tenth of a warm call, so it is made only where no plan serves.
     """
 
     saturate: Any = True
@@ -37,5 +37,5 @@ ATTRIBUTES = Options._fields[:5]
 
 
 def destination(to: Any, who: str) -> DType:
-    """The dtype of `to`, for the caller of `gpucast.cast` or, `to` being the dtype of `like`, of `cast_like`."""
+    """The dtype to cast to: `to` of `gpucast.cast`, or the dtype of `like` of `cast_like`, as the TypeError says."""
     return dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")

@@ -17,7 +17,7 @@ _LIMIT = 2**64
 
 
 class Random(NamedTuple):
-    """Both are from 0 to 2^64 - 1."""
+    """The key, and the number of the first element's word. Both are from 0 to 2^64 - 1."""
 
     seed: int
     offset: int = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which rule a cast follows: the operator's versions and attributes, checked and resolved to one `Rule`.
 
-Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the host path and the kernels
-all take a `Rule`; none of them sees an opset or an attribute that does not matter for its pair.
+Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the host path and the kernels all take a
+`Rule`; none of them sees an opset or an attribute that does not matter for its pair.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ def resolve(
 ) -> Rule:
     """Check the attributes of a cast and return its rule.
 
-    TypeError for a type that the
-    operator's version lacks and for a `saturate` that is no boolean; ValueError for every other value that is illegal,
-    newer than the version, or meaningless for the destination.
+    TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean; ValueError for every
+    other value that is illegal, newer than the version, or meaningless for the destination.
     """
     version = newest_version(opset, versions, who)
     for role, row in (("source", src), ("to", dst)):

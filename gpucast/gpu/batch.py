@@ -21,7 +21,7 @@ from gpucast.gpu import driver as launch
 
 #: Bytes of which the address of a destination is a multiple where its first tile begins with its first element.
 _ALIGNED = 16
-#: The first block of no array.
+#: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1
 #: Of arrays that are cast together, in their order.
 Addresses = npt.NDArray[np.uint64]

@@ -70,12 +70,12 @@ def check_allocation() -> None:
 
 
 def is_contiguous(x: Any) -> bool:
-    """Whether an array on a device lies in row-major order without gaps: `Operand.contiguous` for one property."""
+    """`Operand.contiguous` of an array on a device, for callers that need nothing else of it."""
     return isinstance(x, PackedArray) or bool(x._c_contiguous)
 
 
 def address(x: Any) -> int:
-    """Where the elements of an array on a device begin: `Operand.address` for one property."""
+    """`Operand.address` of an array on a device, for callers that need nothing else of it."""
     return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
 
 
@@ -146,11 +146,12 @@ def strided_layout(
     in_order: bool,
     transposes: bool,
 ) -> Layout:
-    """The layout of sides of which one at least is not contiguous; it may still turn out that their axes are in the
-    same order, without gaps.
+    """The layout where one side at least is not contiguous; it is "contiguous" all the same where both have their axes
+    in the same order, without gaps.
 
-    A packed side has no strides, and elements of one byte stand for its own: only neighbours' ratios matter. `in_order`
-    where it matters which element is which one of the row-major order, `transposes` where there is a kernel for that.
+    A packed side has no strides (None) and an itemsize of 1: as only the ratios of strides matter, it counts as bytes
+    in row-major order. `in_order`: elements are to be visited in row-major order, because random words belong to their
+    indices in it. `transposes`: there is a kernel of the shape "transposed".
     """
     axes = list(range(len(shape)))
     if src_strides is not None and dst_strides is not None and not in_order:

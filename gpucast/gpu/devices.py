@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam to the GPU: whether casts can run there, and the calls that need it.
+"""Which device a call means, and whether casts can run there.
 
-What lies behind (compiler, launch) is imported when a device is asked for, so that ``import gpucast`` stays quick.
-Nothing falls back to the host silently: what cannot run ends in `DeviceUnavailable`.
+The driver is imported when a device is asked for (see `gpucast.gpu`), so that ``import gpucast`` stays quick. Nothing
+falls back to the host silently: what cannot run ends in `DeviceUnavailable`.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class _Thread(threading.local):
         self.free: list[_Arguments] = []
 
     def bind(self) -> None:
-        """Does what a thread's first access does."""
+        """Nothing: the first access to a `threading.local` in a thread calls `__init__`, and that is what counts."""
 
 
 class CupyDriver:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts on a device that look like earlier ones: what `gpucast.casting.plan_cache.Plan.run` is for them.
 
-They take arrays on the current device, where bounds tell that what is written is disjoint from all else. For the rest,
-and all that is wrong, they do nothing and give None: the checked path takes it, or raises. With `out` nothing but the
-launch asks the driver.
+They take arrays on the current device whose bounds tell that what is written is disjoint from all else. For any other
+call, and for a wrong one, they do nothing and return None: the checked path serves it, or raises. With `out`, all that
+is asked before the launch is which device is the current one.
 """
 
 from __future__ import annotations

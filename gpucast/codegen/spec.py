@@ -3,8 +3,8 @@
 
 Being immutable values, they serve as cache keys and compile tasks, and can be sent to other processes. `KernelSpec` is
 the interface. Each subclass stands in the module that writes its text: `CastSpec` below, `BatchSpec` in
-`gpucast.codegen.batch`, `QuantizeSpec` and `TileSpec` in `gpucast.quantization`, `AdjustSpec` and `SelectSpec` in
-`gpucast.mixed`.
+`gpucast.codegen.batch`, `QuantizeSpec` in `gpucast.quantization.gpu.source`, `TileSpec` in `tile_source` beside it,
+`AdjustSpec` and `SelectSpec` in `gpucast.mixed.gpu.kernels`.
 """
 
 from __future__ import annotations

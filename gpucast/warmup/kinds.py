@@ -56,9 +56,9 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     if in_rows:
         yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
     for wanted in ([straight], [swapped], [straight, swapped]):
-        found = plan(_MATRIX, src, format, wanted, random, given=False)
-        if found is not None and not (in_rows and wanted == [straight]):
-            yield found.spec
+        tile_plan = plan(_MATRIX, src, format, wanted, random, given=False)
+        if tile_plan is not None and not (in_rows and wanted == [straight]):
+            yield tile_plan.spec
     yield QuantizeSpec(rule, format, "extremes", lanes=1 if blocks.lengths[2] == 1 else WARP)
     yield QuantizeSpec(rule, format, "scales")
     yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")

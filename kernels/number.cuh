@@ -2,8 +2,8 @@
 // Exact numbers, and how the code of every source type is decoded to one.
 //
 // Everything here works on integers, so that no compiler flag (-ftz, fast math) can change a result. A dtype is a
-// struct of constants that source.py generates, such as FLOAT16; its `family` is one of the tags below. `Src`, `Dst`
-// and `DType` are such structs everywhere.
+// struct of constants that gpucast/codegen/cast.py generates, such as FLOAT16; its `family` is one of the tags
+// below. `Src`, `Dst` and `DType` are such structs everywhere.
 #define GPUCAST_INLINE __device__ __forceinline__
 // Also called while the kernel is compiled: for the tables of table.cuh and in conditions.
 #define GPUCAST_CONSTANT constexpr __device__ __forceinline__
@@ -43,9 +43,9 @@ struct IntFamily {};
 struct FloatFamily {};
 struct E8M0Family {};
 
-// The options of a cast as one type, as gpucast/rule.py resolves them. A function takes any such type as its parameter
-// `Rule` and reads the options that matter to it. They are functions, because constants of class scope would stay in
-// the compiled module as variables.
+// The options of a cast as one type, as gpucast/core/rule.py resolves them. A function takes any such type as its
+// parameter `Rule` and reads the options that matter to it. They are functions, because constants of class scope would
+// stay in the compiled module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
 enum class Rounding { truncate, nearest_even, stochastic };
 enum class RoundMode { up, down, nearest };

@@ -2,7 +2,7 @@
 // A batch of arrays in one launch: each block finds its array in a table among the kernel's arguments, and casts a part
 // of it as a kernel for that array alone would.
 //
-// gpucast/codegen/batch.py puts this file behind those that every kernel needs.
+// gpucast/codegen/batch.py puts this file after those that every kernel needs.
 #ifndef GPUCAST_GRID_CONSTANT
 #define GPUCAST_GRID_CONSTANT(TYPE) const __grid_constant__ TYPE
 #endif

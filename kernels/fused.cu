@@ -2,7 +2,7 @@
 // A cast with fused operations of a training step, in the same pass over memory: a multiplication by one number,
 // stochastic rounding, the largest magnitude of the source, and whether all of the source is finite.
 //
-// gpucast/codegen/fused.py puts philox.cuh, stochastic.cuh and this file behind those that every kernel needs.
+// gpucast/codegen/fused.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs.
 namespace gpucast {
 
 // The last argument of a fused kernel; gpucast.codegen.fused.FusedArguments has the same fields. A field without its

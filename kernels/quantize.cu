@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays to narrow codes with scales. Every result is that of gpucast/quantization/reference.py. `F` is the format, a
+// Arrays to narrow codes with scales. Every result is that of gpucast/reference/quantize.py. `F` is the format, a
 // struct that gpucast/quantization/gpu/source.py writes; the array is in C order.
 //
 // Rows of short blocks are quantized in one pass, in which neighbouring threads share a block. All other blocks take
@@ -13,12 +13,12 @@
 
 namespace gpucast {
 
-// The array as outer x rows x columns, and its grid of blocks of block_rows x block_columns. `apart` is 0 where one
+// The array as outer x rows x columns, and its grid of blocks of block_rows x block_columns. `splits_outer` is 0 if one
 // block spans all of the outer dimension. The last blocks of a dimension may be smaller.
 struct Blocks {
-    i64 outer, rows, columns, block_rows, block_columns, grid_rows, grid_columns, apart;
+    i64 outer, rows, columns, block_rows, block_columns, grid_rows, grid_columns, splits_outer;
 
-    GPUCAST_INLINE i64 count() const { return (apart ? outer : 1) * grid_rows * grid_columns; }
+    GPUCAST_INLINE i64 count() const { return (splits_outer ? outer : 1) * grid_rows * grid_columns; }
 };
 
 // The constants of a division of 32-bit numbers by multiplication (gpucast/quantization/gpu/source.py).
@@ -92,9 +92,9 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
         const i64 row = i64(above - outer * Index(blocks.grid_rows)) * blocks.block_rows;
         const i64 left = blocks.columns - column, down = blocks.rows - row;
         const i64 width = left < blocks.block_columns ? left : blocks.block_columns;
-        const i64 height = blocks.apart ? (down < blocks.block_rows ? down : blocks.block_rows) : blocks.outer;
+        const i64 height = blocks.splits_outer ? (down < blocks.block_rows ? down : blocks.block_rows) : blocks.outer;
         // Elements are contiguous along the rows of a block; `stride` is the distance of its rows.
-        const i64 stride = blocks.apart ? blocks.columns : blocks.rows * blocks.columns, all = width * height;
+        const i64 stride = blocks.splits_outer ? blocks.columns : blocks.rows * blocks.columns, all = width * height;
         const u8* from = src + ((i64(outer) * blocks.rows + row) * blocks.columns + column) * bytes;
         i64 begin = i64(part) * given.chunk;
         const i64 end = begin + given.chunk < all ? begin + given.chunk : all;
@@ -214,7 +214,7 @@ struct BlockCursor {
 private:
     GPUCAST_INLINE void find() {
         const Index along = divided(column, blocks.block_columns, given.block_columns);
-        const Index above = (blocks.apart ? outer : 0) * Index(blocks.grid_rows) + divided(row, blocks.block_rows, given.block_rows);
+        const Index above = (blocks.splits_outer ? outer : 0) * Index(blocks.grid_rows) + divided(row, blocks.block_rows, given.block_rows);
         in_block = column - along * Index(blocks.block_columns);
         block = above * Index(blocks.grid_columns) + along;
     }
@@ -282,8 +282,8 @@ GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& 
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/source.py defines NAME_format;
-// the last argument is a call of a function above.
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/source.py defines NAME_format; the
+// last argument is a call of a function above.
 #define GPUCAST_QUANTIZE(NAME, THREADS, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \

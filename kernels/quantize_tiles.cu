@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays to narrow codes with scales, in tiles: one read of an array gives codes by blocks along its rows, by blocks
 // down its columns, or both, in its own order and transposed. Every result is that of
-// gpucast/quantization/reference.py.
+// gpucast/reference/quantize.py.
 //
 // A thread holds a patch of a tile in registers. Only statistics, scales and codes go through shared memory, codes as
 // bytes, so that each thread writes complete vectors of the result.
@@ -472,8 +472,8 @@ GPUCAST_INLINE void quantize_tiles(
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/tile_source.py defines
-// NAME_format and NAME_tiles.
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/tile_source.py defines NAME_format
+// and NAME_tiles.
 #define GPUCAST_QUANTIZE_TILES(NAME, SRC, THREADS)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, gpucast::tile_blocks<gpucast::SRC>(THREADS))                 \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \

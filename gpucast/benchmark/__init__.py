@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring casts: check first, then time. For `gpucast bench`, and for the benchmark in bench/."""
+"""Measures casts, and checks their results first. For `gpucast bench` and the benchmarks in bench/."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arrays that a cast is measured on: several sets of source and destination, so that none is in the cache."""
+"""The arrays for measuring a cast: several sets of source and destination, so many that none stays in the cache."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gpucast.benchmark.machine import ALIGNMENT, Array, Machine
 from gpucast.core.dtypes import DType
 from gpucast.parity.cases import NUMERIC
 
-#: Elements that are made once per source type, and repeated to the wanted length.
+#: Elements that are generated once per source type and repeated to the required length.
 BLOCK = 1 << 20
-#: Rotation goes through so many times what the cache holds, but through no more sets than that.
+#: Sets together have so many times the size of the cache, but there are no more than MOST_SETS.
 CACHES, MOST_SETS = 4, 512
 #: The share of the free memory that the arrays of one cast may take.
 MEMORY_SHARE = 0.4
@@ -30,22 +30,22 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True)
 class Layout:
-    """How the elements lie in memory. The destination is contiguous; its shape is that of the source's view."""
+    """The layout of the elements in memory. The destination is contiguous and has the shape of the source's view."""
 
     name: str
     kind: Literal["flat", "strided", "transposed"] = "flat"
-    #: Elements (of types below one byte: bytes) by which a side lies behind an aligned address.
+    #: The offset of a side from an aligned address, in elements (for types below one byte in bytes).
     src_shift: int = 0
     dst_shift: int = 0
 
     def applies(self, src: DType, n: int) -> bool:
-        """Whether n elements of a type can lie so. Packed arrays have no strides."""
+        """Whether n elements of a type can have this layout. Packed arrays have no strides."""
         if self.kind == "flat":
             return True
         return not src.packed and (self.kind == "strided" or (n >= 4 and n & (n - 1) == 0))
 
     def held(self, n: int) -> int:
-        """Source elements in memory, of which n are cast."""
+        """The source elements in memory, n of which are cast."""
         return 2 * n if self.kind == "strided" else n
 
     def shape(self, n: int) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class Layout:
         return (n // rows, rows) if self.kind == "transposed" else (n,)
 
     def view(self, flat: Any) -> Any:
-        """Of a flat array (of any library) the elements that are cast, in their order."""
+        """A view of the elements of a flat array (of any library) that are cast, in their order."""
         if self.kind == "strided":
             return flat[::2]
         if self.kind == "transposed":
@@ -61,7 +61,7 @@ class Layout:
         return flat
 
     def places(self, elements: Array, n: int) -> Array:
-        """Where the elements of the view with these row-major indices lie in the flat array."""
+        """The indices in the flat array of elements given by their row-major indices in the view."""
         if self.kind == "strided":
             return 2 * elements
         if self.kind == "transposed":
@@ -91,7 +91,7 @@ def moved_bytes(src: DType, dst: DType, n: int) -> float:
 
 @lru_cache(maxsize=len(NUMERIC))
 def source_codes(dtype: DType) -> Array:
-    """BLOCK codes of a type, one element each: what weights look like, with 1 % of random codes; random integers."""
+    """BLOCK codes of a type, one element each: floats distributed like weights, 1 % random codes; random integers."""
     rng = np.random.default_rng([19, dtype.number or 0])
     if dtype.family == "bool":
         return np.asarray(rng.integers(0, 2, BLOCK, dtype=dtype.code_numpy))
@@ -114,7 +114,7 @@ def as_array(data: Any, dtype: DType, n: int) -> Any:
 
 @dataclass(frozen=True)
 class Sets:
-    """Sets of one source and one destination each, as bytes; all sources hold the same codes, over and over."""
+    """Sets of one source and one destination each, as bytes; all sources repeat the same codes."""
 
     machine: Machine
     src: DType
@@ -132,7 +132,7 @@ class Sets:
 
     @property
     def cold(self) -> bool:
-        """Whether a set has left the cache when its turn comes again."""
+        """Whether a set has been evicted from the cache when its turn comes again."""
         return self.footprint >= CACHES * self.machine.cache_bytes
 
     def source_arrays(self) -> list[Any]:
@@ -150,12 +150,12 @@ class Sets:
 
 
 def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout = CONTIGUOUS) -> Sets:
-    """Sets of which two uses are CACHES times the cache apart, or MOST_SETS of them; TooLarge without room."""
+    """Sets with CACHES times the size of the cache, at most MOST_SETS. TooLarge where they do not fit."""
     each = src.nbytes(layout.held(n)) + dst.nbytes(n)
     free = int(MEMORY_SHARE * machine.free_bytes())
     wanted = rotation(machine, each)
     if wanted * each > free:
-        # One set that is larger than the cache is cold whenever it comes round.
+        # Fewer sets will do if they are larger than the cache.
         wanted = free // each
         if wanted * each < CACHES * machine.cache_bytes:
             raise TooLarge(f"{each:,} bytes for each of {max(wanted, 1)} sets, but {free:,} may be used")
@@ -163,7 +163,7 @@ def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout =
 
 
 def rotation(machine: Machine, each: int) -> int:
-    """How many sets of so many bytes to go through, so that none is in the cache when its turn comes again."""
+    """How many sets of `each` bytes to rotate through, so that none is in the cache when its turn comes again."""
     return min(max(2, -(-CACHES * machine.cache_bytes // each)), MOST_SETS)
 
 
@@ -173,7 +173,7 @@ def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, co
     outs = tuple(_arena(machine, dst, n, layout.dst_shift, count))
     _fill(machine, sources, raw(codes[: -(-layout.held(n) // 8) * 8], src))
     for out in outs:
-        # No element of the result may be right by chance.
+        # So that no element of the result is right by chance.
         machine.fill(out, 0xA5)
     return Sets(machine, src, dst, n, layout, sources, outs, codes)
 

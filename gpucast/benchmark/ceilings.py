@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast the memory is: the system's copy and our own copy kernel, in the same run as the casts."""
+"""The speed of memory: the system's copy and our own copy kernel, measured in the same run as the casts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gpucast.benchmark.machine import ALIGNMENT, Machine
 from gpucast.benchmark.timing import Times, Work, measure
 
 MEMCPY = "memcpy"
-#: Seconds of copies ahead of all measuring: an idle GPU's clocks are low, and take a while to rise. So many bytes each.
+#: Seconds of copies before all measurements, because an idle GPU's clocks are low and rise slowly; bytes of each copy.
 CLOCK_WARM_UP, _WARM_UP_BYTES = 0.5, 1 << 26
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """A copy that moves so many bytes: read and written ones both count."""
+    """A copy that moves `bytes` bytes, counting both read and written ones."""
 
     name: str
     bytes: int
@@ -45,7 +45,7 @@ def measure_ceilings(
         if 2 * step * count > machine.free_bytes() * 0.8:
             continue
         arena = machine.empty(2 * step * count)
-        # Zeros may be quicker to move.
+        # Not zeros, which may be quicker to move.
         machine.fill(arena, 0x5A)
         sides = [(arena[2 * i * step :][:half], arena[(2 * i + 1) * step :][:half]) for i in range(count)]
         works = [Work(name, _run(copy, sides), count) for name, copy in copies.items()]
@@ -55,7 +55,7 @@ def measure_ceilings(
 
 
 def warm_clocks(machine: Machine, seconds: float | None = None) -> None:
-    """Keep the machine busy for so long (CLOCK_WARM_UP unless told)."""
+    """Keep the machine busy for that many seconds, by default CLOCK_WARM_UP."""
     half = min(_WARM_UP_BYTES, machine.free_bytes() // 8) // (2 * ALIGNMENT) * ALIGNMENT
     arena = machine.empty(2 * half)
     end = machine.now() + (CLOCK_WARM_UP if seconds is None else seconds)
@@ -66,7 +66,7 @@ def warm_clocks(machine: Machine, seconds: float | None = None) -> None:
 
 
 def _working(machine: Machine) -> dict[str, Callable[[Any, Any], object]]:
-    """The copies by name; one that fails is named on stderr."""
+    """The copies by name, without those that fail, which are reported on stderr."""
     some = machine.empty(2 * ALIGNMENT)
     measured: dict[str, Callable[[Any, Any], object]] = {}
     for name, copy in {MEMCPY: machine.copy, **machine.copy_kernels()}.items():
@@ -90,6 +90,6 @@ def nearest(ceilings: Iterable[Ceiling], moved: float, memcpy: bool | None = Non
     chosen = [one for one in ceilings if memcpy is None or memcpy == (one.name == MEMCPY)]
     if not chosen:
         return 0.0
-    # Of two that are as near the larger one: it has less of what a launch takes.
+    # Of two equally near sizes the larger one, on which the cost of a launch has less effect.
     size = min({one.bytes for one in chosen}, key=lambda size: (round(abs(math.log2(size / moved)), 9), -size))
     return max(one.speed for one in chosen if one.bytes == size)

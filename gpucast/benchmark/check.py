@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check first: what is timed is compared with the reference, bit for bit."""
+"""Checks before timing: results are compared with the reference, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from gpucast.core.dtypes import DType
 from gpucast.core.rule import Rule, resolve
 from gpucast.parity.compare import codes_of, describe, wanted_codes
 
-#: Of the codes of a wide source: the share of the destination's midpoints, and random ones.
+#: For a wide source: the share of the destination's midpoints, and the number of random codes.
 _SHARE, _RANDOM = 1 / 16, 4096
-#: Elements at the beginning, in the middle and at the end of a large result.
+#: The elements compared at the beginning, in the middle and at the end of a large result.
 WINDOW = 4096
 
 
 @dataclass(frozen=True)
 class Check:
-    """How many results were compared, how many differ, and the first that does, in words."""
+    """How many results were compared, how many differ, and a description of the first that differs."""
 
     checked: int
     wrong: int
@@ -35,9 +35,9 @@ class Check:
 
 
 def check_sample(machine: Machine, contender: Contender, src: DType, dst: DType, exact: bool) -> Check:
-    """Every code of a source of 16 bits or fewer; of a wider one the hard values, and random ones.
+    """Check every code of a source of 16 bits or fewer, or hard values and random ones of a wider source.
 
-    `exact`: NaNs count by their bits; else any NaN is as good as another.
+    `exact`: NaNs are compared by their bits; otherwise all NaNs count as equal.
     """
     codes, wanted = _sample(resolve(src, dst))
     sets = sets_of(machine, src, dst, codes.size, CONTIGUOUS, codes, 1)
@@ -47,7 +47,7 @@ def check_sample(machine: Machine, contender: Contender, src: DType, dst: DType,
 
 
 def check_head(contender: Contender, sets: Sets, result: Any) -> Check:
-    """The first results of a rival that takes too long to prepare for a sample of its own."""
+    """Check the first results of a rival that takes too long to prepare for a separate sample."""
     elements = np.arange(min(sets.n, 16 * WINDOW))
     codes = sets.taken(elements)
     contender.wait(result)
@@ -56,12 +56,12 @@ def check_head(contender: Contender, sets: Sets, result: Any) -> Check:
 
 
 def check_windows(contender: Contender, sets: Sets) -> Check:
-    """The beginning, the middle and the end of the destination that a contender writes to."""
+    """Check the beginning, the middle and the end of the destination that a contender writes to."""
     out, dst, n = sets.outs[0], sets.dst, sets.n
     sets.machine.fill(out, 0xA5)
     contender.wait(contender.prepare(sets)(0))
     total = Check(0, 0)
-    # Types below one byte are read from whole bytes on.
+    # Multiples of 8, so that windows of types below one byte begin at a byte.
     for begin in sorted({0, n // 2 // 8 * 8, max(0, n - WINDOW) // 8 * 8}):
         count = min(WINDOW, n - begin)
         data = out[begin * dst.bits // 8 : dst.nbytes(begin + count)]

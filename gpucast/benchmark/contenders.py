@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured: gpucast, and those that it is compared with. A rival is there if its package can be imported."""
+"""What is measured: gpucast and its rivals, as far as their packages can be imported."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from gpucast.core.dtypes import DType
 
 Run = Callable[[int], Any]
 
-#: Our own contenders have names that begin so; the one that writes to `out` is called just this.
+#: The prefix of the names of our own contenders, and the full name of the one that writes to `out`.
 OURS = "gpucast"
-#: A copy by our own kernel of as many bytes, in turn with the casts: what they are measured by. It is no rival.
+#: A copy of as many bytes by our own kernel, measured in turn with the casts as their yardstick. It is no rival.
 COPY = "copy kernel"
 
 
 class Contender(Protocol):
-    """A way to cast."""
+    """An implementation of casts."""
 
     def __init__(self, machine: Machine) -> None: ...
 
     name: str
-    #: Its results are new arrays.
+    #: Whether its results are new arrays.
     allocates: bool
-    #: It compiles for seconds before the first cast of a pair.
+    #: Whether it compiles for seconds before the first cast of a pair.
     heavy: bool
-    #: It launches on the machine's stream, so that marks there tell its time, and its calls can be captured.
+    #: Whether it launches on the machine's stream, so that events there measure its time and its calls can be captured.
     streamed: bool
 
     def supports(self, src: DType, dst: DType) -> bool:
-        """Whether it has the pair, on the machine that it was made for."""
+        """Whether it supports the pair on its machine."""
 
     def prepare(self, sets: Sets) -> Run:
-        """The function that casts the i-th set, and returns the result. May raise what its library raises."""
+        """The function that casts the i-th set and returns the result. May raise any error of its library."""
 
     def wait(self, result: Any) -> None:
-        """Wait until a result is there."""
+        """Wait until a result is complete."""
 
     def codes(self, result: Any, dst: DType, count: int) -> Array:
         """The first codes of a result, one element each, on the host."""
 
 
 class _Streamed:
-    """What those share that cast arrays of NumPy or CuPy, on the machine's stream."""
+    """The base of contenders that cast NumPy or CuPy arrays on the machine's stream."""
 
     heavy = False
     streamed = True
@@ -75,7 +75,7 @@ class Ours(_Streamed):
         self.name = f"{OURS} allocating" if allocates else OURS
 
     def supports(self, src: DType, dst: DType) -> bool:
-        # On the host types below one byte take a byte each, and other arrays than those that are made here.
+        # On the host types below one byte take a byte per element, and need other arrays than the packed ones here.
         return self.machine.stream is not None or not (src.packed or dst.packed)
 
     def prepare(self, sets: Sets) -> Run:
@@ -87,9 +87,9 @@ class Ours(_Streamed):
 
 
 class CopyKernel(_Streamed):
-    """Reads and writes as many bytes as a cast does, half of them each, in arrays of its own that rotate as the casts'.
+    """Reads half as many bytes as a cast moves and writes as many, in its own arrays, which rotate like the casts'.
 
-    `choose` gives, for so many bytes, the function that copies: the quickest of the copy kernels at such a size.
+    `choose` returns the copy function for a number of bytes: the quickest copy kernel at that size.
     """
 
     name = COPY
@@ -112,7 +112,7 @@ class CopyKernel(_Streamed):
         if 2 * step * count > self.machine.free_bytes():
             raise TooLarge(f"{2 * step * count:,} bytes beside those of the casts")
         arena = self.machine.empty(2 * step * count)
-        # Zeros may be quicker to move.
+        # Not zeros, which may be quicker to move.
         self.machine.fill(arena, 0x5A)
         sides = [(arena[2 * i * step :][:half], arena[(2 * i + 1) * step :][:half]) for i in range(count)]
         copy = self.choose(moved)
@@ -201,7 +201,7 @@ class CupyCopyto(CupyAstype):
         return _copyto(self.cupy.copyto, sets)
 
 
-#: What CuPy casts. The other types it carries only under the names of ml_dtypes, at most.
+#: The types that CuPy casts. Arrays of other types it can hold at best, with ml_dtypes dtypes.
 CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
@@ -257,13 +257,13 @@ class TorchCopy(TorchTo):
 
 
 def contenders(machine: Machine) -> list[Contender]:
-    """Ours first, then the rivals that can be imported."""
+    """Our contenders, then the rivals that can be imported."""
     kinds = (NumpyAstype, NumpyCopyto) if machine.stream is None else (CupyAstype, CupyCopyto)
     return [Ours(machine), Ours(machine, allocates=True), *available([*kinds, TorchTo, TorchCopy], machine)]
 
 
 def available(kinds: Sequence[type[Contender]], machine: Machine) -> list[Contender]:
-    """Those of some rivals whose packages are here. One that is here but does not start is named on stderr."""
+    """The rivals whose packages are installed. One that is installed but fails to start is reported on stderr."""
     found = []
     for kind in kinds:
         try:

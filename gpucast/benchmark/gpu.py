@@ -16,7 +16,7 @@ import numpy as np
 
 from gpucast.benchmark.machine import Array, processor
 
-#: Vendors' peak memory bandwidth in TB/s, by what a device's name holds; the first that fits counts.
+#: The vendor's peak memory bandwidth in TB/s, by a part of the device's name; the first match counts.
 _PEAKS = (
     ("B300", 8.0),
     ("B200", 7.67),
@@ -57,10 +57,10 @@ _PACKAGES = (
     "onnxruntime-gpu",
 )
 
-#: Vectors of one thread of the copy kernel that are in flight together.
+#: The vectors that a thread of the copy kernel has in flight.
 UNROLLS = (1, 2, 4)
 _THREADS = 256
-#: Every warp reads and writes 512 bytes next to each other; indices within a block have 32 bits.
+#: Every warp reads and writes 512 contiguous bytes; indices within a block have 32 bits.
 COPY_KERNEL = r"""
 struct alignas(16) Vector { unsigned int word[4]; };
 
@@ -90,7 +90,7 @@ def copy_source(unroll: int) -> tuple[str, str]:
 
 
 def peak_of(name: str, properties: dict[str, Any]) -> float:
-    """The vendor's peak in bytes per second: of a table, else of the memory's clock and width, else 0."""
+    """The vendor's peak in bytes per second: from the table, else from the memory's clock and width, else 0."""
     for part, peak in _PEAKS:
         if part in name:
             return peak * 1e12
@@ -99,7 +99,7 @@ def peak_of(name: str, properties: dict[str, Any]) -> float:
 
 
 class GpuMachine:
-    """The current device. Its stream is not the default one, which cannot be captured."""
+    """The current device. It uses a stream of its own, because the default stream cannot be captured."""
 
     def __init__(self) -> None:
         import cupy
@@ -118,7 +118,7 @@ class GpuMachine:
     def facts(self) -> dict[str, Any]:
         runtime, properties = self._cupy.cuda.runtime, self._properties
         fixed = _nvidia_smi(_FIXED, self._bus)
-        # Tells runs on one board from runs on several, but does not name the board.
+        # A hash: it shows whether runs used the same board without revealing its UUID.
         uuid = fixed.pop("uuid", "")
         return {
             "name": self.device,
@@ -157,7 +157,7 @@ class GpuMachine:
         return self._cupy.empty(nbytes, np.uint8)
 
     def upload(self, into: Any, data: Array) -> None:
-        # Waits: the data may be pageable and go away.
+        # Waits, because the data may be pageable and be freed.
         into.set(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
         self.synchronize()
 
@@ -206,7 +206,7 @@ class GpuMachine:
         try:
             work()
         except BaseException:
-            # The capture has to end, whatever became of it, for the stream to be of use again.
+            # The stream is unusable until the capture ends.
             with contextlib.suppress(Exception):
                 self._stream.end_capture()
             raise
@@ -215,11 +215,11 @@ class GpuMachine:
 
 
 def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
-    """Readings by our names, those that nvidia-smi has; {} where it is not there. It is only asked, never told."""
+    """Readings by our names, as far as nvidia-smi has them; {} without nvidia-smi. It changes nothing."""
     try:
         return _query(fields, bus)
     except subprocess.CalledProcessError:
-        # One name that this version does not know spoils the whole question.
+        # A single field that this version does not know fails the whole query, so query each field.
         found: dict[str, Any] = {}
         for name, ours in fields.items():
             with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -237,7 +237,7 @@ def _query(fields: dict[str, str], bus: str) -> dict[str, Any]:
 
 
 def _governor() -> str:
-    """What sets the clock of the host's processor; "" where that is not told."""
+    """The frequency governor of the host's processor; "" if it is not known."""
     try:
         with open("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", encoding="utf-8") as file:
             return file.read().strip()

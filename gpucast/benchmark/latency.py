@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs the host: many calls, none of which is waited for."""
+"""The cost of a call on the host, measured over many calls without waiting for their results."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from gpucast.benchmark.contenders import Contender
 from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Times, Work
 
-#: Calls in a row. The queue of a stream takes about 1024 launches before it makes callers wait.
+#: Consecutive calls. A stream's queue holds about 1024 launches before callers have to wait.
 CALLS = 1000
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of one call: of rows of CALLS calls with one wait at the end, and the 99th percentile of single calls."""
+    """Seconds per call: of series of CALLS calls with a wait at the end; and the 99th percentile of single calls."""
 
     times: Times
     p99: float
 
 
 def measure_latency(machine: Machine, works: Sequence[Work], loops: int = 20, calls: int = CALLS) -> list[Latency]:
-    """Rows of calls of several works in turn."""
+    """Measure series of calls of several works in turn."""
     rows: list[list[float]] = [[] for _ in works]
     for work in works:
         work.give(calls // 10)
@@ -44,7 +44,7 @@ def measure_latency(machine: Machine, works: Sequence[Work], loops: int = 20, ca
 
 
 def works_of(contenders: Iterable[Contender], sets: Sets) -> list[Work]:
-    """The calls of the contenders that have the pair; those that fail are named on stderr."""
+    """The calls of the contenders that support the pair; those that fail are reported on stderr."""
     works = []
     for one in contenders:
         if not one.supports(sets.src, sets.dst):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What casts are measured on. All device access of the benchmark goes through one object, which tests can replace."""
+"""The machine that casts are measured on. All device access goes through this object, which tests can replace."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-#: The multiple of bytes at which arrays of `Machine.empty` begin.
+#: The alignment in bytes of arrays from `Machine.empty`.
 ALIGNMENT = 256
 
 
 class Machine(Protocol):
-    """A GPU, or the host. Arrays are flat and of uint8, unless told otherwise; times are in seconds."""
+    """A GPU, or the host. Arrays are flat uint8 arrays unless stated otherwise; times are in seconds."""
 
     #: The GPU's name; "none" for the host.
     device: str
-    #: What has to be moved between two uses of an array, for it to have left the cache: bytes.
+    #: The bytes that have to be moved between two uses of an array to evict it from the cache.
     cache_bytes: int
-    #: The vendor's peak of the memory, bytes per second; 0 where it is not known.
+    #: The vendor's peak bandwidth of the memory in bytes per second; 0 if it is not known.
     peak: float
-    #: The stream that all work is given to, as an integer; None on the host.
+    #: The handle of the stream that gets all work; None on the host.
     stream: int | None
 
     def facts(self) -> dict[str, Any]:
-        """What a reader needs to judge the figures: names, versions, sizes; as JSON holds it."""
+        """What a reader needs to judge the figures: names, versions, sizes; serialisable as JSON."""
 
     def state(self) -> dict[str, Any]:
-        """Clocks, power, temperature and throttling now; as JSON holds it, {} where nothing tells them."""
+        """Current clocks, power, temperature and throttling, serialisable as JSON; {} if they are not available."""
 
     def current(self) -> AbstractContextManager[None]:
         """Work inside the ``with`` block goes to the machine's stream."""
@@ -44,10 +44,10 @@ class Machine(Protocol):
         """Bytes that can be allocated."""
 
     def release(self) -> None:
-        """Give memory that is kept for later back to the system."""
+        """Return cached memory to the system."""
 
     def empty(self, nbytes: int) -> Any:
-        """An array without set values, at a multiple of ALIGNMENT."""
+        """An uninitialised array at a multiple of ALIGNMENT."""
 
     def upload(self, into: Any, data: Array) -> None:
         """Copy a host array of as many bytes into an array."""
@@ -56,19 +56,19 @@ class Machine(Protocol):
         """A host copy of a contiguous array of any dtype; waits for the stream."""
 
     def copy(self, dst: Any, src: Any) -> None:
-        """Copy an array into another as large with the system's own copy; does not wait."""
+        """Copy an array into another of equal size by the system's own copy; does not wait."""
 
     def copy_kernels(self) -> dict[str, Callable[[Any, Any], object]]:
-        """Copies as `copy`, made by our own 16-byte copy kernels, by name; none on the host."""
+        """Our own 16-byte copy kernels by name, with the signature of `copy`; none on the host."""
 
     def fill(self, x: Any, byte: int) -> None:
         """Set every byte of an array."""
 
     def record(self) -> Any:
-        """A mark behind all work that was given so far."""
+        """An event after all work that was enqueued so far."""
 
     def seconds(self, start: Any, end: Any) -> float:
-        """The time between two marks; both are reached."""
+        """The time between two events, which have both occurred."""
 
     def synchronize(self) -> None:
         """Wait until all work is done."""
@@ -77,11 +77,11 @@ class Machine(Protocol):
         """The host's clock."""
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
-        """A graph of what `work` gives, to be launched many times; None where there are no graphs."""
+        """A graph of the work that `work` enqueues, which can be launched many times; None if there are no graphs."""
 
 
 class HostMachine:
-    """The host: NumPy arrays, and a clock that marks are read from at once."""
+    """The host: NumPy arrays, and events that are readings of the clock."""
 
     device = "none"
     stream: int | None = None
@@ -103,12 +103,12 @@ class HostMachine:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        # NumPy tells of overflow, which here is meant.
+        # NumPy would warn of overflow, which is intended here.
         with np.errstate(all="ignore"):
             yield
 
     def free_bytes(self) -> int:
-        # Small enough for any machine: the host's figures are no more than a hint.
+        # Small enough for any machine; the host's figures are only a rough guide.
         return 2 << 30
 
     def release(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pair of types at one size: every contender checked, then all of them timed in turn."""
+"""Measures one pair of types at one size: checks every contender, then times all of them in turn."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpucast.benchmark.machine import Machine
 from gpucast.benchmark.timing import Times, Work, measure
 from gpucast.core.dtypes import DType, dtype
 
-#: How calls reach the GPU: one by one, or as nodes of a CUDA graph, which leaves out what a call costs the host.
+#: How calls reach the GPU: one by one, or as nodes of a CUDA graph, which excludes the cost of a call on the host.
 Via = Literal["calls", "graph"]
-#: Nodes of a graph at least.
+#: The fewest nodes of a graph.
 _NODES = 20
 
-#: Pairs that people use: storage to arithmetic and back, quantising, images, indices, and one of each pair of widths.
+#: Commonly used pairs: storage to arithmetic and back, quantising, images, indices; and a pair of each two widths.
 COMMON = tuple(
     (dtype(src), dtype(dst))
     for src, dst in (
@@ -60,13 +60,13 @@ class Measurement:
     layout: str
     via: Via
     contender: str
-    #: Read and written.
+    #: Bytes read and written.
     bytes: float
-    #: Results compared with the reference, how many of them differ, and the first of these in words.
+    #: Results compared with the reference, how many differ, and a description of the first that differs.
     checked: int = 0
     wrong: int = 0
     first: str = ""
-    #: Sets of arrays that the calls rotated through, and whether they are too many for the cache.
+    #: Sets of arrays that the calls rotated through, and whether they exceed the cache.
     sets: int = 0
     cold: bool = False
     times: Times | None = None
@@ -92,7 +92,7 @@ class Measurement:
 
 
 class Pairs:
-    """Measures pairs on one machine, and remembers which contenders were checked on which."""
+    """Measures pairs on one machine, and checks each contender only once per pair."""
 
     def __init__(self, machine: Machine, contenders: Sequence[Contender]) -> None:
         self.machine = machine
@@ -113,8 +113,8 @@ class Pairs:
         samples: int = 100,
         limit: float = math.inf,
     ) -> list[Measurement]:
-        """The rows of the contenders that have the pair, source and destination (of those named, with `only`), ours
-        first."""
+        """The measurements of the contenders that support the pair (source, destination), ours first; `only`: the names
+        of those to measure."""
         src, dst = pair
         chosen = [one for one in self.supporting(src, dst) if only is None or one.name in only]
         if via == "graph":
@@ -156,7 +156,7 @@ class Pairs:
             return make_sets(self.machine, src, dst, n, layout)
 
     def _ready(self, contender: Contender, sets: Sets, via: Via) -> tuple[Check, Work | None]:
-        """What the check found, and the work to time; no work where the machine has no graphs."""
+        """The result of the check, and the work to time; no work if the machine has no graphs."""
         check = self._checked(contender, sets)
         run = contender.prepare(sets)
         if contender.heavy:
@@ -169,7 +169,7 @@ class Pairs:
         return check, self._graph(contender.name, run, len(sets.sources))
 
     def _checked(self, contender: Contender, sets: Sets) -> Check:
-        # Copies give no results to compare.
+        # Copies have no results to compare.
         if contender.heavy or isinstance(contender, CopyKernel):
             return Check(0, 0)
         key = contender.name, sets.src.name, sets.dst.name
@@ -179,7 +179,7 @@ class Pairs:
         return self._checks[key]
 
     def _graph(self, name: str, run: Run, sets: int) -> Work | None:
-        # Whatever the first call loads cannot be loaded while a graph is captured.
+        # The first call loads what cannot be loaded during a capture.
         run(0)
         nodes = sets * -(-_NODES // sets)
         launch = self.machine.capture(lambda: [run(i % sets) for i in range(nodes)])

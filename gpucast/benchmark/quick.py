@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seconds of measuring, for a person who waits: common pairs beside the rivals that are here, and what a call costs."""
+"""A benchmark of a few seconds: common pairs compared with the rivals that are installed, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpucast.core.dtypes import DType, dtype
 
 Pair = tuple[DType, DType]
 
-#: In the order of their worth: where the time is short, the last ones are left out.
+#: The most important first: if time is short, the last ones are left out.
 PAIRS: tuple[Pair, ...] = tuple(
     (dtype(src), dtype(dst))
     for src, dst in (
@@ -39,13 +39,13 @@ PAIRS: tuple[Pair, ...] = tuple(
 )
 #: The pair whose calls are timed.
 LATENCY_PAIR: Pair = (dtype("FLOAT"), dtype("FLOAT16"))
-#: The share of the time that each contender's batches of one pair may take, and that of a ceiling's.
+#: The shares of the time that the batches of a contender for one pair, and those of a ceiling, may take.
 _PAIR_SHARE, _CEILING_SHARE = 0.01, 0.01
 
 
 @dataclass(frozen=True)
 class QuickReport:
-    """What was measured; `left` pairs were not, for want of time."""
+    """The results; `left` pairs were not measured for lack of time."""
 
     device: str
     facts: dict[str, Any]
@@ -57,7 +57,7 @@ class QuickReport:
 
     @property
     def wrong(self) -> list[Measurement]:
-        """Our own rows with results that differ from the reference, or without any."""
+        """Our own measurements whose results differ from the reference, or that failed."""
         return [
             measurement
             for measurement in self.rows
@@ -88,7 +88,7 @@ def run(
     """Measure for about so many seconds, at least one pair. `on_measured` gets the figures of each pair at once."""
     end = machine.now() + seconds
     with machine.current():
-        # So many bytes that the figure stands for large arrays of every pair.
+        # A size that represents large arrays of every pair.
         size = min(1 << (4 * n).bit_length(), machine.free_bytes() // 8 // 256 * 256)
         ceilings = measure_ceilings(machine, [size], samples=100, limit=_CEILING_SHARE * seconds)
         latencies = _latencies(machine, contenders)
@@ -108,18 +108,18 @@ def run(
 def _latencies(machine: Machine, contenders: Sequence[Contender]) -> dict[str, Latency]:
     src, dst = LATENCY_PAIR
     works = works_of(contenders, make_sets(machine, src, dst, 1))
-    # Calls on the host take long: they do the work.
+    # Fewer calls on the host, where a call includes the work.
     taken = measure_latency(machine, works, loops=LEAST, calls=CALLS if machine.stream is not None else CALLS // 10)
     return {work.name: latency for work, latency in zip(works, taken, strict=True)}
 
 
 def text(report: QuickReport) -> str:
-    """The report as a table for people."""
+    """The report as a table of text."""
     place = "the host (device: none)" if report.device == "none" else report.device
     lines = [f"gpucast bench on {place}: {report.n:,} elements, GB/s of bytes read and written"]
     lines += [f"ceiling, {one.name}: {one.speed / 1e9:,.0f} GB/s" for one in report.ceilings]
     names = list(dict.fromkeys(measurement.contender for measurement in report.rows))
-    # Allocating takes the GPU no time: one of our two columns says it all there.
+    # Allocation takes no time on the GPU, so one of our two columns is enough.
     names = [name for name in names if name != "gpucast allocating"]
     width = max((len(f"{measurement.src} to {measurement.dst}") for measurement in report.rows), default=4)
     lines.append(" ".join([f"{'pair':<{width}}", "of ceiling", *(f"{name:>13}" for name in names), "differ"]))
@@ -151,7 +151,7 @@ def _by_pair(rows: Sequence[Measurement]) -> dict[tuple[str, str], dict[str, Mea
 
 
 def _cell(measurement: Measurement | None, ours: Measurement | None) -> str:
-    """A speed; ~ where it cannot be told from ours, * where its results are not the reference's."""
+    """A speed; ~ marks one that cannot be distinguished from ours, * one whose results differ from the reference."""
     if measurement is None or measurement.times is None:
         return f"{'-':>13}"
     same = (
@@ -165,7 +165,7 @@ def _cell(measurement: Measurement | None, ours: Measurement | None) -> str:
 
 
 def _claims(rows: Sequence[Measurement], names: Sequence[str]) -> list[str]:
-    """Against every rival: the geometric mean of the speed-ups, and what may be claimed pair by pair."""
+    """For every rival: the geometric mean of the speed-ups, and how many pairs are faster, the same or slower."""
     lines = []
     for name in names:
         if name.startswith(OURS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times that can be compared: medians of interleaved batches, with their spread."""
+"""Comparable times: medians of interleaved batches, with their spread."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from gpucast.benchmark.machine import Machine
 
-#: A batch of calls takes so many seconds or more: marks are exact to about half a microsecond.
+#: The least seconds of a batch of calls, because events are accurate to about half a microsecond.
 BATCH = 1e-3
-#: Fewer samples than these have no 5th and 95th percentile to speak of.
+#: The fewest samples with meaningful 5th and 95th percentiles.
 LEAST = 20
 _WARM_UPS = 10
 _MOST_CALLS = 20_000
@@ -24,7 +24,7 @@ Verdict = Literal["faster", "slower", "same"]
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one call: the median, the 5th and the 95th percentile of `samples` batches of `calls` calls."""
+    """Seconds per call: the median, the 5th and the 95th percentile of `samples` batches of `calls` calls."""
 
     median: float
     p5: float
@@ -39,7 +39,7 @@ class Times:
 
 
 def verdict(ours: Times, theirs: Times) -> Verdict:
-    """What may be claimed: nothing where the intervals from the 5th to the 95th percentile overlap."""
+    """Which is faster; "same" if the intervals from the 5th to the 95th percentile overlap."""
     if ours.p95 < theirs.p5:
         return "faster"
     return "slower" if theirs.p95 < ours.p5 else "same"
@@ -47,22 +47,22 @@ def verdict(ours: Times, theirs: Times) -> Verdict:
 
 @dataclass
 class Work:
-    """Something to time: `run(i)` gives the work of the i-th of `sets` sets of arrays to the machine."""
+    """Something to time: `run(i)` enqueues the work on the i-th of `sets` sets of arrays."""
 
     name: str
     run: Callable[[int], Any]
     sets: int
-    #: For work that goes to a stream of its own: waits for what a run returned. The host's clock tells its time.
+    #: For work on a stream of its own, which is timed by the host's clock: waits for what a run returned.
     wait: Callable[[Any], object] | None = None
-    #: Calls that one run stands for, as the launch of a graph does.
+    #: The calls of one run; more than 1 for the launch of a graph.
     calls: int = 1
-    #: Runs of a batch, batches to take, and the next set.
+    #: Runs per batch, number of batches, and the next set.
     runs: int = field(default=1, init=False)
     samples: int = field(default=0, init=False)
     _next: int = field(default=0, init=False)
 
     def give(self, runs: int) -> Any:
-        """The next runs, each on the next set; what the last one returned."""
+        """Enqueue runs, each on the next set; returns what the last run returned."""
         run, sets, i = self.run, self.sets, self._next
         result = None
         for _ in range(runs):
@@ -74,7 +74,7 @@ class Work:
         return result
 
     def finish(self, machine: Machine, result: Any) -> None:
-        """Wait until all that was given is done, `result` being what the last run returned."""
+        """Wait until all enqueued work is done; `result`: what the last run returned."""
         if self.wait is None:
             machine.synchronize()
         else:
@@ -82,10 +82,10 @@ class Work:
 
 
 def measure(machine: Machine, works: Sequence[Work], *, samples: int = 100, limit: float = math.inf) -> list[Times]:
-    """The times of several works in turn (A B C, B C A, ...), so that whatever disturbs the machine disturbs all alike.
+    """Time several works in turn (A B C, B C A, ...), so that disturbances of the machine affect all alike.
 
-    `samples` batches of each, but no more than take `limit` seconds, and LEAST at least. Between the batches of one
-    stream nobody waits: the machine always has work, and no batch begins with the time that a first launch takes.
+    Takes `samples` batches of each work, or fewer, but at least LEAST, if they would take more than `limit` seconds.
+    Batches on the stream follow each other without waiting, so that no batch includes the latency of a first launch.
     """
     for work in works:
         _prepare(machine, work, samples, limit)
@@ -115,17 +115,17 @@ def measure(machine: Machine, works: Sequence[Work], *, samples: int = 100, limi
 
 
 def _takes_part(work: Work, turn: int, turns: int) -> bool:
-    """Whether a work has a batch in this turn: works with fewer samples than turns have theirs spread over all."""
+    """Whether a work has a batch in this turn. Those of works with fewer samples than turns are spread evenly."""
     return (turn + 1) * work.samples // turns > turn * work.samples // turns
 
 
 def _prepare(machine: Machine, work: Work, samples: int, limit: float) -> None:
-    """Warm up, and find how many runs make a batch."""
+    """Warm up, and determine how many runs make a batch."""
     _by_the_host(machine, work)  # The first run may compile.
     work.runs = 1
     one = _by_the_host(machine, work)
     if one < BATCH:
-        # One run with its wait says little; as many as make a batch say enough.
+        # One run with its wait is too inaccurate; measure as many as a batch has.
         work.runs = min(max(_WARM_UPS, math.ceil(BATCH / max(one, 1e-9))), _MOST_CALLS)
         one = _by_the_host(machine, work) / work.runs
     else:
@@ -136,7 +136,7 @@ def _prepare(machine: Machine, work: Work, samples: int, limit: float) -> None:
 
 
 def _by_the_host(machine: Machine, work: Work) -> float:
-    """Seconds of a batch, until it is done, by the host's clock."""
+    """Seconds until a batch is done, by the host's clock."""
     machine.synchronize()
     begin = machine.now()
     work.finish(machine, work.give(work.runs))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``__cuda_array_interface__``: arrays on a device without DLPack, such as Numba's. Results are CuPy arrays.
 
-The interface has no word for the types that NumPy lacks: a library that writes '<V2' or '|V1' for them is refused, and
-its codes can be passed as integers through `gpucast.from_bytes`.
+The interface cannot name the types that NumPy lacks. Arrays whose typestr is '<V2' or '|V1' are refused; pass their
+codes as integers through `gpucast.from_bytes`.
 
 Source: Numba's CUDA Array Interface, versions 0 to 3.
 """
@@ -21,7 +21,7 @@ from gpucast.gpu import devices
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
-    """A CuPy array over the memory; CuPy's current stream waits for the stream that the interface names."""
+    """A CuPy array over the same memory; CuPy's current stream waits for the stream that the interface names."""
     interface = x.__cuda_array_interface__
     devices.require(who)
     driver = gpu.driver.driver()
@@ -54,7 +54,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
 
 
 class CudaArrayAdapter(ArrayAdapter):
-    """Objects with ``__cuda_array_interface__``. Results are CuPy arrays, which speak it too."""
+    """Objects with ``__cuda_array_interface__``. Results are CuPy arrays, which have the interface too."""
 
     def take(self, x: Any, who: str, writing: bool = False) -> Any:
         return take(x, who, writing)

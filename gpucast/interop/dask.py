@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dask: the cast of a ``dask.array``, chunk by chunk, wherever its workers are.
+"""Dask: casts a ``dask.array`` chunk by chunk on its workers.
 
-Chunks are NumPy or CuPy arrays, and stay what they are (``device="cpu"`` brings CuPy chunks home). Everything but the
-elements is checked when the graph is built. Dask has no place for a `PackedArray`, so that types below one byte are
-refused for results on a device; on the host they have one element per byte. Of other types that CuPy lacks it can
-neither join chunks nor send them to another worker: cast them back, store them chunk by chunk, or bring them home.
+Chunks are NumPy or CuPy arrays, and the results are of the same kind (``device="cpu"`` brings CuPy chunks to the host).
+Everything except the elements is checked when the graph is built. Dask cannot hold a `PackedArray`, so types below one
+byte are refused for results on a device; on the host they have one element per byte. Chunks of other types that CuPy
+lacks can neither be joined by Dask nor sent to another worker: cast them back, store them chunk by chunk, or bring them
+to the host.
 
-``rechunk`` on a cluster sends no types that NumPy lacks in its newer way: it takes them with
+On a cluster ``rechunk`` does not support types that NumPy lacks by its default method; set
 ``dask.config.set({"array.rechunk.method": "tasks"})``.
 """
 
@@ -71,7 +72,7 @@ def cast(array: Any, to: Any, **keywords: Any) -> Any:
         del keywords["scale"]
     _teach_distributed()
     dst = dtype(to, who="cast: to=")
-    # The cast of no elements checks whatever a cast checks, and shows what kind of array comes out.
+    # Casting zero elements makes all checks of a cast, and shows the kind of array that results.
     nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], dst, **tried))
     sizes = array.chunks if keywords.get("seed") is not None else None
     if sizes is not None:
@@ -86,7 +87,7 @@ def cast(array: Any, to: Any, **keywords: Any) -> Any:
 
 
 def _chunk(x: Any, scale: Any = None, *, block_id: Any, to: str, keywords: dict[str, Any], chunks: Any) -> Any:
-    """One chunk, on a worker. `chunks`: the sizes of all, where it matters which elements are before this one."""
+    """Cast one chunk, on a worker. `chunks`: the sizes of all chunks, if the number of elements before it matters."""
     if scale is not None:
         keywords = keywords | {"scale": scale}
     if chunks is not None:
@@ -99,11 +100,11 @@ def _chunk(x: Any, scale: Any = None, *, block_id: Any, to: str, keywords: dict[
 
 
 def _elements_before(block_id: tuple[int, ...], chunks: tuple[tuple[int, ...], ...]) -> int:
-    """How many elements are in the chunks before this one."""
+    """The number of elements in the chunks before this one."""
     before = 0
     slab = math.prod(map(sum, chunks))
     for index, sizes in zip(block_id, chunks, strict=True):
-        # `slab`: the elements that share the chunk's place along the axes so far.
+        # `slab`: the number of elements in chunks that have the same index as this one along the axes so far.
         length = sum(sizes)
         slab = slab // length if length else 0
         before += slab * sum(sizes[:index])
@@ -131,7 +132,7 @@ def _refuse_packed(y: Any) -> Any:
 
 
 def _of_dimensions(nothing: Any, ndim: int) -> Any:
-    """An array of the same kind: of so many dimensions, and without elements where it has any dimension."""
+    """An array of the same kind with `ndim` dimensions, and without elements unless `ndim` is 0."""
     return nothing.reshape((0,) * ndim) if ndim else type(nothing)((), nothing.dtype)
 
 
@@ -139,7 +140,8 @@ def _of_dimensions(nothing: Any, ndim: int) -> Any:
 
 
 class _Float8E5M2:
-    """Pickled, the dtype; unpickling imports this module, so that the process that got an array can send it on."""
+    """Unpickles to the dtype FLOAT8E5M2. Unpickling imports this module, so that the receiver of an array can send it
+    too."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _float8e5m2, ()
@@ -160,7 +162,7 @@ def _register() -> None:
         if x.dtype != broken:
             return serialize_numpy_ndarray(x, context)
         header, frames = serialize_numpy_ndarray(x.view(np.uint8), context)
-        # As distributed marks the dtypes that it pickles.
+        # The mark of distributed for dtypes that it pickles.
         header["dtype"] = (1, pickle.dumps(_Float8E5M2()))
         return header, frames
 
@@ -168,8 +170,10 @@ def _register() -> None:
 
 
 def _teach_distributed() -> None:
-    """Let processes of dask.distributed, if this is one, exchange FLOAT8E5M2: its dtype says that it is of kind "f",
-    of which distributed sends the name alone, "<f1", which NumPy does not know."""
+    """Let processes of dask.distributed, if this is one, exchange arrays of FLOAT8E5M2.
+
+    The dtype reports the kind "f", so distributed would send only its name, "<f1", which NumPy does not know.
+    """
     if "distributed" in sys.modules:
         _register()
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack: arrays of any library that speaks it, in both directions, with the types that NumPy and CuPy lack.
+"""DLPack: exchanges arrays with any library that supports it, also of types that NumPy and CuPy lack.
 
-NumPy's and CuPy's own import and export stop at the types that they know (and at bfloat16). So a capsule is read here,
-field by field; and one is made by letting NumPy or CuPy export the codes and writing the true type into it. Both
-capsules of the protocol are taken and given: the versioned one where the other side knows it.
+NumPy's and CuPy's own import and export are limited to their own types and bfloat16. So this module reads capsules
+field by field, and makes them by letting NumPy or CuPy export the codes and then writing the true type into the
+capsule. It supports both kinds of capsules, and prefers the versioned one.
 
 Source: dlpack.h 1.3; the Python specification of DLPack (``__dlpack__``, ``from_dlpack``).
 """
@@ -27,11 +27,11 @@ from gpucast.gpu import devices
 # DLDeviceType.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 _ON_HOST, _ON_DEVICE = (_CPU, _CUDA_HOST), (_CUDA, _CUDA_MANAGED)
-#: The newest version whose structures are read here.
+#: The newest DLPack version that is supported.
 _VERSION = (1, 3)
 _READ_ONLY, _PADDED = 1 << 0, 1 << 2
 
-# DLDataTypeCode. Integers and IEEE floats are told apart by their bits.
+# DLDataTypeCode. Integer types share a code, and so do IEEE floats; their bits distinguish them.
 _INT, _UINT, _FLOAT = 0, 1, 2
 _CODES = {
     "bfloat16": 4,
@@ -83,7 +83,7 @@ class _Versioned(ctypes.Structure):
     )
 
 
-#: The names of capsules that nobody has taken yet, and of those that somebody has.
+#: By the name of an unused capsule: its structure, and its name once it is used.
 _CAPSULES = {b"dltensor": (_Managed, b"used_dltensor"), b"dltensor_versioned": (_Versioned, b"used_dltensor_versioned")}
 
 _is_valid = ctypes.pythonapi.PyCapsule_IsValid
@@ -96,17 +96,17 @@ _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 def code_of(kind: DType) -> int | None:
-    """The DLDataTypeCode of a type; None where DLPack has none."""
+    """The DLDataTypeCode of a type; None if DLPack has none."""
     if kind.family == "int":
         return _INT if kind.signed else _UINT
     return _FLOAT if kind.numpy_name == f"float{kind.bits}" else _CODES.get(kind.numpy_name)
 
 
 def take(x: Any, who: str, writing: bool = False) -> Any:
-    """An array over the memory of an object that speaks DLPack: NumPy for the host, CuPy for a device.
+    """An array over the memory of an object that supports DLPack: NumPy for the host, CuPy for a device.
 
-    CuPy's current stream is given to the producer, which makes it wait for its own work. Types below one byte are a
-    PackedArray where the producer packs them.
+    The producer gets CuPy's current stream, and makes it wait for its own work. Types below one byte give a PackedArray
+    if the producer packs them.
     """
     try:
         device_type, device_id = (int(number) for number in x.__dlpack_device__())
@@ -127,7 +127,7 @@ def _import(x: Any, device: int | None, who: str, writing: bool, keywords: dict[
         try:
             capsule = x.__dlpack__(**keywords, max_version=_VERSION)
         except TypeError:
-            # A library from before versions.
+            # A library that predates versioned capsules.
             capsule = x.__dlpack__(**keywords)
     except Exception as error:
         raise TypeError(f"{who}: {type(x).__name__} does not lend its memory through DLPack: {error}") from error
@@ -141,7 +141,7 @@ def _read(capsule: Any, device: int | None, who: str, writing: bool) -> Any:
     structure, used = _CAPSULES[name]
     managed: Any = structure.from_address(_pointer(capsule, name))
     _set_name(capsule, used)
-    # From here on the memory is ours to give back.
+    # From here on this object has to release the memory.
     owner = _Loan(managed)
     flags = 0
     if isinstance(managed, _Versioned):
@@ -156,12 +156,12 @@ def _read(capsule: Any, device: int | None, who: str, writing: bool) -> Any:
 
 
 class _Loan:
-    """Memory of another library; given back when the last array over it is gone."""
+    """Memory of another library, released when the last array over it is gone."""
 
     def __init__(self, managed: Any) -> None:
         if managed.deleter:
             give_back = weakref.finalize(self, _DELETER(managed.deleter), ctypes.addressof(managed))
-            # The end of the process frees all memory, in an order in which arrays may outlive the atexit calls.
+            # Not at exit: arrays may outlive the atexit calls, and the end of the process frees all memory anyway.
             give_back.atexit = False
 
 
@@ -207,14 +207,14 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def settle(*arrays: Any) -> None:
-    """Wait for the devices of some arrays: the library of an array on loan may use its memory again once it is back."""
+    """Wait for the devices of some arrays, because the owner of borrowed memory may reuse it once it is returned."""
     for device in {index for index in map(device_index, arrays) if index is not None}:
         with gpu.driver.driver().on(device):
             gpu.driver.driver().synchronize()
 
 
 def give_back(y: Any, like: Any, who: str) -> Any:
-    """What the `from_dlpack` of the library of `like` makes of an array of ours; the array itself without one."""
+    """The array converted by `from_dlpack` of the library of `like`; the array itself if that library has none."""
     from_dlpack = _from_dlpack_of(like)
     if from_dlpack is None or isinstance(y, PackedArray) or y.dtype == object:
         return y
@@ -238,7 +238,7 @@ def _from_dlpack_of(x: Any) -> Any:
 
 
 class Export:
-    """A NumPy or CuPy array of any type of whole bytes (or the pairs of a PackedArray), to be taken by DLPack."""
+    """Exports a NumPy or CuPy array of any whole-byte type, or the pairs of a PackedArray, through DLPack."""
 
     def __init__(self, array: Any) -> None:
         self._dtype = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
@@ -277,7 +277,7 @@ class DlpackAdapter(ArrayAdapter):
     """Objects with ``__dlpack__`` and ``__dlpack_device__``; results are what their library's `from_dlpack` makes."""
 
     def accepts(self, x: Any) -> bool:
-        """From a device, or where NumPy does not take it as well, or where its library can take the result back."""
+        """Whether it is on a device, or NumPy cannot take it, or its library can take the result back."""
         try:
             kind = int(x.__dlpack_device__()[0])
         except Exception:

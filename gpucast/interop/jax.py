@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """JAX: `gpucast.cast` of JAX arrays gives JAX arrays.
 
-On the CPU memory is shared both ways (types below one byte, which JAX keeps packed and lends to nobody, are copied). On
-a GPU arrays come and go through DLPack, and a cast waits for its kernel, because JAX may use the memory of an array
-again as soon as the array is gone. There types below one byte come as a `PackedArray` over CuPy memory.
+On the CPU memory is shared in both directions, except for types below one byte: JAX packs these and does not export
+them, so they are copied. On a GPU arrays are exchanged through DLPack, and a cast waits for its kernel, because JAX may
+reuse the memory of an array as soon as the array is gone. Results of types below one byte are a `PackedArray` over CuPy
+memory there.
 
-JAX has no FLOAT6E2M3, FLOAT6E3M2 and text: such results are `PackedArray`s, and NumPy arrays of str. 64-bit types need
-``jax_enable_x64``: without it JAX would narrow them silently, so that they are refused. Within `jax.jit` there are no
-values: use ``jax.pure_callback``. JAX's arrays cannot change, so none is taken as `out`.
+JAX has neither FLOAT6E2M3 nor FLOAT6E3M2 nor text: such results are a `PackedArray` or a NumPy array of str. 64-bit
+types need ``jax_enable_x64``; without it JAX would narrow them silently, so they are refused. Within `jax.jit` arrays
+have no values: use ``jax.pure_callback``. JAX arrays are immutable, so none is accepted as `out`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gpucast.interop import dlpack
 
 __all__ = ["ADAPTER", "take"]
 
-#: XLA shares host memory that begins at a multiple of so many bytes, and copies all other.
+#: XLA shares host memory only if its address is a multiple of this; otherwise it copies.
 _ALIGNMENT = 64
 
 
@@ -45,7 +46,7 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     if len(x.devices()) != 1:
         raise ValueError(f"{who}: x is spread over {len(x.devices())} devices; expected an array on one")
     if not isinstance(x.dtype, np.dtype):
-        # JAX's own kinds, such as keys of random numbers.
+        # JAX's own dtypes, such as those of random keys.
         raise TypeError(f"{who}: x.dtype={x.dtype!s} is not a type that Cast takes")
     if dtype(x.dtype, who=f"{who}: x.dtype=").packed:
         if not _is_on_cpu(x):
@@ -72,7 +73,7 @@ def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
 
 
 def _to_jax(y: Any, like: Any) -> Any:
-    """A result of ours as a JAX array, where JAX has its type."""
+    """A result as a JAX array if JAX has its type."""
     if isinstance(y, PackedArray) or y.dtype == object:
         return y
     if not isinstance(y, np.ndarray):

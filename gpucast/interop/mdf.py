@@ -6,12 +6,12 @@
     with mdf.installed():  # or mdf.install() ... mdf.uninstall()
         EvaluableGraph(load_mdf("model.json").graphs[0]).evaluate(initializer={"x": x})
 
-Two attributes of ``modeci_mdf.functions.onnx`` are replaced: `cast`, which the execution engine looks up whenever it
-evaluates a Cast, and `get_onnx_schema`, without whose newest Cast the engine would drop `saturate` and `round_mode`
-(its own is of opset 13). The schemas of all other operators stay those of the package.
+It replaces two attributes of ``modeci_mdf.functions.onnx``: `cast`, which the execution engine looks up whenever it
+evaluates a Cast, and `get_onnx_schema`, which returns the newest Cast schema, because with the package's own, of opset
+13, the engine would drop `saturate` and `round_mode`. The schemas of all other operators stay those of the package.
 
-What the engine does around each call stays as it is: a float32 result is widened to float64, and an argument must not
-be a bare text, so that `round_mode` is written ``"numpy.array('down')"`` in a graph file.
+The rest of the engine is unchanged: it widens float32 results to float64, and an argument must not be a bare text, so
+that `round_mode` is written ``"numpy.array('down')"`` in a graph file.
 
 Source: ``execution_engine.evaluate_onnx_expr`` of modeci_mdf 0.4.15.
 """
@@ -39,21 +39,21 @@ except ImportError as error:
 
 __all__ = ["install", "installed", "uninstall"]
 
-#: What `install` found first: the package's own `cast` and `get_onnx_schema`.
+#: The package's own `cast` and `get_onnx_schema` while ours are installed, else None.
 _originals: tuple[Any, Any] | None = None
 
 
 def install(device: str | None = None) -> None:
     """Make the ``onnx::Cast`` of MDF graphs run on gpucast, by the newest rules, until `uninstall`.
 
-    `device`: where to cast arrays of the host: None or "cpu", or "cuda" / "cuda:N", from where results come back to the
-    host. Arrays on a device are cast there and stay. Installing again only changes the device.
-    TypeError or ValueError for what is no device, DeviceUnavailable for one that cannot be used.
+    `device`: where to cast host arrays: None or "cpu", or "cuda" / "cuda:N"; the results return to the host. Arrays on
+    a device are cast there and stay there. Installing again only changes the device. TypeError or ValueError for an
+    unknown device, DeviceUnavailable for one that cannot be used.
     """
     global _originals  # noqa: PLW0603 (the state of another module is what is kept)
     if "round_mode" not in onnx.defs.get_schema("Cast").attributes:
         raise ImportError(f"mdf.install: onnx {onnx.__version__} does not know round_mode; expected 1.19 or newer")
-    # One cast tells whether driver, libraries and compiler work together.
+    # A trial cast shows whether driver, libraries and compiler work together.
     casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device)
     if _originals is None:
         _originals = onnx_ops.cast, onnx_ops.get_onnx_schema
@@ -70,7 +70,7 @@ def uninstall() -> None:
 
 @contextlib.contextmanager
 def installed(device: str | None = None) -> Iterator[None]:
-    """`install` for the length of a ``with`` block; what was in place before comes back, an earlier install too."""
+    """`install` for a ``with`` block; afterwards the previous state is restored, even an earlier install."""
     global _originals
     before = _originals, onnx_ops.cast, onnx_ops.get_onnx_schema
     install(device)
@@ -83,7 +83,7 @@ def installed(device: str | None = None) -> Iterator[None]:
 def _cast_function(device: str | None) -> Callable[..., Any]:
     def cast(input: Any, to: Any, saturate: Any = 1, round_mode: Any = "up") -> Any:
         """The operator Cast of the newest opset, on gpucast (see gpucast.interop.mdf)."""
-        # The package's own function makes vectors of Python's numbers, and graphs rely on the shape.
+        # The package's own function turns Python numbers into vectors, and graphs rely on that shape.
         x = np.atleast_1d(input) if type(input) in (int, float) else input
         dst = dtype(to, who="onnx::Cast: to=")
         # ONNX has no boolean attributes: 0 is false, any other integer true. Text stays on the host.
@@ -100,7 +100,7 @@ def _cast_function(device: str | None) -> Callable[..., Any]:
 
 
 class _Schemas:
-    """``get_onnx_schema`` with the newest Cast: the engine passes on the attributes that the schema names."""
+    """``get_onnx_schema`` with the newest Cast, because the engine passes only attributes that the schema names."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -109,5 +109,5 @@ class _Schemas:
         return onnx.defs.get_schema("Cast") if func_name == "cast" else self._original(func_name, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        # The package's own is a cached function, with cache_clear and so on.
+        # The package's own is a cached function, with attributes such as cache_clear.
         return getattr(self._original, name)

@@ -176,5 +176,5 @@ class Backend(OnnxBackend):
             return
         if device.partition(":")[0] != "CUDA":
             raise ValueError(f"Backend: device={device!r} is not known; expected 'CPU', 'CUDA' or 'CUDA:N'")
-        # One cast tells what no query does: whether driver, libraries and compiler work together.
+        # A trial cast shows, as no query does, whether driver, libraries and compiler work together.
         casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device.lower())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constant folding of the casts in an ONNX model. `gpucast.interop.onnx` is where to import it from."""
+"""Constant folding of the casts in an ONNX model. Import it from `gpucast.interop.onnx`."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from onnx.reference import ReferenceEvaluator
 from gpucast.core.rule import newest_version
 from gpucast.interop.onnx_operators import Cast, CastLike
 
-#: The names that operators of ONNX itself go under.
+#: The domain names of ONNX's own operators.
 _DOMAINS = ("", "ai.onnx")
-#: From here on an initializer need not be an input too.
+#: The first IR version in which an initializer need not be an input too.
 _FREE_INITIALIZERS = 4
 
 
 def fold_casts(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of the model in which every Cast and CastLike of a constant is replaced by its result.
 
-    Constants are initializers that are no inputs (those are defaults, which a caller may replace), outputs of Constant,
-    and results of folded casts. Of CastLike's second input only the type must be known: from a constant, or as the
-    model declares it. Results have the name of the cast's output and follow the opset that the model imports. They
-    become initializers of the graph that holds the cast, subgraphs included; in functions, and in models of an IR
-    version below 4, whose initializers must be inputs, they become Constant nodes. What only folded casts have used
-    goes; every other unused initializer stays.
+    Constants are outputs of Constant nodes, results of folded casts, and initializers, except those that are inputs
+    too, because a caller may replace them. Of CastLike's second input only the type must be known, from a constant or
+    from the model's declarations. Results have the name of the cast's output and follow the opset that the model
+    imports. They become initializers of the graph or subgraph that holds the cast; in functions, and in models of an IR
+    version below 4, whose initializers must be inputs, they become Constant nodes. Constants that only folded casts
+    have used are removed; all other unused initializers stay.
 
-    Left alone are casts that fail (a text that is no number: they may never run), tensors in external files
-    (``onnx.load`` loads them), and sparse ones. ValueError for a model with training_info, whose initializers are no
-    constants, and for an opset that gpucast does not know.
+    Casts that fail stay as they are (such as of a text that is no number), because they may never run. So do casts of
+    tensors in external files (``onnx.load`` loads them) and of sparse tensors. ValueError for a model with
+    training_info, whose initializers are not constant, and for an opset that gpucast does not know.
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(f"fold_casts: model is a {type(model).__name__}; expected an onnx.ModelProto")
@@ -51,7 +51,7 @@ def fold_casts(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _opset(imports: Any) -> int | None:
-    """The opset of ONNX's own operators; None where there are none."""
+    """The opset of ONNX's own operators; None if the model does not import them."""
     for entry in imports:
         if entry.domain in _DOMAINS:
             newest_version(entry.version, who="fold_casts")
@@ -60,7 +60,7 @@ def _opset(imports: Any) -> int | None:
 
 
 class _Folding:
-    """The folding of one graph or function and of all graphs within it."""
+    """Folds one graph or function, and all graphs within it."""
 
     def __init__(self, opset: int, as_nodes: bool) -> None:
         self._opset = opset
@@ -68,9 +68,9 @@ class _Folding:
         self._as_nodes = as_nodes
 
     def fold(self, graph: Any, constants: dict[str, Any], types: dict[str, int]) -> set[str]:
-        """Fold a graph or function; `constants` and `types` are what it sees of the graphs around it.
+        """Fold a graph or function; `constants` and `types` are those of the graphs around it.
 
-        A constant is a TensorProto, a Constant node, or an array. Returns the outer names that folded casts have used.
+        A constant is a TensorProto, a Constant node, or an array. Returns the outer names that folded casts used.
         """
         constants, types = constants.copy(), types.copy()
         own = _declare(graph, constants, types) if isinstance(graph, onnx.GraphProto) else set()
@@ -101,7 +101,7 @@ class _Folding:
         return spent - own
 
     def _constant(self, node: onnx.NodeProto, constants: dict[str, Any], types: dict[str, int]) -> Any:
-        """A Constant node itself, or the result of a cast of a constant; None for all else, and for what fails."""
+        """A Constant node itself, or the result of a cast of a constant; None for other nodes and failing casts."""
         if node.domain not in _DOMAINS or any(attribute.ref_attr_name for attribute in node.attribute):
             return None
         if node.op_type == "Constant":
@@ -126,7 +126,7 @@ class _Folding:
         return self._run(found, {}) if isinstance(found, onnx.NodeProto) else found
 
     def _run(self, node: onnx.NodeProto, values: dict[str, Any]) -> Any:
-        """The output of one node, by onnx's evaluator with our operators."""
+        """The output of one node, computed by onnx's evaluator with our operators."""
         plain = onnx.NodeProto()
         plain.CopyFrom(node)
         plain.domain = ""
@@ -138,7 +138,7 @@ class _Folding:
 
 
 def _declare(graph: onnx.GraphProto, constants: dict[str, Any], types: dict[str, int]) -> set[str]:
-    """Add what a graph says about its names; the names of its initializers that are constants."""
+    """Add a graph's constants and declared types; returns the names of its initializers that are constants."""
     for value in (*graph.value_info, *graph.output, *graph.input):
         types[value.name] = value.type.tensor_type.elem_type
     inputs = {value.name for value in graph.input}
@@ -166,7 +166,7 @@ def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def _used(graph: Any) -> Iterator[str]:
-    """Every name that a graph or function, or a graph within it, reads or gives out."""
+    """Every name that a graph or function, or a graph within it, reads or outputs."""
     if isinstance(graph, onnx.GraphProto):
         yield from (value.name for value in graph.output)
         for annotation in graph.quantization_annotation:
@@ -181,7 +181,7 @@ def _used(graph: Any) -> Iterator[str]:
 
 
 def _remove(graph: Any, names: set[str]) -> None:
-    """Take initializers and Constant nodes out of a graph or function, and what it says about them."""
+    """Remove initializers and Constant nodes from a graph or function, with their declarations."""
     for entries in ([graph.initializer] if isinstance(graph, onnx.GraphProto) else []) + [graph.value_info]:
         for index in reversed(range(len(entries))):
             if entries[index].name in names:

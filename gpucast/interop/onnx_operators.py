@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cast and CastLike for onnx's reference evaluator. `gpucast.interop.onnx` is where to import them from."""
+"""Cast and CastLike for onnx's reference evaluator. Import them from `gpucast.interop.onnx`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class _Operator(OpRun):
     """What Cast and CastLike share: which attributes a node may have, and what ONNX means by their values."""
 
     op_domain = ""
-    # With a schema OpRun would add the newest version's defaults to every node. Without one `_run` is given exactly
-    # the attributes that the node has, so that presence can be judged.
+    # With a schema OpRun would add the newest version's defaults to every node. Without one `_run` gets exactly the
+    # attributes that the node has, so that it can check which are present.
     op_schema = None
 
-    #: Where to cast: None on the host, else what `gpucast.cast` takes as `device`.
+    #: Where to cast: None for the host, else the argument `device` of `gpucast.cast`.
     device: ClassVar[str | None] = None
     versions: ClassVar[tuple[int, ...]]
-    #: The first version that has the attribute.
+    #: By attribute, the first version that has it.
     attributes: ClassVar[Mapping[str, int]]
 
     def __init__(self, onnx_node: onnx.NodeProto, run_params: dict[str, Any], schema: Any = None) -> None:
@@ -56,13 +56,13 @@ class _Operator(OpRun):
         try:
             return super().run(*args, **context)  # type: ignore[no-any-return,no-untyped-call]
         except TypeError as error:
-            # OpRun puts "Issues with types ..." in the place of the reason.
+            # OpRun replaces the reason by "Issues with types ...".
             if isinstance(error.__cause__, TypeError):
                 raise error.__cause__ from None
             raise
 
     def _keywords(self, saturate: Any, round_mode: Any, *kinds: DType) -> dict[str, Any]:
-        """The keywords of `gpucast.cast` that stand for the node's attributes; None means absent."""
+        """The keywords of `gpucast.cast` for the node's attributes; None means absent."""
         keywords: dict[str, Any] = {"opset": self._opset}
         if saturate is not None:
             # ONNX has no boolean attributes: 0 is false, any other integer true.
@@ -90,7 +90,7 @@ class Cast(_Operator):
     attributes: ClassVar[Mapping[str, int]] = {"to": 1, "saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
 
     def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
-        # Version 1 wrote the type's name, later ones its number.
+        # Version 1 has the type's name as text, later versions its number.
         dst = dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), who="Cast: to=")
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
         return (_on_host(casting.cast(x, dst, **keywords)),)

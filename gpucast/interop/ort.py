@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onnxruntime: tensors of every type that it has, to and from the arrays of gpucast.
+"""onnxruntime: tensors of all its types, from and to the arrays of gpucast.
 
-`ortvalue` makes an OrtValue of an array of the host, `from_ortvalue` an array of an OrtValue, `bind_input` and
-`bind_output` bind arrays of the host or of a CUDA device to an IOBinding. onnxruntime's own ways in and out refuse
-ml_dtypes arrays and all but a few of the types that NumPy lacks; these go by address and ONNX type number.
+`ortvalue` makes an OrtValue of a host array, `from_ortvalue` an array of an OrtValue, `bind_input` and `bind_output`
+bind arrays of the host or of a CUDA device to an IOBinding. onnxruntime's own functions refuse ml_dtypes arrays and
+most of the types that NumPy lacks; these functions pass addresses and ONNX type numbers instead.
 
     value = ort.ortvalue(gpucast.cast(x, "FLOAT8E4M3FN"))
     (y,) = session.run_with_ort_values(["y"], {"x": value})
     ort.from_ortvalue(y)
 
-All 26 types but FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.31 does not know, and STRING, which it takes as object
-arrays in ``session.run`` alone. Which operators run on a type is another question: see docs/ort.md.
+They take all 26 types except FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.31 does not know, and STRING, which it
+takes only in ``session.run``, as object arrays. For which operators support a type see docs/ort.md.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["bind_input", "bind_output", "from_ortvalue", "ortvalue"]
 
 
 def ortvalue(x: Any) -> onnxruntime.OrtValue:
-    """An OrtValue of an array of the host, of its type and shape.
+    """An OrtValue with the type, shape and elements of a host array.
 
-    NumPy and ml_dtypes arrays that are contiguous and native share their memory with it; others, those of types below
-    one byte and PackedArrays are copied.
-    TypeError for types that onnxruntime does not know, and for an array on a device (see `bind_input`).
+    NumPy and ml_dtypes arrays that are contiguous and native share their memory with it. Others are copied, as are
+    types below one byte and PackedArrays. TypeError for types that onnxruntime does not know, and for an array on a
+    device (see `bind_input`).
     """
     x = as_array(x, "ortvalue")
     kind = _known_dtype(x, "ortvalue")
@@ -56,10 +56,10 @@ def ortvalue(x: Any) -> onnxruntime.OrtValue:
 
 
 def from_ortvalue(value: onnxruntime.OrtValue) -> Any:
-    """The array over the memory of an OrtValue on the host: NumPy, with the ml_dtypes dtype for the types that NumPy
-    lacks, or a PackedArray for those below one byte. It keeps the value alive.
+    """An array over the memory of an OrtValue on the host, which it keeps alive.
 
-    An OrtValue of STRING gives a copy. TypeError for what is no tensor, or not on the host.
+    It is a NumPy array, with an ml_dtypes dtype for types that NumPy lacks, or a PackedArray for types below one byte.
+    For STRING it is a copy. TypeError for a value that is no tensor or not on the host.
     """
     if not isinstance(value, onnxruntime.OrtValue) or not value.is_tensor():
         raise TypeError(f"from_ortvalue: value is {_named(value)}; expected an OrtValue that holds a tensor")
@@ -74,15 +74,15 @@ def from_ortvalue(value: onnxruntime.OrtValue) -> Any:
 def bind_input(binding: onnxruntime.IOBinding, name: str, x: Any) -> None:
     """Bind a contiguous array of the host or of a CUDA device as an input, without a copy.
 
-    Types below one byte must be PackedArrays. The array must live until the run is over. onnxruntime works on a stream
-    of its own: let the work that fills x end first (``stream.synchronize()``).
+    Types below one byte must be PackedArrays. Keep the array alive until the run is over. onnxruntime uses a stream of
+    its own, so wait for the work that fills x first (``stream.synchronize()``).
     TypeError for types that onnxruntime does not know; ValueError for arrays that are not contiguous and native.
     """
     _bind(binding.bind_input, name, x, "bind_input")
 
 
 def bind_output(binding: onnxruntime.IOBinding, name: str, out: Any) -> None:
-    """As `bind_input`, for an output: the run writes it into `out` (see `gpucast.empty`)."""
+    """As `bind_input`, for an output: the run writes into `out` (see `gpucast.empty`)."""
     _bind(binding.bind_output, name, out, "bind_output")
 
 

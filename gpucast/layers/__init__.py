@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cast and CastLike as layers of a network: a forward pass, and the gradient's way back.
+"""Cast and CastLike as layers of a network, with a forward and a backward pass.
 
 Example::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cast and CastLike as layers of a network: a forward pass, and the gradient's way back.
+"""Cast and CastLike as layers of a network, with a forward and a backward pass.
 
 Example::
 
@@ -30,7 +30,7 @@ __all__ = ["Cast", "CastLike"]
 
 
 class _Layer:
-    """What both layers share: the attributes, and the way back."""
+    """What both layers share: the attributes and the backward pass."""
 
     def __init__(
         self,
@@ -45,14 +45,14 @@ class _Layer:
             raise TypeError(f"{self._who}: name={name!r} must be a string")
         if not isinstance(training, (bool, np.bool_)):
             raise TypeError(f"{self._who}: training={training!r} must be True or False")
-        # Nothing is cast: any pair of types shows whether the attributes are legal.
+        # Nothing is cast here: any pair of types checks whether the attributes are legal.
         resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), saturate=saturate, round_mode=round_mode, who=self._who)
         self.name = name
         self.saturate = saturate
         self.round_mode = round_mode
-        #: Whether `forward` keeps what `backward` needs: x's type and y's shape, nothing of their memory.
+        #: Whether `forward` keeps what `backward` needs: x's type and y's shape, but not the arrays.
         self.training = bool(training)
-        #: What the gradient is multiplied with on its way back.
+        #: The factor of the gradient in the backward pass.
         self.lda_coeff = self._coefficient(lda_coeff)
         self._seen: tuple[DType, tuple[int, ...]] | None = None
 
@@ -74,17 +74,18 @@ class _Layer:
     def backward(self, dy: Any) -> Any:
         """The gradient of x from the gradient of y: `dy` cast back to x's type, times `lda_coeff`, in one pass.
 
-        `dy` is an array of y's shape and of any type but STRING, wherever it lies; the result is of its kind, there,
-        and of the type of the x that `forward` saw last. The layer's `saturate` and `round_mode` apply.
+        `dy` is an array of y's shape, of any type but STRING, on the host or a device. The result is an array of the
+        same library and device, of the type of the x that `forward` got last. The layer's `saturate` and `round_mode`
+        apply.
 
-        With lda_coeff 1 this is ``gpucast.cast(dy, x.dtype)``. Otherwise every value of dy becomes DOUBLE as a cast has
-        it (exact for all but 64-bit integers, which are rounded once), is multiplied with lda_coeff as DOUBLE (rounded
-        once, IEEE 754, subnormals kept), and the product is cast to x's type by the rules of a cast from DOUBLE: so an
+        With lda_coeff 1 this is ``gpucast.cast(dy, x.dtype)``. Otherwise every value of dy is converted to DOUBLE
+        (exact for all but 64-bit integers, which are rounded once), multiplied with lda_coeff as DOUBLE (rounded once,
+        IEEE 754, subnormals kept), and the product is cast to x's type by the rules of a cast from DOUBLE. So an
         integer x gets the truncated product. NaN keeps its sign; infinity times 0 is the positive NaN.
 
-        RuntimeError when the layer is not training, or before `forward`. TypeError where x or dy is STRING, which has
-        no gradient, and with another lda_coeff than 1 for a dy that is no array of NumPy or CuPy and no PackedArray.
-        ValueError for another shape than y's.
+        RuntimeError if the layer is not training, or before `forward`. TypeError where x or dy is STRING, which has no
+        gradient. If lda_coeff is not 1, TypeError for a dy that is neither a NumPy or CuPy array nor a PackedArray.
+        ValueError for a shape other than y's.
         """
         who = f"{self._who}.backward" + (f" of {self.name!r}" if self.name else "")
         if not self.training:
@@ -113,7 +114,7 @@ class _Layer:
 
 
 def _with_dtype(x: Any) -> Any:
-    """Lists and Python's scalars as NumPy takes them, all else as it is."""
+    """Lists and Python scalars as NumPy arrays, anything else unchanged."""
     return x if hasattr(x, "dtype") else np.asarray(x)
 
 
@@ -125,9 +126,9 @@ class Cast(_Layer):
     to, saturate, round_mode
         As for `gpucast.cast`.
     training
-        Whether a gradient will come back. False: `forward` keeps nothing and `backward` is an error.
+        Whether there will be a backward pass. False: `forward` keeps nothing and `backward` is an error.
     lda_coeff
-        What the gradient is multiplied with on its way back, a finite number.
+        The factor of the gradient in the backward pass, a finite number.
     name
         For messages.
 
@@ -160,10 +161,10 @@ class Cast(_Layer):
 
 
 class CastLike(_Layer):
-    """The operator CastLike as a layer; the parameters of `Cast` less `to`."""
+    """The operator CastLike as a layer, with the parameters of `Cast` except `to`."""
 
     def forward(self, x: Any, like: Any) -> Any:
-        """``gpucast.cast_like(x, like)`` with the layer's attributes. No gradient goes back to `like`."""
+        """``gpucast.cast_like(x, like)`` with the layer's attributes. `like` gets no gradient."""
         x = _with_dtype(x)
         y = cast_like(x, like, saturate=self.saturate, round_mode=self.round_mode)
         self._keep(x, y)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixed precision: which types a network has where, and scales that keep its gradients in a narrow type's range."""
+"""Mixed precision: policies for a network's types, and loss scales that keep gradients in a narrow type's range."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
 
 def checked_flag(finite: Any, who: str) -> Any:
-    """`finite`, a bool or an array of one BOOL or UINT8 element of any library, as an array of ours."""
+    """`finite`, a bool or an array of any library with one BOOL or UINT8 element, as a NumPy or CuPy array."""
     if isinstance(finite, (bool, np.bool_)):
         return np.asarray(finite)
     kind = dtype_of(finite)
@@ -31,7 +31,7 @@ def checked_flag(finite: Any, who: str) -> Any:
 
 
 def new_flag(device: int | None) -> Any:
-    """A new BOOL array of shape () that is true, on the host (None) or on a device, which is not waited for."""
+    """A new BOOL array of shape () that is true, on the host (None) or on a device, without waiting for the device."""
     flag = np.asarray(True)
     if device is None:
         return flag

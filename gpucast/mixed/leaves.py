@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leaves of a tree that are numbers with an exponent."""
+"""Which leaves of a tree are floating-point arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpucast.core.dtypes import DType, dtype
 
 
 def dtype_of(leaf: Any) -> DType | None:
-    """The dtype row of a leaf; None for what is no array, or one of a type that Cast does not take."""
+    """The dtype of a leaf; None if it is no array, or an array of a type that cannot be cast."""
     try:
         return _dtype(leaf.dtype)
     except (AttributeError, TypeError):
@@ -20,17 +20,17 @@ def dtype_of(leaf: Any) -> DType | None:
 
 @lru_cache(maxsize=256)
 def _dtype(kind: Any) -> DType:
-    # A tree has many leaves of few types, and NumPy takes long to give a dtype's name.
+    # Cached, because a tree has many leaves of few types, and NumPy is slow to return a dtype's name.
     return dtype(kind)
 
 
 def is_floating(leaf: Any) -> bool:
-    """Whether the leaf's dtype row has an exponent."""
+    """Whether the leaf is an array of a type with an exponent."""
     kind = dtype_of(leaf)
     return kind is not None and kind.is_float
 
 
-def paths(structure: tree.Structure, places: list[int]) -> list[str]:
+def paths(structure: tree.Structure, indices: list[int]) -> list[str]:
     """The paths of some of a structure's leaves."""
-    found = tree.paths(structure)
-    return [found[i] for i in places]
+    all_paths = tree.paths(structure)
+    return [all_paths[i] for i in indices]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loss scales: a loss times a large number keeps small gradients above a narrow type's smallest values.
 
-The objects change in place (unlike jmp's): a NumPy or CuPy loop carries nothing from step to step, and a CUDA graph
-of a step finds the state at the same address each time. `adjust` returns its object, so jmp's line reads the same.
+Unlike jmp's, the objects change in place: a loop need not pass them from step to step, and a captured CUDA graph finds
+the state at the same address each time. `adjust` returns its object, so code written for jmp works unchanged.
 
     loss = scale.scale(loss)
     grads, finite = scale.unscale(grads)
@@ -33,7 +33,7 @@ _FLOAT = dtype("FLOAT")
 
 
 class LossScale:
-    """What all loss scales have. Theirs is 1, unless they say otherwise."""
+    """The base class of loss scales, with a scale of 1."""
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.state_dict().items())
@@ -41,90 +41,90 @@ class LossScale:
 
     @property
     def loss_scale(self) -> Any:
-        """What the loss is multiplied with: a number, or a FLOAT array of shape () where the state lies."""
+        """The factor of the loss: a number, or a FLOAT array of shape () on the device of the state."""
         return 1.0
 
     def scale(self, tree: Any, *, to: Any = None) -> Any:
-        """The loss, or a tree of gradients to start from, times the scale, in one pass.
+        """The loss, or a tree of initial gradients, times the scale, in one pass.
 
         Floating leaves are multiplied as `gpucast.cast` with `scale=` does and rounded once, to their own types or to
-        `to`; Python's floats become FLOAT arrays where the arrays lie, or else the state. All other leaves are returned
-        as they are.
+        `to`. Python floats become FLOAT arrays on the device of the first array, or without arrays on that of the
+        state. All other leaves are returned as they are.
         """
         dst = None if to is None else dtype(to, who="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
         leaves = self._arrays(leaves)
-        places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
-        factor = self._factors(leaves[places[0]])[0] if places else None
-        for i in places:
+        indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+        factor = self._factors(leaves[indices[0]])[0] if indices else None
+        for i in indices:
             leaves[i] = cast(leaves[i], dst or leaves[i].dtype, scale=factor, copy=factor is not None)
         return trees.unflatten(structure, leaves)
 
     def unscale(self, grads: Any, *, to: Any = "FLOAT", out: Any = None, finite: Any = None) -> tuple[Any, Any]:
-        """Gradients without the scale, and whether all of them are finite: one pass that reads each of them once.
+        """Gradients divided by the scale, and whether all of them are finite, in one pass that reads each once.
 
         Parameters
         ----------
         grads
-            A tree of arrays in one place. Floating leaves are multiplied with 1 / scale (rounded to FLOAT) as
-            `gpucast.cast` with `scale=` does, and rounded once; Python's floats are taken as by `scale`. All other
+            A tree of arrays on one device. Floating leaves are multiplied with 1 / scale (rounded to FLOAT) as
+            `gpucast.cast` with `scale=` does, and rounded once; Python floats are handled as in `scale`. All other
             leaves are returned as they are.
         to
-            The type of the results. FLOAT, because small gradients that the scale saved would be lost again in a
-            narrow type.
+            The type of the results. The default is FLOAT, because in a narrow type small gradients, which the scale
+            preserved, would be lost again.
         out
-            A tree of the structure of `grads`: its floating leaves are written, and it is returned.
+            A tree with the structure of `grads`. Its floating leaves are written, and it is returned.
         finite
-            An array of one BOOL or UINT8 element where the gradients are, to be and-ed with the outcome and returned:
-            for gradients that come in several calls. None: a new one, BOOL of shape ().
+            For gradients that come in several calls: an array of one BOOL or UINT8 element on their device, which is
+            combined with the outcome by a logical and, and returned. None: a new BOOL array of shape ().
 
         Returns
         -------
-        ``(grads, finite)``. On a device nothing waits; ``bool(finite)`` does. Finiteness is that of the sources: a
-        destination that saturates hides nothing.
+        ``(grads, finite)``. On a device nothing waits; ``bool(finite)`` does. `finite` tells whether the sources are
+        finite, so a destination that saturates does not hide an overflow.
 
         TypeError and ValueError as for `gpucast.cast_many`, and ValueError for an `out` of another structure.
         """
         leaves, structure = trees.flatten(grads, "unscale: grads")
         leaves = self._arrays(leaves)
         targets = None if out is None else trees.leaves_like(structure, out, "unscale: out")
-        places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
-        first = leaves[places[0]] if places else None
+        indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+        first = leaves[indices[0]] if indices else None
         if finite is None:
             finite = new_flag(_device_of(first))
         else:
             checked_flag(finite, "unscale")
-        if places:
+        if indices:
             results = cast_arrays(
-                [leaves[i] for i in places],
+                [leaves[i] for i in indices],
                 to,
-                Names("grads", lambda: paths(structure, places)),
+                Names("grads", lambda: paths(structure, indices)),
                 "unscale",
                 scale=self._factors(first)[1],
                 finite=finite,
-                out=None if targets is None else [targets[i] for i in places],
+                out=None if targets is None else [targets[i] for i in indices],
             )
-            for i, leaf in zip(places, results, strict=True):
+            for i, leaf in zip(indices, results, strict=True):
                 leaves[i] = leaf
         return (trees.unflatten(structure, leaves) if out is None else out), finite
 
     def adjust(self, finite: Any) -> Any:
-        """Take the outcome of a step in, a bool or what `unscale` gave, and return self. Nothing waits."""
+        """Adjust the scale to the outcome of a step, a bool or the flag from `unscale`; returns self. Nothing waits."""
         checked_flag(finite, "adjust")
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The state as Python's numbers (waits for a device that holds it)."""
+        """The state as Python numbers (waits for the device that holds it)."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave. ValueError or TypeError, and nothing changed, for anything else."""
+        """Restore a state from `state_dict`. ValueError or TypeError, and no change, for anything else."""
         self._checked_state(state)
 
     def _arrays(self, leaves: list[Any]) -> list[Any]:
-        """The leaves, in a new list, with arrays in place of Python's floats."""
+        """The leaves in a new list, with arrays in place of Python floats."""
         leaves = list(leaves)
-        # NumPy's float64 scalars are Python's floats too, but have a type of their own.
+        # NumPy's float64 scalars are instances of float too, but are cast by their own dtype.
         numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, float) and not isinstance(leaf, np.floating)]
         if numbers:
             first = next(filter(is_floating, leaves), None)
@@ -155,7 +155,7 @@ class NoOpLossScale(LossScale):
 
 
 class StaticLossScale(LossScale):
-    """One scale for the whole run: a number from 2^-126 on, so that its inverse is finite too."""
+    """One scale for the whole run: a number of at least 2^-126, so that its inverse is finite too."""
 
     def __init__(self, loss_scale: float) -> None:
         self._scale = _number(loss_scale, "StaticLossScale: loss_scale")
@@ -175,15 +175,16 @@ class StaticLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """The largest scale that keeps gradients finite, found as jmp, apex and PyTorch find it.
+    """The largest scale that keeps gradients finite, found by the method of jmp, apex and PyTorch.
 
-    After `period` steps in a row with finite gradients it grows by `factor`, unless it would be no finite FLOAT; after
-    a step with others it shrinks by `factor`, not below `min_loss_scale`. All arithmetic is FLOAT.
+    After `period` consecutive steps with finite gradients the scale is multiplied with `factor`, unless the product is
+    not finite as FLOAT. After any other step it is divided by `factor`, but does not fall below `min_loss_scale`. All
+    arithmetic is FLOAT.
 
-    The state lies where the gradients lie that it saw last, and moves there by itself; leaving a device waits for it.
+    The state moves by itself to the device of the gradients that it got last; moving off a device waits for it.
 
-    TypeError for what is no number, ValueError for a `factor` that is not above 1, a `period` below 1, and scales that
-    are not finite, below 2^-126, or below `min_loss_scale`.
+    TypeError for values that are no numbers. ValueError for a `factor` that is not above 1, a `period` below 1, and
+    scales that are not finite, below 2^-126, or below `min_loss_scale`.
     """
 
     def __init__(
@@ -217,7 +218,7 @@ class DynamicLossScale(LossScale):
 
     @property
     def counter(self) -> Any:
-        """Steps with finite gradients since the scale has changed: an UINT32 array of shape () where the state lies."""
+        """Steps with finite gradients since the scale changed: a UINT32 array of shape () on the state's device."""
         return cast(self._state[2:].reshape(()), "UINT32")
 
     def adjust(self, finite: Any) -> Any:
@@ -252,7 +253,7 @@ class DynamicLossScale(LossScale):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         other = type(self)(**self._checked_state(state))
         self.period, self.factor, self.min_loss_scale = other.period, other.factor, other.min_loss_scale
-        # Into the same memory: a CUDA graph may know its address.
+        # Written into the same memory, because a CUDA graph may have captured its address.
         cast(other._state, "UINT32", out=self._state, device=_device_name(self._device_index()))
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
@@ -294,7 +295,7 @@ def _device_name(device: int | None) -> str:
 
 
 def _number(value: Any, who: str) -> float:
-    """A scale or factor as FLOAT has it."""
+    """A scale or factor rounded to FLOAT."""
     if not is_real(value):
         raise TypeError(f"{who}={value!r} must be a number")
     with np.errstate(over="ignore", under="ignore"):

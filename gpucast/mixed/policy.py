@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which types a network's parameters, computations and outputs have: the policies of DeepMind's jmp."""
+"""The types of a network's parameters, computations and outputs: the policies of DeepMind's jmp."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from gpucast.casting.batch import cast_arrays
 from gpucast.core.dtypes import DType, dtype
 from gpucast.mixed.leaves import dtype_of, is_floating, paths
 
-#: The short names of jmp; "half" is float16 everywhere but on a TPU. NumPy's codes ("f4") are no names here.
+#: The short names of jmp; "half" is float16 everywhere except on a TPU. NumPy's codes ("f4") are not accepted.
 _SHORT = {"bf16": "BFLOAT16", "f16": "FLOAT16", "half": "FLOAT16", "f32": "FLOAT", "full": "FLOAT", "f64": "DOUBLE"}
 _KEYS = {"p": "param", "params": "param", "c": "compute", "compute": "compute", "o": "output", "output": "output"}
 
 
 @dataclass(frozen=True, init=False)
 class Policy:
-    """The types of parameters, computations and outputs; anything that `gpucast.dtype` takes, floating and signed.
+    """The types of parameters, computations and outputs: any signed floating types, as `gpucast.dtype` takes them.
 
-    The three casts take trees (see `gpucast.cast_many`). Floating leaves, those whose dtype row has an exponent, are
-    cast as `gpucast.cast` does, all of them in one launch on a device; those that have the type already, and all other
-    leaves (integers, BOOL, STRING, whatever is no array), are returned as they are, not copied.
+    The three casts take trees (see `gpucast.cast_many`). Floating leaves, whose types have an exponent, are cast as by
+    `gpucast.cast`, on a device all of them in one launch. Leaves that have the type already, and all other leaves
+    (integers, BOOL, STRING, anything that is no array), are returned as they are, without a copy.
 
-    TypeError for what is no dtype, or one that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0.
+    TypeError for what is no dtype, or a dtype that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0.
     """
 
     param_dtype: DType
@@ -60,11 +60,11 @@ class Policy:
 
 
 def get_policy(text: str) -> Policy:
-    """The policy that jmp's string form names.
+    """The policy of a text in jmp's form.
 
-    "params=float32,compute=bfloat16,output=float32", the same with keys p, c and o, or one type for all three. What is
-    not said: parameters are FLOAT, computations follow the parameters, outputs follow the computations. Types: jmp's
-    short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype` takes.
+    Such as "params=float32,compute=bfloat16,output=float32", the same with keys p, c and o, or one type for all three.
+    Defaults: parameters are FLOAT, computations have the type of the parameters, outputs that of the computations.
+    Types: jmp's short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype` takes.
 
     TypeError for what is no text or names no type, ValueError for an unknown or repeated key.
     """
@@ -106,9 +106,9 @@ def _name(kind: DType) -> str:
 
 def _cast(tree: Any, kind: DType, who: str) -> Any:
     leaves, structure = trees.flatten(tree, f"{who}: tree")
-    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and dtype_of(leaf) is not kind]
-    if places:
-        names = Names("tree", lambda: paths(structure, places))
-        for i, made in zip(places, cast_arrays([leaves[i] for i in places], kind, names, who), strict=True):
-            leaves[i] = made
+    indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and dtype_of(leaf) is not kind]
+    if indices:
+        names = Names("tree", lambda: paths(structure, indices))
+        for i, result in zip(indices, cast_arrays([leaves[i] for i in indices], kind, names, who), strict=True):
+            leaves[i] = result
     return trees.unflatten(structure, leaves)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two trees, chosen by a flag that may lie on a device."""
+"""One of two trees, selected by a flag that may be on a device."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _WHO = "select_tree"
 
 
 def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
-    """The tree `new` where `finite` is true, else the tree `old`: so a step that overflowed changes nothing.
+    """The tree `new` if `finite` is true, else the tree `old`, so that a step with an overflow changes nothing.
 
     Parameters
     ----------
     finite
-        A bool, or an array of one BOOL or UINT8 element, such as `unscale` gives.
+        A bool, or an array of one BOOL or UINT8 element, as `unscale` returns.
     new, old
-        Trees of one structure. Their array leaves have equal shapes and dtypes; leaves that are no arrays are equal
-        (``==``), unless the flag is on the host and there is no `out`.
+        Trees of equal structure. Their array leaves have equal shapes and dtypes. Leaves that are no arrays must be
+        equal (``==``), unless the flag is on the host and there is no `out`.
     out
-        A tree of that structure: its arrays are written, and it is returned. It may be `new` or `old` itself.
+        A tree of the same structure. Its arrays are written, and it is returned. It may be `new` or `old` itself.
 
     Returns
     -------
-    With a flag on the host the chosen tree itself. With a flag on a device a new tree of CuPy arrays and PackedArrays,
-    as all array leaves must be then, on that device: one launch for all (and for each that is not contiguous a copy
-    before), nothing is read back.
+    With a flag on the host, the selected tree itself. With a flag on a device, a new tree. All array leaves must then
+    be CuPy arrays or PackedArrays on that device; they are selected in one launch, after a copy of each that is not
+    contiguous, and nothing is read back.
 
-    ValueError for structures or shapes that differ, for another place than that of a device's flag (``bool(finite)``
-    reads it), and for `out` arrays that overlap others. TypeError for dtypes that differ, a flag that is none, and
-    arrays of other libraries with a device's flag. Nothing is written then.
+    ValueError for structures or shapes that differ, for arrays that are not on the device of the flag (``bool(finite)``
+    brings it to the host), and for `out` arrays that overlap others. TypeError for dtypes that differ, for a `finite`
+    that is no flag, and for arrays of other libraries with a flag on a device. After an error nothing is written.
     """
     flag = checked_flag(finite, _WHO)
     leaves, structure = tree.flatten(new, f"{_WHO}: new")
@@ -62,17 +62,17 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
             if dtype_of(chosen) is not None and chosen is not target:
                 cast(chosen, chosen.dtype, out=target)
         return out
-    places = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
+    indices = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
     results = gpu.kernels.select(
-        flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in places]
+        flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in indices]
     )
-    for i, result in zip(places, results, strict=True):
+    for i, result in zip(indices, results, strict=True):
         leaves[i] = result
     return tree.unflatten(structure, leaves) if out is None else out
 
 
 def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
-    """TypeError or ValueError for leaves that cannot be chosen from, or a `target` that cannot take them."""
+    """TypeError or ValueError for leaves that cannot be selected from, or a `target` that cannot take them."""
     kind, other, device = dtype_of(x), dtype_of(y), device_index(flag)
     if kind is None or other is None:
         if kind is not other or ((device is not None or target is not None) and not _equal(x, y)):
@@ -97,7 +97,7 @@ def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    """Whether two leaves that are no arrays are the same; False for what compares element by element."""
+    """Whether two leaves that are no arrays are equal; False for objects that compare element by element."""
     same = x == y
     return x is y or (isinstance(same, (bool, np.bool_)) and bool(same))
 
@@ -107,8 +107,8 @@ def _check_disjoint(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str
     read: list[Place] = [Place("finite", -1, operand(flag))]
     written: list[Place] = []
     for name, leaves in zip(("new", "old", "out"), trees_of_leaves, strict=True):
-        places = written if name == "out" else read
-        places += [
+        items = written if name == "out" else read
+        items += [
             Place(name + path, i, operand(leaf, kind))
             for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
             if (kind := dtype_of(leaf)) is not None

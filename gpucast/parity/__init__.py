@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parity harness: backends against the reference, bit for bit, for every rule of every pair.
 
-`backends` are what is compared (the GPU, the host build of its kernels, the host path); `compare` tries one rule on an
-array of codes, `sweep` on all 2^32; `plan` and `work` do so for many rules; `report` and `picture` show what was found.
+`backends` are the implementations to compare (the GPU, the host build of its kernels, the host path). `compare` checks
+one rule on an array of codes, `sweep` on all 2^32; `plan` and `work` do so for many rules; `report` and `picture` show
+the results.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the harness can compare with the reference: a way to cast, given as a function from codes to codes."""
+"""The implementations that the harness compares with the reference, each as a function from codes to codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 
 Array = npt.NDArray[Any]
-#: Flat codes of the case's source type, one element each, in; as many codes of its destination type out.
+#: From flat codes of the case's source type, one element each, to as many codes of its destination type.
 CastCodes = Callable[[Case, Array], Array]
 
 
@@ -36,13 +36,13 @@ class CastBackend(Protocol):
     """One implementation of every numeric cast."""
 
     name: str
-    #: What it runs on, for people.
+    #: A description of what it runs on.
     device: str
     #: How many cases to prepare at a time.
     batch: int
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        """Make ready what casts these cases need; the function that casts them. One thread uses it at a time."""
+        """Prepare the casts of these cases; returns the function that casts them, for one thread at a time."""
 
 
 class HostBackend:
@@ -67,14 +67,14 @@ class KernelsBackend:
     """The CUDA kernels' own text, built for the host by a C++ compiler."""
 
     name = "kernels"
-    # One compiler takes them together: a quarter of the time that they would take one by one.
+    # Compiled together they take a quarter of the time that they would take one by one.
     batch = 20
 
     def __init__(self) -> None:
         self.device = f"host build by {os.path.basename(host_build.compiler()[0])}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        # Those that take random words have a longer prelude.
+        # Kernels with stochastic rounding have a longer prelude, so they are compiled separately.
         kernels, fused = (
             host_build.build(
                 [CastSpec.of(case.rule).source() for case in cases if (case.random is not None) == at_random],
@@ -99,7 +99,7 @@ class KernelsBackend:
 
 
 class GpuBackend:
-    """The whole device path: `gpucast.cast` on arrays that are on the current device."""
+    """The complete device path: `gpucast.cast` on arrays that are on the current device."""
 
     name = "gpu"
     batch = 4
@@ -128,9 +128,9 @@ BACKENDS: dict[str, Callable[[], CastBackend]] = {"gpu": GpuBackend, "kernels": 
 
 
 def backend(name: str | None) -> CastBackend:
-    """The backend of a name; None means the GPU where there is one, else the host build of its kernels.
+    """The backend of a name; None means the GPU if there is one, else the host build of its kernels.
 
-    DeviceUnavailable or host_compiler.CompilerMissing, with the remedy, where it cannot run.
+    DeviceUnavailable or `gpucast.compile.cxx.CompilerMissing`, with the remedy, if it cannot run.
     """
     if name is None:
         name = "gpu" if device.unavailable() is None else "kernels"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rules a pair of types has: every attribute value that means something. For the parity harness and the tests."""
+"""All rules of a pair of types, over every attribute value that matters. For the parity harness and the tests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ NUMERIC = tuple(dtype for dtype in DTYPES if dtype.family != "string")
 SMALL = tuple(dtype for dtype in NUMERIC if dtype.bits <= 16)
 WIDE = tuple(dtype for dtype in NUMERIC if dtype.bits > 16)
 
-#: The newest opset, and one from before FNUZ infinities became numbers.
+#: The newest opset, and one before the change of infinities to FNUZ types.
 OPSETS = (DEFAULT_OPSET, 23)
 
-#: Of the stochastic cases. Blocks of random words begin inside of vectors, and their numbers take more than 32 bits.
+#: The seed and offset of stochastic cases: blocks of random words begin within vectors, and their numbers take more
+#: than 32 bits.
 RANDOM = Random(seed=0x0123456789ABCDEF, offset=2**36 - 3)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A rule, and the keywords of `gpucast.cast` that ask for it; those that have their default are left out."""
+    """A rule, and the keywords of `gpucast.cast` that select it, without those that have their default."""
 
     rule: Rule
     attributes: tuple[tuple[str, Any], ...] = ()
@@ -74,7 +75,8 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
 
 
 def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
-    """The same with stochastic rounding, all with one seed and offset; none where the pair has no such rule."""
+    """The cases of a pair with stochastic rounding, all with the same seed and offset; none if the pair has no such
+    rule."""
     if not has_stochastic(dst) or src is dst:
         return []
     asked = (("rounding", STOCHASTIC), *RANDOM._asdict().items())
@@ -84,5 +86,5 @@ def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> 
 
 
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Rule]:
-    """The rules of `cases` alone."""
+    """The rules of `cases`."""
     return [case.rule for case in cases(src, dst, opsets)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case: a backend's codes beside the reference's, bit for bit."""
+"""Compares a backend's codes with the reference's, bit for bit, for one case."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import Case
 from gpucast.reference import casting as reference
 
-#: Elements of a block: the reference's scratch arrays stay in the cache.
+#: Elements of a block, so few that the reference's scratch arrays stay in the cache.
 BLOCK = 1 << 16
-#: The least elements of an array, so that whole tiles are cast, and a tail.
+#: The fewest elements of an array: several whole tiles and a tail.
 _LEAST = 4099
 
 
@@ -41,7 +41,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """What became of one case."""
+    """The result of one case."""
 
     case: Case
     #: Elements cast, and how many of them differ from the reference.
@@ -51,15 +51,15 @@ class CaseResult:
 
 
 def describe(dtype: DType, code: int) -> str:
-    """A code in hexadecimal, and the value that it stands for."""
+    """A code in hexadecimal, with its value."""
     bits = f"{code:#0{2 + -(-dtype.bits // 4)}x}"
     return f"{bits} ({dtype.value(code)!r})" if code <= dtype.code_mask else f"{bits} (no code of {dtype.name})"
 
 
 def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
-    """The codes to try: all of a source of 16 bits or fewer; of a wider one hard values and random ones.
+    """The codes to try: all of a source of 16 bits or fewer, or hard values and random ones of a wider source.
 
-    `share`: how many of a destination's midpoints, where it has thousands.
+    `share`: the share of the destination's midpoints to try if it has thousands.
     """
     src = rule.src
     if src.bits > 16:
@@ -70,7 +70,7 @@ def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
 
 
 def wanted_codes(rule: Rule, codes: Array, random: Random | None = None, start: int = 0) -> Array:
-    """What the reference makes of codes; for stochastic rounding, of those from element `start` on of an array."""
+    """The reference's result for codes; with stochastic rounding, for the elements from `start` on of an array."""
     words = None
     if random is not None:
         words = reference.random_words(random._replace(offset=random.offset + start), codes.size)
@@ -91,6 +91,6 @@ def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:
 
 
 def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:
-    """The element at `index` of two arrays; `base` is the index of their first element in what is tried."""
+    """The mismatch at `index` of two arrays, whose first element has the index `base` among all that is tried."""
     wanted = wanted_codes(case.rule, codes[index : index + 1], case.random, index)
     return Mismatch(case, base + index, int(codes[index]), int(wanted[0]), int(got[index]))

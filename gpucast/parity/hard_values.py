@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hard values of the sources that are too wide to try in full: where a destination decides, and one step beside.
+"""Hard values of sources too wide to try in full: the points where rounding changes, and their neighbours.
 
 For the parity harness and the tests.
 """
@@ -19,13 +19,13 @@ Array = npt.NDArray[Any]
 
 def codes(src: DType, dst: DType, seed: int, share: float, random: int) -> Array:
     """Unique codes of a 32- or 64-bit source: specials, powers of two, the midpoints of `dst` (a seeded share of them
-    where it has thousands), each with its neighbours one step below and above, and `random` random codes."""
+    where it has thousands), each with the next code below and above, and `random` random codes."""
     rng = np.random.default_rng([seed, src.number or 0, dst.number or 0])
     points = _float_points(dst, rng, share)
     found = _codes_of_floats(points, src) if src.is_float else _codes_of_integers(points, src)
     special = np.array([0, 1, 2, *_specials(src)], dtype=src.code_numpy)
     noise = rng.integers(0, 1 << src.bits, random, dtype=src.code_numpy)
-    # Random codes of a wide exponent are nearly all out of every range: half get a small one.
+    # Random codes with a wide exponent are nearly all out of range, so half get a small exponent.
     if src.is_float:
         values = rng.standard_normal(random) * 2.0 ** rng.integers(-30, 30, random)
         noise = np.concatenate([noise, values.astype(src.numpy).view(src.code_numpy)])
@@ -35,7 +35,7 @@ def codes(src: DType, dst: DType, seed: int, share: float, random: int) -> Array
     near = np.concatenate([found, special])
     if src.sign_bits:
         near = np.concatenate([near, near ^ src.code_numpy.type(src.sign_code), ~near + one])
-    # np.unique hashes first, which takes ten times as long.
+    # np.unique hashes the codes first, which takes ten times as long.
     found = np.sort(np.concatenate([near - one, near, near + one, noise]))
     return np.asarray(found[np.append(True, found[1:] != found[:-1])])
 
@@ -48,7 +48,7 @@ def _specials(src: DType) -> list[int]:
 
 
 def _float_points(dst: DType, rng: np.random.Generator, share: float) -> Array:
-    """Where `dst` decides, as exact float64."""
+    """The points at which rounding to `dst` changes, as exact float64."""
     powers = 2.0 ** np.arange(-160, 130)
     points = [powers, 1.5 * powers, 2.0 ** np.array([-1074, -1022, 1023.0])]
     if dst.family == "float" and dst.bits <= 16:
@@ -58,7 +58,7 @@ def _float_points(dst: DType, rng: np.random.Generator, share: float) -> Array:
             chosen = rng.random(middle.size) < share
             chosen[:16] = chosen[-16:] = True
             middle = middle[chosen]
-        # A hair beside a tie, where a detour through float32 rounds twice.
+        # Very close to a tie, where rounding through float32 would round twice.
         points += [values, middle, middle * (1 + 2.0**-40), middle * (1 - 2.0**-40)]
     elif dst.is_float and dst.bits > 16:
         some = rng.integers(0, dst.max_code, 2000, dtype=np.uint64).astype(dst.code_numpy)
@@ -73,7 +73,7 @@ def _float_points(dst: DType, rng: np.random.Generator, share: float) -> Array:
 
 @lru_cache
 def _values(dst: DType) -> tuple[float, ...]:
-    """The magnitudes of a floating type, and the one that would be next."""
+    """The magnitudes of a floating type, and the one that would come next."""
     values = [float(dst.value(code)) for code in range(dst.max_code + 1)]
     return (*values, 2 * values[-1] - values[-2])
 
@@ -86,7 +86,7 @@ def _codes_of_floats(points: Array, src: DType) -> Array:
 def _codes_of_integers(points: Array, src: DType) -> Array:
     whole = np.floor(points[np.abs(points) < 2.0**src.bits])
     magnitude = np.abs(whole).astype(np.uint64)
-    # Between neighbours of FLOAT and DOUBLE: a wide odd number and one bit beside it.
+    # Between neighbours of FLOAT and of DOUBLE: odd numbers with one bit too many.
     wide = np.array([(1 << 24) + 1, (1 << 25) + 3, (1 << 53) + 1, (1 << 54) + 3], dtype=np.uint64)
     shifted = [wide << np.uint64(k) for k in range(10)]
     return np.concatenate([magnitude, *shifted]).astype(src.code_numpy)

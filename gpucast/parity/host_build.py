@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels as host code, for the parity harness and the tests: no cast ever runs on them.
+"""The kernels compiled as host code, for the parity harness and the tests; `gpucast.cast` never uses them.
 
-The very text of `gpucast.codegen.cast` is compiled by a C++ compiler, with a shim that gives it what CUDA has built in;
-a launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tried without a GPU.
+The text of `gpucast.codegen.cast` is compiled unchanged by a C++ compiler, with a shim that provides what is built into
+CUDA. A launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tested without a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
 from gpucast.compile import cxx
 from gpucast.core.rule import Rule
 
-#: Kernels of one translation unit, and compilers that run at a time.
+#: The kernels of one translation unit, and the compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
 
 _SHIM = """
@@ -97,26 +97,26 @@ def compiler() -> list[str]:
 
 
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
-    """Warnings are errors: what g++ and clang++ doubt in the kernels is worth a look."""
+    """The compiler's options. Warnings are errors, because those of g++ and clang++ deserve a look."""
     chosen = ["-std=c++17", "-O2" if optimize else "-O0", "-fPIC", "-shared"]
-    # The kernels read bytes as words, as CUDA code does.
+    # The kernels read bytes as words, which is common in CUDA code.
     chosen += ["-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]
     if sanitize:
         return [*chosen, "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    # Unless told, the compiler of ziglang brings sanitizers of its own, and first builds their library for minutes.
+    # By default ziglang's compiler enables sanitizers, and builds their library first, which takes minutes.
     return [*chosen, "-fno-sanitize=all"]
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a kernel is launched with: the addresses of the first elements and how many there are."""
+    """The arguments of a launch: the addresses of the first elements, and the number of elements."""
 
     src: int
     dst: int
     n: int
-    #: Where in its first byte a packed source begins, 0 to 7.
+    #: The bit of its first byte at which a packed source begins, 0 to 7.
     src_bit: int = 0
-    #: The bytes of `KernelSource.more`, for a kernel that has it.
+    #: The bytes of the argument `KernelSource.more`, if the kernel has it.
     more: bytes | None = None
 
 
@@ -142,14 +142,14 @@ class HostKernels:
         first_block: int = 0,
         blocks: int | None = None,
     ) -> None:
-        """Launch the kernel of a rule and a shape; the rest as for `launch`."""
+        """Launch the kernel of a rule and a shape; the other arguments as for `launch`."""
         self.launch(self._names[rule, shape, unpacked], arguments, first_block=first_block, blocks=blocks)
 
     def launch(self, name: str, arguments: Arguments, *, first_block: int = 0, blocks: int | None = None) -> None:
-        """Launch the kernel of a name, of which fused kernels have one each for the same rule: so many of its blocks
-        (None: all) from `first_block` on.
+        """Launch a kernel by name, because a rule may have several fused kernels: `blocks` of its blocks (None: all)
+        from `first_block` on.
 
-        RuntimeError for a misaligned access, on which a GPU would stop.
+        RuntimeError for a misaligned access, at which a GPU would stop.
         """
         source, function = self._kernels[name]
         src, dst, n = arguments.src, arguments.dst, arguments.n
@@ -166,17 +166,18 @@ class HostKernels:
 def build(
     kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
 ) -> HostKernels:
-    """Compile kernels; a Rule means its contiguous kernel. `arch` 75 for sm_75: which shortcuts they take.
+    """Compile kernels; a Rule stands for its contiguous kernel. `arch`: the architecture whose instructions they may
+    use, such as 75 for sm_75.
 
-    `optimize` False compiles in a third of the time what then runs ten times as long. `sanitize` adds AddressSanitizer
-    and UndefinedBehaviorSanitizer, whose libraries must already be in the process.
+    With `optimize` false, compiling takes a third of the time, and the kernels run ten times as long. `sanitize` adds
+    AddressSanitizer and UndefinedBehaviorSanitizer, whose libraries must already be loaded.
 
-    CompilerMissing without a C++ compiler; RuntimeError with the compiler's words when it refuses the text.
+    CompilerMissing without a C++ compiler; RuntimeError with the compiler's messages if it refuses the text.
     """
     sources = [kernel if isinstance(kernel, KernelSource) else kernel_source(kernel) for kernel in kernels]
     units = [sources[i : i + _UNIT] for i in range(0, len(sources), _UNIT)]
     command = [*compiler(), *flags(optimize, sanitize)]
-    # A library that is loaded stays so without its file.
+    # A loaded library no longer needs its file.
     with (
         tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor(_PROCESSES) as pool,
@@ -191,7 +192,7 @@ def build(
 def build_batch(
     source: BatchSource, *, optimize: bool = True, arch: int = 90
 ) -> Callable[[int, np.ndarray[Any, Any]], None]:
-    """The kernel of many arrays as a function of the blocks and a record of its table; errors as for `build`."""
+    """A batch kernel as a function of the number of blocks and a record of its table; errors as for `build`."""
     launcher = _LAUNCH.format(
         name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
     )
@@ -219,7 +220,7 @@ def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
 
 @lru_cache
 def shim(arch: int = 90) -> str:
-    """What comes before the text of kernels, or of a device function, that host code is to be made of."""
+    """The text to put before kernels, or a device function, to compile them as host code."""
     instructions = Path(__file__).parent / "host_instructions.hpp"
     return f"{instructions.read_text(encoding='utf-8')}#define GPUCAST_ARCH {10 * arch}{_SHIM}"
 

@@ -10,7 +10,7 @@ from gpucast.parity.report import PairResult, ParityReport, State
 
 _CELL, _GAP, _LEFT, _TOP = 22, 2, 150, 200
 _WIDTH, _HEIGHT = _LEFT + _CELL * len(NUMERIC) + 40, _TOP + _CELL * len(NUMERIC) + 60
-#: Blue and orange: told apart by everyone, and the second also by its cross.
+#: Blue and orange, which colour-blind readers can distinguish; a cross marks the latter too.
 _FILLS: dict[State, str] = {
     "equal": "#2b7a9e",
     "equal in part": "#a9d1e0",

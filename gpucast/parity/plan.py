@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which cases are tried, and in which order."""
+"""Chooses the cases to try, and their order."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ def all_pairs() -> list[Pair]:
 
 
 def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
-    """The cases of some pairs: one for every rule, or for that of the default attributes alone."""
+    """The cases of some pairs: one for every rule, or only those of the default attributes."""
     if defaults_only:
         return [cases(*pair)[0] for pair in pairs]
     return [case for pair in pairs for case in (*cases(*pair), *stochastic_cases(*pair))]
 
 
 def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:
-    """A seeded order in which every pair has its turn before one has its second: whatever part of it is tried is spread
-    over the pairs."""
+    """A seeded order in which every pair comes once before any comes twice, so that any part covers many pairs."""
     order = random.Random(seed)
     of_pair: dict[Pair, list[Case]] = {}
     for case in chosen:

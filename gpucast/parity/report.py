@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of the harness found: one state for every pair, as text and as JSON."""
+"""The results of a run of the harness: one state for every pair, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gpucast.parity.cases import NUMERIC, cases, stochastic_cases
 from gpucast.parity.compare import CaseResult, Mismatch, describe
 from gpucast.parity.plan import Pair
 
-#: "equal": under every rule; "equal in part": under the rules that were tried.
+#: "equal": for every rule; "equal in part": for the rules that were tried.
 State = Literal["equal", "equal in part", "differing", "not tried"]
-#: A seeded part of the rules, all chosen rules, or these with all codes.
+#: "sample": a seeded part of the rules; "all": all chosen rules; "exhaustive": all chosen rules with all codes.
 Mode = Literal["sample", "all", "exhaustive"]
 MARKS: dict[State, str] = {"equal": "=", "equal in part": "-", "differing": "X", "not tried": "."}
 
@@ -59,7 +59,7 @@ class PairResult(_Counts):
 
 @dataclass
 class ParityReport(_Counts):
-    """A run. `date` is ISO text; `what` says in words what was tried of each type."""
+    """A run. `date` is ISO text; `what` describes which codes of each type were tried."""
 
     backend: str
     device: str
@@ -68,7 +68,7 @@ class ParityReport(_Counts):
     seconds: float
     mode: Mode
     what: str
-    #: How many cases were asked for; those that were tried are in `outcomes`, in the order of the plan.
+    #: The number of cases requested; `outcomes` has those that were tried, in the order of the plan.
     planned: int
     outcomes: Sequence[CaseResult]
 
@@ -90,14 +90,14 @@ class ParityReport(_Counts):
         return next((outcome.first for outcome in self.outcomes if outcome.first is not None), None)
 
     def summary(self) -> str:
-        """One line: what was tried, and how much of it differs."""
+        """One line: how much was tried, and how much of it differs."""
         return (
             f"{len(self.outcomes):,} of {self.planned:,} rules tried, in {len(self.tried):,} pairs: "
             f"{self.elements:,} casts in {self.seconds:,.0f} s, {self.wrong:,} differ"
         )
 
     def text(self) -> str:
-        """The grid and the summary; a type's column has its ONNX number."""
+        """The grid and the summary; columns are headed by the types' ONNX numbers."""
         width = max(len(dtype.name) for dtype in NUMERIC)
         lines = [
             f"gpucast parity: {self.backend} ({self.device}) against the reference",

@@ -2,9 +2,9 @@
 """All 2^32 codes of a source, for one rule.
 
 A cast to a narrow type is piecewise constant in the order of the source's codes: within a binade of the source every
-destination code has one interval. The reference is asked only where intervals end, which bisection finds; a backend's
-output is compared with whole intervals. Casts to wide types, and those that wrap or round at random, are compared code
-by code.
+destination code has one interval. Bisection finds where intervals end, so the reference has to cast few codes; a
+backend's output is compared with whole intervals. Casts to wide types, and those that wrap or round stochastically, are
+compared code by code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpucast.parity.work import run_threads
 
 #: Elements that a backend casts at a time.
 _CHUNK = 1 << 18
-#: Random codes at which intervals are compared with the reference itself.
+#: The number of random codes at which intervals are checked against the reference.
 _PROBES = 100_000
 
 
@@ -39,8 +39,8 @@ def sweep(
 ) -> CaseResult:
     """Compare every code of a source of 32 bits or fewer, for one rule.
 
-    `advance` is called with the number of codes done since its last call, `differs_at` with the first mismatch of each
-    chunk that has some, as soon as it is found.
+    `advance` is called with the number of codes done since its last call, `differs_at` at once with the first mismatch
+    of each chunk that has one.
     """
     rule, count = case.rule, 1 << case.rule.src.bits
     wanted = intervals(rule, seed) if piecewise_constant(rule) else None
@@ -75,15 +75,15 @@ def sweep(
 
 
 def piecewise_constant(rule: Rule) -> bool:
-    """True where few intervals hold all codes of the source: a narrow destination, no wrapping and no
-    rounding at random."""
+    """True if few intervals cover all codes of the source: a narrow destination, no wrapping and no stochastic
+    rounding."""
     wraps = rule.dst.family == "int" and rule.overflow == "wrap"
     return rule.dst.bits <= 16 and not wraps and rule.rounding != STOCHASTIC and rule.src is not rule.dst
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Where intervals of source codes begin (and, as one entry more, end), and the destination code of each."""
+    """Intervals of source codes: where each begins, then the end of the last, and the destination code of each."""
 
     starts: Array
     values: Array
@@ -106,7 +106,7 @@ def intervals(rule: Rule, seed: int = 0) -> Intervals:
     found = [begins]
     at_low, at_high = _by_block(rule, lows), _by_block(rule, highs)
     while True:
-        # Halve what does not begin and end alike; neighbours that differ are where an interval begins.
+        # Halve ranges whose ends have different results; of adjacent codes that differ, the second begins an interval.
         keep = at_low != at_high
         lows, highs, at_low, at_high = lows[keep], highs[keep], at_low[keep], at_high[keep]
         narrow = highs - lows == 1
@@ -128,7 +128,7 @@ def intervals(rule: Rule, seed: int = 0) -> Intervals:
 
 
 def _binades(rule: Rule) -> Array:
-    """The first codes of the stretches in which the source's magnitude grows or falls by at most a factor of two."""
+    """The first codes of the ranges in which the source's magnitude changes by at most a factor of two."""
     src, count = rule.src, 1 << rule.src.bits
     if src.is_float:
         return np.arange(0, count, 1 << src.mantissa_bits, dtype=np.int64)
@@ -137,7 +137,7 @@ def _binades(rule: Rule) -> Array:
 
 
 def _by_block(rule: Rule, codes: Array, random: Random | None = None) -> Array:
-    """What the reference makes of codes (of any integer type), with scratch arrays that stay in the cache."""
+    """The reference's results for codes (of any integer type), computed in blocks that stay in the cache."""
     result = np.empty(codes.shape, rule.dst.code_numpy)
     for start in range(0, codes.size, BLOCK):
         block = slice(start, start + BLOCK)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many cases over several threads, in full or for so many seconds."""
+"""Compares many cases in several threads, all of them or as many as a time limit allows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpucast.parity.compare import CaseResult, codes_of, compare
 
 T = TypeVar("T")
 
-#: From so many random codes on, kernels are optimised. That pays off later still, but whoever asks for much evidence
-#: should have it of what the optimiser makes of the text, too.
+#: The number of random codes from which kernels are compiled with optimisation. For speed that would only pay off with
+#: still more codes, but thorough runs should cover what the optimiser does too.
 _OPTIMIZE = 1_000_000
 
 
@@ -32,12 +32,12 @@ def run(
     advance: Callable[[int], object] = lambda cases: None,
     on_result: Callable[[CaseResult], object] = lambda outcome: None,
 ) -> list[CaseResult]:
-    """The outcomes of the cases, in their order; of the first ones only, where `seconds` do not suffice for all.
+    """The results of the cases, in their order; only of the first ones if `seconds` do not suffice for all.
 
     `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `advance` is called
     with the number of cases done since its last call, `found` with each outcome as it is there.
     """
-    # NumPy and the compiler leave the interpreter to other threads.
+    # Threads suffice, because NumPy and waiting for the compiler release the GIL.
     batches = _Batches(cases, backend.batch, seconds)
 
     def work() -> dict[int, CaseResult]:
@@ -63,7 +63,7 @@ def run(
 
 
 def run_threads(work: Callable[[], T], threads: int, stop: Callable[[], None]) -> list[T]:
-    """The results of `work` in several threads. After an error in one, or Ctrl-C, the others are told to stop."""
+    """The results of `work` in several threads. After an error in one, or Ctrl-C, `stop` is called for the others."""
     with ThreadPoolExecutor(threads) as pool:
         futures = [pool.submit(work) for _ in range(threads)]
         try:
@@ -77,14 +77,14 @@ def run_threads(work: Callable[[], T], threads: int, stop: Callable[[], None]) -
 
 
 class _Batches:
-    """Hands out batches, with the index of their first case, to several threads, as long as there is time."""
+    """Distributes batches, with the index of their first case, to several threads as long as time remains."""
 
     def __init__(self, cases: Sequence[Case], size: int, seconds: float | None) -> None:
         self.lock = threading.Lock()
         self.stopped = False
         self._cases, self._size, self._next = cases, size, 0
         self._end = None if seconds is None else time.monotonic() + seconds
-        #: The longest that one case of a batch took so far.
+        #: The longest time per case of a batch so far.
         self._slowest = 0.0
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class _Batches:
                 self._slowest = max(self._slowest, (time.monotonic() - begin) / len(batch))
 
     def _affordable(self, now: float) -> int:
-        """How many cases there is time for. A small batch costs more per case, so that one is not worth its while."""
+        """How many cases there is time for; 0 rather than a small batch, which costs more per case."""
         if self._end is None or self._next == 0 or self._slowest * self._size <= self._end - now:
             return self._size
         size = int((self._end - now) / self._slowest) if self._slowest else self._size

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization: arrays as narrow codes with scales, in the formats of `gpucast.core.formats`.
 
-`gpucast.quantize` and `gpucast.dequantize` are the entrances. What every number means is stated in
-`gpucast.quantization.reference`.
+The public functions are `gpucast.quantize` and `gpucast.dequantize`. `gpucast.reference.quantize` defines every result.
 """
 
 from gpucast.core.formats import FORMATS, Format

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public calls: check them, and route them to the host or a device."""
+"""The public functions: they check the arguments and call the engine of the host or of a device."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ def quantize(
 ) -> Any:
     """Quantize an array: narrow codes, and a scale for each block of them.
 
-    Every step is stated in `gpucast.quantization.reference`; the bits are the same everywhere.
+    `gpucast.quantization.reference` defines every step; the results have the same bits on the host and on devices.
 
     Parameters
     ----------
     x
         FLOAT, FLOAT16, BFLOAT16 or DOUBLE: whatever `gpucast.cast` takes as an array.
     format
-        A name of ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...) or a ``Format`` of one's own.
+        A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...) or a custom ``Format``.
     axis
-        As in ONNX QuantizeLinear: the axis along which blocks run; in formats "..._axis" the one whose indices have a
-        scale each. Without meaning for "..._tensor".
+        As in ONNX QuantizeLinear: the axis along which blocks run. In formats "..._axis" each index of this axis has a
+        scale. Ignored for "..._tensor".
     scale_layout
-        "linear", or "128x4", the order that cuBLAS reads (``gpucast.quantization.swizzle``): for one-dimensional blocks
-        with scales of one byte along the last axis, which they must divide.
+        "linear", or "128x4", the order that cuBLAS reads (``gpucast.quantization.swizzle``). The latter requires
+        one-byte scales and one-dimensional blocks along the last axis, whose length they must divide.
     transpose
-        True: quantize ``swapaxes(x, -1, -2)``, blocks along what were columns. "both": the pair of the result without
-        and with it. How often a device reads x for it, see below.
+        True: quantize ``swapaxes(x, -1, -2)``, with blocks along the former columns. "both": return two results, first
+        without and then with the transposition. For how often a device reads x see below.
     rounding, seed, offset
-        ``rounding="stochastic"`` with a seed, as in `gpucast.cast`, for elements that are floats; None: to nearest,
+        For elements that are floats: ``rounding="stochastic"`` with a seed, as in `gpucast.cast`. None: to nearest,
         ties to even.
     scale
-        Given scales in place of those of x, in formats with FLOAT scales and no zero points: a number, or an array that
-        broadcasts to the scales' shape; NVFP4: the global scale. Finite and above 0. An array on a device is not
-        checked.
+        Scales to use instead of computing them, in formats with FLOAT scales and without zero points: a number, or an
+        array that broadcasts to the scales' shape. For NVFP4 the global scale. They must be finite and above 0, which
+        is not checked for an array on a device.
     device
-        None: where x is; "cpu", "cuda", "cuda:N": there.
+        "cpu", "cuda" or "cuda:N": where to quantize; None: where x is.
 
     Returns
     -------
@@ -79,12 +79,12 @@ def quantize(
 
     Notes
     -----
-    A device reads x once for blocks of 16, 32, 64 or 128 elements and for squares of these sides: along any axis; with
-    transpose True or "both" along one of the last two. NVFP4 takes one read more for its global scale, unless that is
-    given. "..._tensor" takes two reads, transposed or both ways too. "..._axis" and blocks of other lengths take two
-    for each result, the transposed one of a copy. So does a result whose rows end inside a byte (an odd number of 4-bit
-    elements), and one of many matrices that are far smaller than a tile of 64 x 128 elements. What is neither in C
-    order nor the transpose of such an array is copied first.
+    A device reads x once for blocks of 16, 32, 64 or 128 elements and for squares of these sides, along any axis; with
+    transpose True or "both", along one of the last two. NVFP4 takes one more read for its global scale, unless that is
+    given. "..._tensor" takes two reads, also with transpose. "..._axis" and blocks of other lengths take two reads for
+    each result, and a transposed result reads a copy. The same holds for a result whose rows end inside a byte (an odd
+    number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements. An array
+    that is neither in C order nor the transpose of such an array is copied first.
     """
     request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
     return untraced(_quantize, x, format, request)
@@ -116,28 +116,29 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     if transpose and array.ndim < 2:
         raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
     random = _random(format, request.rounding, request.seed, request.offset)
-    place = devices.parse(request.device, _WHO)
-    if place is not None and (place != "cpu" or device_index(array) is not None):
-        if place != "cpu":
-            devices.index(place, _WHO)
-        array = cast(array, src, device=place, copy=False)
-    wanted = []
+    target = devices.parse(request.device, _WHO)
+    if target is not None and (target != "cpu" or device_index(array) is not None):
+        if target != "cpu":
+            devices.index(target, _WHO)
+        array = cast(array, src, device=target, copy=False)
+    result_specs = []
     for swapped in (False, True) if transpose == "both" else (bool(transpose),):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
         on = checked_axis(axis, shape, format, _WHO)
         check_layout(scale_layout, shape, on, format, _WHO)
-        wanted.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
-    made = [
+        result_specs.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
+    results = [
         _quantized(parts, format, src, on, scale_layout)
-        for parts, (_, on, _) in zip(engine.quantize(array, format, wanted, random), wanted, strict=True)
+        for parts, (_, on, _) in zip(engine.quantize(array, format, result_specs, random), result_specs, strict=True)
     ]
-    return tuple(made) if transpose == "both" else made[0]
+    return tuple(results) if transpose == "both" else results[0]
 
 
 def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
     """The numbers that a `Quantized` stands for, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
 
-    An array of q's shape where q is. TypeError for anything else. Out of `to`'s range is infinity, as in a cast.
+    The result is an array of q's shape on q's device. TypeError if q is no Quantized. Numbers out of the range of `to`
+    become infinity, as in a cast.
     """
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
@@ -164,7 +165,7 @@ def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | N
 
 
 def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
-    """The caller's scales, for x: as FLOAT and checked, unless both are on a device."""
+    """The caller's scales for x. Scales on the host, or for an x on the host, are converted to FLOAT and checked."""
     if scale is None:
         return None
     if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):

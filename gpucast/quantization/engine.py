@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked arrays and parts, quantized and dequantized where they are."""
+"""Quantizes and dequantizes checked arrays and parts on the host or the device where they are."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from gpucast.quantization.cpu import quantize as host
 
 
 def quantize(x: Any, format: Format, result_specs: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
-    """For each result that is wanted: whether it is transposed, its axis, and the caller's scales for it."""
+    """The parts of each result. Its specification: whether it is transposed, its axis, and the caller's scales."""
     if device_index(x) is not None:
         return gpu.quantize.quantize(x, format, [gpu.tiles.ResultSpec(*one) for one in result_specs], random=random)
-    made: list[Parts] = []
-    for swapped, on, given in result_specs:
-        # Both ways have the same global scale.
-        given = made[0].global_scale if format.global_scale and made else given
+    results: list[Parts] = []
+    for swapped, axis, given in result_specs:
+        # The plain and the transposed result have the same global scale.
+        given = results[0].global_scale if format.global_scale and results else given
         view = x.swapaxes(-1, -2) if swapped else x
-        made.append(host.quantize(view, format, axis=on, scale=given, random=random))
-    return made
+        results.append(host.quantize(view, format, axis=axis, scale=given, random=random))
+    return results
 
 
 def dequantize(parts: Parts, format: Format, to: DType, axis: int) -> Any:

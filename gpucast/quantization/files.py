@@ -26,12 +26,12 @@ _Made = TypeVar("_Made")
 
 
 def save(path: str | os.PathLike[str], parts: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Write arrays on the host, and what `entry` says of them, whole or not at all. ValueError for another suffix."""
+    """Write arrays on the host with the metadata of `entry`, atomically. FileError for another suffix."""
     save_tensors(_checked(path), parts, {_ENTRY: json.dumps(metadata)})
 
 
 def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str, Any]:
-    """What the metadata say about an array of the type `kind` that was quantized."""
+    """The metadata of a quantized array; `kind` is the type that was quantized."""
     return {
         "version": _VERSION,
         "format": format.name,
@@ -48,25 +48,25 @@ def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str
 
 
 def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[str, Any]]:
-    """The format that a metadata entry tells, and its axis, scale_layout and dtype, unchecked. FileError."""
+    """The format of a metadata entry, and its axis, scale_layout and dtype, unchecked. FileError for a bad entry."""
     try:
-        found = json.loads(text)
+        entry = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or found.get("version") != _VERSION:
+        entry = None
+    if not isinstance(entry, dict) or entry.get("version") != _VERSION:
         raise FileError(f"{path}: the metadata {name!r} is not what this version of gpucast writes")
     try:
-        block = found["block"]
+        block = entry["block"]
         format = Format(
-            found["format"],
-            dtype(found["element"]),
-            dtype(found["scale"]),
+            entry["format"],
+            dtype(entry["element"]),
+            dtype(entry["scale"]),
             tuple(block) if isinstance(block, list) else block,
-            found["rule"],
-            found["zero_points"],
-            found["global_scale"],
+            entry["rule"],
+            entry["zero_points"],
+            entry["global_scale"],
         )
-        return format, {key: found[key] for key in ("axis", "scale_layout", "dtype")}
+        return format, {key: entry[key] for key in ("axis", "scale_layout", "dtype")}
     except KeyError as error:
         raise FileError(f"{path}: {error.args[0]!r} is missing") from None
     except (TypeError, ValueError) as error:
@@ -74,8 +74,10 @@ def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[
 
 
 def load(path: str | os.PathLike[str], make: Callable[..., _Made]) -> _Made:
-    """Read a file that `save` wrote, and `make` a `Quantized` of it. FileError for any other, OSError for one that
-    cannot be read."""
+    """Read a file that `save` wrote, and `make` a `Quantized` of it.
+
+    FileError for any other file, OSError for one that cannot be read.
+    """
     name = _checked(path)
     with TensorFile(name) as file:
         if _ENTRY not in file.metadata:

@@ -26,10 +26,10 @@ SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", "128x4")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantized:
-    """What `gpucast.quantize` gives. It can be made from parts that come from elsewhere, which are checked:
+    """The result of `gpucast.quantize`. It can also be made from existing parts, which are checked:
     ``Quantized(data, scales, "mxfp4")``. TypeError for wrong types, ValueError for wrong shapes.
 
-    The number that code i stands for is ``(data[i] - zero_points[b]) * scales[b] * global_scale``, b its block.
+    Code i represents the number ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block.
     """
 
     #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
@@ -37,20 +37,20 @@ class Quantized:
     #: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0: of `Format.scales_shape`, or flat in the order "128x4".
     scales: Any
     format: Format
-    #: INT8 or UINT8, as many as scales; None in symmetric formats.
+    #: INT8 or UINT8, of the scales' shape; None in symmetric formats.
     zero_points: Any = None
-    #: A FLOAT array of shape (), in formats that have it.
+    #: A FLOAT array of shape (); None in formats without a global scale.
     global_scale: Any = None
     #: The type that was quantized.
     dtype: DType = _FLOAT
-    #: The axis along which blocks run, or whose indices have a scale each. Not negative (0 for shape ()).
+    #: The axis along which blocks run, or whose indices have one scale each. Not negative (0 for shape ()).
     axis: int = -1
     scale_layout: ScaleLayout = "linear"
 
     def __post_init__(self) -> None:
         who = "Quantized"
         object.__setattr__(self, "format", find(self.format, who))
-        # What has no shape is found here.
+        # First of all checks, because the next ones use the shape.
         _check_type(self.data, "data", self.format.element)
         object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{who}: dtype="))
         object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, who))
@@ -60,9 +60,11 @@ class Quantized:
         _check(self.scales, "scales", self.format.scale, flat)
         _check(self.zero_points, "zero_points", self.format.zero_point, shape)
         _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, ())
-        places = {device_index(part) for part in self.parts().values()}
-        if len(places) > 1:
-            raise ValueError(f"{who}: the parts are on different devices: {', '.join(map(devices.name, places))}")
+        devices_of_parts = {device_index(part) for part in self.parts().values()}
+        if len(devices_of_parts) > 1:
+            raise ValueError(
+                f"{who}: the parts are on different devices: {', '.join(map(devices.name, devices_of_parts))}"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,20 +92,20 @@ class Quantized:
 
     @property
     def device(self) -> Any:
-        """Where the parts are: "cpu", or the CuPy device."""
+        """The device of the parts: "cpu", or the CuPy device."""
         data = self.data.data if isinstance(self.data, PackedArray) else self.data
         return "cpu" if isinstance(data, np.ndarray) else data.device
 
     def parts(self) -> dict[str, Any]:
-        """The arrays by name: data, scales, and those of zero_points and global_scale that there are."""
+        """The arrays by name: data, scales, and zero_points and global_scale if they exist."""
         named = {name: getattr(self, name) for name in ("data", "scales", "zero_points", "global_scale")}
         return {name: part for name, part in named.items() if part is not None}
 
     def dlpack(self, part: str) -> Any:
-        """A part as what other libraries' ``from_dlpack`` takes: ``torch.from_dlpack(q.dlpack("data"))``, no copy.
+        """A part for other libraries' ``from_dlpack``, without a copy: ``torch.from_dlpack(q.dlpack("data"))``.
 
-        Of the types below one byte FLOAT4E2M1 alone has a form there, in pairs; else BufferError (`data.data` holds the
-        packed bytes). ValueError for a part that there is not.
+        Of the types below one byte DLPack has only FLOAT4E2M1, in pairs; BufferError for the others (`data.data` holds
+        the packed bytes). ValueError for a part that does not exist.
         """
         parts = self.parts()
         if part not in parts:
@@ -115,7 +117,7 @@ class Quantized:
         return self.scales if self.scale_layout == "linear" else swizzle.unswizzle(self.scales, self.scales_shape)
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
-        """The same with the scales in another layout. ValueError where "128x4" is not for these blocks."""
+        """The same with the scales in another layout. ValueError if the scales cannot have the layout "128x4"."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
         scales = self.linear_scales()
         if scale_layout == "128x4":
@@ -129,13 +131,13 @@ class Quantized:
         return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
-        """The array again, as far as the codes tell: `gpucast.dequantize`."""
+        """The numbers that it represents: `gpucast.dequantize`."""
         dst = source_dtype(to, "dequantize: to=")
         parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
         return engine.dequantize(parts, self.format, dst, self.axis)
 
     def save(self, path: str) -> None:
-        """Write a .safetensors file, whole or not at all; ``gpucast.files.FileError`` for another suffix."""
+        """Write a .safetensors file atomically; ``gpucast.files.FileError`` for another suffix."""
         entry = files.entry(self.format, self.axis, self.scale_layout, self.dtype)
         files.save(path, self.get().parts(), entry)
 
@@ -154,7 +156,7 @@ class Quantized:
 
 
 def source_dtype(kind: Any, who: str) -> DType:
-    """The row of a type that can be quantized, and dequantized to; TypeError for any other."""
+    """The dtype of a type that can be quantized, and dequantized to; TypeError for any other."""
     src = dtype(kind, who=who)
     if src not in SOURCES:
         raise TypeError(f"{who}{src.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
@@ -162,7 +164,7 @@ def source_dtype(kind: Any, who: str) -> DType:
 
 
 def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) -> int:
-    """The axis, not negative, of an array that the format takes. TypeError or ValueError otherwise."""
+    """The axis as a nonnegative number. TypeError or ValueError if the axis or the shape does not fit the format."""
     axis = integer(axis, f"{who}: axis")
     ndim = len(shape)
     if ndim < format.min_ndim:
@@ -180,7 +182,7 @@ def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) ->
 
 
 def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, who: str) -> None:
-    """ValueError for a layout that is none, or that the scales of such an array cannot have."""
+    """ValueError for an unknown layout, or one that the scales of such an array cannot have."""
     if layout not in SCALE_LAYOUTS:
         raise ValueError(f"{who}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
     if layout == "linear":
@@ -195,7 +197,7 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
 
 
 def _check(part: Any, name: str, expected: DType | None, shape: tuple[int, ...]) -> None:
-    """One array of a type and shape; none where `expected` is None."""
+    """Check that a part has this dtype and shape, or is None where `expected` is None."""
     if expected is None:
         if part is not None:
             raise ValueError(f"Quantized: {name} must be None in this format")
@@ -209,12 +211,12 @@ def _check_type(part: Any, name: str, expected: DType) -> None:
     if expected.packed:
         if not isinstance(part, PackedArray):
             raise TypeError(f"Quantized: {name} must be a PackedArray of {expected.name}, not {type(part).__name__}")
-        found = part.dtype
+        actual = part.dtype
     else:
         if namespace(part) is None:
             raise TypeError(
                 f"Quantized: {name} must be a NumPy or CuPy array of {expected.name}, not {type(part).__name__}"
             )
-        found = dtype(part.dtype, who=f"Quantized: {name}: ")
-    if found is not expected:
-        raise TypeError(f"Quantized: {name} has dtype {found.name}; the format has {expected.name}")
+        actual = dtype(part.dtype, who=f"Quantized: {name}: ")
+    if actual is not expected:
+        raise TypeError(f"Quantized: {name} has dtype {actual.name}; the format has {expected.name}")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order "128x4" in which cuBLAS and the tensor cores of Blackwell read block scales.
 
-The scales of a matrix are a matrix of rows x cols (a row per row, a column per block). It is padded to whole tiles of
-128 rows and 4 columns; the tiles lie in row-major order, 512 scales each; within a tile rows 32 apart lie together:
+The scales of a matrix form a matrix themselves, with the same rows and a column per block. It is padded to whole tiles
+of 128 rows and 4 columns. The tiles of 512 scales follow each other in row-major order; within a tile, rows that are 32
+apart are stored next to each other:
 
     offset(row, col) = ((row // 128) * (padded_cols // 4) + col // 4) * 512
                        + (row % 32) * 16 + (row % 128 // 32) * 4 + col % 4
@@ -25,7 +26,7 @@ _ROWS, _COLS = 128, 4
 
 
 def padded(rows: int, cols: int) -> tuple[int, int]:
-    """The lengths of the padded matrix."""
+    """The shape of the padded matrix."""
     return -(-rows // _ROWS) * _ROWS, -(-cols // _COLS) * _COLS
 
 
@@ -35,7 +36,7 @@ def size(shape: tuple[int, ...]) -> int:
 
 
 def offset(row: int, col: int, cols: int) -> int:
-    """Where the scale (row, col) of a matrix of `cols` columns lies."""
+    """The index of the scale (row, col) of a matrix with `cols` columns."""
     tiles = padded(1, cols)[1] // _COLS
     tile = row // _ROWS * tiles + col // _COLS
     return tile * _ROWS * _COLS + row % 32 * 16 + row % _ROWS // 32 * 4 + col % _COLS
@@ -46,9 +47,10 @@ def swizzle(scales: Any) -> Any:
     if namespace(scales) is not np:
         return gpu.quantize.swizzle(scales, scales.shape, size(scales.shape))
     rows, cols = _matrix(scales.shape)
-    whole = np.zeros(padded(rows, cols), dtype=np.uint8)
-    whole[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
-    tiles = whole.reshape(whole.shape[0] // _ROWS, 4, 32, whole.shape[1] // _COLS, _COLS).transpose(0, 3, 2, 1, 4)
+    padded_scales = np.zeros(padded(rows, cols), dtype=np.uint8)
+    padded_scales[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
+    tile_rows, tile_cols = padded_scales.shape[0] // _ROWS, padded_scales.shape[1] // _COLS
+    tiles = padded_scales.reshape(tile_rows, 4, 32, tile_cols, _COLS).transpose(0, 3, 2, 1, 4)
     return np.ascontiguousarray(tiles).reshape(-1).view(scales.dtype)
 
 
@@ -64,8 +66,8 @@ def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
     rows, cols = _matrix(shape)
     padded_rows, padded_cols = padded(rows, cols)
     tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)
-    whole = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
-    return np.ascontiguousarray(whole[:rows, :cols]).view(scales.dtype).reshape(shape)
+    padded_scales = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
+    return np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape)
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiling ahead of time: which kernels there are, and making them."""
+"""Compiling kernels ahead of time."""

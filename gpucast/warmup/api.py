@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from gpucast.codegen.cast import KernelSource
 
 _WHO = "warmup"
-#: NVRTC lets no more threads than these work at a time, nearly; processes share nothing.
+#: NVRTC hardly lets more threads than these work at a time in one process.
 _THREADS = 4
-#: Weights, activations and gradients come in these.
+#: The usual types of weights, activations and gradients.
 _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
 
 class CompileTask(NamedTuple):
-    """A kernel to compile, and for what."""
+    """A kernel to compile, and its architecture."""
 
     spec: KernelSpec[KernelSource | BatchSource]
     arch: str
@@ -40,7 +40,7 @@ class CompileTask(NamedTuple):
 
 @dataclass(frozen=True)
 class WarmupRequest:
-    """What `warmup` is asked for, in its words, but for the architectures."""
+    """The arguments of `warmup`, except the architectures."""
 
     pairs: Iterable[tuple[Any, Any]] | None = None
     scale: bool = False
@@ -83,7 +83,7 @@ def warmup(
     `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
     of their own.
 
-    Returns the number of kernels; those that the cache holds already take no time.
+    Returns the number of kernels; those that are already in the cache take no time.
     Raises what `gpucast.cast` and `gpucast.quantize` raise for types, formats and attributes, DeviceUnavailable without
     NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and
     TypeError for a flag that is neither True nor False, what is no pair, and an unknown attribute.
@@ -103,7 +103,7 @@ def every_pair() -> Iterator[tuple[DType, DType]]:
 
 
 def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[CompileTask]:
-    """Every kernel that what `warmup` names can launch, for every architecture, each once. Errors as of `warmup`."""
+    """Every kernel that a request covers, for every architecture, without duplicates. Errors as for `warmup`."""
     specs = dict.fromkeys(_specs(request))
     architectures = _architectures(arch)
     return [CompileTask(spec, name) for spec in specs for name in architectures]
@@ -143,7 +143,7 @@ def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSou
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"{_WHO}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
     src, dst = (dtype(name, who=f"{_WHO}: ") for name in pair)
-    # With a scale, with amax, at random.
+    # (with a scale, with amax, with stochastic rounding)
     asked = {(request.scale, request.amax, False)}
     if request.fused:
         asked |= {(True, False, False), (False, True, False), (True, True, False)}
@@ -158,7 +158,7 @@ def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSou
 def _of_cast(
     cast: CastSpec, scaled: bool, amax: bool, request: WarmupRequest
 ) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
-    """The kernels of one cast: `cast` with the operations that are asked for, in all shapes."""
+    """The kernels of one cast with the requested operations, in all shapes."""
     rule, unpacked = cast.rule, cast.unpacked
     if "string" in (rule.src.family, rule.dst.family):
         raise ValueError(f"{_WHO}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
@@ -168,7 +168,7 @@ def _of_cast(
         yield CastSpec.of(rule, "contiguous", unpacked, ops)
         yield CastSpec.of(rule, "strided", unpacked, ops)
         if request.transposed and not ops.fuses(rule):
-            # Packed arrays have no transpose.
+            # Packed arrays cannot be transposed.
             if not (rule.dst.packed or (rule.src.packed and not unpacked)):
                 yield CastSpec(rule, "transposed", unpacked)
         if request.many and not amax:
@@ -199,7 +199,7 @@ def _architectures(arch: str | Sequence[str] | None) -> list[str]:
 def compile_all(
     executor: Executor, work: Sequence[CompileTask], advance: Callable[[int], object] = lambda done: None
 ) -> str:
-    """Compile `work`; why the cache on disk did not take a kernel, or ""."""
+    """Compile `work`; returns why a kernel could not be written to the cache on disk, or ""."""
     problem = ""
     try:
         for one in executor.map(_compile, work, chunksize=4):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels beside those of plain casts that `gpucast.warmup` compiles: of `cast_many`, `quantize` and `mixed`."""
+"""The further kernels that `gpucast.warmup` compiles: those of `cast_many`, `quantize` and `mixed`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
 _FLOAT = dtype("FLOAT")
-#: A loss scale, its whole state and the flag of a step: these are copied to and on devices.
+#: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.
 _STATE = (_FLOAT, dtype("UINT32"), dtype("BOOL"))
-#: A matrix of whole blocks of every format, both ways.
+#: The shape of a matrix that consists of whole blocks of every format, also transposed.
 _MATRIX = (1024, 1024)
 
 
 def of_many(rule: Rule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec | BatchSpec]:
-    """Kernels for trees of one type, whatever their length: a tree of one array is cast by a kernel of its own.
+    """Kernels for trees of one type of any length; a tree with a single array is cast by that array's own kernel.
 
-    With a scale, with and without the check that all is finite, as loss scales want it.
+    With a scale also those that check whether all elements are finite, as loss scales need.
     """
     for finite in (False, True) if ops.scaling != "none" and rule.src.has_nan else (False,):
         kind = CastSpec.of(rule, "contiguous", unpacked, FusedOps(ops.scaling, False, finite))
@@ -44,9 +44,9 @@ def of_many(rule: Rule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec | Ba
 
 
 def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[QuantizeSpec | TileSpec]:
-    """Kernels that quantize matrices of a type along the last axis, transposed or not or both, and dequantize them.
+    """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
 
-    Those for whole blocks, and those for all others.
+    Those for rows of whole blocks, and those for all other rows.
     """
     rule, stochastic = Rule(src, format.element), rounding == STOCHASTIC
     random = Random(0) if stochastic else None
@@ -56,9 +56,9 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     if in_rows:
         yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
     for wanted in ([straight], [swapped], [straight, swapped]):
-        found = plan(_MATRIX, src, format, wanted, random, given=False)
-        if found is not None and not (in_rows and wanted == [straight]):
-            yield found.spec
+        tile_plan = plan(_MATRIX, src, format, wanted, random, given=False)
+        if tile_plan is not None and not (in_rows and wanted == [straight]):
+            yield tile_plan.spec
     yield QuantizeSpec(rule, format, "extremes", lanes=1 if blocks.lengths[2] == 1 else WARP)
     yield QuantizeSpec(rule, format, "scales")
     yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")
@@ -76,9 +76,9 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
 
 
 def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
-    """Kernels of loss scales, whose losses and gradients have one of the types, and of `select_tree`.
+    """Kernels of loss scales for losses and gradients of these types, and of `select_tree`.
 
-    But for those that copy what is not contiguous.
+    Without the kernels that copy arrays that are not contiguous.
     """
     shapes: tuple[Shape, ...] = ("contiguous", "strided")
     loss, gradients = FusedOps("narrow"), FusedOps("narrow", finite=True)

@@ -423,7 +423,7 @@ def test_a_library_that_computes_something_else_is_not_used(
     rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
     other = resolve(dtype("FLOAT"), dtype("FLOAT8E5M2"))
     wrong = host_native_cast.NativeCast(library, other)._conversion
-    monkeypatch.setattr(host_native_cast, "row", lambda rule: wrong)
+    monkeypatch.setattr(host_native_cast, "conversion", lambda rule: wrong)
     host_native_cast._checked.cache_clear()
     assert host_native_cast.find(rule) is None
     host_native_cast._checked.cache_clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of tensors: `gpucast.cast` of them as custom ops, and what `gpucast.cast_many` asks."""
+"""The adapter of tensors: `gpucast.cast` as custom ops, and what `gpucast.cast_many` needs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TorchAdapter(ArrayAdapter):
         else:
             tensors.check_attributes(src, dst, attributes, options.versions, who)
             saturate, round_mode, opset, rounding, overflow = attributes
-            # An op takes Python's own types only.
+            # Custom ops take only Python's own types.
             attributes = bool(saturate), round_mode, int(opset), rounding, overflow
         target = x.device if device is None else _target_device(x, device, who)
         random = resolve_random(options.rounding, options.seed, options.offset, who)
@@ -98,7 +98,7 @@ class TorchAdapter(ArrayAdapter):
         return batch.attach(sources, results, scale)
 
     def has_plans(self, kind: type) -> bool:
-        # A tensor of another class may mean anything by its methods.
+        # A subclass may redefine any method.
         return kind in (torch.Tensor, torch.nn.Parameter)
 
     def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
@@ -115,7 +115,7 @@ class TorchAdapter(ArrayAdapter):
 
 
 def _target_device(x: torch.Tensor, device: Any, who: str) -> torch.device:
-    """Where the result belongs."""
+    """The device of the result."""
     target = devices.parse(device, who)
     if target is None:
         return x.device

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpucast.cast_many` needs of tensors: plans, gradients, and calls outside of graphs."""
+"""What `gpucast.cast_many` needs for tensors: plans, gradients, and calls outside of compiled graphs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
 from gpucast.interop.torch import tensors
 
-#: Calls a function, which torch.compile runs as it is, between two graphs.
+#: Calls a function that torch.compile does not trace, but runs between two graphs.
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
 
 
 class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
-    """Results that are there already, as functions of the tensors that they were cast from."""
+    """Makes existing results differentiable functions of the tensors that they were cast from."""
 
     @staticmethod
     def forward(ctx: Any, results: list[torch.Tensor], scale: Any, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.kinds, ctx.scale = [x.dtype for x in sources], None if isinstance(scale, torch.Tensor) else scale
         if ctx.scale is not scale:
-            # Refused in the backward pass if it has changed until then.
+            # Saved, so that the backward pass fails if it was changed in the meantime.
             ctx.save_for_backward(scale)
         ctx.set_materialize_grads(False)
         return tuple(results)
@@ -74,9 +74,9 @@ def written(outs: Sequence[torch.Tensor]) -> None:
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-    """The results of `gpucast.cast_many`, differentiable between floating types where gradients are asked for.
+    """The results of `gpucast.cast_many`, made differentiable where a floating source requires a gradient.
 
-    The gradients are those of `gpucast.cast`, cast all at once.
+    The gradients are those of `gpucast.cast`, all cast in one launch.
     """
     places = [
         i

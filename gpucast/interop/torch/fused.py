@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors cast with random rounding, `scale` or `amax`: ``torch.ops.gpucast.fused_cast`` and ``fused_cast_out``.
+"""Casts of tensors with stochastic rounding, `scale` or `amax`: ``torch.ops.gpucast.fused_cast``, ``fused_cast_out``.
 
-Called as ever, a cast is one launch, which also writes `amax`. `torch.compile` and the transforms of ``torch.func``
-want functions that change nothing: there the op gives the result and the new `amax`, which is then copied back.
+In eager mode a cast is one launch, which also writes `amax`. `torch.compile` and the transforms of ``torch.func``
+require functions without side effects: there the op returns the result and the new `amax`, which is then copied back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpucast.core.random import Random
 from gpucast.interop.torch import tensors
 
 _SIZE = 2**64
-#: Of an op, behind the tensors: an op takes neither integers of more than 64 bits nor unsigned ones.
+#: The arguments of an op after the tensors. Ops take only signed 64-bit integers, so seeds are passed as such.
 _SCHEMA = (
     "str to, bool saturate, str round_mode, int opset, str? rounding, str? overflow, SymInt? seed, SymInt offset, "
     "float? number"
@@ -34,12 +34,13 @@ def cast(
     options: Options,
     target: torch.device,
 ) -> Any:
-    """The cast of a tensor where it is, brought to `place`; `attributes` are all of them or, by default, none."""
+    """Cast a tensor where it is and move the result to `target`; `attributes`: all of them, or () for the defaults."""
     if isinstance(options.scale, torch.Tensor):
         tensors.check_scale(options.scale, options.who)
     if tensors.transformed() and options.scale is not None and not isinstance(options.scale, torch.Tensor):
-        # Whatever stands for a number is one there.
-        options = options._replace(
+        # Within a transform the scale has to be a plain number.
+        device = x.device.index if x.is_cuda else None
+        options = options._replace(scale=resolve_scale(options.scale, device, options.who))
             scale=resolve_scale(options.scale, x.device.index if x.is_cuda else None, options.who)
         )
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
@@ -50,18 +51,18 @@ def cast(
 
 
 def _signed(value: int) -> int:
-    """A number of 64 bits as one with a sign."""
+    """An unsigned 64-bit number as the signed one with the same bits."""
     return value - _SIZE if value >= _SIZE // 2 else value
 
 
 def _keywords(arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """The keywords of a cast of arrays, but `scale` and `amax`."""
+    """The keywords of a cast of arrays, except `scale` and `amax`."""
     _, *attributes, seed, offset = arguments
     return tensors.named(tuple(attributes)) | {"seed": seed and seed % _SIZE, "offset": offset % _SIZE}
 
 
 def _is_traced(options: Options) -> bool:
-    """Whether the cast is to be one of ops: of tensors (and a number), where not only the result matters."""
+    """Whether to cast by an op: within torch.compile or a transform, if all that is given are tensors or numbers."""
     if not (torch.compiler.is_compiling() or tensors.transformed()):
         return False
     return (
@@ -71,7 +72,7 @@ def _is_traced(options: Options) -> bool:
     )
 
 
-# ---- at once ----
+# ---- eager ----
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
@@ -92,13 +93,13 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
 
 
 class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
-    """The cast of a tensor to one of dtype `dst`, or the flat bytes of a packed type."""
+    """The cast of a tensor to dtype `dst`, or to the flat bytes of a packed type."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
         ctx.src, ctx.scale = tensors.dtype_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
         if ctx.scale is not scale:
-            # Refused in the backward pass if it has changed until then.
+            # Saved, so that the backward pass fails if it was changed in the meantime.
             ctx.save_for_backward(scale)
         y = tensors.new(x, dst.name)
         tensors.fill(x, y, dst, keywords, dst.packed)
@@ -134,7 +135,7 @@ def _cast_traced(
 
 
 class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
-    """The op, differentiable, also in the transforms of ``torch.func``, which take no `register_autograd`."""
+    """The op with its gradient, also for the transforms of ``torch.func``, which ignore `register_autograd`."""
 
     generate_vmap_rule = True
 
@@ -183,8 +184,8 @@ def _fake(x: torch.Tensor, scale: Any, amax: Any, to: str, *arguments: Any) -> t
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> Any:
-    """As a loop over the batch has it: each part takes the same random words, and an `amax` that is no batch goes from
-    one to the next."""
+    """The result of a loop over the batch: each part gets the same random words, and an `amax` without a batch
+    dimension is passed from one part to the next."""
     to, *_, seed, _, _ = arguments
     if dtype(to, who="cast: to=").packed:
         raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
@@ -201,7 +202,7 @@ def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax
         if along_amax is None and amax is not None:
             amax = parts[-1][1]
     kind = parts[0][0].dtype
-    # torch stacks no types of 8 bits but its own integers.
+    # Of 8-bit types torch can stack only its own integers.
     codes = torch.stack([y.view(torch.uint8) if kind.itemsize == 1 else y for y, _ in parts])
     new_amax = parts[-1][1] if along_amax is None else torch.stack([one for _, one in parts])
     return (codes.view(kind), new_amax), (0, None if along_amax is None else 0)

@@ -37,7 +37,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
-    """An element-wise op takes a batch as it is; in the bytes of a packed type a batch could not be told apart."""
+    """A batch is cast like any tensor, because the op is element-wise. Packed bytes cannot be split into batches."""
     if dtype(to, who="cast: to=").packed:
         raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
     return cast_op(x, to, *attributes), dims[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors: their memory as arrays of ours, their types, shapes and streams, and what may be written."""
+"""Tensors: their memory as NumPy and CuPy arrays, their types, shapes and streams, and which may be written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
 from gpucast.gpu import devices
 
-#: torch's dtype of every type that it has whole elements of: for types below one byte, one element per byte.
+#: torch's dtypes with one element per item; types below one byte take a byte each.
 TORCH_DTYPES: dict[DType, Any] = {
     kind: getattr(torch, kind.numpy_name) for kind in DTYPES if hasattr(torch, kind.numpy_name)
 }
-#: torch's dtype of the codes of each of them, and the way back from a dtype.
+#: For each of them the torch dtype of its codes; and the inverse of TORCH_DTYPES.
 _CODES: dict[DType, Any] = {kind: getattr(torch, kind.code_numpy.name) for kind in TORCH_DTYPES}
 _DTYPES: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
-#: Two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch that is older than that.
+#: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
@@ -47,7 +47,7 @@ def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
 
 
 def written(x: torch.Tensor) -> None:
-    """Tell autograd that what it has saved of a tensor is no longer what it was."""
+    """Tell autograd that a tensor was changed, so that values it saved are invalid."""
     if not x.is_inference():
         torch.autograd.graph.increment_version(x)
 
@@ -55,7 +55,7 @@ def written(x: torch.Tensor) -> None:
 def check_writable(out: torch.Tensor, who: str) -> None:
     if out.requires_grad:
         raise ValueError(f"{who}: out requires grad; expected a tensor that does not, such as out.detach()")
-    # torch.compile cannot ask for the bit.
+    # torch.compile does not support is_neg.
     negated = not torch.compiler.is_compiling() and out.is_neg()
     if negated or (out.dtype is PAIRS and not out.is_contiguous()):
         raise ValueError(f"{who}: out is a negated view, or pairs that are not contiguous; expected plain memory")
@@ -76,8 +76,8 @@ def _view(x: torch.Tensor, src: DType, device: int | None, who: str) -> Any:
 
 
 def _address(x: torch.Tensor) -> int:
-    """Where the elements of a tensor on a device begin; RuntimeError for a subclass that keeps them elsewhere."""
-    # That of a fake tensor cannot be asked for without a warning.
+    """The address of a tensor on a device; RuntimeError for a subclass that has no memory of its own."""
+    # data_ptr of a fake tensor would warn.
     fake = type(x) is not torch.Tensor and x.untyped_storage().device.type == "meta"
     address = 0 if fake else x.data_ptr()
     if address == 0 and x.numel():
@@ -86,7 +86,7 @@ def _address(x: torch.Tensor) -> int:
 
 
 def dtype_of(x: torch.Tensor, who: str) -> DType:
-    """The row of a tensor's dtype. TypeError for tensors that are no plain memory full of numbers."""
+    """The dtype of a tensor. TypeError for tensors that are not plain strided memory with numbers."""
     if x.is_nested or x.layout is not torch.strided:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise TypeError(f"{who}: x has the layout {layout}; expected a strided tensor: cast x.values() or x.to_dense()")
@@ -111,7 +111,7 @@ def stream(device: int) -> int:
 
 
 def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager[None]:
-    """Make torch's current stream CuPy's, where a tensor is on a device."""
+    """Use torch's current stream as CuPy's, if a tensor is on a device."""
     device = _device(x, who)
     if device is None:
         return contextlib.nullcontext()
@@ -121,8 +121,10 @@ def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager
 
 
 def transformed() -> bool:
-    """Whether a transform of ``torch.func`` is at work, or forward mode: they differentiate no custom ops, and the
-    latter does not even say so. Not where graphs are made."""
+    """Whether a transform of ``torch.func`` or forward mode is active, and no graph is being compiled.
+
+    They do not differentiate custom ops, and forward mode does not even report it.
+    """
     if torch.compiler.is_compiling():
         return False
     active = getattr(torch._C, "_are_functorch_transforms_active", bool)
@@ -138,7 +140,7 @@ def check_pairs(shape: Any, dst: DType, who: str) -> None:
 
 
 def as_result(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
-    """The packed bytes of a result as the caller gets them."""
+    """The packed bytes of a result in the form that the caller gets: a tensor of pairs, or a PackedArray."""
     if dst is PAIRED and PAIRS is not None:
         return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
     return PackedArray(take(y, who), dst, tuple(shape))
@@ -149,18 +151,18 @@ def check_attributes(src: DType, dst: DType, attributes: tuple[Any, ...], versio
 
 
 def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
-    """The keywords of a cast. torch leaves out the last arguments of an op where they have their default."""
+    """The attributes of an op as keywords of a cast. torch omits trailing arguments that have their default."""
     return dict(zip(DEFAULTS, attributes, strict=False))
 
 
 def check_scale(scale: torch.Tensor, who: str) -> None:
-    """ValueError for a scale that is to be differentiable."""
+    """ValueError for a scale that requires a gradient."""
     if scale.requires_grad:
         raise ValueError(f"{who}: scale requires grad, and is not differentiable; pass scale.detach()")
 
 
 def check_into(x: torch.Tensor, who: str) -> None:
-    """ValueError for a tensor whose cast is to be differentiable, where it is to be written to an `out`."""
+    """ValueError for a tensor that requires a gradient, when its cast is written to an `out`."""
     if torch.is_grad_enabled() and x.requires_grad:
         raise ValueError(f"{who}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
 
@@ -186,7 +188,7 @@ def from_packed(x: PackedArray) -> torch.Tensor:
             f"PackedArray: a tensor of bytes needs a last axis of whole bytes; {kind.name} of shape {x.shape} has not"
         )
     if isinstance(x.data, np.ndarray):
-        # torch has no tensors that are read-only.
+        # torch has no read-only tensors.
         y = torch.from_numpy(x.data if x.data.flags.writeable else x.data.copy())
     else:
         y = torch.utils.dlpack.from_dlpack(x.data)
@@ -202,7 +204,7 @@ def shape_of(x: torch.Tensor) -> Any:
 
 
 def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
-    """Room for a result: order "K" for whole bytes, and the flat bytes of a packed type."""
+    """A new tensor for a result: in order "K" for whole-byte types, or the flat bytes of a packed type."""
     src, dst = dtype_of(x, "cast"), dtype(to, who="cast: to=")
     if attributes:
         check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
@@ -218,14 +220,14 @@ def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
 
 
 def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any], bytes_only: bool) -> None:
-    """Cast a tensor into another; `bytes_only` where that is the flat bytes of a packed type."""
+    """Cast a tensor into another; `bytes_only`: `y` is the flat bytes of a packed type."""
     array, out = take(x, "cast"), take(y, "cast", writing=True)
     with on_stream_of(x, "cast"):
         write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
 
 
 def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
-    """Cast an array into `out`, which is packed for types below one byte, on the host as on a device."""
+    """Cast an array into `out`, which for types below one byte is packed, also on the host."""
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
         cast(array, dst, **keywords, out=out)
         return
@@ -235,5 +237,5 @@ def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) 
         raise ValueError(f"{who}: out has shape {out.shape}; expected {array.shape}")
     if device_index(out) is not None:
         raise ValueError(f"{who}: out is on cuda:{device_index(out)}; the result belongs on the host")
-    # An array with an element per byte gives such an array on the host.
+    # On the host `cast` returns one element per byte, so the result has to be packed.
     out.data[...] = PackedArray.pack(cast(array, dst, **keywords)).data

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scales and choices between trees on a device, loaded at the first array there, as `gpucast.gpu` is."""
+"""Loss scales and tree selection on a device. Loaded at the first device array, as `gpucast.gpu` is."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two small kernels of a training step on a device: nothing is read back to adjust a scale or to choose arrays."""
+"""The two small kernels of a training step on a device: they adjust a scale and select arrays without reading back."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from gpucast.gpu import driver as launch
 from gpucast.gpu.batch import Prepared
 from gpucast.gpu.cast import address, is_contiguous
 
-#: What the kernel of `adjust` reads and writes.
+#: The types that the kernel of `adjust` reads and writes.
 FLAG_TO_WORDS = resolve(dtype("BOOL"), dtype("UINT32"))
-#: ``struct Choices`` of kernels/select.cu, behind its first member.
+#: The fields of ``struct Choices`` of kernels/select.cu after its first member.
 _CHOICES: tuple[Field, ...] = (("otherwise", np.uint64, True), ("chosen", np.uint64, False))
 
 
 @dataclass(frozen=True)
 class Adjustment:
-    """``struct Adjustment`` of kernels/loss_scale.cu: by what a loss scale changes."""
+    """``struct Adjustment`` of kernels/loss_scale.cu: the settings by which a loss scale is adjusted."""
 
     factor: float
     least: float
@@ -42,7 +42,7 @@ class Adjustment:
 
 
 def adjust(state: Any, finite: Any, by: Adjustment) -> None:
-    """Adjust a loss scale: `state` is a CuPy array of the words of ``struct LossScale``, `finite` a byte beside it."""
+    """Adjust a loss scale: `state` is a CuPy array, the words of ``struct LossScale``; `finite`: a byte there."""
     device = int(state.device.id)
     with launch.driver().on(device):
         kernel = launch.kernel(AdjustSpec(), device)
@@ -50,9 +50,9 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
 
 
 def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
-    """Of each row (x, y, out) a copy of x where the byte `chosen` is not 0, else of y, all in one launch.
+    """For each triple (x, y, out) a copy of x if the byte `chosen` is not 0, else of y; one launch for all.
 
-    x and y are of one shape and dtype, and all arrays on one device. `out` (checked, or None) may be x or y.
+    x and y have equal shapes and dtypes, and all arrays are on one device. `out` (checked, or None) may be x or y.
     """
     device = device_index(chosen)
     assert device is not None
@@ -73,7 +73,7 @@ def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
 
 
 def _dense(x: Any) -> Any:
-    """`x` itself where its elements lie in C order without gaps, else a copy that does."""
+    """`x` itself if it is C-contiguous, else a contiguous copy."""
     return x if is_contiguous(x) else cast(x, x.dtype, out=empty_like(x))
 
 
@@ -98,7 +98,7 @@ class AdjustSpec(KernelSpec[KernelSource]):
 class SelectSpec(KernelSpec[BatchSource]):
     """The kernel of `select`; its elements are bytes."""
 
-    #: As of a `gpucast.codegen.batch.BatchSpec`.
+    #: As in a `gpucast.codegen.batch.BatchSpec`.
     argument_bytes: int
 
     def source(self) -> BatchSource:

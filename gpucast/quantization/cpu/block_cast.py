@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of tiles on the host: what they need is made once for all tiles of an array."""
+"""Casts of tiles on the host. What they need is allocated once for all tiles of an array."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Array = npt.NDArray[Any]
 
 
 class TileCast:
-    """The cast of an array's tiles by one rule, where floating-point errors are ignored. For one thread."""
+    """Casts an array's tiles by one rule. Floating-point errors must be ignored; only one thread may use it."""
 
     def __init__(self, rule: Rule, size: int) -> None:
         """`size`: elements of the array."""
         self._rule, self._lane = rule, lanes.lane(rule, size, min(size, ELEMENTS))
 
     def __call__(self, x: Array, out: Array) -> None:
-        """All of `out`, which does not overlap `x`. Both are native and aligned."""
+        """Cast `x` into all of `out`, which does not overlap it. Both are native and aligned."""
         rule = self._rule
         if not x.size:
             return
@@ -34,14 +34,14 @@ class TileCast:
 
 
 class TileWidening:
-    """The numbers of an array's tiles in a type that holds them: as they lie there, or in scratch memory, contiguous.
+    """Converts an array's tiles to a wider type that holds the same numbers.
 
-    NaN may keep its payload.
+    The result is contiguous: the tile itself, or scratch memory. NaN may keep its payload.
     """
 
     def __init__(self, rule: Rule, size: int) -> None:
         self._same = rule.src is rule.dst
-        # NumPy's own conversion does no more than a shift.
+        # NumPy's own conversion of BFLOAT16 is a mere shift.
         self._plain = self._same or rule.src.name == "BFLOAT16"
         self._cast = None if self._plain else TileCast(rule, size)
         self._scratch = np.empty(min(size, ELEMENTS), rule.dst.numpy)

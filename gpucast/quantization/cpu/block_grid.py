@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays cut into tiles that fit the cache and in which blocks lie evenly, for the host path."""
+"""Cuts arrays into tiles for the host path. Each fits the cache, and has blocks of equal length or a part of one."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Array = npt.NDArray[Any]
 
 #: Elements of a tile: a few scratch arrays of 4 or 8 bytes fit the second-level cache.
 ELEMENTS = 1 << 16
-#: Up to this length of blocks it pays to repeat what they share.
+#: The block length up to which it is quicker to repeat the values that a block shares.
 _REPEATED = 512
-#: The dimensions of `Tile.split` that lie within a block.
+#: The dimensions of `Tile.split` that are positions within a block.
 WITHIN = (1, 3, 5)
 
 
 class Tile(NamedTuple):
-    """A part of a `BlockGrid`'s array of three dimensions."""
+    """A part of the three-dimensional array of a `BlockGrid`."""
 
-    #: Which elements.
+    #: Its elements.
     elements: tuple[slice, slice, slice]
-    #: Which blocks, in an array over all blocks.
+    #: Its blocks, in an array over all blocks.
     blocks: tuple[slice, slice, slice]
-    #: The elements as (blocks, length in the block) for each dimension in turn.
+    #: The shape in which each dimension is split in two: (blocks, length within the block).
     split: tuple[int, int, int, int, int, int]
 
 
@@ -47,13 +47,13 @@ def tiles(grid: BlockGrid) -> Iterator[Tile]:
 
 
 def _step(limit: int, n: int, length: int) -> int:
-    """So many elements of a dimension at a time: whole blocks if one fits, else a part of a block."""
+    """How many elements of a dimension a tile has: whole blocks if one fits, else a part of a block."""
     step = max(1, min(limit, n))
     return step if step < length else step // length * length
 
 
 def _cuts(n: int, length: int, step: int) -> Iterator[tuple[slice, slice, tuple[int, int]]]:
-    """Cut n elements: which elements, which blocks, (blocks, length). The ragged end is a cut of its own."""
+    """Cut n elements into (elements, blocks, (number of blocks, length)). A ragged last block is a cut of its own."""
     start = 0
     while start < n:
         if step < length:  # Within a block.
@@ -66,11 +66,11 @@ def _cuts(n: int, length: int, step: int) -> Iterator[tuple[slice, slice, tuple[
 
 
 def spread(of_blocks: Array, tile: Tile) -> Array:
-    """An array over all blocks, for those of a tile: shaped so that it goes with the elements in their `Tile.split`."""
+    """A tile's part of an array over all blocks, shaped so that it broadcasts with the elements in `Tile.split`."""
     x = of_blocks[tile.blocks]
     length = tile.split[5]
     if 1 < length <= _REPEATED:
-        # NumPy works on long rows more quickly than on short ones with a number each.
+        # NumPy is quicker on long rows than when it broadcasts a number over each of many short ones.
         x = np.repeat(x, length, axis=2)
     else:
         length = 1

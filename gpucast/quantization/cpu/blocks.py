@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an array is cut into blocks that share a scale, for the host and devices: three dimensions do for all formats.
+"""How an array is cut into blocks that share a scale, on the host and on devices: always in three dimensions.
 
-`Format.lengths` and `Format.grid` state it in the array's own dimensions; the reference knows no other way.
+`Format.lengths` and `Format.grid` describe the blocks in the array's own dimensions; the reference uses only these.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class BlockGrid:
-    """An array in C order seen as outer x rows x columns, each dimension cut into blocks. No elements are moved for it.
+    """An array in C order viewed as outer x rows x columns, each dimension cut into blocks. No elements are moved.
 
     The last block of a dimension may be ragged.
     """
 
     shape: Triple
-    #: Of a block, in elements of each dimension; at least 1.
+    #: The lengths of a block in elements; at least 1.
     lengths: Triple
     #: The number of blocks in each dimension: the shape of an array over all blocks, in the order of the scales.
     counts: Triple
-    #: False where one block spans all of the outer dimension, because a scale belongs to the tensor or to an index of
-    #: the axis, however many they are.
+    #: Whether the outer dimension is cut into blocks. False for formats "..._tensor" and "..._axis", in which one
+    #: block spans all of it.
     splits_outer: bool = True
 
     @classmethod
     def of(cls, format: Format, shape: tuple[int, ...], axis: int) -> BlockGrid:
-        """The blocks of a format in an array of a shape. `axis` is not negative; shape () counts as (1,).
+        """The blocks of a format in an array of that shape. `axis` is not negative; shape () counts as (1,).
 
-        A block of two lengths lies on the last two dimensions.
+        Two-dimensional blocks are always on the last two dimensions.
         """
         shape = shape or (1,)
         if format.block == "tensor":
@@ -57,16 +57,16 @@ class BlockGrid:
 
     @property
     def size(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return math.prod(self.counts)
 
     @property
     def largest(self) -> int:
-        """Elements of a block that is not ragged."""
+        """The number of elements of a block that is not ragged."""
         return math.prod(self.lengths)
 
     def block_of(self, elements: npt.NDArray[np.intp]) -> npt.NDArray[Any]:
-        """The places, in C order, of the blocks that elements lie in, whose places in the array these are."""
+        """The C-order indices of the blocks of elements, which are given by their C-order indices in the array."""
         index = np.unravel_index(elements, self.shape)
         blocks = tuple(i // length for i, length in zip(index, self.lengths, strict=True))
         return np.asarray(np.ravel_multi_index(blocks, self.counts))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The products of the host path: (code - zero point) * s * g, of which the destination takes some bits.
+"""The products of the host path: (code - zero point) * s * g, rounded to the destination.
 
-FLOAT multiplies more quickly than DOUBLE, in which the rule is stated. Codes less zero points have at most 8 bits, and
-scales that go with a global one at most 4, so that the last factor alone rounds: that is the whole cast to FLOAT. What
-goes on to FLOAT16 or BFLOAT16 is rounded twice, which shows only where the first rounding gave a midpoint of two
-numbers of that type. Such products are found, and multiplied again as DOUBLE (see
+The rule is stated in DOUBLE, but FLOAT arithmetic is quicker. Codes minus zero points have at most 8 bits, and scales
+that are used with a global one at most 4, so only the last multiplication rounds: the product is correctly rounded to
+FLOAT. On to FLOAT16 or BFLOAT16 it is rounded twice, which matters only where the first rounding gave a midpoint of two
+numbers of that type. Such products are detected and computed again as DOUBLE (see
 `gpucast.quantization.cpu.quotient`).
 """
 
@@ -27,18 +27,18 @@ Array = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _BFLOAT16 = dtype("FLOAT"), dtype("DOUBLE"), dtype("BFLOAT16")
 _E8M0 = dtype("FLOAT8E8M0")
-#: Up to so many numbers of a tile are quickly looked at one by one.
+#: The number of a tile's elements up to which indexing them individually is quick.
 _FEW = 1024
 
 
 class Product:
-    """Multiplies the codes of tiles with their blocks' scales (DOUBLE), and stores the products as numbers of `to`."""
+    """Multiplies the codes of tiles with the scales of their blocks (DOUBLE), and stores the products as type `to`."""
 
     def __init__(
         self, data: Array, format: Format, to: DType, s: Array, g: np.float64 | None, zero: Array | None
     ) -> None:
         compute_dtype = _DOUBLE if to is _DOUBLE else _FLOAT
-        # NumPy and ml_dtypes convert integers, those of fewer than 8 bits too, as they are.
+        # NumPy and ml_dtypes convert all integers exactly, also those of fewer than 8 bits.
         integers = format.element.family == "int"
         self._load = None if integers else TileCast(resolve(format.element, compute_dtype), data.size)
         self._store = None if to is compute_dtype else TileCast(resolve(compute_dtype, to), data.size)
@@ -48,13 +48,13 @@ class Product:
         self._lost, self._infinite, self._nothing = np.isnan(self._d), np.isinf(self._d), self._d == 0
         self._any_lost = bool(self._lost.any())
         self._any_extreme = bool((self._infinite | self._nothing).any())
-        #: Of which blocks products may be rounded twice.
+        #: The blocks whose products may be rounded twice.
         self._rounds = np.zeros(s.shape, bool)
         if to is not compute_dtype and format.scale is not _E8M0:
             self._rounds[...] = _rounds(self._factor if g is None else np.asarray(self._last))
         self._needs_fix_up = bool(self._rounds.any())
         self._to, self._decode = to, resolve(format.element, _DOUBLE)
-        # Where a product is a subnormal number of the destination, unlike FLOAT's, its midpoints have other bits.
+        # Where products are subnormal in the destination but not in FLOAT, midpoints have other bits.
         smallest = float(format.element.value(1)) * np.fmin.reduce(np.abs(self._d), axis=None, initial=np.inf)
         self._small = to.bias != _FLOAT.bias and not smallest >= 2.0 ** (1 - to.bias)
         elements = min(data.size, ELEMENTS)
@@ -75,7 +75,7 @@ class Product:
             np.subtract(blocks, spread(self._zero, tile), out=blocks)
         nan = spread(self._lost, tile) if self._any_lost else None
         if self._any_extreme:
-            # Processors differ in the sign of the NaN that comes of infinity times zero.
+            # The sign of the NaN of infinity times zero depends on the processor.
             nan = spread(self._lost, tile) | (spread(self._infinite, tile) & (blocks == 0))
             nan |= spread(self._nothing, tile) & np.isinf(blocks)
         np.multiply(blocks, spread(self._factor, tile), out=blocks)
@@ -95,28 +95,28 @@ class Product:
             self._store(value, out)
 
     def _half_a_step_up(self, value: Array) -> Array:
-        """The bits of numbers half a step of BFLOAT16 further from zero; they stay in `_bits`."""
+        """The bits of numbers moved half an ULP of BFLOAT16 away from zero; they remain in `_bits`."""
         bits: Array = np.add(value.view(np.uint32), np.uint32(1 << 15), out=self._bits[: value.size])
         return bits
 
     def _store_bfloat16(self, value: Array, out: Array, midpoints: Array) -> None:
-        """Of numbers that are half a step up. In a third of the time of NumPy's conversion: but for midpoints that is
-        to nearest."""
+        """Store the numbers whose bits plus half an ULP are in `_bits`. Truncating these rounds to nearest, except at
+        midpoints, which are cast separately; it takes a third of the time of NumPy's conversion."""
         bits = self._bits[: value.size]
         np.right_shift(bits, np.uint32(16), out=bits)
         np.copyto(out.view(np.uint16), bits, casting="unsafe")
         out[midpoints] = value[midpoints]
 
     def _fix_up(self, codes: Array, value: Array, tile: Tile) -> Array:
-        """Round to odd where FLOAT gave a midpoint of the destination; the places of all of these."""
+        """Round to odd where the FLOAT product is a midpoint of the destination; the indices of all midpoints."""
         find = self._midpoints_of_bfloat16 if self._to is _BFLOAT16 else self._midpoints
-        found = find(value.reshape(-1))
-        if found is None:
+        is_midpoint = find(value.reshape(-1))
+        if is_midpoint is None:
             return np.empty(0, np.intp)
-        midpoints = indices = np.flatnonzero(found)
+        midpoints = indices = np.flatnonzero(is_midpoint)
         if indices.size > _FEW:
-            # Most of them are exact, where scales are short.
-            indices = np.flatnonzero(found.reshape(tile.split) & spread(self._rounds, tile))
+            # If scales have few bits, most of these midpoints are exact products.
+            indices = np.flatnonzero(is_midpoint.reshape(tile.split) & spread(self._rounds, tile))
         block = np.unravel_index(indices, tile.split)[::2]
         if self._rounds[tile.blocks][block].any():
             exact = np.empty(indices.size)
@@ -128,32 +128,36 @@ class Product:
         return midpoints
 
     def _midpoints_of_bfloat16(self, value: Array) -> Array | None:
-        """As `_midpoints`, with what the store goes on from."""
+        """As `_midpoints`; leaves in `_bits` what `_store_bfloat16` needs."""
         low = self._low[: value.size]
         np.copyto(low, self._half_a_step_up(value), casting="unsafe")
         return low == 0 if low.min() == 0 else None
 
     def _midpoints(self, value: Array) -> Array | None:
-        """Which are midpoints of the destination, or perhaps some other numbers, but not zero; None for no one."""
+        """Which products are midpoints of the destination; a few others may be marked too, but not zero. None: no
+        product."""
         bits, scratch = value.view(np.uint32), self._bits[: value.size]
         dropped = _FLOAT.mantissa_bits - self._to.mantissa_bits
         np.add(bits, np.uint32(1 << (dropped - 1)), out=scratch)
         np.left_shift(scratch, np.uint32(32 - dropped), out=scratch)
-        found = scratch == 0 if scratch.min() == 0 else None
+        is_midpoint = scratch == 0 if scratch.min() == 0 else None
         if self._small:
-            # Twice the bits are those of the magnitude; 1 less, zero is the largest of them.
+            # Doubling drops the sign; subtracting 1 makes zero the largest.
             np.left_shift(bits, np.uint32(1), out=scratch)
             np.subtract(scratch, np.uint32(1), out=scratch)
             smallest_normal = (_FLOAT.bias + 1 - self._to.bias) << (_FLOAT.mantissa_bits + 1)
             if scratch.min() < smallest_normal - 1:
                 below = (np.left_shift(bits, np.uint32(33 - dropped)) == 0) & (scratch < smallest_normal - 1)
-                found = below if found is None else found | below
-        return found
+                is_midpoint = below if is_midpoint is None else is_midpoint | below
+        return is_midpoint
 
 
 def _rounds(factor: Array) -> Array:
-    """Where a product with a factor may be no FLOAT. What it multiplies has 12 bits at most; where the factor has no
-    more than 12 and is not tiny, or is a normal power of two, that leaves nothing to round."""
+    """For which factors the product with a code may be inexact in FLOAT.
+
+    The other operand has at most 12 bits. If the factor has at most 12 too and is not tiny, or if it is a power of two,
+    the product is exact.
+    """
     bits = factor.view(np.uint32)
     few = (bits & np.uint32((1 << 12) - 1)) == 0
     power = (bits & np.uint32((1 << 23) - 1)) == 0

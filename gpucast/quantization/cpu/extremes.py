@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first pass of the host path: the lowest and largest numbers of all blocks.
 
-NumPy compares short rows of integers more quickly than of floats, and the bits of a float's magnitude are ordered as
-the magnitudes are, in every type: nothing is converted. NaN lies above infinity there, so one comparison finds both.
+It compares codes, because NumPy reduces short rows of integers more quickly than of floats, and the codes of magnitudes
+are ordered as the magnitudes are. NaN is above infinity in this order, so one comparison detects both.
 """
 
 from __future__ import annotations
@@ -19,29 +19,32 @@ from gpucast.quantization.cpu.blocks import BlockGrid
 
 Array = npt.NDArray[Any]
 
-#: Blocks up to this length are reduced in pairs: NumPy reduces short rows slowly.
+#: The block length up to which blocks are reduced pairwise, because NumPy reduces short rows slowly.
 _SHORT = 64
 
 
 def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array]:
-    """For each block, over its finite numbers: the lowest one or 0 and the largest one or 0 (formats with zero points)
-    or 0 and the largest magnitude, as DOUBLE; and whether the block is lost to a NaN or an infinity."""
+    """(low, high, lost) of each block: its range as DOUBLE, and whether a NaN or infinity makes it NaN as a whole.
+
+    The range covers the finite numbers: from the lowest to the largest one, 0 included, in formats with zero points,
+    and from 0 to the largest magnitude in others.
+    """
     src = dtype(source.dtype)
     codes = source.view(src.code_numpy)
     infinity, sign = src.code_numpy.type(src.inf_code), src.code_numpy.type(src.sign_code)
     magnitude = ~sign
-    # As unsigned integers the negative numbers are above the others, by their magnitude; as signed ones below 0.
+    # As unsigned integers, negative numbers are above all others, ordered by magnitude; as signed ones, below 0.
     high, low = np.zeros(grid.counts, src.code_numpy), np.zeros(grid.counts, src.code_numpy)
     lost = np.zeros(grid.counts, bool)
     scratch = np.empty(ELEMENTS, src.code_numpy)
     for tile in tiles(grid):
         x = codes[tile.elements]
-        room = scratch[: x.size].reshape(x.shape)
+        magnitudes = scratch[: x.size].reshape(x.shape)
         if not format.zero_points:
-            x = np.bitwise_and(x, magnitude, out=room)
+            x = np.bitwise_and(x, magnitude, out=magnitudes)
         elif not x.flags.c_contiguous:
-            np.copyto(room, x)
-            x = room
+            np.copyto(magnitudes, x)
+            x = magnitudes
         top, bottom = _tile_extremes(x, tile, format.zero_points)
         bad = (top >= infinity) | (bottom >= infinity | sign)
         if bad.any():
@@ -54,8 +57,10 @@ def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Arr
 
 
 def _tile_extremes(codes: Array, tile: Tile, signed: bool) -> tuple[Array, Array]:
-    """The codes of the largest number of each block, at least 0, and of its lowest one, or 0; `signed`: False where all
-    numbers are positive."""
+    """For each block the codes of its largest number, at least 0, and of its lowest, at most 0.
+
+    `signed`: False where no number is negative.
+    """
     top = _largest(codes, tile)
     if not signed:
         return top, np.zeros((), codes.dtype)
@@ -65,7 +70,7 @@ def _tile_extremes(codes: Array, tile: Tile, signed: bool) -> tuple[Array, Array
 
 
 def _largest(codes: Array, tile: Tile) -> Array:
-    """The largest integer of each block."""
+    """The largest code of each block, compared as integers."""
     length = tile.split[5]
     if 1 < length <= _SHORT and tile.split[1] == tile.split[3] == 1:
         codes = codes.reshape(-1)

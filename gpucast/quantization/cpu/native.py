@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks by the library of `gpucast.cpu.native.library`: their extremes, and the codes of quotients.
+"""Quantization by the host's C library: the extremes of blocks, and the codes of quotients.
 
-Where it has no answer (infinities and NaN among the numbers, DOUBLE, short blocks), NumPy has one.
+NumPy does what the library does not support: infinities and NaN, DOUBLE, short blocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpucast.quantization.cpu.blocks import BlockGrid
 Array = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
-#: A call for each row of a block: shorter ones are quicker in NumPy.
+#: The shortest blocks worth it: each row of a block costs a call, and NumPy is quicker for shorter rows.
 _SHORTEST = 16
 #: `SHORT` of host_native_blocks.c.
 _COUNTS = 32
@@ -60,7 +60,7 @@ _STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
 
 
 class NativeQuantizer:
-    """What the library does for the arrays of one type that go to one format."""
+    """The functions of the library for arrays of one type and one format."""
 
     def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
         self._library, self._src, self._format = library, src, format
@@ -75,7 +75,7 @@ class NativeQuantizer:
 
     def _floats(self) -> tuple[Any, ctypes.Structure]:
         format = self._format
-        # A product of two scales is no FLOAT.
+        # With a global scale the divisor is a product, which is rounded when it becomes a FLOAT.
         how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
         # A midpoint of two codes has two significant bits more than their mantissa.
         zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
@@ -85,15 +85,15 @@ class NativeQuantizer:
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
         src, ranges = self._src, self._format.zero_points
-        found = np.zeros((*grid.counts, 1 + ranges), src.code_numpy)
-        # As unsigned integers negative numbers begin with -0; as signed ones the others do with 0.
-        found[..., :-1] = src.sign_code
+        results = np.zeros((*grid.counts, 1 + ranges), src.code_numpy)
+        # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
+        results[..., :-1] = src.sign_code
         run = self._library[f"{'range' if ranges else 'largest'}_of_{src.bits}"]
-        of_blocks = _array(found, found.itemsize * (1 + ranges))
+        of_blocks = _array(results, results.itemsize * (1 + ranges))
         self._each(run, _array(source), _array(source), _blocks(grid), of_blocks, None)
-        if (found & (src.sign_code - 1)).max(initial=0) > src.max_code:
+        if (results & (src.sign_code - 1)).max(initial=0) > src.max_code:
             return None
-        values = found.view(src.numpy).astype(np.float64)
+        values = results.view(src.numpy).astype(np.float64)
         low = values[..., 0] if ranges else np.zeros(grid.counts)
         return low, values[..., -1], np.zeros(grid.counts, bool)
 
@@ -110,11 +110,10 @@ class NativeQuantizer:
         self._each(self._run, _array(source), _array(data), _blocks(grid), _array(of_blocks), more)
 
     def beyond(self, source: Array, grid: BlockGrid, limits: Array) -> int:
-        """How many numbers of an array without NaN are larger, as magnitudes, than the limits of their blocks, which
-        are DOUBLE, not negative."""
+        """How many magnitudes of an array without NaN exceed the limits of their blocks (DOUBLE, not negative)."""
         with np.errstate(over="ignore"):
             nearest = limits.astype(np.float32)
-        # The largest FLOAT that is no more.
+        # The largest FLOAT that does not exceed the limit.
         below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
         counts = np.zeros(_COUNTS, np.uint32)
         x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
@@ -123,7 +122,7 @@ class NativeQuantizer:
 
 
 def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
-    """How many codes of a contiguous array are those of their blocks, all UINT8; None without the library."""
+    """How many codes of a contiguous UINT8 array equal `of_blocks` of their block; None without the library."""
     library = host_native.library()
     if library is None or not _is_long_enough(grid):
         return None
@@ -133,7 +132,7 @@ def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
 
 
 def find(source: Array, grid: BlockGrid, format: Format) -> NativeQuantizer | None:
-    """What quantizes a native, contiguous array; None where NumPy has to."""
+    """The quantizer for a native, contiguous array; None where NumPy has to do it."""
     src = dtype(source.dtype)
     if src is _DOUBLE or not source.size or not _is_long_enough(grid):
         return None
@@ -147,10 +146,10 @@ def _is_long_enough(grid: BlockGrid) -> bool:
 
 @lru_cache(maxsize=64)
 def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantizer | None:
-    """None where the library has no such cast, or the compiler computed what it was not told."""
+    """The quantizer, or None if the library does not support this cast or was compiled wrongly."""
     element, integers = format.element, format.element.family == "int"
     if integers:
-        # A scale that does not go so far may leave a quotient that is too large for the library's integers.
+        # Scales with a smaller range may give quotients that are too large for the library's integers.
         is_known = format.scale in (_FLOAT, _E8M0)
     else:
         is_known = cast.is_known(resolve(src, element))
@@ -191,7 +190,7 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantize
 def _blocks(grid: BlockGrid) -> Any:
     shape, lengths, counts = grid.shape, grid.lengths, grid.counts
     if lengths[:2] == (1, 1) and shape[2] % lengths[2] == 0:
-        # No block ends with its row alone: one run, however short the rows are.
+        # Rows consist of whole blocks: treat all rows as one, so that short rows cost no calls.
         shape, counts = (1, 1, math.prod(shape)), (1, 1, math.prod(counts))
     return ctypes.byref(_Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, counts))))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quick path for NumPy arrays: the same bits as `gpucast.quantization.reference`, in chunks that stay in the cache.
+"""The quick path for NumPy arrays: the same bits as `gpucast.reference.quantize`, in tiles that stay in the cache.
 
-Two passes over the array: the extremes of all blocks, then, with the scales, the codes. What is rounded is rounded by
-`gpucast.cpu.lanes`; where FLOAT arithmetic stands in for DOUBLE, it is exact, or what it may get wrong is mended
-(`gpucast.quantization.cpu.quotient`).
+There are two passes over the array: first the extremes of all blocks, then, with the scales, the codes.
+`gpucast.cpu.lanes` does all rounding. FLOAT arithmetic replaces DOUBLE where it is exact or its possible errors are
+corrected (`gpucast.quantization.cpu.quotient`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _SMALLEST_FLOAT = 2.0**-126
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
     """As `gpucast.quantization.reference.quantize`.
 
-    Extra memory grows with the number of blocks only; but an array with gaps is copied, and stochastic rounding takes
-    8 bytes per element.
+    Extra memory grows with the number of blocks only, except that an array that is not C-contiguous is copied, and that
+    stochastic rounding takes 8 bytes per element.
     """
     axis = axis % x.ndim if x.ndim else 0
     grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
     with np.errstate(all="ignore"):
-        # Where blocks have the scales of their own numbers, quotients are none that only NumPy knows.
+        # The library only handles blocks whose scales are computed from their own numbers.
         is_own = random is None and (scale is None or format.global_scale)
         native = host_native.find(source, grid, format) if is_own else None
-        found = None if native is None else native.extremes(source, grid)
-        low, high, lost = extremes(source, grid, format) if found is None else found
+        native_extremes = None if native is None else native.extremes(source, grid)
+        low, high, lost = extremes(source, grid, format) if native_extremes is None else native_extremes
         stored, g = _scales(low, high, format, scale, shape)
         stored = stored.reshape(grid.counts)
         s = _cast(stored, _DOUBLE)
@@ -59,7 +59,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         data = np.empty(grid.shape, format.element.numpy)
         if random is not None:
             _stochastic(source, grid, format, d, lost, data, random)
-        elif native is not None and found is not None:
+        elif native is not None and native_extremes is not None:
             native.codes(source, grid, d, zero, data)
         else:
             limits = _limits(low, high, d, zero, format)
@@ -83,7 +83,7 @@ def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
 
 
 def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
-    """The scales of all blocks, as they are stored, and the global one, as DOUBLE."""
+    """The scales of all blocks as they are stored, and the global scale as DOUBLE."""
     g = np.float64(1)
     if format.global_scale:
         top = high.max(initial=0.0) / (format.divisor * format.scale.max)
@@ -96,13 +96,13 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
         steps = format.element.max - format.element.min
         s = _float((high - low) / steps if format.zero_points else high / format.divisor)
         return np.maximum(s, np.float32(format.smallest_scale)), g
-    # The codes of positive numbers are ordered as they are; the smallest of them is 1.
+    # The codes of positive numbers are ordered as the numbers are; the smallest is 1.
     codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
     return np.maximum(codes, 1).view(format.scale.numpy), g
 
 
 def _powers(x: Array, up: bool) -> Array:
-    """DOUBLE numbers that are finite and not negative as FLOAT8E8M0: the next power of two, up or down."""
+    """Finite, nonnegative DOUBLE numbers rounded to FLOAT8E8M0: to the next power of two, up or down."""
     exponents = x.view(np.int64)
     if up:
         exponents = exponents + ((1 << _DOUBLE.mantissa_bits) - 1)
@@ -123,7 +123,7 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
 
 
 def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> tuple[float | None, float | None]:
-    """The least and the largest code, each if a quotient is beyond. None is further out than a block's extremes."""
+    """The least and the largest code, each None if no quotient exceeds it, as the blocks' extremes show."""
     element = format.element
     if element.family != "int":
         return None, None
@@ -148,12 +148,12 @@ def _nearest(
     data: Array,
     limits: tuple[float | None, float | None],
 ) -> None:
-    """Write the codes of the quotients by `d`, of all blocks; those of `lost` are 0."""
+    """Write the codes of the quotients by `d` of all blocks; those of `lost` blocks are 0."""
     divide = Quotient(source, format, d)
     integers = format.element.family == "int"
     store = None if integers else TileCast(resolve(divide.compute_dtype, format.element), source.size)
     shift = zero.astype(divide.compute_dtype.numpy)
-    # NumPy compares two arrays more quickly than an array and a number.
+    # np.maximum and np.minimum are quicker for two arrays than for an array and a number.
     least, most = (
         None if limit is None else np.full(min(source.size, ELEMENTS), limit, divide.compute_dtype.numpy)
         for limit in limits
@@ -177,7 +177,7 @@ def _nearest(
 
 
 def _store_integers(q: Array, out: Array, element: DType) -> None:
-    """`q` holds integers of the type's range."""
+    """Store `q`, which holds integers in the range of the element type."""
     codes = out.view(np.int8 if element.signed else np.uint8)
     np.copyto(codes, q, casting="unsafe")
     if element.packed:
@@ -187,15 +187,15 @@ def _store_integers(q: Array, out: Array, element: DType) -> None:
 def _stochastic(
     source: Array, grid: BlockGrid, format: Format, d: Array, lost: Array, data: Array, random: Random
 ) -> None:
-    """As `_nearest`, of all elements at once: an element's random number goes by its place in the array."""
+    """As `_nearest`, but casts all elements at once, because an element's random number depends on its index."""
     divide = Quotient(source, format, d, wide=True)
-    whole = np.empty(grid.shape)
+    quotients = np.empty(grid.shape)
     for tile in tiles(grid):
         q = divide(source[tile.elements], tile)
         np.copyto(q.reshape(tile.split), 0, where=spread(lost, tile))
-        whole[tile.elements] = q
+        quotients[tile.elements] = q
     rule = resolve(_DOUBLE, format.element, rounding="stochastic")
-    cast.into(whole, rule, data, random)
+    cast.into(quotients, rule, data, random)
 
 
 # ---- back ----

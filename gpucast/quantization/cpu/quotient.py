@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quotients of the host path: x / d, of which the element's type takes a few bits.
+"""The quotients of the host path: x / d, rounded to the element's type.
 
-DOUBLE division is what the rule says. FLOAT division is quicker, and leads to the same code unless the quotient that it
-gives is, by rounding, the midpoint of two codes (or beside one, where d was rounded too). Such quotients are found,
-divided again as DOUBLE, and become the FLOAT next to the true quotient whose last bit is odd, which lies on the true
-side of every midpoint (Boldo and Melquiond, "When double rounding is odd", 2005).
+The rule divides as DOUBLE. FLOAT division is quicker, and gives the same code unless rounding makes the quotient a
+midpoint of two codes (or, where d was rounded too, a neighbour of one). Such quotients are detected, divided again as
+DOUBLE, and rounded to odd: to the FLOAT next to the true quotient whose last bit is odd, which is on the correct side
+of every midpoint (Boldo and Melquiond, "When double rounding is odd", 2005).
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from gpucast.quantization.cpu.block_grid import ELEMENTS, Tile, spread
 
 Array = npt.NDArray[Any]
 
-#: How many FLOATs a quotient can be beside the rounded true one where `d` had to be rounded to FLOAT too, and one more.
+#: How many ULPs a quotient can be off where `d` had to be rounded to FLOAT too, plus one.
 _ULPS = 3
 
 
 class Quotient:
-    """Divides the elements of tiles by their blocks' `d` (DOUBLE); integer formats get whole numbers, ties to even.
+    """Divides the elements of tiles by their blocks' `d` (DOUBLE); for integer formats rounds to integers, ties to
+    even.
 
-    The result is scratch memory, valid until the next. `row` is its type: DOUBLE where it is that of the elements,
-    where that is asked for, and, with a global scale, for integers and for tiny `d`; else FLOAT.
+    The result is scratch memory, valid until the next call. Its type, `compute_dtype`, is DOUBLE for DOUBLE elements,
+    if `wide` is true, and, with a global scale, for integers and for tiny `d`; otherwise FLOAT.
     """
 
     def __init__(self, source: Array, format: Format, d: Array, *, wide: bool = False) -> None:
@@ -38,10 +39,10 @@ class Quotient:
         self._integers = format.element.family == "int"
         wide = wide or source.dtype == np.float64
         if format.global_scale:
-            # Below FLOAT's normal numbers a product of two scales would lose more bits than are looked after.
+            # A product of two scales that is subnormal in FLOAT would be off by more ULPs than are checked.
             wide = wide or self._integers or bool(d.min(initial=1.0) < np.finfo(np.float32).tiny)
         self.compute_dtype: DType = dtype("DOUBLE" if wide else "FLOAT")
-        # A power of two from 2^-127 to 2^127 has a reciprocal that FLOAT holds.
+        # The reciprocals of powers of two from 2^-127 to 2^127 are exact in FLOAT.
         self._powers = not wide and format.scale is dtype("FLOAT8E8M0")
         self._factor = (1 / d if self._powers else d).astype(self.compute_dtype.numpy)
         self._needs_fix_up = not wide and not self._powers
@@ -61,15 +62,15 @@ class Quotient:
             if self._needs_fix_up:
                 self._fix_up(x, q, self._near_midpoints(q), tile)
             return q
-        whole = np.rint(q, out=self._scratch[: q.size].reshape(q.shape))
+        integers = np.rint(q, out=self._scratch[: q.size].reshape(q.shape))
         if self._needs_fix_up:
-            np.subtract(q, whole, out=q)
+            np.subtract(q, integers, out=q)
             if not (q.max() < 0.5 and q.min() > -0.5):  # NaN counts as a midpoint here.
-                self._fix_up(x, whole, np.flatnonzero(np.abs(q, out=q) == 0.5), tile)
-        return whole
+                self._fix_up(x, integers, np.flatnonzero(np.abs(q, out=q) == 0.5), tile)
+        return integers
 
     def _near_midpoints(self, q: Array) -> Array:
-        """The places of quotients that may stand on the wrong side of a midpoint of two floats, or on it."""
+        """The indices of quotients that may be on the wrong side of a midpoint of two elements, or on it."""
         ulps = np.uint32(_ULPS if self._format.global_scale else 0)
         # A midpoint has two significant bits more than the mantissa; the rest of FLOAT's 24 are zeros.
         zeros = np.uint32((1 << (22 - self._format.element.mantissa_bits)) - 1)
@@ -79,13 +80,13 @@ class Quotient:
         if low.min() > 2 * ulps:
             return np.empty(0, np.intp)
         near = np.flatnonzero(low <= 2 * ulps)
-        # Zeros, and the largest element, which most blocks have: neither is a midpoint.
+        # Skip zeros and the largest element, which occurs in most blocks: neither is a midpoint.
         magnitude = np.abs(q.reshape(-1)[near])
         kept: Array = near[(magnitude != 0) & (magnitude != self._format.divisor)]
         return kept
 
     def _fix_up(self, x: Array, q: Array, indices: Array, tile: Tile) -> None:
-        """Write the true quotients, rounded to odd, or to integers."""
+        """Replace quotients by the true ones, rounded to odd or to integers."""
         if indices.size:
             block = np.unravel_index(indices, tile.split)
             d = self._d[tile.blocks][block[0], block[2], block[4]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization of arrays on a device, loaded at the first of them, as `gpucast.gpu` is."""
+"""Quantization on a device. Loaded at the first device array, as `gpucast.gpu` is."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizing and dequantizing on the device that holds the array, on its current stream.
 
-Blocks of 16, 32, 64 or 128 elements along an axis, and squares of these sizes, take one launch and read x once, along
-whichever axis, transposed or not, or both ways at once (`gpucast.quantization.gpu.tiles`). So do rows of whole
-blocks, without tiles. NVFP4 without a given global scale reads x once before that. All other blocks read it twice
-(extremes, elements), and what is no array in C order, nor the transpose of one, is copied first.
+Blocks of 16, 32, 64 or 128 elements along any axis, and squares of these sizes, take one launch that reads x once, for
+the plain result, the transposed one, or both (`gpucast.quantization.gpu.tiles`). Rows of whole blocks take one launch
+without tiles. NVFP4 without a given global scale reads x once more before that. All other blocks read it twice
+(extremes, elements). An array that is neither in C order nor the transpose of such an array is copied first.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
-#: Threads that are enough to keep a device busy, and elements that make one worth starting.
+#: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
 _THREADS, _ELEMENTS = 1 << 17, 16
-#: Alignment that the vectors of the kind "rows" need, in bytes.
+#: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
 _ALIGNMENT = 16
-#: Elements that 32 bits count, with room for the threads of a block; the kinds that count them.
+#: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
-#: Any format will do: scales are moved as they are.
+#: Stands for any format where scales are only moved.
 _ANY = FORMATS["mxfp4"]
 
 
 def quantize(
     x: Any, format: Format, result_specs: Sequence[ResultSpec], *, random: Random | None = None
 ) -> list[Parts]:
-    """The parts of each result that is wanted of a checked CuPy array; `Parts.data` is a PackedArray where elements are
-    below one byte. Both ways have the same global scale.
+    """The parts of each requested result of a checked CuPy array; all results have the same global scale.
 
-    RuntimeError while a CUDA graph is captured: memory has to be allocated.
+    `Parts.data` is a PackedArray where elements are below one byte. RuntimeError while a CUDA graph is captured,
+    because memory has to be allocated.
     """
     driver, device, src = launch.driver(), device_index(x), dtype(x.dtype)
     assert device is not None
@@ -68,15 +68,15 @@ def quantize(
         return _fill(x, src, format, result_specs, results, device, random)
 
 
-def _new(shape: tuple[int, ...], format: Format, one: ResultSpec, device: int, global_scale: Any) -> Parts:
-    """Room for a result, with the scales that are given."""
-    shape = _swap(shape) if one.swapped else shape
-    scales_shape = format.scales_shape(shape, one.axis)
+def _new(shape: tuple[int, ...], format: Format, spec: ResultSpec, device: int, global_scale: Any) -> Parts:
+    """Newly allocated parts of a result, holding the caller's scales if there are any."""
+    shape = _swap(shape) if spec.swapped else shape
+    scales_shape = format.scales_shape(shape, spec.axis)
     zero_points = None if format.zero_point is None else cast.new(scales_shape, format.zero_point)
-    if one.scale is None:
+    if spec.scale is None:
         scales = cast.new(scales_shape, format.scale)
     else:
-        scales = _given(one.scale, scales_shape, device)
+        scales = _given(spec.scale, scales_shape, device)
     return Parts(cast.new(shape, format.element), scales, zero_points, global_scale)
 
 
@@ -89,27 +89,27 @@ def _fill(
     device: int,
     random: Random | None,
 ) -> list[Parts]:
-    """Launch what gives the results: one kernel for all, or one after the other."""
+    """Launch the kernels of the results: one kernel for all, or one after the other."""
     given = result_specs[0].scale is not None
     call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random)
     if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    found = plan(x.shape, src, format, result_specs, random, given=given)
-    if found is not None:
+    tile_plan = plan(x.shape, src, format, result_specs, random, given=given)
+    if tile_plan is not None:
         if format.block == "tensor":
             call.find_scales(results[0], given=given)
-            # One scale for both.
+            # The plain and the transposed result share the scale.
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
         sides = sorted(zip(result_specs, results, strict=True), key=lambda side: side[0].swapped)
         places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
-        found.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
+        tile_plan.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
         return results
     if len(result_specs) > 1:
         return [
-            made
+            parts
             for one, result in zip(result_specs, results, strict=True)
-            for made in _fill(x, src, format, [one], [result], device, random)
+            for parts in _fill(x, src, format, [one], [result], device, random)
         ]
     if result_specs[0].swapped:
         call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), src, format, result_specs[0].axis, device, random)
@@ -126,7 +126,7 @@ def _seed(random: Random | None) -> dict[str, int]:
 
 
 def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
-    """Scales of one byte each, linear of `shape`, in the order "128x4" of `size` scales; `back`: the other way."""
+    """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse."""
     device, kind = device_index(scales), dtype(scales.dtype)
     assert device is not None
     with launch.driver().on(device):
@@ -146,7 +146,7 @@ def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
 
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
-    """The numbers that parts on a device stand for; the scales are in the layout "linear"."""
+    """The numbers that parts on a device represent; their scales are in the layout "linear"."""
     driver, device = launch.driver(), device_index(parts.data)
     assert device is not None
     shape = parts.data.shape
@@ -169,7 +169,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
 
 
 class _ArrayQuantizer:
-    """One array on its way through the kernels."""
+    """Launches the kernels that quantize one array block by block, without tiles."""
 
     def __init__(self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
         self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
@@ -178,14 +178,14 @@ class _ArrayQuantizer:
     def find_global_scale(self) -> Any:
         size = self.x.size
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
-        found, arguments = self._extremes("top", everything)
+        stats, arguments = self._extremes("top", everything)
         result = cast.new((), _FLOAT)
         self._launch("global", WARP, result, arguments)
-        del found
+        del stats
         return result
 
     def run(self, result: Parts, *, given: bool) -> None:
-        """Fill the result, of which the scales are there if `given`."""
+        """Fill the result; if `given`, its scales are there already."""
         arguments = self._arguments(result)
         if not given and self.in_rows():
             self._launch("rows", self.x.size, result.data, arguments)
@@ -195,15 +195,15 @@ class _ArrayQuantizer:
             self._launch("elements", self.x.size, result.data, arguments)
 
     def find_scales(self, result: Parts, *, given: bool) -> None:
-        """Fill the scales and zero points; of `given` scales those of blocks that are lost."""
+        """Fill the scales and zero points; if `given`, set only the scales of blocks with NaN or infinity to NaN."""
         if self.blocks.size and not (given and not self.format.nan_in_scale):
-            found, arguments = self._extremes("extremes", self.blocks, self._arguments(result))
+            stats, arguments = self._extremes("extremes", self.blocks, self._arguments(result))
             self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
-            # Memory that is given back now is used again by what is launched later on this stream only.
-            del found
+            # CuPy reuses this memory only for later work on the same stream, so it may be freed before the kernels ran.
+            del stats
 
     def in_rows(self) -> bool:
-        """Whether the kind "rows" does it all."""
+        """Whether a single kernel of the kind "rows" can do it."""
         return self.x.size > 0 and _in_rows(self.blocks, self.x)
 
     def _arguments(self, result: Parts) -> QuantizeArguments:
@@ -211,18 +211,18 @@ class _ArrayQuantizer:
         return QuantizeArguments(self.blocks, *places, **_seed(self.random))
 
     def _extremes(
-        self, kind: Kind, blocks: BlockGrid, beside: QuantizeArguments | None = None
+        self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None
     ) -> tuple[Any, QuantizeArguments]:
         lanes = 1 if blocks.lengths[2] == 1 else WARP
         teams = blocks.size * lanes
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
-        # Whole vectors for each lane.
+        # A multiple of the elements that the lanes read together.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
-        found = cast.new((blocks.size * parts * stats_bytes(self.src),), _BYTE)
-        arguments = replace(beside or QuantizeArguments(blocks), stats=_address(found), parts=parts, chunk=chunk)
-        self._launch(kind, teams * parts, found, arguments, lanes)
-        return found, arguments
+        stats = cast.new((blocks.size * parts * stats_bytes(self.src),), _BYTE)
+        arguments = replace(filled or QuantizeArguments(blocks), stats=_address(stats), parts=parts, chunk=chunk)
+        self._launch(kind, teams * parts, stats, arguments, lanes)
+        return stats, arguments
 
     def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
         random = self.random is not None and kind in ("rows", "elements")
@@ -236,7 +236,7 @@ class _ArrayQuantizer:
 
 
 def _in_rows(blocks: BlockGrid, x: Any) -> bool:
-    """Whether rows hold whole blocks of a length that kernels know, and x is aligned for vectors."""
+    """Whether rows consist of whole blocks of a length in ROW_BLOCKS, and x is aligned for vector loads."""
     return (
         blocks.splits_outer
         and blocks.lengths[1] == 1
@@ -247,7 +247,7 @@ def _in_rows(blocks: BlockGrid, x: Any) -> bool:
 
 
 def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
-    """The caller's scales as a FLOAT array of its own on the device."""
+    """The caller's scales as a new FLOAT array on the device."""
     if device_index(scale) != device:
         scale = cast.to_host(scale) if device_index(scale) is not None else scale
         scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), shape))
@@ -260,7 +260,7 @@ def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
 
 
 def _dense(x: Any) -> Any:
-    """The array, or a copy, in C order and with elements at multiples of their size: all others stop a device."""
+    """The array, or a copy of it if it is not in C order or not aligned to its element size."""
     if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
         return x
     source = operand(x)

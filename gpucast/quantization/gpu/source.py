@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize and dequantize: what `gpucast.codegen.cast` is for casts.
+"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast` has it for casts.
 
-`kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel; here are its arguments, and
-the struct of a format.
+`kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel. This module writes its
+arguments and the struct of the format.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from gpucast.core.formats import Format
 from gpucast.core.rule import STOCHASTIC, Rule, resolve
 from gpucast.quantization.cpu.blocks import BlockGrid
 
-#: rows: all in one pass. Else one after the other: extremes, then scales (or kept, of given ones, those that are lost),
-#: then elements. top and global give the global scale. back dequantizes. swizzle and unswizzle move scales.
+#: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
+#: blocks with NaN or infinity), then "elements". "top" and "global" compute the global scale. "back" dequantizes.
+#: "swizzle" and "unswizzle" reorder scales.
 Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
 
-#: Behind those of fused kernels.
+#: The further files of these kernels, after those of fused kernels.
 FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
-#: Threads that share a block in the kinds that find something out.
+#: Threads that work on a block together in the kinds that compute statistics.
 WARP = 32
-#: Lengths of blocks for the kind "rows".
+#: The block lengths of the kind "rows".
 ROW_BLOCKS = (16, 32, 64, 128)
 
 
@@ -40,19 +41,20 @@ ROW_BLOCKS = (16, 32, 64, 128)
 class QuantizeSpec(KernelSpec[KernelSource]):
     """A kernel that quantizes or dequantizes."""
 
-    #: Source to element; "back": element to destination; "swizzle" and "unswizzle": from and to the type of the scales.
+    #: From the source to the element type; for "back" from the element to the destination; for "swizzle" and
+    #: "unswizzle" from and to the type of the scales.
     rule: Rule
-    #: Any will do for "swizzle" and "unswizzle", which move scales as they are.
+    #: Ignored by "swizzle" and "unswizzle", which only move scales.
     format: Format
     kind: Kind
     stochastic: bool = False
-    #: Threads that find the extremes of a block together: 1 or `WARP`.
+    #: Threads that compute the extremes of a block together: 1 or `WARP`.
     lanes: int = 1
-    #: Elements of a block where rows hold whole blocks: of the kind "rows", and of "back" where it is so.
+    #: Elements of a block, for the kind "rows", and for "back" if rows consist of whole blocks; else 0.
     block: int = 0
-    #: Whether 32 bits do not count the elements.
+    #: Whether elements need 64-bit indices.
     large: bool = False
-    #: Of the kinds "elements" and "back": whether all elements share a scale.
+    #: For the kinds "elements" and "back": whether all elements share one scale.
     single: bool = False
 
     def source(self) -> KernelSource:
@@ -97,8 +99,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         )
 
     def _elements(self, other: DType) -> int:
-        """Elements of a thread: whole bytes of codes, of 6 bits whole words; so many that finding a block's scale,
-        which each of its threads does, is little beside."""
+        """Elements per thread: whole bytes of codes (of 6-bit codes whole words), and so many that looking up the
+        scale, which each thread does, costs little."""
         if self.kind not in ("rows", "elements", "back"):
             return 1
         return 8 if other.bits == 64 and self.format.element.bits != 6 else 16
@@ -114,14 +116,14 @@ class QuantizeSpec(KernelSpec[KernelSource]):
 
 
 def columns_of(format: Format) -> list[str]:
-    """What a kernel's name tells of a format. The format's own name may be anything, and formats that differ in blocks
-    share kernels."""
+    """The part of a kernel's name that stands for the format. It is not the format's own name, which may be anything,
+    and formats that only differ in their blocks share kernels."""
     columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
     return columns + ["zero_points"] * format.zero_points + ["global"] * format.global_scale
 
 
 def format_struct(format: Format, stochastic: bool, name: str) -> str:
-    """The C++ struct of a format: `F` of the kernels."""
+    """The C++ struct of a format, the template parameter `F` of the kernels."""
     element, scale = format.element, format.scale
     of_element = resolve(_DOUBLE, element, rounding=STOCHASTIC) if stochastic else resolve(_FLOAT, element)
     to_float = resolve(_DOUBLE, _FLOAT, overflow="saturate")
@@ -161,7 +163,8 @@ def _smallest(scale: DType) -> int:
 
 
 def _carry(format: Format) -> int:
-    """What takes the bits of a FLOAT whose fraction is above the divisor's to the next power of two, if asked."""
+    """What to add to the bits of a FLOAT so that a mantissa above the divisor's carries into the exponent; 0 for other
+    rules than "up"."""
     return 0x7FFFFF - (int(np.float32(format.divisor).view(np.uint32)) & 0x7FFFFF) if format.rule == "up" else 0
 
 
@@ -171,7 +174,7 @@ def _bool(flag: bool) -> str:
 
 @dataclass(frozen=True)
 class QuantizeArguments:
-    """The last argument of a kernel; addresses are on its device, those of what there is not are 0."""
+    """The last argument of a kernel. Addresses are on its device; 0 for parts that do not exist."""
 
     blocks: BlockGrid
     scales: int = 0
@@ -208,9 +211,11 @@ class QuantizeArguments:
 
 
 def divide_by(n: int) -> tuple[int, int, int]:
-    """``struct Division``, a factor and two shifts, for i // n of i below 2**32 (Granlund and Montgomery, "Division by
-    invariant integers using multiplication", 1994): t = factor * i >> 32 is little less than i // n times the second
-    power of two, and t plus the rest i - t, halved by the first shift, is in place of both."""
+    """``struct Division``, a factor and two shifts that replace the division i // n for i below 2**32.
+
+    t = factor * i >> 32; i // n = t + (i - t >> first shift) >> second shift (Granlund and Montgomery, "Division by
+    invariant integers using multiplication", 1994).
+    """
     if not 0 < n < 1 << 32:
         return 0, 0, 0  # Not divided by, or in 64 bits.
     bits = (n - 1).bit_length()
@@ -218,5 +223,5 @@ def divide_by(n: int) -> tuple[int, int, int]:
 
 
 def stats_bytes(src: DType) -> int:
-    """Bytes of what one part of a block of such a source leaves: two magnitudes."""
+    """Bytes of the statistics of one part of a block: two magnitudes."""
     return 16 if src.bits == 64 else 8

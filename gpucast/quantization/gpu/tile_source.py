@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize in tiles, one read for results in an array's order and transposed.
+"""The CUDA text of the kernels that quantize in tiles: one read of the array gives the plain and the transposed result.
 
-`kernels/quantize_tiles.cu` has the function; here are its arguments and the sizes of its tiles.
+`kernels/quantize_tiles.cu` has the function. This module writes its arguments and the sizes of its tiles.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from gpucast.core.formats import Format
 from gpucast.core.rule import Rule
 from gpucast.quantization.gpu.source import FILES, columns_of, format_struct
 
-#: Which elements share a scale, told by the array that is read: a run along its rows or down its columns, a square, or
-#: all; "nothing": there is no such result.
+#: Which elements of the array that is read share a scale: a run along its rows or down its columns, a square, or all.
+#: "nothing": this result is not requested.
 Run = Literal["nothing", "along", "down", "square", "everywhere"]
 
-#: Lengths of blocks.
+#: The block lengths for which there are kernels.
 BLOCKS = (16, 32, 64, 128)
 _TILE_COLUMNS = 128
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -32,15 +32,15 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 class TileSpec(KernelSpec[KernelSource]):
     """A kernel that quantizes in tiles."""
 
-    #: Source to element.
+    #: From the source to the element type.
     rule: Rule
     format: Format
-    #: Elements of a block along one axis; of no meaning for "everywhere".
+    #: The length of a block along one axis; ignored for "everywhere".
     block: int
-    #: The result in the array's own order, and the one that is transposed.
+    #: The plain and the transposed result.
     same: Run = "nothing"
     swapped: Run = "nothing"
-    #: Whether scales are the caller's. Those for "everywhere" are there in any case.
+    #: Whether the scales are the caller's. For "everywhere" they are always computed before this kernel runs.
     given: bool = False
     stochastic: bool = False
 
@@ -75,10 +75,10 @@ class TileSpec(KernelSpec[KernelSource]):
 
     @property
     def size(self) -> Size:
-        """Of a tile, for arrays of the source's type."""
+        """The size of a tile, for arrays of the source's type."""
         src = self.rule.src
-        # 64 elements of a thread are 128 bytes or more under way. Its rows are vectors of 16 bytes, or two of them:
-        # eight elements below a byte fill a word, as the quick ways to codes want it.
+        # 64 elements per thread keep 128 bytes or more in flight. Its rows are one or two vectors of 16 bytes; eight
+        # elements below one byte fill a word, which the quick conversions need.
         columns = 8 if src.bits == 16 or (src.bits == 32 and self.format.element.bits < 8) else 4
         return Size((32 if src.bits == 64 else 64) // columns, columns, 128 if self.block == 128 else 64)
 
@@ -90,7 +90,7 @@ class TileSpec(KernelSpec[KernelSource]):
 
 @dataclass(frozen=True)
 class Size:
-    """Of a thread's patch of a tile, and rows of the tile, in elements."""
+    """The size of a thread's patch, and of the tile, in elements."""
 
     rows: int
     columns: int
@@ -99,17 +99,17 @@ class Size:
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block, which casts one tile."""
         return self.tile_rows * self.tile_columns // (self.rows * self.columns)
 
     def tiles(self, rows: int, columns: int) -> tuple[int, int]:
-        """Tiles of a matrix, below each other and side by side."""
+        """The number of tiles of a matrix, down and across."""
         return -(-rows // self.tile_rows), -(-columns // self.tile_columns)
 
 
 @dataclass(frozen=True)
 class TileResult:
-    """Addresses on the device; 0 for what there is not."""
+    """The addresses of a result's parts on the device; 0 for parts that do not exist."""
 
     data: int = 0
     scales: int = 0
@@ -118,11 +118,11 @@ class TileResult:
 
 @dataclass(frozen=True)
 class TileArguments:
-    """The last argument of a kernel: matrices of rows x columns, one after the other, each of so many tiles."""
+    """The last argument of a kernel: consecutive matrices of rows x columns, each cut into `tiles`."""
 
     rows: int
     columns: int
-    #: Below each other and side by side.
+    #: The number of tiles of a matrix, down and across.
     tiles: tuple[int, int]
     same: TileResult = field(default_factory=TileResult)
     swapped: TileResult = field(default_factory=TileResult)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which results of an array one kernel gives in one read of it, tile by tile, and the launch of that kernel."""
+"""Plans which results of an array one kernel can compute tile by tile in one read, and launches that kernel."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
 
-#: Tiles that may be mostly empty; of more than these a sixteenth must be elements.
+#: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.
 _FEW, _WASTE = 256, 16
 
 
 @dataclass(frozen=True)
 class ResultSpec:
-    """One result of an array in C order."""
+    """A requested result of an array in C order."""
 
-    #: Whether it is that of the array with its last two axes swapped.
+    #: Whether the last two axes of the array are swapped for it.
     swapped: bool
-    #: Of the result's own axes, not negative.
+    #: An axis of the result, not negative.
     axis: int
-    #: The caller's scales or global scale, None where they are to be found.
+    #: The caller's scales or global scale; None if they are to be computed.
     scale: Any = None
 
 
 @dataclass(frozen=True)
 class TilePlan:
-    """A kernel, and the array as `matrices` of rows x columns for it."""
+    """A kernel, and the array viewed as `matrices` of rows x columns."""
 
     spec: TileSpec
     matrices: int
@@ -42,7 +42,7 @@ class TilePlan:
     columns: int
 
     def run(self, x: int, device: int, results: Sequence[TileResult], global_scale: int, **seed: int) -> None:
-        """Launch it for an array at an address; a result for each of same and swapped that there is."""
+        """Launch it for the array at address `x`. `results`: the plain, then the transposed one."""
         size, sides = self.spec.size, iter(results)
         same, swapped = (
             TileResult() if run == "nothing" else next(sides) for run in (self.spec.same, self.spec.swapped)
@@ -62,16 +62,16 @@ def plan(
     *,
     given: bool,
 ) -> TilePlan | None:
-    """How one kernel gives all that is wanted; None where none does. `given`: the caller has set the scales.
+    """The plan by which one kernel computes all requested results; None if no kernel can.
 
-    Those for all elements together ("tensor") must be there before it runs.
+    `given`: the scales are the caller's. A scale of the whole tensor must be computed before the kernel runs.
     """
     turned = any(one.swapped for one in result_specs)
     if not math.prod(shape) or (isinstance(format.block, str) and not (format.block == "tensor" and turned)):
         return None
     if format.min_ndim < 2 and not turned:
         (one,) = result_specs
-        # Any axis: what is before it counts as matrices, what is behind it, if there is anything, as columns.
+        # Blocks along any axis: the axes before it become matrices, those after it columns.
         matrices, rows, columns = BlockGrid.of(format, shape, one.axis).shape
         runs: list[Run] = ["along" if math.prod(shape[one.axis + 1 :]) == 1 else "down"]
     else:
@@ -80,14 +80,14 @@ def plan(
     block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
     if "nothing" in runs or block not in BLOCKS or (runs[0] == "square" and given and len(result_specs) == 2):
         return None
-    # Every line of a result begins with a byte.
+    # Every row of a result has to begin at a byte.
     if any((rows if one.swapped else columns) * format.element.bits % 8 for one in result_specs):
         return None
     by_place = {one.swapped: run for one, run in zip(result_specs, runs, strict=True)}
     same, swapped = by_place.get(False, "nothing"), by_place.get(True, "nothing")
     given = given and runs[0] != "everywhere"
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
-        # Nothing has to be found.
+        # No statistics are needed, so the simpler kernels read x only once too.
         return None
     spec = TileSpec(Rule(src, format.element), format, block, same, swapped, given, random is not None)
     size = spec.size
@@ -99,7 +99,7 @@ def plan(
 
 
 def _run(one: ResultSpec, ndim: int, format: Format) -> Run:
-    """What shares a scale, told by the rows and columns of the array that is read."""
+    """Which elements share a scale, in terms of rows and columns of the array that is read."""
     if format.block == "tensor":
         return "everywhere"
     if format.min_ndim == 2:

@@ -25,6 +25,9 @@ from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, S
 from gpucast.cpu import fast_path
 from gpucast.gpu import devices
 
+#: The one object that 0 is: 0.0 and False, which are equal to it, are no offsets.
+_NO_OFFSET = 0
+
 
 def cast(
     x: Any,
@@ -166,7 +169,7 @@ def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
             scaled,
         )  # fmt: skip
         # torch.compile traces these lines for tensors, and would compile anew whenever PLANS has grown.
-        plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or not offset) else None
+        plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or offset is _NO_OFFSET) else None
     except Exception:  # x has no dtype, or some part no hash. The checked path takes it, or tells what is wrong.
         key, plan = None, None
     if plan is not None and device is None and copy is True:

@@ -113,6 +113,9 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing
     adapter = None if isinstance(value, numbers.Number) else adapters.find(value)
     array = value if adapter is None else adapter.take(value, f"{who}: {name}", writing)
     unmasked(array, f"{who}: {name}")
+    if isinstance(array, np.ndarray):
+        # Such as np.matrix change what reshaping means.
+        array = np.asarray(array)
     if namespace(array) is None:
         number = "" if writing else "a number or "
         raise TypeError(f"{who}: {name}={value!r} must be {number}an array of one {_names(kinds)}")

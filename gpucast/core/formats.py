@@ -231,7 +231,7 @@ def find(asked: Any, who: str) -> Format:
     if isinstance(asked, Format):
         return asked
     if not isinstance(asked, str):
-        raise TypeError(f"{who}: format={asked!r} must be a name or a gpucast.core.formats.Format")
+        raise TypeError(f"{who}: format={asked!r} must be a name or a gpucast.quantization.Format")
     found = FORMATS.get(asked.lower())
     if found is None:
         raise ValueError(f"{who}: format={asked!r} is not known; expected one of {', '.join(FORMATS)}, or a Format")

@@ -53,6 +53,7 @@ def plain(rule: Rule) -> Callable[[Any, Any], Any]:
 def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
     """``run(x, out, seed, offset, scale, amax)`` of arrays of the kind of `source`, PackedArrays among them."""
     packed, tag = source.packed, rule.dst.numpy
+    to_packed = packed and rule.dst.packed
     rounding = STOCHASTIC if rule.rounding == STOCHASTIC else None
 
     def run(x: Any, out: Any, seed: Any, offset: Any, scale: Any, amax: Any) -> Any:
@@ -84,7 +85,8 @@ def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any
             else:
                 out = np.empty_like(x, tag, "K", False)
         elif (
-            type(out) is not np.ndarray
+            to_packed
+            or type(out) is not np.ndarray
             or out.dtype is not tag
             or out.shape != x.shape
             or not (out.flags.carray or _is_sound(out))

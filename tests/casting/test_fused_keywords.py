@@ -225,6 +225,41 @@ def test_wrong_outs_after_a_good_fused_call(driver: HostDriver) -> None:
         gpucast.cast(source, "FLOAT8E4M3FN", **keywords | {"scale": room[2:3]}, out=room.view(codes.dtype)[8:16])
 
 
+def test_an_unpacked_out_of_a_packed_cast_is_refused_by_later_calls_too() -> None:
+    x = PackedArray.pack(np.arange(6, dtype=np.uint8), "INT4")
+    out = np.zeros(6, ml_dtypes.uint4)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="^cast: out is ndarray; expected a PackedArray of UINT4"):
+            gpucast.cast(x, "UINT4", scale=1.0, out=out)
+        assert not out.any()
+        packed = PackedArray.pack(out)
+        assert gpucast.cast(x, "UINT4", scale=1.0, out=packed) is packed
+        assert packed.codes().tolist() == list(range(6))
+
+
+def test_what_is_equal_to_0_but_no_integer_is_no_offset() -> None:
+    x = np.ones(3, np.float32)
+    for _ in range(2):
+        for offset in (0.0, False, ""):
+            with pytest.raises(TypeError, match="^cast: offset=.* must be an integer"):
+                gpucast.cast(x, "INT8", offset=offset)
+        for offset in (0, np.int64(0), None):
+            assert gpucast.cast(x, "INT8", offset=offset).tolist() == [1, 1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_subclasses_of_ndarray_as_scale_and_amax() -> None:
+    """Of a matrix no element can be had by reshaping: the call failed after it had written `out`."""
+    x = np.array([1.5, -3.0], np.float32)
+    for _ in range(2):
+        amax, scale = np.matrix(np.zeros((1, 1), np.float32)), np.matrix([[2.0]])
+        assert gpucast.cast(x, "FLOAT16", scale=scale, amax=amax).tolist() == [3, -6]
+        assert amax.tolist() == [[3]]
+        finite = np.matrix(np.ones((1, 1), np.uint8))
+        gpucast.cast_many([x, np.array([np.inf], np.float32)], "FLOAT16", scale=scale, finite=finite)
+        assert finite.tolist() == [[0]]
+
+
 def test_between_sides_the_cast_runs_where_x_is(driver: HostDriver) -> None:
     x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
     amax = np.zeros(1, np.float32)

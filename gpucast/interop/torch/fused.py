@@ -41,8 +41,6 @@ def cast(
         # Within a transform the scale has to be a plain number.
         device = x.device.index if x.is_cuda else None
         options = options._replace(scale=resolve_scale(options.scale, device, options.who))
-            scale=resolve_scale(options.scale, x.device.index if x.is_cuda else None, options.who)
-        )
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
     if _is_traced(options):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import gpucast
 from bench import strings
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes
 from gpucast.reference import casting as reference
 
@@ -112,7 +112,7 @@ def _in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
     return np.asarray(gpucast.cast(values, src))
 
 
-def _sprinkle(x: Array, rule: Rule, rng: np.random.Generator) -> None:
+def _sprinkle(x: Array, rule: CastRule, rng: np.random.Generator) -> None:
     """Put 1 % of NaN, infinities, limits, numbers out of the destination's range, and subnormals into x."""
     src, dst = rule.src, rule.dst
     numbers = [0.0, float(src.min), float(src.max), 4 * float(dst.max), 3 * float(dst.min)]
@@ -129,7 +129,7 @@ def _sprinkle(x: Array, rule: Rule, rng: np.random.Generator) -> None:
 # ---- measuring ----
 
 
-def _check(x: Array, rule: Rule) -> None:
+def _check(x: Array, rule: CastRule) -> None:
     result = np.asarray(gpucast.cast(x, rule.dst))
     wanted = reference.apply(x, rule)
     wrong = np.flatnonzero(result.view(rule.dst.code_numpy) != wanted.view(rule.dst.code_numpy))
@@ -138,7 +138,7 @@ def _check(x: Array, rule: Rule) -> None:
         raise SystemExit(f"bench: {rule} is wrong at {x[i]!r}: got {result[i]!r}, expected {wanted[i]!r}")
 
 
-def _time(x: Array, rule: Rule, kind: str, repeats: int) -> HostMeasurement:
+def _time(x: Array, rule: CastRule, kind: str, repeats: int) -> HostMeasurement:
     kind_of_result = rule.dst.numpy
     sides: dict[str, Callable[[], Any]] = {"cast": lambda: gpucast.cast(x, rule.dst)}
     with np.errstate(all="ignore"):

@@ -26,7 +26,7 @@ from bench.static_kernels import StaticKernel, measure
 from bench.static_model import GPUS, estimates
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import cubin
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
 #: The compute capabilities that the check is for.
@@ -98,7 +98,7 @@ def _architecture(text: str) -> str:
     return name
 
 
-def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Iterator[Rule]:
+def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Iterator[CastRule]:
     for src in [gpucast.dtype(name) for name in sources] or NUMERIC:
         for dst in [gpucast.dtype(name) for name in targets] or NUMERIC:
             yield from rules(src, dst) if every else [resolve(src, dst)]

@@ -18,7 +18,7 @@ from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import cubin as compiler
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 
 #: Kernels of one program: they share the time that the prelude and the start of the disassembler take, most of it.
 BATCH = 25
@@ -56,7 +56,7 @@ class StaticKernel:
     way: tuple[Instruction, ...]
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> CastRule:
         return self.source.rule
 
     @property
@@ -109,7 +109,7 @@ class InBatchSpec(KernelSpec[KernelSource]):
 
 
 def measure(
-    rules: Iterable[Rule],
+    rules: Iterable[CastRule],
     arch: str,
     shape: Shape | Literal["many"] = "contiguous",
     advance: Callable[[int], object] = lambda done: None,

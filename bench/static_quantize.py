@@ -15,7 +15,7 @@ from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
 
 #: Formats by the kernel that they are measured with: all in one pass of rows, the last pass of others, the way back.
@@ -75,7 +75,7 @@ def measure(arch: str) -> list[StaticMeasurement]:
                 block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
                 pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
                 single = format.block == "tensor"
-                sources.append(QuantizeSpec(Rule(*pair), format, kind, block=block, single=single).source())
+                sources.append(QuantizeSpec(CastRule(*pair), format, kind, block=block, single=single).source())
                 # A thread with a whole block stores the block's scale.
                 beside = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
                 names.append((kind, name, source, beside))

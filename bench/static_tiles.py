@@ -12,7 +12,7 @@ from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.tile_source import Run, TileSpec
 
 #: Both ways at once, blocks along the last axis; blocks along the first axis.
@@ -49,7 +49,7 @@ def measure(arch: str) -> list[StaticMeasurement]:
     for way, name, source in chosen:
         format, runs = FORMATS[name], WAYS[way]
         assert isinstance(format.block, tuple)
-        rule = Rule(dtype(source), format.element)
+        rule = CastRule(dtype(source), format.element)
         sources.append(TileSpec(rule, format, format.block[-1], *runs).source())
     structs = dict(row for source in sources for row in source.structs)
     compiled = compiler.compile(join(sources[0].prelude, structs, [source.kernel for source in sources]), "tiles", arch)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ def numbers(row: DType) -> tuple[ExactNumber, ...]:
     return tuple(decode(row, code) for code in range(2 if row.family == "bool" else 1 << row.bits))
 
 
-def cast_codes(codes: Any, rule: Rule, words: Any = None) -> list[int]:
+def cast_codes(codes: Any, rule: CastRule, words: Any = None) -> list[int]:
     """The destination codes of source codes (ints); for stochastic rounding of a random word for each."""
     codes = [int(code) for code in codes]
     if rule.rounding == "stochastic":
@@ -70,7 +70,7 @@ def cast_codes(codes: Any, rule: Rule, words: Any = None) -> list[int]:
     return [cast(decode(rule.src, code), rule) for code in codes]
 
 
-def cast(x: ExactNumber, rule: Rule) -> int:
+def cast(x: ExactNumber, rule: CastRule) -> int:
     """One number into a code of rule.dst."""
     dst = rule.dst
     if dst.family == "bool":
@@ -82,7 +82,7 @@ def cast(x: ExactNumber, rule: Rule) -> int:
     return to_float(x, rule)
 
 
-def to_int(x: ExactNumber, rule: Rule) -> int:
+def to_int(x: ExactNumber, rule: CastRule) -> int:
     bits = rule.dst.bits
     lowest, highest = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if rule.dst.sign_bits else (0, (1 << bits) - 1)
     if x.kind == "nan":
@@ -106,7 +106,7 @@ def floor_log2(magnitude: Fraction) -> int:
     return k if Fraction(2) ** k <= magnitude else k - 1
 
 
-def to_e8m0(x: ExactNumber, rule: Rule) -> int:
+def to_e8m0(x: ExactNumber, rule: CastRule) -> int:
     saturate = rule.overflow == "saturate"
     if x.kind == "nan":
         return 0xFF
@@ -162,7 +162,7 @@ def round_at_random(magnitude: Fraction, row: DType, word: int) -> int:
     return ((exponent - lowest) << row.mantissa_bits) + below + above
 
 
-def to_float(x: ExactNumber, rule: Rule, word: int | None = None) -> int:
+def to_float(x: ExactNumber, rule: CastRule, word: int | None = None) -> int:
     row = rule.dst
     width = row.bits - 1
     sign = int(x.negative) << width

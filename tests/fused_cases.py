@@ -17,7 +17,7 @@ from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.random import Random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download, upload
 
@@ -51,7 +51,7 @@ CASES = [
 ]
 
 
-def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> Rule:
+def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> CastRule:
     return fused_rule(src, dst, scaled=asked.scaling != "none", rounding=STOCHASTIC if random else None)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource
 from gpucast.codegen.cast import KernelSource, kernel_source
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 
 #: Kernels by name, text and optimization, and those of many arrays, which all drivers share: building one takes longer
@@ -175,7 +175,7 @@ def download(x: Any) -> np.ndarray[Any, Any]:
     return result.view(x.dtype)
 
 
-def both_shapes(rules: Iterable[Rule]) -> Iterator[KernelSource]:
+def both_shapes(rules: Iterable[CastRule]) -> Iterator[KernelSource]:
     for rule in rules:
         for unpacked in {False, rule.src.packed}:
             yield kernel_source(rule, "contiguous", unpacked=unpacked)

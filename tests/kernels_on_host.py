@@ -11,7 +11,7 @@ import numpy as np
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.codegen.strides import collapse
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.parity.cases import NUMERIC
 from gpucast.parity.host_build import Arguments, HostKernels
 from gpucast.reference import casting as reference
@@ -50,7 +50,7 @@ class GuardedBytes:
         assert (self.space[self.begin + self.size :] == _GUARD).all(), "written behind the array"
 
 
-def wanted_codes(codes: np.ndarray, rule: Rule) -> np.ndarray:
+def wanted_codes(codes: np.ndarray, rule: CastRule) -> np.ndarray:
     """What the reference makes of source codes."""
     return reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
 
@@ -59,7 +59,7 @@ def to_bytes(codes: np.ndarray, row: DType) -> np.ndarray:
     return pack_codes(codes, row.bits) if row.packed else np.ascontiguousarray(codes).view(np.uint8)
 
 
-def cast_codes(kernels: HostKernels, rule: Rule, codes: np.ndarray) -> np.ndarray:
+def cast_codes(kernels: HostKernels, rule: CastRule, codes: np.ndarray) -> np.ndarray:
     """What the contiguous kernel makes of source codes."""
     data, out = to_bytes(codes, rule.src), np.full(rule.dst.nbytes(codes.size), _GUARD, np.uint8)
     kernels.run(rule, Arguments(data.ctypes.data, out.ctypes.data, codes.size))
@@ -68,7 +68,7 @@ def cast_codes(kernels: HostKernels, rule: Rule, codes: np.ndarray) -> np.ndarra
 
 def check_contiguous(
     kernels: HostKernels,
-    rule: Rule,
+    rule: CastRule,
     codes: np.ndarray,
     wanted: np.ndarray,
     n: int,
@@ -93,7 +93,7 @@ def check_contiguous(
 
 def check_strided(
     kernels: HostKernels,
-    rule: Rule,
+    rule: CastRule,
     x: np.ndarray,
     target: Callable[[np.ndarray], np.ndarray] | None,
     skip: int = 0,

@@ -27,7 +27,7 @@ class ArrayAdapter:
     """How the arrays of one library, or of all that speak one protocol, come in and go back.
 
     Arrays of ours are those of NumPy and CuPy, and PackedArrays. Only `take` has no default: the other defaults are
-    those of a library whose arrays are cast one by one, and that has no gradients and no compiler. `who` begins the
+    those of a library whose arrays are cast one by one, and that has no gradients and no compiler. `caller` begins the
     message of an error.
     """
 
@@ -40,7 +40,7 @@ class ArrayAdapter:
         """Whether `x`, an object with the attributes of the protocol, comes in by it. Default: always."""
         return True
 
-    def take(self, x: Any, who: str, writing: bool = False) -> Any:
+    def take(self, x: Any, caller: str, writing: bool = False) -> Any:
         """`x` as an array of ours over the same memory; `writing` where it is to be changed.
 
         TypeError or ValueError for an `x` whose memory cannot be read, or written.
@@ -52,17 +52,17 @@ class ArrayAdapter:
 
         Default: `take`, the cast, `finish` and `give_back`; ``options.out`` or `x` itself where the result is that.
         """
-        array = self.take(x, options.who)
+        array = self.take(x, options.caller)
         y = cast(array, to, options)
         self.finish(array, y)
         if options.out is not None:
             return options.out
-        return x if y is array else self.give_back(y, x, options.who)
+        return x if y is array else self.give_back(y, x, options.caller)
 
     def finish(self, *arrays: Any) -> None:
         """Called when a cast of these arrays of ours was given to a device. Default: nothing waits for it."""
 
-    def give_back(self, y: Any, like: Any, who: str) -> Any:
+    def give_back(self, y: Any, like: Any, caller: str) -> Any:
         """A result of ours as an array of the library of `like`. Default: as it is."""
         return y
 
@@ -70,10 +70,10 @@ class ArrayAdapter:
         """The shape of the elements of `x`. Default: as NumPy finds it."""
         return np.shape(x)
 
-    def check_scale(self, scale: Any, who: str) -> None:
+    def check_scale(self, scale: Any, caller: str) -> None:
         """ValueError for a `scale` of the library that its arrays are not to be multiplied with. Default: none is."""
 
-    def check_into(self, x: Any, who: str) -> None:
+    def check_into(self, x: Any, caller: str) -> None:
         """ValueError for an `x` that is not to be cast into an `out`. Default: none is."""
 
     # ---- other forms ----
@@ -98,7 +98,7 @@ class ArrayAdapter:
 
     # ---- a batch of arrays in one launch ----
 
-    def empty_like(self, x: Any, dst: DType, who: str) -> tuple[Any, Any]:
+    def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
         """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
         raise self._lacks("empty_like")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpucast.arrays.adapters import ArrayAdapter
 from gpucast.arrays.operand import Operand
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 
 class Names(NamedTuple):
@@ -27,7 +27,7 @@ class BatchItem:
     """One array of a call of `gpucast.cast_many`."""
 
     #: What errors call it: "cast_many: arrays['encoder'][3]".
-    who: str
+    caller: str
     #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
     given: Any
     adapter: ArrayAdapter | None
@@ -35,7 +35,7 @@ class BatchItem:
     #: What the caller gets, and the same as an array of ours; None until there is one.
     result: Any
     target: Operand | None = None
-    rule: Rule = field(init=False)
+    rule: CastRule = field(init=False)
     #: What is fused with the cast; None: nothing.
     fused: FusedInputs | None = None
     #: Elements of the items before it.

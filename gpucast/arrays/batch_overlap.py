@@ -26,7 +26,7 @@ class Place:
     operand: Operand
 
 
-def check_disjoint(written: Sequence[Place], read: Sequence[Place], who: str) -> None:
+def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str) -> None:
     """ValueError where an array that is written shares memory with another one, on whichever device they are.
 
     Source and destination of one item are left to `gpucast.arrays.overlap.check_out`, and so are elements within one
@@ -37,7 +37,7 @@ def check_disjoint(written: Sequence[Place], read: Sequence[Place], who: str) ->
         sources = _sorted(place for place in read if place.operand.device == device)
         clear = _follow(targets.begin, targets.end)
         if not (clear and not _meet(targets.begin, targets.end, sources.begin, sources.end).any()):
-            _compare(targets, sources, who)
+            _compare(targets, sources, caller)
 
 
 def disjoint(begin: _Addresses, end: _Addresses, first: _Addresses, last: _Addresses) -> bool:
@@ -94,14 +94,14 @@ def _reach(x: Operand) -> tuple[int, int]:
     return x.address + begin, x.address + end
 
 
-def _compare(to: _Sorted, of: _Sorted, who: str) -> None:
+def _compare(to: _Sorted, of: _Sorted, caller: str) -> None:
     """Look at elements where bounds do not tell: columns of one array lie between each other, and are disjoint."""
     for i, place in enumerate(to.places):
         begin, end, data = to.begin[i], to.end[i], place.operand.data
         for other in to.places[i + 1 : int(np.searchsorted(to.begin, end))]:
             if share_memory(data, other.operand.data):
-                raise ValueError(f"{who}: {place.name} and {other.name} share memory; expected separate arrays")
+                raise ValueError(f"{caller}: {place.name} and {other.name} share memory; expected separate arrays")
         for j in np.flatnonzero((of.begin < end) & (of.end > begin)):
             source = of.places[j]
             if source.item != place.item and share_memory(data, source.operand.data):
-                raise ValueError(f"{who}: {place.name} overlaps {source.name}; expected separate memory")
+                raise ValueError(f"{caller}: {place.name} overlaps {source.name}; expected separate memory")

@@ -11,10 +11,10 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray, device_index, unmasked
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 
-def check_out(source: Operand, rule: Rule, out: Any, remote: bool, who: str) -> Operand:
+def check_out(source: Operand, rule: CastRule, out: Any, remote: bool, caller: str) -> Operand:
     """`out` as the target of a cast. TypeError or ValueError unless it can take the result.
 
     `remote`: the result may be on a device.
@@ -23,23 +23,23 @@ def check_out(source: Operand, rule: Rule, out: Any, remote: bool, who: str) -> 
     if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
         wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
         expected = f"{wanted} of {rule.dst.name} and shape {source.shape}"
-        raise TypeError(f"{who}: out is {type(out).__name__}; expected {expected}")
-    unmasked(out, f"{who}: out")
+        raise TypeError(f"{caller}: out is {type(out).__name__}; expected {expected}")
+    unmasked(out, f"{caller}: out")
     if out.dtype != (rule.dst if packed else rule.dst.numpy):
-        raise TypeError(f"{who}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
+        raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
     if out.shape != source.shape:
-        raise ValueError(f"{who}: out has shape {out.shape}; expected {source.shape}")
+        raise ValueError(f"{caller}: out has shape {out.shape}; expected {source.shape}")
     target = operand(out, rule.dst)
     x, y = source.data, target.data
     if target.device is None and not y.flags.writeable:
-        raise ValueError(f"{who}: out is read-only")
+        raise ValueError(f"{caller}: out is read-only")
     if shares_within(y.shape, y.strides, y.itemsize):
-        raise ValueError(f"{who}: elements of out share memory; expected one place for each")
+        raise ValueError(f"{caller}: elements of out share memory; expected one place for each")
     if (source.device is None) == (target.device is None) and _bounds_meet(x, y):
         x, y = _footprint(x), _footprint(y)
         if _overlap(x, y) and not _same_layout(x, y):
             raise ValueError(
-                f"{who}: out overlaps x; expected separate memory, or exactly x's own elements of equal size"
+                f"{caller}: out overlaps x; expected separate memory, or exactly x's own elements of equal size"
             )
     return target
 

@@ -34,33 +34,33 @@ def device_index(x: Any) -> int | None:
     return None if module is None or module is np else int(data.data.device_id)
 
 
-def unmasked(x: Any, who: str) -> None:
+def unmasked(x: Any, caller: str) -> None:
     """TypeError for a masked array, whose mask would be lost."""
     masked = sys.modules.get("numpy.ma")
     if masked is not None and isinstance(x, masked.MaskedArray):
-        raise TypeError(f"{who} is a masked array, whose mask would be lost; pass x.data or x.filled(value)")
+        raise TypeError(f"{caller} is a masked array, whose mask would be lost; pass x.data or x.filled(value)")
 
 
-def as_array(x: Any, who: str) -> Any:
+def as_array(x: Any, caller: str) -> Any:
     """`x` as an array that casts take: a PackedArray or CuPy array as it is, arrays of other libraries over their own
     memory, all else as a plain NumPy array."""
-    unmasked(x, f"{who}: x")
+    unmasked(x, f"{caller}: x")
     if isinstance(x, PackedArray) or namespace(x) not in (None, np):
         return x
     adapter = adapters.find(x)
     if adapter is not None:
-        return adapter.take(x, who)
+        return adapter.take(x, caller)
     # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
     array = np.asarray(x)
     if array.dtype == object and array.ndim == 0 and not isinstance(x, (str, np.ndarray, np.generic, type(None))):
         raise TypeError(
-            f"{who}: x is of type {type(x).__name__}; expected an array, a number, a text, or an object with "
+            f"{caller}: x is of type {type(x).__name__}; expected an array, a number, a text, or an object with "
             "__dlpack__, __cuda_array_interface__ or __array__"
         )
     return array
 
 
-def checked_shape(shape: Any, who: str) -> tuple[int, ...]:
+def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
     """A shape as a tuple of non-negative ints; a single int is a shape of one dimension."""
     try:
         try:
@@ -68,9 +68,9 @@ def checked_shape(shape: Any, who: str) -> tuple[int, ...]:
         except TypeError:
             lengths = tuple(operator.index(length) for length in shape)
     except TypeError:
-        raise TypeError(f"{who}: shape={shape!r} must be an int or a sequence of ints") from None
+        raise TypeError(f"{caller}: shape={shape!r} must be an int or a sequence of ints") from None
     if any(length < 0 for length in lengths):
-        raise ValueError(f"{who}: shape={shape!r} has a negative length")
+        raise ValueError(f"{caller}: shape={shape!r} has a negative length")
     return lengths
 
 
@@ -258,8 +258,8 @@ class PackedArray:
 adapters.register_ours(PackedArray)
 
 
-def _packed_row(kind: Any, who: str) -> DType:
-    row = dtype(kind, who=f"{who}: dtype=")
+def _packed_row(kind: Any, caller: str) -> DType:
+    row = dtype(kind, caller=f"{caller}: dtype=")
     if not row.packed:
-        raise TypeError(f"{who}: dtype={row.name} has {row.bits} bits; expected a type of 2, 4 or 6 bits")
+        raise TypeError(f"{caller}: dtype={row.name} has {row.bits} bits; expected a type of 2, 4 or 6 bits")
     return row

@@ -30,13 +30,13 @@ Structure = Node | None
 _CONTAINERS = (dict, list, tuple, type(None))
 
 
-def flatten(tree: Any, who: str = "tree") -> tuple[list[Any], Structure]:
+def flatten(tree: Any, caller: str = "tree") -> tuple[list[Any], Structure]:
     """The leaves of a tree in their order, and its structure. ValueError for a tree that contains itself."""
     leaves: list[Any] = []
     try:
         return leaves, _structure(tree, leaves)
     except RecursionError:
-        raise ValueError(f"{who} contains itself, or is nested too deeply") from None
+        raise ValueError(f"{caller} contains itself, or is nested too deeply") from None
 
 
 def _structure(tree: Any, leaves: list[Any]) -> Structure:
@@ -117,13 +117,13 @@ def _steps(node: Node) -> list[str]:
     return [f"[{i}]" for i in range(len(node.children))] if fields is None else [f".{field}" for field in fields]
 
 
-def leaves_like(structure: Structure, tree: Any, who: str) -> list[Any]:
+def leaves_like(structure: Structure, tree: Any, caller: str) -> list[Any]:
     """The leaves of a tree that has to have this structure, in the structure's order; dicts may have other orders.
 
-    `who` names the tree: ValueError with the path of the first place where it differs.
+    `caller` names the tree: ValueError with the path of the first place where it differs.
     """
     leaves: list[Any] = []
-    _match(structure, tree, who, leaves)
+    _match(structure, tree, caller, leaves)
     return leaves
 
 

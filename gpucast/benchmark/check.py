@@ -13,7 +13,7 @@ from gpucast.benchmark.buffers import CONTIGUOUS, Sets, as_array, sets_of
 from gpucast.benchmark.contenders import Contender, array_codes
 from gpucast.benchmark.machine import Array, Machine
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.compare import codes_of, describe, wanted_codes
 
 #: For a wide source: the share of the destination's midpoints, and the number of random codes.
@@ -93,6 +93,6 @@ def _is_nan(codes: Array, dtype: DType) -> Array:
 
 
 @lru_cache(maxsize=2)
-def _sample(rule: Rule) -> tuple[Array, Array]:
+def _sample(rule: CastRule) -> tuple[Array, Array]:
     codes = codes_of(rule, 0, _SHARE, _RANDOM)
     return codes, wanted_codes(rule, codes)

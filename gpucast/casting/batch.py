@@ -77,25 +77,25 @@ def cast_many(
     structure, or whose arrays share memory. Nothing is written then.
     """
     options = Options(
-        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, who="cast_many"
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, caller="cast_many"
     )  # fmt: skip
     return untraced(_cast_tree, arrays, to, options, finite, out)
 
 
 def cast_arrays(
-    arrays: list[Any], to: Any, names: Names, who: str, *, scale: Any = None, finite: Any = None, out: Any = None
+    arrays: list[Any], to: Any, names: Names, caller: str, *, scale: Any = None, finite: Any = None, out: Any = None
 ) -> Any:
-    """`cast_many` of a list, for a caller that errors call `who`: what it was given has the `names`."""
-    dst = dtype(to, who=f"{who}: to=")
-    return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, who=who), finite)
+    """`cast_many` of a list, for a caller that errors call `caller`: what it was given has the `names`."""
+    dst = dtype(to, caller=f"{caller}: to=")
+    return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
 
 
 def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any) -> Any:
-    who = options.who
-    leaves, structure = tree.flatten(arrays, f"{who}: arrays")
-    outs = None if out is None else tree.leaves_like(structure, out, f"{who}: out")
+    caller = options.caller
+    leaves, structure = tree.flatten(arrays, f"{caller}: arrays")
+    outs = None if out is None else tree.leaves_like(structure, out, f"{caller}: out")
     names = Names("arrays", lambda: tree.paths(structure))
-    results = _cast_arrays(leaves, outs, names, dtype(to, who=f"{who}: to="), options, finite)
+    results = _cast_arrays(leaves, outs, names, dtype(to, caller=f"{caller}: to="), options, finite)
     return tree.unflatten(structure, results) if out is None else out
 
 
@@ -122,7 +122,7 @@ def _check_scale(given: list[Any], options: Options) -> None:
     """ValueError for a scale that its library would not cast its own arrays with."""
     adapter = adapters.find(options.scale)
     if adapter is not None and any(adapters.find(x) is adapter for x in given):
-        adapter.check_scale(options.scale, options.who)
+        adapter.check_scale(options.scale, options.caller)
 
 
 def _is_transforming(given: list[Any]) -> bool:
@@ -136,11 +136,11 @@ def _one_by_one(
 ) -> list[Any]:
     """The same casts within a transform of ``torch.func``, whose tensors have no memory to look at."""
     if finite is not None:
-        raise ValueError(f"{options.who}: finite= cannot be told within a transform of torch.func; call it outside")
+        raise ValueError(f"{options.caller}: finite= cannot be told within a transform of torch.func; call it outside")
     results: list[Any] = []
     for x, out, path in zip(given, outs or [None] * len(given), names.paths(), strict=True):
-        who = f"{options.who}: {names.parameter}{path}"
-        results.append(cast_with(x, dst, options._replace(out=out, who=who)))
+        caller = f"{options.caller}: {names.parameter}{path}"
+        results.append(cast_with(x, dst, options._replace(out=out, caller=caller)))
         if options.seed is not None:
             adapter = adapters.find(x)
             shape = np.shape(x) if adapter is None else adapter.shape(x)
@@ -190,7 +190,7 @@ def _attach(items: Sequence[BatchItem], scale: Any) -> None:
 
 def _allocate(item: BatchItem) -> None:
     if item.adapter is not None:
-        item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.who)
+        item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
         item.target = operand(target, item.rule.dst)
     elif item.source.device is not None:
         with gpu.driver.driver().on(item.source.device):
@@ -208,12 +208,12 @@ def _cast_alone(item: BatchItem) -> None:
         return _cast(item, operand(x, item.rule.src), target).array
 
     assert item.adapter is not None
-    item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, who=item.who))
+    item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, caller=item.caller))
 
 
 def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
     """The cast of the array of an item alone, into a target if there is one."""
-    return dispatch.cast(source, item.rule, None, target, item.who, item.fused)
+    return dispatch.cast(source, item.rule, None, target, item.caller, item.fused)
 
 
 def _cast_text(item: BatchItem) -> Operand:
@@ -221,7 +221,7 @@ def _cast_text(item: BatchItem) -> Operand:
         return _cast(item, item.source, None)
     except (TypeError, ValueError, OverflowError) as error:
         # The error of a text that is no number, which begins with "cast: ".
-        raise type(error)(f"{item.who}: {str(error).removeprefix('cast: ')}") from None
+        raise type(error)(f"{item.caller}: {str(error).removeprefix('cast: ')}") from None
 
 
 def _cast_on_host(item: BatchItem) -> None:

@@ -20,7 +20,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import devices
 
 _NOTHING = FusedInputs()
@@ -35,25 +35,25 @@ def checked(
     finite: Any,
 ) -> list[BatchItem]:
     """The items of a call, of which nothing is wrong."""
-    random = resolve_random(options.rounding, options.seed, options.offset, options.who)
+    random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
     paths = names.paths()
-    items = _items(given, outs, [f"{options.who}: {names.parameter}{path}" for path in paths])
+    items = _items(given, outs, [f"{options.caller}: {names.parameter}{path}" for path in paths])
     if any(item.source.device is not None for item in items):
-        devices.require(options.who)
+        devices.require(options.caller)
     fused = _fused(items, options, finite)
     if not items:
         # The attributes are checked all the same, for the source that takes any of them.
-        rule_of(options, dtype("FLOAT"), dst, options.who)
-    rules: dict[DType, Rule] = {}
+        rule_of(options, dtype("FLOAT"), dst, options.caller)
+    rules: dict[DType, CastRule] = {}
     start = 0
     for item in items:
         rule = rules.get(item.source.dtype)
         if rule is None:
-            rule = rules[item.source.dtype] = rule_of(options, item.source.dtype, dst, item.who)
+            rule = rules[item.source.dtype] = rule_of(options, item.source.dtype, dst, item.caller)
             if fused is not _NOTHING and "string" in (rule.src.family, rule.dst.family):
                 name = "finite" if options.scale is None else "scale"
                 raise ValueError(
-                    f"{item.who}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes none"
+                    f"{item.caller}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes none"
                 )
         item.rule = rule
         if item.result is not None:
@@ -64,7 +64,7 @@ def checked(
             item.fused = fused
         item.start = start
         start += item.source.size
-    _check_disjoint(items, paths, fused, names.parameter, options.who)
+    _check_disjoint(items, paths, fused, names.parameter, options.caller)
     return items
 
 
@@ -72,13 +72,13 @@ def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]
     """The items, of which the arrays alone are checked."""
     items = []
     known: dict[Any, DType] = {}
-    for x, out, who in zip(given, outs or [None] * len(given), whos, strict=True):
+    for x, out, caller in zip(given, outs or [None] * len(given), whos, strict=True):
         adapter = adapters.find(x)
-        array = as_array(x, who) if adapter is None else adapter.take(x, who)
+        array = as_array(x, caller) if adapter is None else adapter.take(x, caller)
         kind = known.get(array.dtype)
         if kind is None:
-            kind = known[array.dtype] = dtype(array.dtype, who=f"{who}: x.dtype=")
-        items.append(BatchItem(who, x, adapter, operand(array, kind), out))
+            kind = known[array.dtype] = dtype(array.dtype, caller=f"{caller}: x.dtype=")
+        items.append(BatchItem(caller, x, adapter, operand(array, kind), out))
     return items
 
 
@@ -88,40 +88,42 @@ def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedIn
     fused = FusedInputs()
     places = {item.source.device for item in items}
     # Without items there is no device to be on: each is checked for its own.
-    for place in places or {_device(options.scale, options.who)}:
+    for place in places or {_device(options.scale, options.caller)}:
         if options.scale is not None:
-            fused = fused._replace(scale=resolve_scale(options.scale, place, options.who))
-    for place in places or {_device(finite, options.who)}:
+            fused = fused._replace(scale=resolve_scale(options.scale, place, options.caller))
+    for place in places or {_device(finite, options.caller)}:
         if finite is not None:
-            fused = fused._replace(finite=resolve_finite(finite, place, options.who))
+            fused = fused._replace(finite=resolve_finite(finite, place, options.caller))
     return fused
 
 
-def _device(x: Any, who: str) -> int | None:
+def _device(x: Any, caller: str) -> int | None:
     adapter = adapters.find(x)
-    return device_index(x if adapter is None else adapter.take(x, who))
+    return device_index(x if adapter is None else adapter.take(x, caller))
 
 
 def _target(item: BatchItem) -> Operand:
     """The `out` of an item as an array of ours that can take the cast."""
     adapter, source, dst = adapters.find(item.result), item.source, item.rule.dst
     if item.adapter is not None:
-        item.adapter.check_into(item.given, item.who)
-    out = item.result if adapter is None else adapter.take(item.result, item.who, writing=True)
+        item.adapter.check_into(item.given, item.caller)
+    out = item.result if adapter is None else adapter.take(item.result, item.caller, writing=True)
     device = device_index(out)
     if source.device is None and dst.packed and isinstance(out, PackedArray) and item.adapter is not None:
         if not source.packed:
             # A tensor of the host takes a packed `out`, as its own result is packed: checked as for a packed source.
             source = operand(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
-    target = check_out(source, item.rule, out, source.device is not None or device is not None, item.who)
+    target = check_out(source, item.rule, out, source.device is not None or device is not None, item.caller)
     place = None if dst.family == "string" else source.device
     if device != place:
-        raise ValueError(f"{item.who}: out is on {devices.name(device)}; the result belongs on {devices.name(place)}")
+        raise ValueError(
+            f"{item.caller}: out is on {devices.name(device)}; the result belongs on {devices.name(place)}"
+        )
     return target
 
 
 def _check_disjoint(
-    items: Sequence[BatchItem], paths: Sequence[str], fused: FusedInputs, parameter: str, who: str
+    items: Sequence[BatchItem], paths: Sequence[str], fused: FusedInputs, parameter: str, caller: str
 ) -> None:
     numbered = list(enumerate(zip(items, paths, strict=True)))
     written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
@@ -132,4 +134,4 @@ def _check_disjoint(
     read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]
     if fused.scale is not None and not isinstance(fused.scale, float):
         read.append(Place("scale", -2, operand(fused.scale)))
-    check_disjoint(written, read, who)
+    check_disjoint(written, read, caller)

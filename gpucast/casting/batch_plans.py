@@ -145,9 +145,9 @@ def _found(
         return None
     device = alike[0].device
     fused = FusedInputs(
-        scale=None if options.scale is None else resolve_scale(options.scale, device, options.who),
-        finite=None if finite is None else resolve_finite(finite, device, options.who),
-        random=resolve_random(options.rounding, options.seed, options.offset, options.who),
+        scale=None if options.scale is None else resolve_scale(options.scale, device, options.caller),
+        finite=None if finite is None else resolve_finite(finite, device, options.caller),
+        random=resolve_random(options.rounding, options.seed, options.offset, options.caller),
     )
     return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
 

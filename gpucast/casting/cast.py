@@ -21,7 +21,7 @@ from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import Options, destination
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, Rule
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, CastRule
 from gpucast.cpu import fast_path
 from gpucast.gpu import devices
 
@@ -181,31 +181,31 @@ def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
 
 def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
     """The cast with all checks. It makes the plan under `key` where there is none yet."""
-    who, out = options.who, options.out
+    caller, out = options.caller, options.out
     if plan is not None:
         source, rule = operand(x, plan.rule.src), plan.rule
     else:
         adapter = adapters.find(x)
         if adapter is not None:
             return adapter.cast(cast_with, x, to, options)
-        array = as_array(x, who)
+        array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)
-        source = operand(x, dtype(x.dtype, who=f"{who}: x.dtype="))
-        rule = rule_of(options, source.dtype, destination(to, who), who)
+        source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
+        rule = rule_of(options, source.dtype, destination(to, caller), caller)
     plain = plan is not None and options.seed is options.scale is options.amax is None
     fused = None if plain else resolve_fused(options, rule, source.device)
     if not isinstance(options.copy, (bool, np.bool_)):
-        raise TypeError(f"{who}: copy={options.copy!r} must be True or False")
-    place = devices.parse(options.device, who)
+        raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
+    place = devices.parse(options.device, caller)
     target = None
     if out is not None:
         adapter = adapters.find(out)
         if adapter is not None:
-            cast_with(x, to, options._replace(out=adapter.take(out, who, writing=True)))
+            cast_with(x, to, options._replace(out=adapter.take(out, caller, writing=True)))
             return out
         remote = source.device is not None or device_index(out) is not None or place not in (None, "cpu")
-        target = check_out(source, rule, out, remote, who)
+        target = check_out(source, rule, out, remote, caller)
     elif (
         fused is None
         and not options.copy
@@ -214,15 +214,15 @@ def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, pla
     ):
         return x
     if fused is not None:
-        check_disjoint(fused, source, target, who)
-    result = dispatch.cast(source, rule, place, target, who, fused)
+        check_disjoint(fused, source, target, caller)
+    result = dispatch.cast(source, rule, place, target, caller, fused)
     # A seed without random rounding (of a type to itself) is no part of the key: without it the call would be wrong.
     if key is not None and plan is None and (options.seed is None or rule.rounding == STOCHASTIC):
         _keep_plan(key, source, rule, fused is not None)
     return result.array
 
 
-def _keep_plan(key: tuple[Any, ...], source: Operand, rule: Rule, fuses: bool) -> None:
+def _keep_plan(key: tuple[Any, ...], source: Operand, rule: CastRule, fuses: bool) -> None:
     """Make the plan of a cast that went well, if it has a fast path."""
     if "string" in (rule.src.family, rule.dst.family):
         return
@@ -240,7 +240,7 @@ def _keep_plan(key: tuple[Any, ...], source: Operand, rule: Rule, fuses: bool) -
     plans.keep(key, Plan(rule, run))
 
 
-def _unchanged(source: Operand, rule: Rule) -> bool:
+def _unchanged(source: Operand, rule: CastRule) -> bool:
     """True where a cast would give back the array as it is: same type, and in the one form that results have."""
     kind, x = source.dtype, source.data
     if kind is not rule.dst:

@@ -80,5 +80,5 @@ def _empty_on(index: int, shape: tuple[int, ...], kind: DType) -> Any:
         return gpu.cast.new(shape, kind)
 
 
-def _kind(given: Any, who: str) -> DType:
-    return dtype(given, who=f"{who}: dtype=")
+def _kind(given: Any, caller: str) -> DType:
+    return dtype(given, caller=f"{caller}: dtype=")

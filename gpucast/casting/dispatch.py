@@ -7,14 +7,19 @@ from gpucast import gpu
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import cast as host_cast
 from gpucast.cpu import fused as host_fused
 from gpucast.gpu import devices
 
 
 def cast(
-    source: Operand, rule: Rule, place: str | None, target: Operand | None, who: str, fused: FusedInputs | None = None
+    source: Operand,
+    rule: CastRule,
+    place: str | None,
+    target: Operand | None,
+    caller: str,
+    fused: FusedInputs | None = None,
 ) -> Operand:
     """Cast to where `place` says, into `target` if there is one; None is where the source is.
 
@@ -23,11 +28,11 @@ def cast(
     """
     if source.device is None and place in (None, "cpu") and (target is None or target.device is None):
         return apply(source, rule, target, fused)
-    devices.require(who)
-    device = _device_of_result(source, rule, place, who)
+    devices.require(caller)
+    device = _device_of_result(source, rule, place, caller)
     if target is not None and target.device != device:
         there, here = devices.name(target.device), devices.name(device)
-        raise ValueError(f"{who}: out is on {there}; the result belongs on {here}")
+        raise ValueError(f"{caller}: out is on {there}; the result belongs on {here}")
     if source.device == device:
         return apply(source, rule, target, fused)
     if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
@@ -36,7 +41,7 @@ def cast(
     return apply(operand(x, rule.src), rule, target)
 
 
-def apply(source: Operand, rule: Rule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast where the source is; on a device in one launch.
 
     The result is `target`, or a new array of the source's kind and in its memory order. With `fused` the rule is a
@@ -49,12 +54,12 @@ def apply(source: Operand, rule: Rule, target: Operand | None = None, fused: Fus
     return host_cast.apply(source, rule, target)
 
 
-def _device_of_result(source: Operand, rule: Rule, place: str | None, who: str) -> int | None:
-    device = source.device if place is None else None if place == "cpu" else devices.index(place, who)
+def _device_of_result(source: Operand, rule: CastRule, place: str | None, caller: str) -> int | None:
+    device = source.device if place is None else None if place == "cpu" else devices.index(place, caller)
     if rule.dst.family != "string":
         return device
     if device is not None and place is not None:
-        raise ValueError(f"{who}: device={place!r} cannot hold STRING; expected None or 'cpu'")
+        raise ValueError(f"{caller}: device={place!r} cannot hold STRING; expected None or 'cpu'")
     return None
 
 

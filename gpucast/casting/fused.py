@@ -17,19 +17,19 @@ from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 
 _DOUBLE = dtype("DOUBLE")
 
 
-def fused_rule(src: DType, dst: DType, *, scaled: bool, **attributes: Any) -> Rule:
+def fused_rule(src: DType, dst: DType, *, scaled: bool, **attributes: Any) -> CastRule:
     """The rule of a fused cast: scaled, how `dst` is reached from DOUBLE. Attributes and errors as for `resolve`."""
     rule = resolve(src, dst, **attributes)
     return replace(resolve(_DOUBLE, dst, **attributes), src=src) if scaled else rule
 
 
-def rule_of(options: Options, src: DType, dst: DType, who: str) -> Rule:
-    """The rule that a cast follows for one array. Errors as for `resolve`, for the caller `who`."""
+def rule_of(options: Options, src: DType, dst: DType, caller: str) -> CastRule:
+    """The rule that a cast follows for one array. Errors as for `resolve`, for the caller `caller`."""
     return fused_rule(
         src,
         dst,
@@ -40,5 +40,5 @@ def rule_of(options: Options, src: DType, dst: DType, who: str) -> Rule:
         rounding=options.rounding,
         overflow=options.overflow,
         versions=options.versions,
-        who=who,
+        caller=caller,
     )

@@ -19,36 +19,36 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
 
 
-def resolve_fused(options: Options, rule: Rule, device: int | None) -> FusedInputs | None:
+def resolve_fused(options: Options, rule: CastRule, device: int | None) -> FusedInputs | None:
     """The fused inputs of a cast of an array on a device (None: the host); None for a plain cast.
 
     Errors as for `gpucast.core.random.resolve_random` and below. ValueError for `scale` and `amax` where text is read
     or written.
     """
-    scale, amax, who = options.scale, options.amax, options.who
-    random = resolve_random(options.rounding, options.seed, options.offset, who)
+    scale, amax, caller = options.scale, options.amax, options.caller
+    random = resolve_random(options.rounding, options.seed, options.offset, caller)
     if rule.rounding != STOCHASTIC:
         random = None
     if random is scale is amax is None:
         return None
     if "string" in (rule.src.family, rule.dst.family):
         name = "amax" if scale is None else "scale"
-        raise ValueError(f"{who}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes neither")
+        raise ValueError(f"{caller}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes neither")
     if scale is not None:
-        scale = resolve_scale(scale, device, who)
+        scale = resolve_scale(scale, device, caller)
     if amax is not None:
-        amax = resolve_amax(amax, device, who)
+        amax = resolve_amax(amax, device, caller)
     return FusedInputs(scale, amax, random=random)
 
 
-def resolve_scale(scale: Any, device: int | None, who: str) -> Any:
+def resolve_scale(scale: Any, device: int | None, caller: str) -> Any:
     """The keyword `scale` of a cast of arrays on a device (None: the host), as `FusedInputs` has it.
 
     TypeError for what is neither a number nor an array of FLOAT or DOUBLE; ValueError for a number that is negative or
@@ -60,38 +60,38 @@ def resolve_scale(scale: Any, device: int | None, who: str) -> Any:
     if is_real(scale):
         number = as_double(scale)
         if not (math.isfinite(number) and number >= 0):
-            raise ValueError(f"{who}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
+            raise ValueError(f"{caller}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
         return number
-    array = _array("scale", scale, (_FLOAT, _DOUBLE), who, writing=False)
+    array = _array("scale", scale, (_FLOAT, _DOUBLE), caller, writing=False)
     if device_index(array) is None:
         return float(array.reshape(())[()])
-    _check_place("scale", array, device, who)
+    _check_place("scale", array, device, caller)
     return array
 
 
-def resolve_amax(amax: Any, device: int | None, who: str) -> Any:
+def resolve_amax(amax: Any, device: int | None, caller: str) -> Any:
     """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side."""
     # As most calls have it: what follows takes longer than a small cast.
     if device is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
         if amax.size == 1 and amax.flags.writeable:
             return amax
-    array = _array("amax", amax, (_FLOAT,), who, writing=True)
-    _check_place("amax", array, device, who)
+    array = _array("amax", amax, (_FLOAT,), caller, writing=True)
+    _check_place("amax", array, device, caller)
     if device is None and not (array.flags.writeable and array.dtype.isnative):
-        raise ValueError(f"{who}: amax is read-only or of foreign byte order; expected an array that can be written")
+        raise ValueError(f"{caller}: amax is read-only or of foreign byte order; expected an array that can be written")
     return array
 
 
-def resolve_finite(finite: Any, device: int | None, who: str) -> Any:
+def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
     """The keyword `finite` of `gpucast.cast_many`, as `resolve_scale`: an array of one BOOL or UINT8, to be written."""
-    array = _array("finite", finite, (_BOOL, _UINT8), who, writing=True)
-    _check_place("finite", array, device, who)
+    array = _array("finite", finite, (_BOOL, _UINT8), caller, writing=True)
+    _check_place("finite", array, device, caller)
     if device is None and not array.flags.writeable:
-        raise ValueError(f"{who}: finite is read-only; expected an array that can be written")
+        raise ValueError(f"{caller}: finite is read-only; expected an array that can be written")
     return array
 
 
-def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, who: str) -> None:
+def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, caller: str) -> None:
     """ValueError where what is written (amax, and the target, if there is one) shares memory with what is read."""
     scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
@@ -105,24 +105,24 @@ def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, 
         ("scale", scale, "out", out),
     ):
         if a is not None and b is not None and share_memory(a, b):
-            raise ValueError(f"{who}: {one} shares memory with {other}; expected separate memory")
+            raise ValueError(f"{caller}: {one} shares memory with {other}; expected separate memory")
 
 
-def _array(name: str, value: Any, kinds: tuple[DType, ...], who: str, *, writing: bool) -> Any:
+def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool) -> Any:
     """An array of one element of some kinds."""
     adapter = None if isinstance(value, numbers.Number) else adapters.find(value)
-    array = value if adapter is None else adapter.take(value, f"{who}: {name}", writing)
-    unmasked(array, f"{who}: {name}")
+    array = value if adapter is None else adapter.take(value, f"{caller}: {name}", writing)
+    unmasked(array, f"{caller}: {name}")
     if isinstance(array, np.ndarray):
         # Such as np.matrix change what reshaping means.
         array = np.asarray(array)
     if namespace(array) is None:
         number = "" if writing else "a number or "
-        raise TypeError(f"{who}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
+        raise TypeError(f"{caller}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
     if array.dtype.newbyteorder("=") not in [kind.numpy for kind in kinds]:
-        raise TypeError(f"{who}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
+        raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
     if array.size != 1:
-        raise ValueError(f"{who}: {name} has shape {array.shape}; expected one element")
+        raise ValueError(f"{caller}: {name} has shape {array.shape}; expected one element")
     return array
 
 
@@ -130,9 +130,9 @@ def _names(kinds: tuple[DType, ...]) -> str:
     return " or ".join(kind.name for kind in kinds)
 
 
-def _check_place(name: str, array: Any, device: int | None, who: str) -> None:
+def _check_place(name: str, array: Any, device: int | None, caller: str) -> None:
     index = device_index(array)
     if index != device:
-        raise ValueError(f"{who}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
+        raise ValueError(f"{caller}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
     if device is not None and array.data.ptr % array.itemsize:
-        raise ValueError(f"{who}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
+        raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")

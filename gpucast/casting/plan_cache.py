@@ -15,7 +15,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 #: The most plans. A program needs few, but there are many spellings of types and attributes, each of them a key.
 _KEPT = 4096
@@ -33,7 +33,7 @@ class AnyPlan(Protocol):
 class Plan:
     """The rule of a plain or fused cast, and the fast path to apply it."""
 
-    rule: Rule
+    rule: CastRule
     #: ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right:
     #: other layouts, an `out` that may not fit, keywords that may be wrong, what cannot run. It raises what an
     #: allocation or a launch raises, no more. That of a fused cast is ``run(x, out, seed, offset, scale, amax)``.

@@ -12,7 +12,7 @@ from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
+from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu import text as host_strings
 from gpucast.cpu.chunks import elements, spans
@@ -44,14 +44,14 @@ def cast_report(
     """
     x = as_array(x, "cast_report")
     rule = resolve(
-        dtype(x.dtype, who="cast_report: x.dtype="),
-        dtype(to, who="cast_report: to="),
+        dtype(x.dtype, caller="cast_report: x.dtype="),
+        dtype(to, caller="cast_report: to="),
         saturate=saturate,
         round_mode=round_mode,
         opset=opset,
         rounding=rounding,
         overflow=overflow,
-        who="cast_report",
+        caller="cast_report",
     )
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
@@ -64,7 +64,7 @@ def cast_report(
         return _report(x, rule)
 
 
-def result_report(x: Array, y: Array, rule: Rule) -> CastReport:
+def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
     counts as saturated where it would be after rounding to nearest."""
     total = CastReport()
@@ -74,7 +74,7 @@ def result_report(x: Array, y: Array, rule: Rule) -> CastReport:
     return total
 
 
-def _report(x: Array, rule: Rule) -> CastReport:
+def _report(x: Array, rule: CastRule) -> CastReport:
     if rule.src.family == "string":
         y = host_strings.parse(x, rule)
         if rule.dst.family in ("string", "bool"):
@@ -107,13 +107,13 @@ def _double(x: Array, row: DType) -> Array:
     return values
 
 
-def _cast(x: Array, rule: Rule) -> Array:
+def _cast(x: Array, rule: CastRule) -> Array:
     y = np.empty(x.shape, rule.dst.numpy)
     host.apply(x, rule, y)
     return y
 
 
-def _by_code(x: Array, rule: Rule) -> CastReport:
+def _by_code(x: Array, rule: CastRule) -> CastReport:
     row = rule.src
     counts = np.zeros(1 << max(8, row.bits), np.int64)
     for chunk in elements(x, _CAST):
@@ -123,7 +123,7 @@ def _by_code(x: Array, rule: Rule) -> CastReport:
     return _compare(codes, rule, row, weights=counts[found])
 
 
-def _compare_within(x: Array, after: Array, rule: Rule, beyond: list[Array]) -> CastReport:
+def _compare_within(x: Array, after: Array, rule: CastRule, beyond: list[Array]) -> CastReport:
     """The report of the numbers within the destination's limits: they can only be rounded, which is soon told. The
     others (in FLOAT8E8M0 zeros as well) are added to `beyond`. `after`: the results, where the destination is a float.
     """
@@ -163,7 +163,7 @@ def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
     return float(dst.min), high if high <= dst.max else float(np.nextafter(high, 0.0))
 
 
-def _compare(x: Array, rule: Rule, src: DType, y: Array | None = None, weights: Array | None = None) -> CastReport:
+def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weights: Array | None = None) -> CastReport:
     """The report of any elements. `y`: their casts, if known; `weights`: how often each counts, if not once."""
     dst = rule.dst
     before = _double(x, src)
@@ -177,7 +177,7 @@ def _compare(x: Array, rule: Rule, src: DType, y: Array | None = None, weights: 
     return count(before, after, outside, overflow=rule.overflow, difference=difference, weights=weights)
 
 
-def _outside(x: Array, before: Array, src: DType, rule: Rule) -> Array:
+def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
     """Where the rounded source is beyond the destination's finite values."""
     dst = rule.dst
     if src is dst:

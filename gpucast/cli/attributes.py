@@ -43,6 +43,6 @@ def of(args: argparse.Namespace) -> dict[str, Any]:
 def dtype(text: str) -> DType:
     """The type that an option names."""
     try:
-        return dtypes.dtype(int(text) if text.isdecimal() else text, who="")
+        return dtypes.dtype(int(text) if text.isdecimal() else text, caller="")
     except TypeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None

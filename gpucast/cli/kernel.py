@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rule = resolve(args.src, args.dst, **attributes.of(args), who="kernel")
+    rule = resolve(args.src, args.dst, **attributes.of(args), caller="kernel")
     source = CastSpec.of(rule, args.shape, args.unpacked).source()
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")

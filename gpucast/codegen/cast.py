@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import STOCHASTIC, Rule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
@@ -54,7 +54,7 @@ class KernelSource:
 
     #: The kernel's name, also that of its function (``extern "C"``).
     name: str
-    rule: Rule
+    rule: CastRule
     shape: Shape
     #: True where a source below one byte comes one element per byte.
     unpacked: bool
@@ -95,7 +95,7 @@ def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:
     return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
 
 
-def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
     """The kernel that casts as `rule` says.
 
     `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
@@ -145,7 +145,7 @@ def kernel_source(rule: Rule, shape: Shape = "contiguous", *, unpacked: bool = F
     return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, THREADS, more)
 
 
-def entries(rule: Rule, src_bits: int) -> DType | None:
+def entries(rule: CastRule, src_bits: int) -> DType | None:
     """The type of the codes in the table of a contiguous kernel; None for one that computes.
 
     Sources of 8 bits or fewer are looked up, unless the cast only truncates or sign-extends an integer, or the GPU has
@@ -165,11 +165,11 @@ def entries(rule: Rule, src_bits: int) -> DType | None:
     return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
 
 
-def _rule(name: str, rule: Rule) -> str:
+def _rule(name: str, rule: CastRule) -> str:
     return f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name};\n}}\n"
 
 
-def options(rule: Rule) -> str:
+def options(rule: CastRule) -> str:
     """The arguments of the template ``gpucast::CastRule``."""
     return ", ".join(
         (
@@ -228,7 +228,7 @@ def kernel_file(name: str) -> str:
     raise FileNotFoundError(f"gpucast: the kernel {name} is missing from {here}; install gpucast again")
 
 
-def kernel_name(rule: Rule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
+def kernel_name(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
     """A name such as `gpucast_float32_to_float8e4m3fn`, with every attribute that differs from the default appended."""
     default = resolve(rule.src, rule.dst)
     parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]

@@ -48,14 +48,14 @@ def device_function(
         y = scaled(x, 0.5).view(ml_dtypes.float8_e4m3fn)
     """
     rule = resolve(
-        dtype(src, who="device_function: src="),
-        dtype(dst, who="device_function: dst="),
+        dtype(src, caller="device_function: src="),
+        dtype(dst, caller="device_function: dst="),
         saturate=saturate,
         round_mode=round_mode,
         opset=opset,
         rounding=rounding,
         overflow=overflow,
-        who="device_function",
+        caller="device_function",
     )
     if "string" in (rule.src.family, rule.dst.family):
         raise ValueError(

@@ -23,7 +23,7 @@ from gpucast.codegen.cast import (
 from gpucast.codegen.strides import Dims
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.rule import STOCHASTIC, Rule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 
 #: The further files of fused kernels, in this order after those that every kernel needs.
 FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")
@@ -43,7 +43,7 @@ class FusedOps(NamedTuple):
     amax: bool = False
     finite: bool = False
 
-    def fuses(self, rule: Rule) -> bool:
+    def fuses(self, rule: CastRule) -> bool:
         """Whether anything is fused with the cast."""
         return self != PLAIN or rule.rounding == STOCHASTIC
 
@@ -52,7 +52,7 @@ class FusedOps(NamedTuple):
 PLAIN = FusedOps()
 
 
-def fused_source(rule: Rule, ops: FusedOps, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+def fused_source(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
     """The kernel of a cast by a `gpucast.casting.fused.fused_rule`, with the operations `ops`.
 
     Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
@@ -104,7 +104,7 @@ def template_options(ops: FusedOps) -> str:
     return ", ".join((ops.scaling, *("true" if flag else "false" for flag in (ops.amax, ops.finite))))
 
 
-def fused_name(rule: Rule, ops: FusedOps, shape: Shape, unpacked: bool) -> str:
+def fused_name(rule: CastRule, ops: FusedOps, shape: Shape, unpacked: bool) -> str:
     """The name of the cast's kernel, with its fused operations appended."""
     scaled = ops.scaling != "none"
     name = kernel_name(replace(rule, src=_DOUBLE) if scaled else rule, unpacked=unpacked)
@@ -116,7 +116,7 @@ def fused_name(rule: Rule, ops: FusedOps, shape: Shape, unpacked: bool) -> str:
     return name + "".join(parts)
 
 
-def fused_tiles(rule: Rule, ops: FusedOps, plain: KernelSource) -> tuple[int, int]:
+def fused_tiles(rule: CastRule, ops: FusedOps, plain: KernelSource) -> tuple[int, int]:
     """Elements of a tile, and tiles of a thread, for the contiguous shape; `plain` is the kernel of the cast alone."""
     src, dst = rule.src, rule.dst
     tiles = tiles_of_thread(plain.src_bits, dst.bits, looks_up=False)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from gpucast.codegen.cast import KernelSource, Shape, kernel_source
 from gpucast.codegen.fused import PLAIN, FusedOps, fused_source
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 #: A `gpucast.codegen.cast.KernelSource`, or a `gpucast.codegen.batch.BatchSource` for a kernel that casts many arrays.
 Source_co = TypeVar("Source_co", covariant=True)
@@ -40,7 +40,7 @@ class CastSpec(KernelSpec[KernelSource]):
     """The kernel of a cast of one array."""
 
     #: For a fused cast the rule that `gpucast.casting.fused.fused_rule` returns.
-    rule: Rule
+    rule: CastRule
     shape: Shape = "contiguous"
     #: Whether a source below one byte has one element per byte. Ignored for other sources.
     unpacked: bool = False
@@ -48,7 +48,7 @@ class CastSpec(KernelSpec[KernelSource]):
     ops: FusedOps | None = None
 
     @classmethod
-    def of(cls, rule: Rule, shape: Shape = "contiguous", unpacked: bool = False, ops: FusedOps = PLAIN) -> CastSpec:
+    def of(cls, rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False, ops: FusedOps = PLAIN) -> CastSpec:
         """The kernel of a cast with `ops`: the plain one where there are no operations and no stochastic rounding."""
         return cls(rule, shape, unpacked, ops if ops.fuses(rule) else None)
 

@@ -26,15 +26,15 @@ _SUFFIX = ".kernel"
 _CHECKSUM = hashlib.sha256().digest_size
 
 
-def limit(who: str) -> int:
-    """The bytes that ``GPUCAST_CACHE_SIZE`` (in MiB) grants, or `LIMIT`. ValueError, which begins with `who`."""
+def limit(caller: str) -> int:
+    """The bytes that ``GPUCAST_CACHE_SIZE`` (in MiB) grants, or `LIMIT`. ValueError, which begins with `caller`."""
     chosen = os.environ.get("GPUCAST_CACHE_SIZE")
     if not chosen:
         return LIMIT
     with contextlib.suppress(ValueError):
         if int(chosen) >= 0:
             return int(chosen) << 20
-    raise ValueError(f"{who}: GPUCAST_CACHE_SIZE={chosen!r} is not a number of MiB; expected one such as 256, or 0")
+    raise ValueError(f"{caller}: GPUCAST_CACHE_SIZE={chosen!r} is not a number of MiB; expected one such as 256, or 0")
 
 
 def digest(*parts: str | bytes) -> str:

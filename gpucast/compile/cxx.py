@@ -23,10 +23,10 @@ class CompilerMissing(RuntimeError):
     """No compiler was found. The message says how to get one."""
 
 
-def find(language: Language, who: str) -> list[str]:
+def find(language: Language, caller: str) -> list[str]:
     """The command of a C++17 or C11 compiler: $CXX or $CC, one from the path, or the one in the ziglang wheel.
 
-    CompilerMissing, which begins with `who`, where there is none.
+    CompilerMissing, which begins with `caller`, where there is none.
     """
     variable, names, of_zig = _COMMANDS[language]
     chosen = os.environ.get(variable)
@@ -34,7 +34,7 @@ def find(language: Language, who: str) -> list[str]:
         command = shlex.split(chosen)
         if not command or shutil.which(command[0]) is None:
             wanted = f"set it to a {language.upper()} compiler or unset it"
-            raise CompilerMissing(f"{who}: {variable}={chosen!r} is not a command; {wanted}")
+            raise CompilerMissing(f"{caller}: {variable}={chosen!r} is not a command; {wanted}")
         return command
     for name in names:
         if shutil.which(name) is not None:
@@ -42,7 +42,7 @@ def find(language: Language, who: str) -> list[str]:
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", of_zig]
     raise CompilerMissing(
-        f"{who}: no {language.upper()} compiler; install {names[0]} or {names[1]}, set {variable}, or run: "
+        f"{caller}: no {language.upper()} compiler; install {names[0]} or {names[1]}, set {variable}, or run: "
         f"{shlex.quote(sys.executable)} -m pip install ziglang"
     )
 

@@ -297,12 +297,12 @@ class Lookup:
                 for table, key in self._keys(row):
                     table.pop(key, None)
 
-    def __call__(self, anything: Any, *, who: str = "dtype: ") -> DType:
-        """The row; `who` begins the message of the TypeError, for callers with a parameter name to give."""
+    def __call__(self, anything: Any, *, caller: str = "dtype: ") -> DType:
+        """The row; `caller` begins the message of the TypeError, for callers with a parameter name to give."""
         try:
             return self._find(anything)
         except _Refused as refused:
-            raise TypeError(who + str(refused)) from None
+            raise TypeError(caller + str(refused)) from None
 
     def from_safetensors(self, code: str) -> DType:
         """The row of a safetensors header code such as "BF16" or "F8_E4M3"; TypeError for any other text."""

@@ -54,18 +54,18 @@ class Format:
         if not isinstance(self.name, str):
             raise TypeError(f"Format: name={self.name!r} must be text")
         for column in ("element", "scale"):
-            object.__setattr__(self, column, dtype(getattr(self, column), who=f"{self._who}{column}="))
+            object.__setattr__(self, column, dtype(getattr(self, column), caller=f"{self._caller}{column}="))
         element, scale = self.element, self.scale
         for flag in ("zero_points", "global_scale"):
             if not isinstance(getattr(self, flag), bool):
-                raise TypeError(f"{self._who}{flag}={getattr(self, flag)!r} must be True or False")
+                raise TypeError(f"{self._caller}{flag}={getattr(self, flag)!r} must be True or False")
         if element.family not in ("float", "int") or element.bits > 8:
-            raise TypeError(f"{self._who}element={element} must be a float or integer type of at most 8 bits")
+            raise TypeError(f"{self._caller}element={element} must be a float or integer type of at most 8 bits")
         if scale not in _RULES:
-            raise TypeError(f"{self._who}scale={scale} must be one of {', '.join(row.name for row in _RULES)}")
+            raise TypeError(f"{self._caller}scale={scale} must be one of {', '.join(row.name for row in _RULES)}")
         if self.rule not in _RULES[scale]:
             raise ValueError(
-                f"{self._who}rule={self.rule!r} does not go with scales of {scale}; "
+                f"{self._caller}rule={self.rule!r} does not go with scales of {scale}; "
                 f"expected {' or '.join(map(repr, _RULES[scale]))}"
             )
         if self.block not in ("tensor", "axis") and not (
@@ -73,16 +73,18 @@ class Format:
             and 1 <= len(self.block) <= 2
             and all(type(length) is int and length > 0 for length in self.block)
         ):
-            raise ValueError(f"{self._who}block={self.block!r} must be 'tensor', 'axis' or one or two positive lengths")
+            raise ValueError(
+                f"{self._caller}block={self.block!r} must be 'tensor', 'axis' or one or two positive lengths"
+            )
         if self.zero_points and not (element.family == "int" and scale is _FLOAT):
-            raise ValueError(f"{self._who}zero points need integers with FLOAT scales")
+            raise ValueError(f"{self._caller}zero points need integers with FLOAT scales")
         if element.family == "int" and not element.signed and not self.zero_points:
-            raise ValueError(f"{self._who}{element} needs zero points: without them it has no negative numbers")
+            raise ValueError(f"{self._caller}{element} needs zero points: without them it has no negative numbers")
         if self.global_scale and scale is not _E4M3:
-            raise ValueError(f"{self._who}a global scale goes with scales of {_E4M3}, not of {scale}")
+            raise ValueError(f"{self._caller}a global scale goes with scales of {_E4M3}, not of {scale}")
 
     @property
-    def _who(self) -> str:
+    def _caller(self) -> str:
         return f"Format {self.name!r}: "
 
     def __str__(self) -> str:
@@ -226,13 +228,13 @@ FORMATS: dict[str, Format] = _table("""
 """)
 
 
-def find(asked: Any, who: str) -> Format:
+def find(asked: Any, caller: str) -> Format:
     """The format that `asked` is or names. TypeError for what is no name, ValueError for an unknown one."""
     if isinstance(asked, Format):
         return asked
     if not isinstance(asked, str):
-        raise TypeError(f"{who}: format={asked!r} must be a name or a gpucast.quantization.Format")
+        raise TypeError(f"{caller}: format={asked!r} must be a name or a gpucast.quantization.Format")
     found = FORMATS.get(asked.lower())
     if found is None:
-        raise ValueError(f"{who}: format={asked!r} is not known; expected one of {', '.join(FORMATS)}, or a Format")
+        raise ValueError(f"{caller}: format={asked!r} is not known; expected one of {', '.join(FORMATS)}, or a Format")
     return found

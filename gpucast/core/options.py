@@ -28,7 +28,7 @@ class Options(NamedTuple):
     device: Any = None
     out: Any = None
     copy: Any = True
-    who: str = "cast"
+    caller: str = "cast"
     versions: tuple[int, ...] = CAST_VERSIONS
 
 
@@ -36,6 +36,6 @@ class Options(NamedTuple):
 ATTRIBUTES = Options._fields[:5]
 
 
-def destination(to: Any, who: str) -> DType:
+def destination(to: Any, caller: str) -> DType:
     """The dtype to cast to: `to` of `gpucast.cast`, or the dtype of `like` of `cast_like`, as the TypeError says."""
-    return dtype(to, who="cast: to=" if who == "cast" else f"{who}: like.dtype=")
+    return dtype(to, caller="cast: to=" if caller == "cast" else f"{caller}: like.dtype=")

@@ -23,7 +23,7 @@ class Random(NamedTuple):
     offset: int = 0
 
 
-def resolve_random(rounding: Any, seed: Any, offset: Any, who: str = "cast") -> Random | None:
+def resolve_random(rounding: Any, seed: Any, offset: Any, caller: str = "cast") -> Random | None:
     """The keywords `seed` and `offset` of a cast; None unless `rounding` is "stochastic".
 
     TypeError for what is no integer; ValueError outside 0 to 2^64 - 1, for stochastic rounding without a seed, and for
@@ -31,18 +31,20 @@ def resolve_random(rounding: Any, seed: Any, offset: Any, who: str = "cast") -> 
     """
     stochastic = isinstance(rounding, str) and rounding == STOCHASTIC
     if seed is None and stochastic:
-        raise ValueError(f"{who}: rounding={STOCHASTIC!r} needs seed=, an integer from 0 to 2^64 - 1")
-    values = [_integer(name, value, who) for name, value in (("seed", seed), ("offset", offset)) if value is not None]
+        raise ValueError(f"{caller}: rounding={STOCHASTIC!r} needs seed=, an integer from 0 to 2^64 - 1")
+    values = [
+        _integer(name, value, caller) for name, value in (("seed", seed), ("offset", offset)) if value is not None
+    ]
     if stochastic:
         return Random(*values)
     if seed is not None or (offset is not None and values[-1] != 0):
         name, value = ("offset", offset) if seed is None else ("seed", seed)
-        raise ValueError(f"{who}: {name}={value!r} does not apply to rounding={rounding!r}; expected {STOCHASTIC!r}")
+        raise ValueError(f"{caller}: {name}={value!r} does not apply to rounding={rounding!r}; expected {STOCHASTIC!r}")
     return None
 
 
-def _integer(name: str, value: Any, who: str) -> int:
-    number = integer(value, f"{who}: {name}", "an integer from 0 to 2^64 - 1")
+def _integer(name: str, value: Any, caller: str) -> int:
+    number = integer(value, f"{caller}: {name}", "an integer from 0 to 2^64 - 1")
     if not 0 <= number < _LIMIT:
-        raise ValueError(f"{who}: {name}={value!r} is out of range; expected 0 to 2^64 - 1")
+        raise ValueError(f"{caller}: {name}={value!r} is out of range; expected 0 to 2^64 - 1")
     return number

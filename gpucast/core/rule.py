@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rule a cast follows: the operator's versions and attributes, checked and resolved to one `Rule`.
+"""Which rule a cast follows: the operator's versions and attributes, checked and resolved to one `CastRule`.
 
 Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the host path and the kernels all take a
-`Rule`; none of them sees an opset or an attribute that does not matter for its pair.
+`CastRule`; none of them sees an opset or an attribute that does not matter for its pair.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STOCHASTIC: Rounding = "stochastic"
 
 
 @dataclass(frozen=True)
-class Rule:
+class CastRule:
     """What one cast does. Fields that do not matter for the pair have their default, so equal rules compare equal.
 
     - `overflow`: to integers "wrap" or "saturate"; to wide floats "infinity" or "saturate"; to the narrow floats that
@@ -58,11 +58,11 @@ class Rule:
     round_mode: RoundMode = "up"
 
 
-def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, who: str = "cast") -> int:
+def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller: str = "cast") -> int:
     """The newest version of the operator that an opset holds. ValueError outside the operator's first opset..28."""
-    number = integer(opset, f"{who}: opset")
+    number = integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
-        raise ValueError(f"{who}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
+        raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
     return max(version for version in versions if version <= number)
 
 
@@ -76,50 +76,50 @@ def resolve(
     rounding: Any = None,
     overflow: Any = None,
     versions: tuple[int, ...] = CAST_VERSIONS,
-    who: str = "cast",
-) -> Rule:
+    caller: str = "cast",
+) -> CastRule:
     """Check the attributes of a cast and return its rule.
 
     TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean; ValueError for every
     other value that is illegal, newer than the version, or meaningless for the destination.
     """
-    version = newest_version(opset, versions, who)
+    version = newest_version(opset, versions, caller)
     for role, row in (("source", src), ("to", dst)):
         # A row without an opset is no ONNX type: versions say nothing about it.
         if row.opset is not None and row.opset > version:
             raise TypeError(
-                f"{who}: {role}={row.name} entered at opset {row.opset}; opset={opset} has version {version}"
+                f"{caller}: {role}={row.name} entered at opset {row.opset}; opset={opset} has version {version}"
             )
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):
-        raise TypeError(f"{who}: saturate={saturate!r} must be True or False")
+        raise TypeError(f"{caller}: saturate={saturate!r} must be True or False")
     if not isinstance(round_mode, str) or round_mode not in ROUND_MODES:
-        raise ValueError(f"{who}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}")
+        raise ValueError(f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}")
     if not saturate and version < SATURATE_SINCE:
-        raise ValueError(f"{who}: saturate=False needs opset {SATURATE_SINCE}; opset={opset} has version {version}")
+        raise ValueError(f"{caller}: saturate=False needs opset {SATURATE_SINCE}; opset={opset} has version {version}")
     if round_mode != "up" and version < ROUND_MODE_SINCE:
         raise ValueError(
-            f"{who}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
+            f"{caller}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
         )
-    _check_choice(who, "rounding", rounding, _roundings(dst), src, dst)
-    _check_choice(who, "overflow", overflow, _overflows(dst), src, dst)
+    _check_choice(caller, "rounding", rounding, _roundings(dst), src, dst)
+    _check_choice(caller, "overflow", overflow, _overflows(dst), src, dst)
 
     if src is dst:
-        return Rule(src, dst)
+        return CastRule(src, dst)
     if dst.family == "int":
-        return Rule(src, dst, overflow=overflow or "wrap", rounding=rounding or "truncate")
+        return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding or "truncate")
     if dst.family in ("bool", "string"):
-        return Rule(src, dst)
+        return CastRule(src, dst)
     rounding = rounding or "truncate"
     if not dst.has_nan:
-        return Rule(src, dst, overflow="saturate", rounding=rounding)
+        return CastRule(src, dst, overflow="saturate", rounding=rounding)
     if not dst.saturate_applies:
-        return Rule(src, dst, overflow=overflow or "infinity", rounding=rounding)
+        return CastRule(src, dst, overflow=overflow or "infinity", rounding=rounding)
     if not saturate:
         without: Overflow = "infinity" if dst.has_inf else "nan"
-        return Rule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
-    return Rule(
+        return CastRule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
+    return CastRule(
         src,
         dst,
         overflow="saturate",
@@ -154,11 +154,11 @@ def _overflows(dst: DType) -> tuple[Overflow, ...]:
     return ()
 
 
-def _check_choice(who: str, name: str, value: Any, legal: tuple[str, ...], src: DType, dst: DType) -> None:
+def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], src: DType, dst: DType) -> None:
     if value is None:
         return
     if src.family == "string" and (dst.family == "int" or name == "rounding"):
-        raise ValueError(f"{who}: {name}={value!r} does not apply to text; expected None from STRING to {dst.name}")
+        raise ValueError(f"{caller}: {name}={value!r} does not apply to text; expected None from STRING to {dst.name}")
     if not isinstance(value, str) or value not in legal:
         expected = " or ".join(["None", *map(repr, legal)])
-        raise ValueError(f"{who}: {name}={value!r} does not apply to {dst.name}; expected {expected}")
+        raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")

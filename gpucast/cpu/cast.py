@@ -11,14 +11,14 @@ from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.cpu import lanes as host
 from gpucast.cpu import stochastic as host_stochastic
 from gpucast.cpu import text as host_strings
 from gpucast.cpu.chunks import packed_pairs
 
 
-def apply(source: Operand, rule: Rule, target: Operand | None = None, random: Random | None = None) -> Operand:
+def apply(source: Operand, rule: CastRule, target: Operand | None = None, random: Random | None = None) -> Operand:
     """Cast into `target`, which is returned, or into a new array of the source's kind.
 
     `random` is for stochastic rounding, and only for that.
@@ -38,7 +38,7 @@ def apply(source: Operand, rule: Rule, target: Operand | None = None, random: Ra
     return target
 
 
-def into(x: Any, rule: Rule, out: Any, random: Random | None = None) -> None:
+def into(x: Any, rule: CastRule, out: Any, random: Random | None = None) -> None:
     """Cast the numbers of a NumPy array or a PackedArray over one into all of an array that does not overlap it."""
     if isinstance(x, PackedArray):
         start = 0

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ def decode(codes: Array, src: DType) -> Array:
     return values
 
 
-def encode(values: Array, rule: Rule) -> Array:
+def encode(values: Array, rule: CastRule) -> Array:
     """The codes of ``rule.dst``, which may be any type, for flat float64 values.
 
     Call it under ``numpy.errstate(all="ignore")``: overflow and the like must not warn.
@@ -105,7 +105,7 @@ def low_bits(values: Array) -> Array:
     return values.astype(np.int64)
 
 
-def _to_integer(values: Array, rule: Rule) -> Array:
+def _to_integer(values: Array, rule: CastRule) -> Array:
     dst = rule.dst
     if rule.rounding == "nearest_even":
         values = np.rint(values)
@@ -120,7 +120,7 @@ def _to_integer(values: Array, rule: Rule) -> Array:
     return codes
 
 
-def _to_exponent(values: Array, rule: Rule) -> Array:
+def _to_exponent(values: Array, rule: CastRule) -> Array:
     dst = rule.dst
     saturate = rule.overflow == "saturate"
     lowest, highest, nan = (0, dst.max_code, dst.nan_code) if saturate else (dst.nan_code,) * 3
@@ -134,7 +134,7 @@ def _to_exponent(values: Array, rule: Rule) -> Array:
     return codes.astype(dst.code_numpy)
 
 
-def _to_narrow_float(values: Array, rule: Rule) -> Array:
+def _to_narrow_float(values: Array, rule: CastRule) -> Array:
     dst = rule.dst
     sign, magnitude, nan = np.signbit(values), np.abs(values), np.isnan(values)
     special = ~np.isfinite(magnitude)

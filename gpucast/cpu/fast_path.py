@@ -18,7 +18,7 @@ from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import shares_within
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.cpu import cast as host_cast
 from gpucast.cpu import fused as host_fused
 from gpucast.cpu import lanes as host
@@ -28,7 +28,7 @@ _FLOAT = np.dtype(np.float32)
 _SCALES, _LARGEST = (_FLOAT, np.dtype(np.float64)), sys.float_info.max
 
 
-def plain(rule: Rule) -> Callable[[Any, Any], Any]:
+def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
     """``run(x, out)`` of native NumPy arrays."""
     tag, src_codes, dst_codes = rule.dst.numpy, rule.src.code_numpy, rule.dst.code_numpy
 
@@ -50,7 +50,7 @@ def plain(rule: Rule) -> Callable[[Any, Any], Any]:
     return run
 
 
-def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
+def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
     """``run(x, out, seed, offset, scale, amax)`` of arrays of the kind of `source`, PackedArrays among them."""
     packed, tag = source.packed, rule.dst.numpy
     to_packed = packed and rule.dst.packed

@@ -17,7 +17,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import Random
-from gpucast.core.rule import Rule, has_stochastic, resolve
+from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast
 from gpucast.cpu import lanes as host
 from gpucast.cpu import stochastic as host_stochastic
@@ -29,7 +29,7 @@ Array = npt.NDArray[Any]
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 
-def apply(source: Operand, rule: Rule, fused: FusedInputs, target: Operand | None = None) -> Operand:
+def apply(source: Operand, rule: CastRule, fused: FusedInputs, target: Operand | None = None) -> Operand:
     """Cast into `target`, which is returned, or into a new array of the source's kind."""
     if fused.scale is None and fused.amax is None and fused.finite is None:
         return host_cast.apply(source, rule, target, fused.random)
@@ -43,7 +43,7 @@ def apply(source: Operand, rule: Rule, fused: FusedInputs, target: Operand | Non
     return target
 
 
-def one_pass(x: Any, rule: Rule, fused: FusedInputs, out: Any) -> None:
+def one_pass(x: Any, rule: CastRule, fused: FusedInputs, out: Any) -> None:
     """Cast a NumPy array or a PackedArray over one into an array that does not overlap it."""
     if fused.scale is None and fused.amax is None and fused.finite is None:
         host_cast.into(x, rule, out, fused.random)
@@ -58,7 +58,7 @@ def one_pass(x: Any, rule: Rule, fused: FusedInputs, out: Any) -> None:
 class _Pass:
     """One pass over an array, in chunks that follow each other."""
 
-    def __init__(self, rule: Rule, fused: FusedInputs) -> None:
+    def __init__(self, rule: CastRule, fused: FusedInputs) -> None:
         self._fused = fused
         #: Of the step that rounds.
         self._rule = rule if fused.scale is None else _of_product(rule)
@@ -145,12 +145,12 @@ def _product(x: Array, src: DType, scale: float) -> Array:
 
 
 @lru_cache
-def _of_product(rule: Rule) -> Rule:
+def _of_product(rule: CastRule) -> CastRule:
     return replace(rule, src=_DOUBLE)
 
 
 @lru_cache
-def _to(src: DType, wide: DType) -> Rule:
+def _to(src: DType, wide: DType) -> CastRule:
     return resolve(src, wide)
 
 
@@ -161,7 +161,7 @@ def _is_plain(x: Array, row: DType) -> bool:
     return type(x) is np.ndarray and x.dtype is row.numpy and x.flags.carray
 
 
-def _chunks(x: Any, rule: Rule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
+def _chunks(x: Any, rule: CastRule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
     """Flat pieces of x, each with memory for its result, which is in `out` once the next piece is asked for."""
     src, dst = rule.src, rule.dst
     if isinstance(x, PackedArray):

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu import tables
 from gpucast.cpu.chunks import CHUNK, codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode, encode
@@ -37,7 +37,7 @@ Load = Callable[[Array], Array]
 SHORT = 1 << 11
 
 
-def apply(x: Array, rule: Rule, out: Array) -> None:
+def apply(x: Array, rule: CastRule, out: Array) -> None:
     """Cast numeric `x` (dtype of ``rule.src``) into all of `out` (dtype of ``rule.dst``, x's shape).
 
     Any strides and byte orders. `out` must not overlap `x`. Extra memory does not grow with `x`. Safe to call from
@@ -47,7 +47,7 @@ def apply(x: Array, rule: Rule, out: Array) -> None:
         apply_codes(codes_of(x, rule.src), rule, codes_of(out, rule.dst))
 
 
-def apply_codes(codes: Array, rule: Rule, result: Array) -> None:
+def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
     """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
     if views is not None and codes.size <= SHORT:
@@ -65,7 +65,7 @@ def apply_codes(codes: Array, rule: Rule, result: Array) -> None:
             lane(source, results)
 
 
-def lane(rule: Rule, size: int, chunk: int) -> Lane:
+def lane(rule: CastRule, size: int, chunk: int) -> Lane:
     """The lane by which `apply` casts an array of `size` elements, for callers that cut the array up themselves.
 
     Call it with flat, native codes, at most `chunk` at a time, while NumPy's floating-point errors are ignored. It has
@@ -85,7 +85,7 @@ class _ShortLanes:
     #: The cost of a call, counted in elements.
     _CALL = 64
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: CastRule) -> None:
         self._rule = rule
         self._free: list[Lane] = []
         self._elements = self._next = 0
@@ -124,7 +124,7 @@ def _silent(make: Callable[[], Lane]) -> Lane:
 _short_lanes = lru_cache(maxsize=tables.KEPT)(_ShortLanes)
 
 
-def chunk_of(rule: Rule) -> int:
+def chunk_of(rule: CastRule) -> int:
     """The chunk size, in elements, that is quickest for a cast."""
     src, dst = rule.src, rule.dst
     if src.name == "FLOAT" and dst.is_float and dst.bits <= 16 and not _is_bfloat16(dst):
@@ -135,12 +135,12 @@ def chunk_of(rule: Rule) -> int:
     return CHUNK if src.is_float or dst.is_float or itemsize > 2 else 2 * CHUNK // itemsize
 
 
-def table_driven(rule: Rule) -> bool:
+def table_driven(rule: CastRule) -> bool:
     """True where large arrays are cast by looking up the source's code."""
     return _one_pass(rule) is None and rule.dst.family != "bool" and rule.src.bits <= 16 and not _is_converted(rule)
 
 
-def _is_converted(rule: Rule) -> bool:
+def _is_converted(rule: CastRule) -> bool:
     """True for a source of at most 16 bits that NumPy converts more quickly than a table look-up would."""
     wide = rule.dst.family == "int" or rule.dst.bits > 16
     if rule.src.is_float:
@@ -149,7 +149,7 @@ def _is_converted(rule: Rule) -> bool:
     return wide or _is_bfloat16(rule.dst)
 
 
-def _lane(rule: Rule, size: int, chunk: int) -> Lane:
+def _lane(rule: CastRule, size: int, chunk: int) -> Lane:
     """The lane for an array of `size` elements, in chunks of at most `chunk`."""
     src, dst = rule.src, rule.dst
     if dst.family == "bool":
@@ -169,7 +169,7 @@ def _lane(rule: Rule, size: int, chunk: int) -> Lane:
 # ---- one pass over arrays of any length ----
 
 
-def _one_pass(rule: Rule) -> Lane | None:
+def _one_pass(rule: CastRule) -> Lane | None:
     """The lane of a pair that needs only one NumPy call and no scratch memory, else None."""
     src, dst = rule.src, rule.dst
     bytes_only = src.code_numpy.itemsize == dst.code_numpy.itemsize == 1
@@ -223,7 +223,7 @@ def _discard(_: Any) -> None:
 # ---- tables ----
 
 
-def _look_up(rule: Rule, size: int, chunk: int) -> Lane:
+def _look_up(rule: CastRule, size: int, chunk: int) -> Lane:
     if tables.too_long(1 << rule.src.bits, size):
         return lambda x, out: np.copyto(out, encode(decode(x, rule.src), rule))
     table = tables.by_code(rule)
@@ -253,7 +253,7 @@ def _take(table: Array, chunk: int) -> Lane:
     return lane
 
 
-def _astype_low_bits(rule: Rule) -> Lane:
+def _astype_low_bits(rule: CastRule) -> Lane:
     dst = rule.dst
 
     def lane(x: Array, out: Array) -> None:
@@ -267,7 +267,7 @@ def _astype_low_bits(rule: Rule) -> Lane:
 # ---- load: codes -> compute dtype ----
 
 
-def _load(rule: Rule, chunk: int) -> tuple[Load, np.dtype[Any]]:
+def _load(rule: CastRule, chunk: int) -> tuple[Load, np.dtype[Any]]:
     """The function that converts source codes to the compute dtype, and that dtype."""
     src = rule.src
     if src.family == "bool":

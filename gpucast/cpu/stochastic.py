@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu import stochastic_steps, tables
 from gpucast.cpu.chunks import codes_of, pairs
 from gpucast.cpu.encode import decode
@@ -33,7 +33,7 @@ Lane = Callable[[Array, Array, Array], None]
 CHUNK = 1 << 15
 
 
-def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
+def apply(x: Array, rule: CastRule, out: Array, random: Random) -> None:
     """Cast numeric `x` (dtype of ``rule.src``) into all of `out` (dtype of ``rule.dst``, x's shape).
 
     Any strides and byte orders; element i of the row-major order takes word i. `out` must not overlap `x`. Extra memory
@@ -50,7 +50,7 @@ def apply(x: Array, rule: Rule, out: Array, random: Random) -> None:
             start += source.size
 
 
-def lane_of(rule: Rule, size: int) -> Lane:
+def lane_of(rule: CastRule, size: int) -> Lane:
     """The lane for an array of `size` elements; NumPy's floating-point errors must be off where it runs."""
     src, dst = rule.src, rule.dst
     if src.bits <= 16 and not tables.too_long(1 << max(src.bits, 8), size):
@@ -62,7 +62,7 @@ def lane_of(rule: Rule, size: int) -> Lane:
     return lambda codes, words, out: put(_float64(codes, src), words, out)
 
 
-def _upper_half(rule: Rule) -> Lane:
+def _upper_half(rule: CastRule) -> Lane:
     """From FLOAT to BFLOAT16: the lower half of the code is the fraction."""
     dst = rule.dst
 
@@ -95,7 +95,7 @@ class _Table(NamedTuple):
 
 
 @lru_cache(maxsize=tables.KEPT)
-def _table(rule: Rule) -> _Table:
+def _table(rule: CastRule) -> _Table:
     codes = np.arange(1 << max(8, rule.src.bits), dtype=rule.src.code_numpy)
     with np.errstate(all="ignore"):
         values = _float64(codes, rule.src)

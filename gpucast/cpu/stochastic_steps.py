@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu.encode import encode
 
 Array = npt.NDArray[Any]
@@ -56,7 +56,7 @@ def _binades(dst: DType) -> _Binades:
 
 
 @lru_cache(maxsize=64)
-def put(rule: Rule) -> Put:
+def put(rule: CastRule) -> Put:
     """The function that stores numbers as codes of ``rule.dst``; the rule's source and rounding do not matter.
 
     NumPy's floating-point errors must be off where it runs. Safe to call from several threads.
@@ -96,7 +96,7 @@ def fractions(values: Array, dst: DType) -> Array:
     return steps.astype(np.int64).astype(np.uint32)
 
 
-def _codes_of_sums(rule: Rule, half: int) -> Array:
+def _codes_of_sums(rule: CastRule, half: int) -> Array:
     dst = rule.dst
     last = dst.inf_code if rule.overflow == "infinity" else dst.nan_code if rule.overflow == "nan" else dst.max_code
     magnitudes = np.where(np.arange(half) > dst.max_code, last, np.arange(half))

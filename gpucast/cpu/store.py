@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu import tables
 from gpucast.cpu.encode import canonical_nan, canonical_quiet_nan, encode
 from gpucast.cpu.integers import float_to_int
@@ -31,7 +31,7 @@ _FLOAT = dtype("FLOAT")
 _FEW = 1 << 12
 
 
-def store(compute_dtype: np.dtype[Any], rule: Rule, size: int, chunk: int) -> Lane:
+def store(compute_dtype: np.dtype[Any], rule: CastRule, size: int, chunk: int) -> Lane:
     """The lane from the compute dtype to ``rule.dst``, for an array of `size` elements in chunks of at most `chunk`."""
     dst = rule.dst
     if dst.family == "int":
@@ -55,14 +55,14 @@ def store(compute_dtype: np.dtype[Any], rule: Rule, size: int, chunk: int) -> La
     return lambda x, out: put(load(x), out)
 
 
-def _encode(rule: Rule) -> Lane:
+def _encode(rule: CastRule) -> Lane:
     return lambda x, out: np.copyto(out, encode(x.astype(np.float64), rule))
 
 
 # ---- integers ----
 
 
-def _int_to_int(compute_dtype: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+def _int_to_int(compute_dtype: np.dtype[Any], rule: CastRule, chunk: int) -> Lane:
     dst = rule.dst
     low, high = int(np.iinfo(compute_dtype).min), int(np.iinfo(compute_dtype).max)
     clip = rule.overflow == "saturate" and not (dst.min <= low and high <= dst.max)
@@ -96,7 +96,7 @@ def _conversion_quiets(compute_dtype: np.dtype[Any], wide: np.dtype[Any]) -> boo
     return all(bool((part & wanted == wanted).all()) for part in got)
 
 
-def _to_wide_float(compute_dtype: np.dtype[Any], rule: Rule) -> Lane:
+def _to_wide_float(compute_dtype: np.dtype[Any], rule: CastRule) -> Lane:
     dst = rule.dst
     quiet = compute_dtype.kind not in "iu" and _conversion_quiets(compute_dtype, dst.numpy)
 
@@ -168,7 +168,7 @@ def _odd_float64(x: Array) -> Array:
     return np.where(fits, x, odd).astype(np.float64)
 
 
-def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
+def _float32_to(rule: CastRule, size: int, chunk: int) -> Lane:
     dst = rule.dst
     if dst.bits <= 8:
         length = 1 << (32 - tables.dropped_bits(dst))
@@ -180,7 +180,7 @@ def _float32_to(rule: Rule, size: int, chunk: int) -> Lane:
     return _encode(rule)
 
 
-def _by_leading_bits(rule: Rule, chunk: int) -> Lane:
+def _by_leading_bits(rule: CastRule, chunk: int) -> Lane:
     table = tables.by_leading_bits(rule)
     count = tables.dropped_bits(rule.dst)
     # Arrays, because NumPy takes longer to convert a Python number than to work on a short array.
@@ -202,7 +202,7 @@ def _by_leading_bits(rule: Rule, chunk: int) -> Lane:
     return lane
 
 
-def _to_bfloat16(rule: Rule, chunk: int) -> Lane:
+def _to_bfloat16(rule: CastRule, chunk: int) -> Lane:
     saturate = rule.overflow == "saturate"
     limit = np.float32(rule.dst.max)
     clipped = np.empty(chunk if saturate else 0, np.float32)
@@ -216,7 +216,7 @@ def _to_bfloat16(rule: Rule, chunk: int) -> Lane:
     return lane
 
 
-def _wide_to_bfloat16(compute_dtype: np.dtype[Any], rule: Rule, chunk: int) -> Lane:
+def _wide_to_bfloat16(compute_dtype: np.dtype[Any], rule: CastRule, chunk: int) -> Lane:
     """From float64 and from integers of 32 and 64 bits. Rounding to float32 first is wrong only where it moves a number
     onto a tie of bfloat16: those few are rounded again."""
     put = _to_bfloat16(rule, chunk)
@@ -252,7 +252,7 @@ def _wide_to_bfloat16(compute_dtype: np.dtype[Any], rule: Rule, chunk: int) -> L
     return lane
 
 
-def _to_float16_by_numpy(rule: Rule) -> Lane:
+def _to_float16_by_numpy(rule: CastRule) -> Lane:
     saturate, limit = rule.overflow == "saturate", np.float32(rule.dst.max)
 
     def lane(x: Array, out: Array) -> None:
@@ -264,7 +264,7 @@ def _to_float16_by_numpy(rule: Rule) -> Lane:
     return lane
 
 
-def _to_float16(rule: Rule, chunk: int) -> Lane:
+def _to_float16(rule: CastRule, chunk: int) -> Lane:
     """NumPy's own conversion gives the same results, but takes three times as long for long arrays."""
     one, other, short = np.empty(chunk, np.uint32), np.empty(chunk, np.uint32), np.empty(chunk, np.uint16)
     # np.maximum of two arrays is much quicker than of an array and a scalar.

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu.encode import decode, encode
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ def too_long(entries: int, size: int) -> bool:
 
 
 @lru_cache(maxsize=KEPT)
-def by_code(rule: Rule) -> Array:
+def by_code(rule: CastRule) -> Array:
     bits = max(8, rule.src.bits)
     codes = np.arange(1 << bits, dtype=rule.src.code_numpy)
     with np.errstate(all="ignore"):
@@ -40,7 +40,7 @@ def by_code(rule: Rule) -> Array:
 
 
 @lru_cache(maxsize=KEPT)
-def by_pair(rule: Rule) -> Array:
+def by_pair(rule: CastRule) -> Array:
     """Index ``first << 8 | second``, entry ``first << bits | second``. This is correct in either byte order, because
     source and destination have the same element first."""
     single = by_code(rule)
@@ -61,7 +61,7 @@ def dropped_bits(dst: DType) -> int:
 
 
 @lru_cache(maxsize=KEPT)
-def by_leading_bits(rule: Rule) -> Array:
+def by_leading_bits(rule: CastRule) -> Array:
     """Indexed by the leading bits of a float32, of which the last is the sticky bit."""
     dropped = dropped_bits(rule.dst)
     index = np.arange(1 << (32 - dropped), dtype=np.uint32)
@@ -72,7 +72,7 @@ def by_leading_bits(rule: Rule) -> Array:
 
 
 @lru_cache(maxsize=KEPT)
-def astype_keeps_low_bits(rule: Rule) -> bool:
+def astype_keeps_low_bits(rule: CastRule) -> bool:
     """True where ``astype`` from the source to the unsigned integer that holds a code of ``rule.dst``, an integer type,
     gives the low bits that the rule requires.
 

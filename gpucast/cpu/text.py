@@ -24,7 +24,7 @@ import numpy.typing as npt
 from gpucast.core import dtypes
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu import lanes
 from gpucast.cpu.chunks import spans
 
@@ -48,7 +48,7 @@ def fast_library() -> Any:
     return orjson
 
 
-def parse(x: Array, rule: Rule) -> Array:
+def parse(x: Array, rule: CastRule) -> Array:
     """Text (object, str, bytes or StringDType, any shape) to a new array of ``rule.dst``, of x's shape, in C order.
 
     Raises what `strings` raises for the first element, row-major, that the destination cannot take.
@@ -65,7 +65,7 @@ def parse(x: Array, rule: Rule) -> Array:
     return result.reshape(x.shape)
 
 
-def format(x: Array, rule: Rule) -> Array:
+def format(x: Array, rule: CastRule) -> Array:
     """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
     src = rule.src
     if src.family == "string":
@@ -99,11 +99,11 @@ def _texts(chunk: Array, first: int) -> tuple[list[str], Exception | None]:
     return texts, None
 
 
-def _read_strings(texts: list[str], first: int, rule: Rule) -> list[str]:
+def _read_strings(texts: list[str], first: int, rule: CastRule) -> list[str]:
     return texts
 
 
-def _read_floats(texts: list[str], first: int, rule: Rule) -> Array:
+def _read_floats(texts: list[str], first: int, rule: CastRule) -> Array:
     dst = rule.dst
     numbers = _doubles(texts, first)
     if dst.numpy == np.float64:
@@ -170,7 +170,7 @@ def _json_doubles(library: Any, texts: list[str], raw: bytes) -> Array:
     return numbers
 
 
-def _read_integers(texts: list[str], first: int, rule: Rule) -> Array:
+def _read_integers(texts: list[str], first: int, rule: CastRule) -> Array:
     dst = rule.dst
     wide = np.dtype(np.int64 if dst.signed or dst.bits < 64 else np.uint64)
     try:
@@ -204,7 +204,7 @@ def _integers(texts: list[str], first: int, wide: np.dtype[Any]) -> Array:
     return result
 
 
-def _read_bools(texts: list[str], first: int, rule: Rule) -> Array:
+def _read_bools(texts: list[str], first: int, rule: CastRule) -> Array:
     digits = [_WORDS.get(text, text) for text in texts]
     try:
         numbers = _doubles(digits, first)
@@ -217,7 +217,7 @@ def _read_bools(texts: list[str], first: int, rule: Rule) -> Array:
     return result
 
 
-_READ: dict[str, Callable[[list[str], int, Rule], Any]] = {
+_READ: dict[str, Callable[[list[str], int, CastRule], Any]] = {
     "bool": _read_bools,
     "int": _read_integers,
     "float": _read_floats,

@@ -129,7 +129,7 @@ def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 def _loaded(name: str, x: Any) -> LoadedTensor:
     array = on_host(as_array(x, f"save: tensor {name!r}"))
-    onnx_type = dtype(array.dtype, who=f"save: tensor {name!r}: ")
+    onnx_type = dtype(array.dtype, caller=f"save: tensor {name!r}: ")
     native = (
         array
         if onnx_type.family == "string"

@@ -31,7 +31,9 @@ def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
         if opset is None or opset < 1:
             raise FileError(f"{path}: the model imports no operators of ONNX, so no Cast can be added to it")
         try:
-            resolve(onnx_type, dtype(types[name]), opset=opset, who=f"{path}: initializer {name!r}: Cast of the model")
+            resolve(
+                onnx_type, dtype(types[name]), opset=opset, caller=f"{path}: initializer {name!r}: Cast of the model"
+            )
         except (TypeError, ValueError) as error:
             raise FileError(f"{error}; onnx.version_converter brings a model to a newer opset") from None
 

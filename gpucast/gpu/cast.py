@@ -16,7 +16,7 @@ from gpucast.codegen.fused import FusedArguments, FusedOps
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import driver as launch
 
 _BYTE = np.dtype(np.uint8)
@@ -82,7 +82,7 @@ def address(x: Any) -> int:
 # ---- casts ----
 
 
-def apply(source: Operand, rule: Rule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
 
     With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused.fused_rule`.
@@ -104,7 +104,7 @@ def _device(source: Operand) -> int:
 
 
 def launch_of(
-    source: Operand, rule: Rule, target: Operand, fused: FusedInputs | None = None
+    source: Operand, rule: CastRule, target: Operand, fused: FusedInputs | None = None
 ) -> tuple[launch.Kernel, tuple[Any, ...]]:
     """The kernel, loaded, that casts an array with elements on the current device, and its arguments."""
     layout = layout_of(source, target, fused)

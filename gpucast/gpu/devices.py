@@ -19,12 +19,12 @@ def unavailable() -> tuple[str, str] | None:
     return gpu.driver.unavailable()
 
 
-def parse(device: Any, who: str) -> str | None:
+def parse(device: Any, caller: str) -> str | None:
     """Check a `device` keyword: None, "cpu", "cuda" or "cuda:N"."""
     if device is None or (isinstance(device, str) and re.fullmatch(r"cpu|cuda(:[0-9]+)?", device)):
         return device
     error = ValueError if isinstance(device, str) else TypeError
-    raise error(f"{who}: device={device!r} is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'")
+    raise error(f"{caller}: device={device!r} is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'")
 
 
 def name(number: int | None) -> str:
@@ -32,21 +32,21 @@ def name(number: int | None) -> str:
     return "the host" if number is None else f"cuda:{number}"
 
 
-def require(who: str) -> None:
+def require(caller: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
     problem = unavailable()
     if problem is not None:
-        raise DeviceUnavailable(f"{who}: no cast on a GPU: {problem[0]}; {problem[1]}")
+        raise DeviceUnavailable(f"{caller}: no cast on a GPU: {problem[0]}; {problem[1]}")
 
 
-def index(place: str, who: str) -> int:
+def index(place: str, caller: str) -> int:
     """The index of the device that "cuda" (the current one) or "cuda:N" names."""
-    require(who)
+    require(caller)
     number = place.partition(":")[2]
     if not number:
         return gpu.driver.driver().current()
     count = gpu.driver.driver().count()
     if int(number) >= count:
         last = f"cuda:{count - 1}"
-        raise DeviceUnavailable(f"{who}: device={place!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")
+        raise DeviceUnavailable(f"{caller}: device={place!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")
     return int(number)

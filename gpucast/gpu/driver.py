@@ -25,7 +25,7 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import cubin as compiler
 from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 
 class Argument(Protocol):
@@ -324,7 +324,7 @@ class CupyDriver:
 _driver: Driver = CupyDriver()
 _kernels: dict[tuple[KernelSpec[KernelSource], int], Kernel] = {}
 #: Those of casts again, by the fields of their `CastSpec`: to make one and to hash it takes longer than to look it up.
-_casts: dict[tuple[Rule, Shape, bool, FusedOps | None, int], Kernel] = {}
+_casts: dict[tuple[CastRule, Shape, bool, FusedOps | None, int], Kernel] = {}
 _many: dict[tuple[KernelSpec[BatchSource], int], ManyKernel] = {}
 _available = False
 
@@ -369,7 +369,7 @@ def kernel(spec: KernelSpec[KernelSource], device: int) -> Kernel:
     return found
 
 
-def cast_kernel(rule: Rule, shape: Shape, unpacked: bool, ops: FusedOps | None, device: int) -> Kernel:
+def cast_kernel(rule: CastRule, shape: Shape, unpacked: bool, ops: FusedOps | None, device: int) -> Kernel:
     """``kernel(CastSpec(rule, shape, unpacked, ops), device)``, more quickly."""
     key = (rule, shape, unpacked, ops, device)
     found = _casts.get(key)

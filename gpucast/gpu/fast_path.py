@@ -22,14 +22,14 @@ from gpucast.codegen.fused import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.fused_ops import Scaling, scaling_of
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import cast as device_cast
 from gpucast.gpu import driver as launch
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
-def plain(source: Operand, rule: Rule) -> Callable[[Any, Any], Any]:
+def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
     """``run(x, out)`` of the plain casts of arrays of the kind of `source`.
 
     Source and target may also be one and the same memory.
@@ -115,7 +115,7 @@ def plain(source: Operand, rule: Rule) -> Callable[[Any, Any], Any]:
     return run
 
 
-def fused(source: Operand, rule: Rule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
+def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
     """``run(x, out, seed, offset, scale, amax)`` of the fused casts of CuPy arrays of the kind of `source`.
 
     It takes contiguous arrays alone.

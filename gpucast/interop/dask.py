@@ -71,7 +71,7 @@ def cast(array: Any, to: Any, **keywords: Any) -> Any:
         tried["scale"] = namespace(scale._meta).ones(1, scale.dtype)
         del keywords["scale"]
     _teach_distributed()
-    dst = dtype(to, who="cast: to=")
+    dst = dtype(to, caller="cast: to=")
     # Casting zero elements makes all checks of a cast, and shows the kind of array that results.
     nothing = _refuse_packed(casting.cast(array._meta.reshape(-1)[:0], dst, **tried))
     sizes = array.chunks if keywords.get("seed") is not None else None

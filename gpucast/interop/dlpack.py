@@ -102,7 +102,7 @@ def code_of(kind: DType) -> int | None:
     return _FLOAT if kind.numpy_name == f"float{kind.bits}" else _CODES.get(kind.numpy_name)
 
 
-def take(x: Any, who: str, writing: bool = False) -> Any:
+def take(x: Any, caller: str, writing: bool = False) -> Any:
     """An array over the memory of an object that supports DLPack: NumPy for the host, CuPy for a device.
 
     The producer gets CuPy's current stream, and makes it wait for its own work. Types below one byte give a PackedArray
@@ -111,18 +111,18 @@ def take(x: Any, who: str, writing: bool = False) -> Any:
     try:
         device_type, device_id = (int(number) for number in x.__dlpack_device__())
     except Exception as error:
-        raise TypeError(f"{who}: {type(x).__name__} does not say through DLPack where it is: {error}") from error
+        raise TypeError(f"{caller}: {type(x).__name__} does not say through DLPack where it is: {error}") from error
     if device_type not in _ON_HOST + _ON_DEVICE:
-        raise ValueError(f"{who}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
+        raise ValueError(f"{caller}: x is on a device of DLPack type {device_type}; expected the host (1) or CUDA (2)")
     if device_type in _ON_HOST:
-        return _import(x, None, who, writing, {})
-    devices.require(who)
+        return _import(x, None, caller, writing, {})
+    devices.require(caller)
     with gpu.driver.driver().on(device_id):
         # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
-        return _import(x, device_id, who, writing, {"stream": gpu.driver.driver().stream() or 1})
+        return _import(x, device_id, caller, writing, {"stream": gpu.driver.driver().stream() or 1})
 
 
-def _import(x: Any, device: int | None, who: str, writing: bool, keywords: dict[str, Any]) -> Any:
+def _import(x: Any, device: int | None, caller: str, writing: bool, keywords: dict[str, Any]) -> Any:
     try:
         try:
             capsule = x.__dlpack__(**keywords, max_version=_VERSION)
@@ -130,14 +130,14 @@ def _import(x: Any, device: int | None, who: str, writing: bool, keywords: dict[
             # A library that predates versioned capsules.
             capsule = x.__dlpack__(**keywords)
     except Exception as error:
-        raise TypeError(f"{who}: {type(x).__name__} does not lend its memory through DLPack: {error}") from error
-    return _read(capsule, device, who, writing)
+        raise TypeError(f"{caller}: {type(x).__name__} does not lend its memory through DLPack: {error}") from error
+    return _read(capsule, device, caller, writing)
 
 
-def _read(capsule: Any, device: int | None, who: str, writing: bool) -> Any:
+def _read(capsule: Any, device: int | None, caller: str, writing: bool) -> Any:
     name = next((name for name in _CAPSULES if _is_valid(capsule, name)), None)
     if name is None:
-        raise TypeError(f"{who}: __dlpack__ gave {capsule!r}; expected a capsule that nobody has taken")
+        raise TypeError(f"{caller}: __dlpack__ gave {capsule!r}; expected a capsule that nobody has taken")
     structure, used = _CAPSULES[name]
     managed: Any = structure.from_address(_pointer(capsule, name))
     _set_name(capsule, used)
@@ -147,12 +147,12 @@ def _read(capsule: Any, device: int | None, who: str, writing: bool) -> Any:
     if isinstance(managed, _Versioned):
         if managed.major != _VERSION[0]:
             raise ValueError(
-                f"{who}: __dlpack__ gave version {managed.major}.{managed.minor}; expected {_VERSION[0]}.x"
+                f"{caller}: __dlpack__ gave version {managed.major}.{managed.minor}; expected {_VERSION[0]}.x"
             )
         flags = managed.flags
     if writing and flags & _READ_ONLY:
-        raise ValueError(f"{who}: out is read-only")
-    return _array(managed.tensor, flags, device, owner, who)
+        raise ValueError(f"{caller}: out is read-only")
+    return _array(managed.tensor, flags, device, owner, caller)
 
 
 class _Loan:
@@ -165,8 +165,8 @@ class _Loan:
             give_back.atexit = False
 
 
-def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: str) -> Any:
-    kind = _dtype_of(tensor, who)
+def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, caller: str) -> Any:
+    kind = _dtype_of(tensor, caller)
     shape = tuple(tensor.shape[: tensor.ndim])
     strides = tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None
     address = (tensor.data or 0) + tensor.byte_offset
@@ -178,21 +178,22 @@ def _array(tensor: _Tensor, flags: int, device: int | None, owner: object, who: 
         shape = (*shape[:-1], shape[-1] * tensor.lanes) if shape else (tensor.lanes,)
     size = int(np.prod(shape, dtype=np.int64))
     if strides is not None and size and not _is_compact(tuple(tensor.shape[: tensor.ndim]), strides):
-        raise ValueError(f"{who}: x has strides; expected {kind.name}, which lies packed, in row-major order")
+        raise ValueError(f"{caller}: x has strides; expected {kind.name}, which lies packed, in row-major order")
     data = view_at(address, (kind.nbytes(size),), None, dtype("UINT8"), device, owner, readonly)
     return PackedArray(data, kind, shape)
 
 
-def _dtype_of(tensor: _Tensor, who: str) -> DType:
+def _dtype_of(tensor: _Tensor, caller: str) -> DType:
     for kind in DTYPES:
         if kind.family == "string" or (code_of(kind), kind.bits) != (tensor.code, tensor.bits):
             continue
         if tensor.lanes == 1 or (kind.packed and tensor.lanes * kind.bits == 8):
             return kind
     if tensor.code == 5:
-        raise TypeError(f"{who}: x.dtype='complex{tensor.bits}' is complex; Cast takes no complex type")
+        raise TypeError(f"{caller}: x.dtype='complex{tensor.bits}' is complex; Cast takes no complex type")
     raise TypeError(
-        f"{who}: x has the DLPack type code={tensor.code}, bits={tensor.bits}, lanes={tensor.lanes}, which is no type "
+        f"{caller}: x has the DLPack type code={tensor.code}, bits={tensor.bits}, lanes={tensor.lanes}, which "
+        "is no type "
         "that Cast takes"
     )
 
@@ -213,7 +214,7 @@ def settle(*arrays: Any) -> None:
             gpu.driver.driver().synchronize()
 
 
-def give_back(y: Any, like: Any, who: str) -> Any:
+def give_back(y: Any, like: Any, caller: str) -> Any:
     """The array converted by `from_dlpack` of the library of `like`; the array itself if that library has none."""
     from_dlpack = _from_dlpack_of(like)
     if from_dlpack is None or isinstance(y, PackedArray) or y.dtype == object:
@@ -222,7 +223,7 @@ def give_back(y: Any, like: Any, who: str) -> Any:
         return from_dlpack(Export(y))
     except Exception as error:
         raise TypeError(
-            f"{who}: {type(like).__module__} does not take {y.dtype} back through DLPack ({error}); "
+            f"{caller}: {type(like).__module__} does not take {y.dtype} back through DLPack ({error}); "
             "pass an array of NumPy or CuPy"
         ) from error
 
@@ -284,14 +285,14 @@ class DlpackAdapter(ArrayAdapter):
             return not hasattr(x, "__array__")
         return kind not in _ON_HOST or not hasattr(x, "__array__") or _from_dlpack_of(x) is not None
 
-    def take(self, x: Any, who: str, writing: bool = False) -> Any:
-        return take(x, who, writing)
+    def take(self, x: Any, caller: str, writing: bool = False) -> Any:
+        return take(x, caller, writing)
 
     def finish(self, *arrays: Any) -> None:
         settle(*arrays)
 
-    def give_back(self, y: Any, like: Any, who: str) -> Any:
-        return give_back(y, like, who)
+    def give_back(self, y: Any, like: Any, caller: str) -> Any:
+        return give_back(y, like, caller)
 
     def export(self, x: Any) -> Export:
         return Export(x)

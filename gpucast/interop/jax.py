@@ -35,26 +35,27 @@ __all__ = ["ADAPTER", "take"]
 _ALIGNMENT = 64
 
 
-def take(x: Any, who: str, writing: bool = False) -> Any:
+def take(x: Any, caller: str, writing: bool = False) -> Any:
     """An array over the memory of a JAX array; a copy of types below one byte."""
     if isinstance(x, jax.core.Tracer):
         raise TypeError(
-            f"{who}: x is being traced by JAX and has no values; call gpucast outside jit, or through jax.pure_callback"
+            f"{caller}: x is being traced by JAX and has no values; call gpucast outside jit, or through "
+            "jax.pure_callback"
         )
     if writing:
-        raise ValueError(f"{who}: out is a JAX array, which cannot be written")
+        raise ValueError(f"{caller}: out is a JAX array, which cannot be written")
     if len(x.devices()) != 1:
-        raise ValueError(f"{who}: x is spread over {len(x.devices())} devices; expected an array on one")
+        raise ValueError(f"{caller}: x is spread over {len(x.devices())} devices; expected an array on one")
     if not isinstance(x.dtype, np.dtype):
         # JAX's own dtypes, such as those of random keys.
-        raise TypeError(f"{who}: x.dtype={x.dtype!s} is not a type that Cast takes")
-    if dtype(x.dtype, who=f"{who}: x.dtype=").packed:
+        raise TypeError(f"{caller}: x.dtype={x.dtype!s} is not a type that Cast takes")
+    if dtype(x.dtype, caller=f"{caller}: x.dtype=").packed:
         if not _is_on_cpu(x):
             raise TypeError(
-                f"{who}: JAX does not lend the memory of {x.dtype} on a GPU; cast x.astype('int8') or a float"
+                f"{caller}: JAX does not lend the memory of {x.dtype} on a GPU; cast x.astype('int8') or a float"
             )
         return np.asarray(x)
-    return dlpack.take(x, who)
+    return dlpack.take(x, caller)
 
 
 def _is_on_cpu(x: Any) -> bool:
@@ -86,15 +87,15 @@ def _to_jax(y: Any, like: Any) -> Any:
 class JaxAdapter(ArrayAdapter):
     """JAX arrays."""
 
-    def take(self, x: Any, who: str, writing: bool = False) -> Any:
-        return take(x, who, writing)
+    def take(self, x: Any, caller: str, writing: bool = False) -> Any:
+        return take(x, caller, writing)
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        who, out = options.who, options.out
-        array = take(x, who)
-        dst = destination(to, who)
+        caller, out = options.caller, options.out
+        array = take(x, caller)
+        dst = destination(to, caller)
         if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
-            raise TypeError(f"{who}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+            raise TypeError(f"{caller}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
         inside = options
         on_host = options.device in (None, "cpu") and device_index(array) is None
         if out is None and on_host and _shareable(dst) and options.copy is True:

@@ -85,7 +85,7 @@ def _cast_function(device: str | None) -> Callable[..., Any]:
         """The operator Cast of the newest opset, on gpucast (see gpucast.interop.mdf)."""
         # The package's own function turns Python numbers into vectors, and graphs rely on that shape.
         x = np.atleast_1d(input) if type(input) in (int, float) else input
-        dst = dtype(to, who="onnx::Cast: to=")
+        dst = dtype(to, caller="onnx::Cast: to=")
         # ONNX has no boolean attributes: 0 is false, any other integer true. Text stays on the host.
         y = casting.cast(
             x,

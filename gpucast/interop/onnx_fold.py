@@ -54,7 +54,7 @@ def _opset(imports: Any) -> int | None:
     """The opset of ONNX's own operators; None if the model does not import them."""
     for entry in imports:
         if entry.domain in _DOMAINS:
-            newest_version(entry.version, who="fold_casts")
+            newest_version(entry.version, caller="fold_casts")
             return int(entry.version)
     return None
 

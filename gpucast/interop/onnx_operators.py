@@ -91,7 +91,7 @@ class Cast(_Operator):
 
     def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
         # Version 1 has the type's name as text, later versions its number.
-        dst = dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), who="Cast: to=")
+        dst = dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), caller="Cast: to=")
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
         return (_on_host(casting.cast(x, dst, **keywords)),)
 
@@ -107,10 +107,10 @@ class CastLike(_Operator):
         return (_on_host(casting.cast_like(x, like, **keywords)),)
 
 
-def _dtype_of(x: Any, who: str) -> DType:
+def _dtype_of(x: Any, caller: str) -> DType:
     if not isinstance(x, (np.ndarray, np.generic)):
-        raise TypeError(f"{who}: the input is a {type(x).__name__}; expected a tensor (numpy.ndarray)")
-    return dtype(x.dtype, who=f"{who}: input of type ")
+        raise TypeError(f"{caller}: the input is a {type(x).__name__}; expected a tensor (numpy.ndarray)")
+    return dtype(x.dtype, caller=f"{caller}: input of type ")
 
 
 def _on_host(x: Any) -> Array:

@@ -65,7 +65,7 @@ def from_ortvalue(value: onnxruntime.OrtValue) -> Any:
         raise TypeError(f"from_ortvalue: value is {_named(value)}; expected an OrtValue that holds a tensor")
     if value.device_name() != "cpu":
         raise TypeError(f"from_ortvalue: value is on {value.device_name()}; expected one on cpu (see bind_output)")
-    kind = dtype(value.element_type(), who="from_ortvalue: element_type=")
+    kind = dtype(value.element_type(), caller="from_ortvalue: element_type=")
     if kind.family == "string":
         return value.numpy()
     return from_bytes(_memory(value), kind, tuple(value.shape()))
@@ -86,32 +86,32 @@ def bind_output(binding: onnxruntime.IOBinding, name: str, out: Any) -> None:
     _bind(binding.bind_output, name, out, "bind_output")
 
 
-def _bind(bind: Callable[..., None], name: str, x: Any, who: str) -> None:
+def _bind(bind: Callable[..., None], name: str, x: Any, caller: str) -> None:
     if not isinstance(x, PackedArray):
-        array = as_array(x, who)
+        array = as_array(x, caller)
         if array is not x:
-            raise TypeError(f"{who}: x is a {type(x).__name__}; expected a NumPy or CuPy array or a PackedArray")
-    kind, device = _known_dtype(x, who), device_index(x)
+            raise TypeError(f"{caller}: x is a {type(x).__name__}; expected a NumPy or CuPy array or a PackedArray")
+    kind, device = _known_dtype(x, caller), device_index(x)
     if kind.packed and not isinstance(x, PackedArray):
         raise TypeError(
-            f"{who}: x holds {kind.name} one element per byte; expected a PackedArray (PackedArray.pack(x))"
+            f"{caller}: x holds {kind.name} one element per byte; expected a PackedArray (PackedArray.pack(x))"
         )
     data = x.data if isinstance(x, PackedArray) else x
     if not (data.flags.c_contiguous and data.dtype.isnative):
-        raise ValueError(f"{who}: x of shape {x.shape} is not contiguous and native; expected such memory")
-    if who == "bind_output" and device is None and not data.flags.writeable:
-        raise ValueError(f"{who}: out is read-only")
+        raise ValueError(f"{caller}: x of shape {x.shape} is not contiguous and native; expected such memory")
+    if caller == "bind_output" and device is None and not data.flags.writeable:
+        raise ValueError(f"{caller}: out is read-only")
     address = data.ctypes.data if device is None else data.data.ptr
     device_name = ("cpu", 0) if device is None else ("cuda", device)
     bind(name, *device_name, kind.number, list(x.shape), address)
 
 
-def _known_dtype(x: Any, who: str) -> DType:
-    kind = dtype(x.dtype, who=f"{who}: x.dtype=")
+def _known_dtype(x: Any, caller: str) -> DType:
+    kind = dtype(x.dtype, caller=f"{caller}: x.dtype=")
     if kind.family == "string":
-        raise TypeError(f"{who}: x is STRING; onnxruntime takes it in session.run alone, as an object array of str")
+        raise TypeError(f"{caller}: x is STRING; onnxruntime takes it in session.run alone, as an object array of str")
     if not _is_known(kind):
-        raise TypeError(f"{who}: onnxruntime {onnxruntime.__version__} does not know {kind.name}")
+        raise TypeError(f"{caller}: onnxruntime {onnxruntime.__version__} does not know {kind.name}")
     return kind
 
 

@@ -42,11 +42,11 @@ class _Layer:
         name: str = "",
     ) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"{self._who}: name={name!r} must be a string")
+            raise TypeError(f"{self._caller}: name={name!r} must be a string")
         if not isinstance(training, (bool, np.bool_)):
-            raise TypeError(f"{self._who}: training={training!r} must be True or False")
+            raise TypeError(f"{self._caller}: training={training!r} must be True or False")
         # Nothing is cast here: any pair of types checks whether the attributes are legal.
-        resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), saturate=saturate, round_mode=round_mode, who=self._who)
+        resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), saturate=saturate, round_mode=round_mode, caller=self._caller)
         self.name = name
         self.saturate = saturate
         self.round_mode = round_mode
@@ -57,15 +57,15 @@ class _Layer:
         self._seen: tuple[DType, tuple[int, ...]] | None = None
 
     @property
-    def _who(self) -> str:
+    def _caller(self) -> str:
         return f"layers.{type(self).__name__}"
 
     def _coefficient(self, value: Any) -> float:
         if not is_real(value):
-            raise TypeError(f"{self._who}: lda_coeff={value!r} must be a number")
+            raise TypeError(f"{self._caller}: lda_coeff={value!r} must be a number")
         number = as_double(value)
         if not math.isfinite(number):
-            raise ValueError(f"{self._who}: lda_coeff={value!r} must be finite, as a DOUBLE")
+            raise ValueError(f"{self._caller}: lda_coeff={value!r} must be finite, as a DOUBLE")
         return number
 
     def _keep(self, x: Any, y: Any) -> None:
@@ -87,30 +87,31 @@ class _Layer:
         gradient. If lda_coeff is not 1, TypeError for a dy that is neither a NumPy or CuPy array nor a PackedArray.
         ValueError for a shape other than y's.
         """
-        who = f"{self._who}.backward" + (f" of {self.name!r}" if self.name else "")
+        caller = f"{self._caller}.backward" + (f" of {self.name!r}" if self.name else "")
         if not self.training:
-            raise RuntimeError(f"{who}: the layer is not training; make it with training=True")
+            raise RuntimeError(f"{caller}: the layer is not training; make it with training=True")
         if self._seen is None:
-            raise RuntimeError(f"{who}: nothing went forward yet; call forward(x) first, with training=True")
+            raise RuntimeError(f"{caller}: nothing went forward yet; call forward(x) first, with training=True")
         dst, shape = self._seen
         dy = _with_dtype(dy)
-        src = dtype(dy.dtype, who=f"{who}: dy.dtype=")
+        src = dtype(dy.dtype, caller=f"{caller}: dy.dtype=")
         for role, kind in (("x was", dst), ("dy is", src)):
             if kind.family == "string":
-                raise TypeError(f"{who}: {role} STRING, which has no gradient")
+                raise TypeError(f"{caller}: {role} STRING, which has no gradient")
         if tuple(dy.shape) != shape:
-            raise ValueError(f"{who}: dy has shape {tuple(dy.shape)}; y had {shape}")
+            raise ValueError(f"{caller}: dy has shape {tuple(dy.shape)}; y had {shape}")
         coefficient = self._coefficient(self.lda_coeff)
         if coefficient == 1:
             return cast(dy, dst, saturate=self.saturate, round_mode=self.round_mode)
         if adapters.find(dy) is not None:
             raise TypeError(
-                f"{who}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array or a "
+                f"{caller}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array "
+                "or a "
                 "PackedArray"
             )
-        rule = fused_rule(src, dst, scaled=True, saturate=self.saturate, round_mode=self.round_mode, who=who)
-        source = operand(as_array(dy, who), src)
-        return dispatch.cast(source, rule, None, None, who, FusedInputs(scale=coefficient)).array
+        rule = fused_rule(src, dst, scaled=True, saturate=self.saturate, round_mode=self.round_mode, caller=caller)
+        source = operand(as_array(dy, caller), src)
+        return dispatch.cast(source, rule, None, None, caller, FusedInputs(scale=coefficient)).array
 
 
 def _with_dtype(x: Any) -> Any:
@@ -148,7 +149,7 @@ class Cast(_Layer):
         name: str = "",
     ) -> None:
         super().__init__(saturate=saturate, round_mode=round_mode, training=training, lda_coeff=lda_coeff, name=name)
-        self.to = dtype(to, who=f"{self._who}: to=")
+        self.to = dtype(to, caller=f"{self._caller}: to=")
 
     def forward(self, x: Any) -> Any:
         """``gpucast.cast(x, to)`` with the layer's attributes."""

@@ -16,17 +16,17 @@ from gpucast.mixed.leaves import dtype_of
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
 
-def checked_flag(finite: Any, who: str) -> Any:
+def checked_flag(finite: Any, caller: str) -> Any:
     """`finite`, a bool or an array of any library with one BOOL or UINT8 element, as a NumPy or CuPy array."""
     if isinstance(finite, (bool, np.bool_)):
         return np.asarray(finite)
     kind = dtype_of(finite)
     if kind not in _ROWS:
         got = type(finite).__name__ if kind is None else kind.name
-        raise TypeError(f"{who}: finite is {got}; expected a bool, or an array of one BOOL or UINT8 element")
-    flag = as_array(finite, who)
+        raise TypeError(f"{caller}: finite is {got}; expected a bool, or an array of one BOOL or UINT8 element")
+    flag = as_array(finite, caller)
     if flag.size != 1:
-        raise ValueError(f"{who}: finite has shape {tuple(flag.shape)}; expected one element")
+        raise ValueError(f"{caller}: finite has shape {tuple(flag.shape)}; expected one element")
     return flag
 
 

@@ -51,7 +51,7 @@ class LossScale:
         `to`. Python floats become FLOAT arrays on the device of the first array, or without arrays on that of the
         state. All other leaves are returned as they are.
         """
-        dst = None if to is None else dtype(to, who="scale: to=")
+        dst = None if to is None else dtype(to, caller="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
         leaves = self._arrays(leaves)
         indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
@@ -142,11 +142,11 @@ class LossScale:
         return None
 
     def _checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        who, expected = f"{type(self).__name__}.load_state_dict", list(self.state_dict())
+        caller, expected = f"{type(self).__name__}.load_state_dict", list(self.state_dict())
         if not isinstance(state, Mapping):
-            raise TypeError(f"{who}: state is {type(state).__name__}; expected a dict")
+            raise TypeError(f"{caller}: state is {type(state).__name__}; expected a dict")
         if set(state) != set(expected):
-            raise ValueError(f"{who}: state has the keys {sorted(map(str, state))}; expected {sorted(expected)}")
+            raise ValueError(f"{caller}: state has the keys {sorted(map(str, state))}; expected {sorted(expected)}")
         return {name: state[name] for name in expected}
 
 
@@ -196,18 +196,18 @@ class DynamicLossScale(LossScale):
         min_loss_scale: float = 1.0,
         counter: int = 0,
     ) -> None:
-        who = "DynamicLossScale"
-        self.period = _count(period, 1, f"{who}: period")
-        self.factor = _number(factor, f"{who}: factor")
-        self.min_loss_scale = _number(min_loss_scale, f"{who}: min_loss_scale")
-        scale = _number(loss_scale, f"{who}: loss_scale")
-        steps = _count(counter, 0, f"{who}: counter")
+        caller = "DynamicLossScale"
+        self.period = _count(period, 1, f"{caller}: period")
+        self.factor = _number(factor, f"{caller}: factor")
+        self.min_loss_scale = _number(min_loss_scale, f"{caller}: min_loss_scale")
+        scale = _number(loss_scale, f"{caller}: loss_scale")
+        steps = _count(counter, 0, f"{caller}: counter")
         if self.factor <= 1:
-            raise ValueError(f"{who}: factor={factor!r} must be above 1, as a FLOAT")
+            raise ValueError(f"{caller}: factor={factor!r} must be above 1, as a FLOAT")
         if scale < self.min_loss_scale:
-            raise ValueError(f"{who}: loss_scale={loss_scale!r} is below min_loss_scale={min_loss_scale!r}")
+            raise ValueError(f"{caller}: loss_scale={loss_scale!r} is below min_loss_scale={min_loss_scale!r}")
         if steps >= self.period:
-            raise ValueError(f"{who}: counter={counter!r} must be below period={period!r}")
+            raise ValueError(f"{caller}: counter={counter!r} must be below period={period!r}")
         #: ``struct LossScale`` of kernels/loss_scale.cu: the bits of the scale and of its inverse, and the counter.
         self._state: Any = np.zeros(3, np.uint32)
         self._write(np.float32(scale), steps)
@@ -294,19 +294,19 @@ def _device_name(device: int | None) -> str:
     return "cpu" if device is None else f"cuda:{device}"
 
 
-def _number(value: Any, who: str) -> float:
+def _number(value: Any, caller: str) -> float:
     """A scale or factor rounded to FLOAT."""
     if not is_real(value):
-        raise TypeError(f"{who}={value!r} must be a number")
+        raise TypeError(f"{caller}={value!r} must be a number")
     with np.errstate(over="ignore", under="ignore"):
         number = float(np.float32(as_double(value)))
     if not (math.isfinite(number) and number >= 2.0**-126):
-        raise ValueError(f"{who}={value!r} must be finite and 2^-126 or more, as a FLOAT")
+        raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number
 
 
-def _count(value: Any, least: int, who: str) -> int:
-    count = integer(value, who)
+def _count(value: Any, least: int, caller: str) -> int:
+    count = integer(value, caller)
     if not least <= count < 2**32:
-        raise ValueError(f"{who}={value!r} must be from {least} to 2^32 - 1")
+        raise ValueError(f"{caller}={value!r} must be from {least} to 2^32 - 1")
     return count

@@ -92,11 +92,11 @@ def _named(name: str) -> DType:
     return _float_dtype(_SHORT.get(name, name), "get_policy: ")
 
 
-def _float_dtype(given: Any, who: str) -> DType:
-    kind = dtype(given, who=who)
+def _float_dtype(given: Any, caller: str) -> DType:
+    kind = dtype(given, caller=caller)
     if kind.family != "float":
         why = "has neither sign nor zero" if kind.is_float else "is no floating type"
-        raise TypeError(f"{who}{kind.name!r} {why}; expected one such as FLOAT, BFLOAT16, FLOAT16 or FLOAT8E4M3FN")
+        raise TypeError(f"{caller}{kind.name!r} {why}; expected one such as FLOAT, BFLOAT16, FLOAT16 or FLOAT8E4M3FN")
     return kind
 
 
@@ -104,11 +104,11 @@ def _name(kind: DType) -> str:
     return next((short for short, name in _SHORT.items() if name == kind.name), kind.numpy_name)
 
 
-def _cast(tree: Any, kind: DType, who: str) -> Any:
-    leaves, structure = trees.flatten(tree, f"{who}: tree")
+def _cast(tree: Any, kind: DType, caller: str) -> Any:
+    leaves, structure = trees.flatten(tree, f"{caller}: tree")
     indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and dtype_of(leaf) is not kind]
     if indices:
         names = Names("tree", lambda: paths(structure, indices))
-        for i, result in zip(indices, cast_arrays([leaves[i] for i in indices], kind, names, who), strict=True):
+        for i, result in zip(indices, cast_arrays([leaves[i] for i in indices], kind, names, caller), strict=True):
             leaves[i] = result
     return trees.unflatten(structure, leaves)

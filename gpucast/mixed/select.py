@@ -18,7 +18,7 @@ from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
 from gpucast.mixed.leaves import dtype_of
 
-_WHO = "select_tree"
+_CALLER = "select_tree"
 
 
 def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
@@ -44,14 +44,14 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     brings it to the host), and for `out` arrays that overlap others. TypeError for dtypes that differ, for a `finite`
     that is no flag, and for arrays of other libraries with a flag on a device. After an error nothing is written.
     """
-    flag = checked_flag(finite, _WHO)
-    leaves, structure = tree.flatten(new, f"{_WHO}: new")
-    given = [leaves, tree.leaves_like(structure, old, f"{_WHO}: old")]
+    flag = checked_flag(finite, _CALLER)
+    leaves, structure = tree.flatten(new, f"{_CALLER}: new")
+    given = [leaves, tree.leaves_like(structure, old, f"{_CALLER}: old")]
     if out is not None:
-        given.append(tree.leaves_like(structure, out, f"{_WHO}: out"))
+        given.append(tree.leaves_like(structure, out, f"{_CALLER}: out"))
     triples, paths = list(zip(*given, strict=True)), tree.paths(structure)
     for path, triple in zip(paths, triples, strict=True):
-        _check(f"{_WHO}: the leaf {path}".rstrip(), flag, *triple)
+        _check(f"{_CALLER}: the leaf {path}".rstrip(), flag, *triple)
     if out is not None:
         _check_disjoint(flag, given, paths)
     if device_index(flag) is None:
@@ -71,29 +71,29 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     return tree.unflatten(structure, leaves) if out is None else out
 
 
-def _check(who: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
+def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     """TypeError or ValueError for leaves that cannot be selected from, or a `target` that cannot take them."""
     kind, other, device = dtype_of(x), dtype_of(y), device_index(flag)
     if kind is None or other is None:
         if kind is not other or ((device is not None or target is not None) and not _equal(x, y)):
-            raise ValueError(f"{who} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
+            raise ValueError(f"{caller} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
         return
     if kind is not other:
-        raise TypeError(f"{who} is {kind} in new and {other} in old")
+        raise TypeError(f"{caller} is {kind} in new and {other} in old")
     if tuple(x.shape) != tuple(y.shape):
-        raise ValueError(f"{who} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
+        raise ValueError(f"{caller} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
     if device is None and target is None:
         return
     for leaf in (x, y):
         if adapters.find(leaf) is not None:
             wanted = "with out=" if device is None else "with the flag on a device"
-            raise TypeError(f"{who} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
+            raise TypeError(f"{caller} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
         if device is not None and device_index(leaf) != device:
-            raise ValueError(f"{who} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
+            raise ValueError(f"{caller} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(operand(leaf, kind), resolve(kind, kind), target, device is not None, who)
+            check_out(operand(leaf, kind), resolve(kind, kind), target, device is not None, caller)
             if device_index(target) != device_index(leaf):
-                raise ValueError(f"{who} lies elsewhere in out than in new and old")
+                raise ValueError(f"{caller} lies elsewhere in out than in new and old")
 
 
 def _equal(x: Any, y: Any) -> bool:
@@ -113,4 +113,4 @@ def _check_disjoint(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str
             for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
             if (kind := dtype_of(leaf)) is not None
         ]
-    check_disjoint(written, read, _WHO)
+    check_disjoint(written, read, _CALLER)

@@ -17,7 +17,7 @@ from gpucast.core.rule import (
     ROUND_MODES,
     ROUNDINGS,
     STOCHASTIC,
-    Rule,
+    CastRule,
     has_stochastic,
     resolve,
 )
@@ -38,7 +38,7 @@ RANDOM = Random(seed=0x0123456789ABCDEF, offset=2**36 - 3)
 class Case:
     """A rule, and the keywords of `gpucast.cast` that select it, without those that have their default."""
 
-    rule: Rule
+    rule: CastRule
     attributes: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -63,7 +63,7 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
     wide_float = dst.family == "float" and dst.bits >= 16
     overflows = (None, "wrap", "saturate") if dst.family == "int" else (None, "saturate") if wide_float else (None,)
     defaults = {"saturate": True, "round_mode": "up", "rounding": None, "overflow": None, "opset": DEFAULT_OPSET}
-    found: dict[Rule, Case] = {}
+    found: dict[CastRule, Case] = {}
     for values in itertools.product((True, False), ROUND_MODES, roundings, overflows, opsets):
         keywords: dict[str, Any] = dict(zip(defaults, values, strict=True))
         opset = keywords["opset"]
@@ -85,6 +85,6 @@ def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> 
     ]
 
 
-def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Rule]:
+def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[CastRule]:
     """The rules of `cases`."""
     return [case.rule for case in cases(src, dst, opsets)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.parity import hard_values
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import Case
@@ -56,7 +56,7 @@ def describe(dtype: DType, code: int) -> str:
     return f"{bits} ({dtype.value(code)!r})" if code <= dtype.code_mask else f"{bits} (no code of {dtype.name})"
 
 
-def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
+def codes_of(rule: CastRule, seed: int, share: float, random: int) -> Array:
     """The codes to try: all of a source of 16 bits or fewer, or hard values and random ones of a wider source.
 
     `share`: the share of the destination's midpoints to try if it has thousands.
@@ -69,7 +69,7 @@ def codes_of(rule: Rule, seed: int, share: float, random: int) -> Array:
     return np.resize(np.arange(count, dtype=src.code_numpy), max(count, _LEAST))
 
 
-def wanted_codes(rule: Rule, codes: Array, random: Random | None = None, start: int = 0) -> Array:
+def wanted_codes(rule: CastRule, codes: Array, random: Random | None = None, start: int = 0) -> Array:
     """The reference's result for codes; with stochastic rounding, for the elements from `start` on of an array."""
     words = None
     if random is not None:

@@ -22,7 +22,7 @@ import numpy as np
 from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
 from gpucast.compile import cxx
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 
 #: The kernels of one translation unit, and the compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
@@ -125,7 +125,7 @@ class HostKernels:
 
     def __init__(self, sources: Sequence[KernelSource], libraries: Sequence[ctypes.CDLL]) -> None:
         self._kernels: dict[str, tuple[KernelSource, Any]] = {}
-        self._names: dict[tuple[Rule, Shape, bool], str] = {}
+        self._names: dict[tuple[CastRule, Shape, bool], str] = {}
         for source, library in zip(sources, libraries, strict=True):
             function = library[f"launch_{source.name}"]
             function.restype = ctypes.c_ulonglong
@@ -134,7 +134,7 @@ class HostKernels:
 
     def run(
         self,
-        rule: Rule,
+        rule: CastRule,
         arguments: Arguments,
         shape: Shape = "contiguous",
         *,
@@ -164,7 +164,7 @@ class HostKernels:
 
 
 def build(
-    kernels: Iterable[Rule | KernelSource], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
+    kernels: Iterable[CastRule | KernelSource], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
 ) -> HostKernels:
     """Compile kernels; a Rule stands for its contiguous kernel. `arch`: the architecture whose instructions they may
     use, such as 75 for sm_75.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpucast.core.random import Random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity.backends import Array, CastBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, wanted_codes
@@ -74,7 +74,7 @@ def sweep(
     return CaseResult(case, count, sum(wrong for wrong, _ in results), first)
 
 
-def piecewise_constant(rule: Rule) -> bool:
+def piecewise_constant(rule: CastRule) -> bool:
     """True if few intervals cover all codes of the source: a narrow destination, no wrapping and no stochastic
     rounding."""
     wraps = rule.dst.family == "int" and rule.overflow == "wrap"
@@ -95,7 +95,7 @@ class Intervals:
         return np.repeat(self.values[first : last + 1], np.diff(edges))
 
 
-def intervals(rule: Rule, seed: int = 0) -> Intervals:
+def intervals(rule: CastRule, seed: int = 0) -> Intervals:
     """The intervals of a rule, by bisection within the source's binades.
 
     RuntimeError where the reference contradicts them at one of many random codes.
@@ -127,7 +127,7 @@ def intervals(rule: Rule, seed: int = 0) -> Intervals:
     return Intervals(np.append(starts, count), values)
 
 
-def _binades(rule: Rule) -> Array:
+def _binades(rule: CastRule) -> Array:
     """The first codes of the ranges in which the source's magnitude changes by at most a factor of two."""
     src, count = rule.src, 1 << rule.src.bits
     if src.is_float:
@@ -136,7 +136,7 @@ def _binades(rule: Rule) -> Array:
     return np.unique(np.concatenate([[0], powers, count - powers]))
 
 
-def _by_block(rule: Rule, codes: Array, random: Random | None = None) -> Array:
+def _by_block(rule: CastRule, codes: Array, random: Random | None = None) -> Array:
     """The reference's results for codes (of any integer type), computed in blocks that stay in the cache."""
     result = np.empty(codes.shape, rule.dst.code_numpy)
     for start in range(0, codes.size, BLOCK):

@@ -21,7 +21,7 @@ from gpucast.gpu import devices
 from gpucast.quantization import engine, swizzle
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
-_WHO = "quantize"
+_CALLER = "quantize"
 
 
 def quantize(
@@ -106,26 +106,26 @@ class _QuantizeOptions:
 
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
-    format = find(format, _WHO)
-    array = as_array(x, _WHO)
+    format = find(format, _CALLER)
+    array = as_array(x, _CALLER)
     if isinstance(array, PackedArray):
-        raise TypeError(f"{_WHO}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
-    src = source_dtype(array.dtype, f"{_WHO}: x.dtype=")
+        raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
+    src = source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
     if transpose not in (False, True, "both"):
-        raise ValueError(f"{_WHO}: transpose={transpose!r} must be False, True or 'both'")
+        raise ValueError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
-        raise ValueError(f"{_WHO}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
+        raise ValueError(f"{_CALLER}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
     random = _random(format, request.rounding, request.seed, request.offset)
-    target = devices.parse(request.device, _WHO)
+    target = devices.parse(request.device, _CALLER)
     if target is not None and (target != "cpu" or device_index(array) is not None):
         if target != "cpu":
-            devices.index(target, _WHO)
+            devices.index(target, _CALLER)
         array = cast(array, src, device=target, copy=False)
     result_specs = []
     for swapped in (False, True) if transpose == "both" else (bool(transpose),):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
-        on = checked_axis(axis, shape, format, _WHO)
-        check_layout(scale_layout, shape, on, format, _WHO)
+        on = checked_axis(axis, shape, format, _CALLER)
+        check_layout(scale_layout, shape, on, format, _CALLER)
         result_specs.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
     results = [
         _quantized(parts, format, src, on, scale_layout)
@@ -154,12 +154,12 @@ def _quantized(parts: Parts, format: Format, src: DType, axis: int, scale_layout
 
 
 def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
-    random = resolve_random(rounding, seed, offset, _WHO)
+    random = resolve_random(rounding, seed, offset, _CALLER)
     if rounding is not None and rounding != "stochastic":
-        raise ValueError(f"{_WHO}: rounding={rounding!r} must be None or 'stochastic'")
+        raise ValueError(f"{_CALLER}: rounding={rounding!r} must be None or 'stochastic'")
     if random is not None and format.element.family != "float":
         raise ValueError(
-            f"{_WHO}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
+            f"{_CALLER}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
         )
     return random
 
@@ -169,23 +169,25 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     if scale is None:
         return None
     if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
-        raise ValueError(f"{_WHO}: scale= is for formats with FLOAT scales and without zero points, not for {format}")
+        raise ValueError(
+            f"{_CALLER}: scale= is for formats with FLOAT scales and without zero points, not for {format}"
+        )
     if format.global_scale:
         shape = ()
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
-        raise TypeError(f"{_WHO}: scale= has dtype {given.dtype}; expected numbers")
+        raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
     if device_index(given) is not None and device_index(x) is None:
         given = gpu.cast.to_host(given)
     if device_index(given) is None:
         with np.errstate(over="ignore"):
             given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():
-            raise ValueError(f"{_WHO}: scale= must be finite and above 0 as FLOAT")
+            raise ValueError(f"{_CALLER}: scale= must be finite and above 0 as FLOAT")
     if math.prod(shape) == 1 and given.size == 1:
         return given.reshape(shape)
     try:
         np.broadcast_to(np.empty(given.shape, bool), shape)
     except ValueError:
-        raise ValueError(f"{_WHO}: scale= has shape {given.shape}; the scales have {shape}") from None
+        raise ValueError(f"{_CALLER}: scale= has shape {given.shape}; the scales have {shape}") from None
     return given

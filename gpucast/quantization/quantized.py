@@ -48,13 +48,13 @@ class Quantized:
     scale_layout: ScaleLayout = "linear"
 
     def __post_init__(self) -> None:
-        who = "Quantized"
-        object.__setattr__(self, "format", find(self.format, who))
+        caller = "Quantized"
+        object.__setattr__(self, "format", find(self.format, caller))
         # First of all checks, because the next ones use the shape.
         _check_type(self.data, "data", self.format.element)
-        object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{who}: dtype="))
-        object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, who))
-        check_layout(self.scale_layout, self.shape, self.axis, self.format, who)
+        object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{caller}: dtype="))
+        object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, caller))
+        check_layout(self.scale_layout, self.shape, self.axis, self.format, caller)
         shape = self.scales_shape
         flat = (swizzle.size(shape),) if self.scale_layout == "128x4" else shape
         _check(self.scales, "scales", self.format.scale, flat)
@@ -63,7 +63,7 @@ class Quantized:
         devices_of_parts = {device_index(part) for part in self.parts().values()}
         if len(devices_of_parts) > 1:
             raise ValueError(
-                f"{who}: the parts are on different devices: {', '.join(map(devices.name, devices_of_parts))}"
+                f"{caller}: the parts are on different devices: {', '.join(map(devices.name, devices_of_parts))}"
             )
 
     @property
@@ -155,39 +155,39 @@ class Quantized:
         )
 
 
-def source_dtype(kind: Any, who: str) -> DType:
+def source_dtype(kind: Any, caller: str) -> DType:
     """The dtype of a type that can be quantized, and dequantized to; TypeError for any other."""
-    src = dtype(kind, who=who)
+    src = dtype(kind, caller=caller)
     if src not in SOURCES:
-        raise TypeError(f"{who}{src.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
+        raise TypeError(f"{caller}{src.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
     return src
 
 
-def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, who: str) -> int:
+def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, caller: str) -> int:
     """The axis as a nonnegative number. TypeError or ValueError if the axis or the shape does not fit the format."""
-    axis = integer(axis, f"{who}: axis")
+    axis = integer(axis, f"{caller}: axis")
     ndim = len(shape)
     if ndim < format.min_ndim:
-        raise ValueError(f"{who}: shape {shape} has {ndim} dimensions; {format} needs at least {format.min_ndim}")
+        raise ValueError(f"{caller}: shape {shape} has {ndim} dimensions; {format} needs at least {format.min_ndim}")
     if ndim == 0:
         if axis not in (0, -1):
-            raise ValueError(f"{who}: axis={axis} is out of bounds for shape ()")
+            raise ValueError(f"{caller}: axis={axis} is out of bounds for shape ()")
         return 0
     if not -ndim <= axis < ndim:
-        raise ValueError(f"{who}: axis={axis} is out of bounds for shape {shape}")
+        raise ValueError(f"{caller}: axis={axis} is out of bounds for shape {shape}")
     place: int = axis % ndim
     if format.min_ndim == 2 and place < ndim - 2:
-        raise ValueError(f"{who}: axis={axis}; blocks of {format} lie on the last two dimensions of {shape}")
+        raise ValueError(f"{caller}: axis={axis}; blocks of {format} lie on the last two dimensions of {shape}")
     return place
 
 
-def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, who: str) -> None:
+def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, caller: str) -> None:
     """ValueError for an unknown layout, or one that the scales of such an array cannot have."""
     if layout not in SCALE_LAYOUTS:
-        raise ValueError(f"{who}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
+        raise ValueError(f"{caller}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
     if layout == "linear":
         return
-    asked = f"{who}: scale_layout='128x4'"
+    asked = f"{caller}: scale_layout='128x4'"
     if format.scale.bits != 8 or isinstance(format.block, str) or format.min_ndim != 1:
         raise ValueError(f"{asked} is for one-dimensional blocks with scales of one byte, not for {format}")
     if axis != len(shape) - 1:
@@ -217,6 +217,6 @@ def _check_type(part: Any, name: str, expected: DType) -> None:
             raise TypeError(
                 f"Quantized: {name} must be a NumPy or CuPy array of {expected.name}, not {type(part).__name__}"
             )
-        actual = dtype(part.dtype, who=f"Quantized: {name}: ")
+        actual = dtype(part.dtype, caller=f"Quantized: {name}: ")
     if actual is not expected:
         raise TypeError(f"Quantized: {name} has dtype {actual.name}; the format has {expected.name}")

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Rule, resolve
+from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, CastRule, resolve
 from gpucast.reference.rounding import (
     POWERS,
     floor_log2,
@@ -52,7 +52,7 @@ def cast(
     array = np.asarray(x)
     rule = resolve(
         dtype(array.dtype),
-        dtype(to, who="cast: to="),
+        dtype(to, caller="cast: to="),
         saturate=saturate,
         round_mode=round_mode,
         opset=opset,
@@ -63,7 +63,7 @@ def cast(
     return apply(array, rule, None if random is None else random_words(random, array.size))
 
 
-def apply(x: Array, rule: Rule, words: Array | None = None) -> Array:
+def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
     """Cast an array whose dtype is that of ``rule.src``.
 
     `words`: for stochastic rounding a uint32 for each element, in row-major order.
@@ -90,7 +90,7 @@ def _to_array(codes: Array, dst: DType) -> Array:
     return codes.astype(dst.code_numpy).view(dst.numpy)
 
 
-def _cast_codes(codes: Array, rule: Rule, words: Array | None) -> Array:
+def _cast_codes(codes: Array, rule: CastRule, words: Array | None) -> Array:
     if rule.src is rule.dst:
         return codes
     x = _decode(codes, rule.src)
@@ -148,7 +148,7 @@ def _decode(codes: Array, src: DType) -> Numbers:
 # ---- destination: numbers -> codes ----
 
 
-def _to_int(x: Numbers, rule: Rule) -> Array:
+def _to_int(x: Numbers, rule: CastRule) -> Array:
     dst = rule.dst
     magnitude = np.where(x.infinite, 0, x.magnitude)
     huge = x.infinite
@@ -163,7 +163,7 @@ def _to_int(x: Numbers, rule: Rule) -> Array:
     return np.asarray(code & np.uint64(dst.code_mask))
 
 
-def _to_e8m0(x: Numbers, rule: Rule) -> Array:
+def _to_e8m0(x: Numbers, rule: CastRule) -> Array:
     dst = rule.dst
     powers, midpoints = _e8m0_table(dst) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
     zero_code = 0 if powers is not POWERS else dst.bias
@@ -185,7 +185,7 @@ def _to_e8m0(x: Numbers, rule: Rule) -> Array:
     return code
 
 
-def _to_float(x: Numbers, rule: Rule, words: Array | None) -> Array:
+def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
     dst = rule.dst
     finite = np.where(x.infinite, 0, x.magnitude)
     if rule.rounding == STOCHASTIC:
@@ -196,7 +196,7 @@ def _to_float(x: Numbers, rule: Rule, words: Array | None) -> Array:
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
 
 
-def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: Rule) -> Array:
+def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: CastRule) -> Array:
     """From rounded magnitudes (as codes that continue beyond the largest) to the destination's codes."""
     dst = rule.dst
     sign = np.where(negative, np.uint64(dst.sign_code), np.uint64(0))
@@ -267,7 +267,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 # ---- text: one exact fraction at a time ----
 
 
-def _from_strings(x: Array, rule: Rule) -> Array:
+def _from_strings(x: Array, rule: CastRule) -> Array:
     # An iterator, so that of two bad elements always the earlier one is reported.
     texts, dst = strings.texts(x), rule.dst
     if dst.family == "string":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpucast.codegen.batch import BatchSource
     from gpucast.codegen.cast import KernelSource
 
-_WHO = "warmup"
+_CALLER = "warmup"
 #: NVRTC hardly lets more threads than these work at a time in one process.
 _THREADS = 4
 #: The usual types of weights, activations and gradients.
@@ -113,11 +113,13 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
     flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
     for name, value in flags.items():
         if not isinstance(value, bool):
-            raise TypeError(f"{_WHO}: {name}={value!r} must be True or False")
+            raise TypeError(f"{_CALLER}: {name}={value!r} must be True or False")
     attributes = request.attributes
     unknown = [name for name in attributes if name not in ATTRIBUTES]
     if unknown:
-        raise TypeError(f"{_WHO}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, *ATTRIBUTES))}")
+        raise TypeError(
+            f"{_CALLER}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, *ATTRIBUTES))}"
+        )
     formats, pairs = _formats(request.quantize), request.pairs
     if pairs is None:
         pairs = () if formats or request.mixed else every_pair()
@@ -128,9 +130,9 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
         from gpucast.warmup import kinds
 
         rounding = attributes.get("rounding")
-        for format, src in itertools.product([find(name, _WHO) for name in formats], _USUAL):
+        for format, src in itertools.product([find(name, _CALLER) for name in formats], _USUAL):
             if rounding == STOCHASTIC:
-                fused_rule(src, format.element, scaled=False, who=_WHO, rounding=rounding)
+                fused_rule(src, format.element, scaled=False, caller=_CALLER, rounding=rounding)
             yield from kinds.of_quantize(format, src, rounding)
     if request.mixed:
         from gpucast.warmup import kinds
@@ -141,8 +143,8 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
 def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     """The kernels of the casts of one pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(f"{_WHO}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
-    src, dst = (dtype(name, who=f"{_WHO}: ") for name in pair)
+        raise TypeError(f"{_CALLER}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
+    src, dst = (dtype(name, caller=f"{_CALLER}: ") for name in pair)
     # (with a scale, with amax, with stochastic rounding)
     asked = {(request.scale, request.amax, False)}
     if request.fused:
@@ -150,7 +152,7 @@ def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSou
         asked |= {(False, False, True)} if has_stochastic(dst) and src.family != "string" else set()
     for scaled, amax, random in sorted(asked):
         given = {**request.attributes, **({"rounding": STOCHASTIC} if random else {})}
-        rule = fused_rule(src, dst, scaled=scaled, who=_WHO, **given)
+        rule = fused_rule(src, dst, scaled=scaled, caller=_CALLER, **given)
         for unpacked in (False, True) if rule.src.packed else (False,):
             yield from _of_cast(CastSpec(rule, unpacked=unpacked), scaled, amax, request)
 
@@ -161,7 +163,7 @@ def _of_cast(
     """The kernels of one cast with the requested operations, in all shapes."""
     rule, unpacked = cast.rule, cast.unpacked
     if "string" in (rule.src.family, rule.dst.family):
-        raise ValueError(f"{_WHO}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
+        raise ValueError(f"{_CALLER}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
     scalings: tuple[Scaling, ...] = ("narrow", "wide") if scaled else ("none",)
     for scaling in scalings:
         ops = FusedOps(scaling, amax)
@@ -188,11 +190,11 @@ def _architectures(arch: str | Sequence[str] | None) -> list[str]:
         machine = nvidia.find()
         if machine is None or not machine.capabilities:
             reason = "there is no NVIDIA driver" if machine is None else machine.problem
-            raise DeviceUnavailable(f"{_WHO}: no architecture is given, and {reason}; name one, such as 'sm_90'")
+            raise DeviceUnavailable(f"{_CALLER}: no architecture is given, and {reason}; name one, such as 'sm_90'")
         return list(dict.fromkeys(map(cubin.architecture, machine.capabilities)))
     names = [arch] if isinstance(arch, str) else arch
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
-        raise TypeError(f"{_WHO}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
+        raise TypeError(f"{_CALLER}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
     return [cubin.compiler().parse(name) for name in names]
 
 

@@ -14,7 +14,7 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.random import Random
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.quantize import swizzle_spec
@@ -29,7 +29,7 @@ _STATE = (_FLOAT, dtype("UINT32"), dtype("BOOL"))
 _MATRIX = (1024, 1024)
 
 
-def of_many(rule: Rule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec | BatchSpec]:
+def of_many(rule: CastRule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec | BatchSpec]:
     """Kernels for trees of one type of any length; a tree with a single array is cast by that array's own kernel.
 
     With a scale also those that check whether all elements are finite, as loss scales need.
@@ -48,7 +48,7 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
 
     Those for rows of whole blocks, and those for all other rows.
     """
-    rule, stochastic = Rule(src, format.element), rounding == STOCHASTIC
+    rule, stochastic = CastRule(src, format.element), rounding == STOCHASTIC
     random = Random(0) if stochastic else None
     straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
     blocks = BlockGrid.of(format, _MATRIX, 1)
@@ -66,7 +66,7 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
         yield QuantizeSpec(rule, format, "global")
     for dst in dict.fromkeys((src, _FLOAT)):
-        back = Rule(format.element, dst)
+        back = CastRule(format.element, dst)
         yield QuantizeSpec(back, format, "back", single=format.block == "tensor")
         if in_rows:
             yield QuantizeSpec(back, format, "back", block=blocks.lengths[2])
@@ -90,7 +90,7 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
         for argument_bytes in ARGUMENT_BYTES:
             yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
     for src in _STATE:
-        yield CastSpec(Rule(src, src))
+        yield CastSpec(CastRule(src, src))
     yield AdjustSpec()
     for argument_bytes in ARGUMENT_BYTES:
         yield SelectSpec(argument_bytes)

@@ -158,7 +158,7 @@ def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: p
             self.x = x
 
     class Adapter(ArrayAdapter):
-        def take(self, x: Any, who: str, writing: bool = False) -> Any:
+        def take(self, x: Any, caller: str, writing: bool = False) -> Any:
             return x.x
 
     loads: list[Adapter] = []

@@ -29,13 +29,13 @@ from gpucast.codegen.cast import kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import STOCHASTIC, Rule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
 DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]
 
 
-def rule(src: str, dst: str, **attributes: object) -> Rule:
+def rule(src: str, dst: str, **attributes: object) -> CastRule:
     return resolve(dtype(src), dtype(dst), **attributes)
 
 
@@ -116,7 +116,7 @@ SPILL = """uint4 v = src[i]; unsigned a[64]; for (int j = 0; j < 64; ++j) a[j] =
 BUSY = "uint4 v = src[i];" + "v.x = v.x / v.y + 1; v.y = v.y / v.z + 1; v.z = v.z / v.w + 1;" * 9 + "dst[i] = v;"
 
 
-def made(body: str, one: Rule | None = None) -> StaticKernel:
+def made(body: str, one: CastRule | None = None) -> StaticKernel:
     """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
     source = kernel_source(one or rule("FLOAT", "INT32"))
     text = _TEXT.format(name=source.name, body=body)

@@ -27,7 +27,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Every tensor is taken for one on device 1."""
     driver = HostDriver()
     before = launch.use(driver)
-    monkeypatch.setattr(adapted, "_device", lambda x, who: 1)
+    monkeypatch.setattr(adapted, "_device", lambda x, caller: 1)
     monkeypatch.setattr(adapted, "stream", lambda device: 700 + 77 * device)
     try:
         yield driver

@@ -25,7 +25,7 @@ from gpucast import checkpoints, files
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu import lanes as host
 from gpucast.files import formats
 from tensors import leftovers
@@ -425,7 +425,7 @@ def test_a_wrong_result_is_not_given_a_name(
     checkpoint(folder / "in")
     lane = host.lane
 
-    def wrong(rule: Rule, size: int, chunk: int) -> Any:
+    def wrong(rule: CastRule, size: int, chunk: int) -> Any:
         def cast(x: Any, out: Any) -> None:
             lane(rule, size, chunk)(x, out)
             out[17] += 1

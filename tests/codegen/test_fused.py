@@ -24,14 +24,14 @@ from gpucast.codegen.fused import FusedArguments, FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import STOCHASTIC, Rule, has_stochastic
+from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import casting as reference
 from host_driver import HostDriver, download, upload
 
 FLOAT, DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
-TO_FLOAT, TO_DOUBLE = (Rule(row, row, overflow="infinity") for row in (FLOAT, DOUBLE))
+TO_FLOAT, TO_DOUBLE = (CastRule(row, row, overflow="infinity") for row in (FLOAT, DOUBLE))
 #: Of FLOAT: the smallest, one with all bits, the largest, and usual ones.
 NARROW = tuple(float(np.float32(number)) for number in (0.1, 1.5, 0.0, 2**-149, 3.4028235e38, -3.3))
 #: 1 - 2^-53 makes products that are rounded twice; the smallest and the largest ones leave the range.
@@ -41,7 +41,7 @@ WIDE = (0.1, 1 - 2**-53, 5e-324, -1.7e308)
 # ---- the exact model ----
 
 
-def scaled_exactly(code: int, rule: Rule, scale: float | None, word: int | None) -> int:
+def scaled_exactly(code: int, rule: CastRule, scale: float | None, word: int | None) -> int:
     """A product by rational arithmetic, from the words of gpucast.casting.fused."""
     if scale is None:
         if rule.src is rule.dst:
@@ -90,7 +90,7 @@ def finite_codes(codes: np.ndarray, src: DType) -> np.ndarray:
     return codes[[exact.decode(src, int(code)).kind == "finite" for code in codes]]
 
 
-def cast(x: Any, rule: Rule, inputs: FusedInputs) -> Any:
+def cast(x: Any, rule: CastRule, inputs: FusedInputs) -> Any:
     return dispatch.apply(operand(x), rule, fused=inputs).array
 
 
@@ -149,7 +149,7 @@ def values(src: DType, dst: DType, scale: float | None, most: int) -> np.ndarray
     return np.concatenate([near_ties(dst, scale, 4 * most), codes.view(src.numpy)])
 
 
-def check(source: Any, rule: Rule, inputs: FusedInputs) -> None:
+def check(source: Any, rule: CastRule, inputs: FusedInputs) -> None:
     """The kernel gives the result, the largest magnitude and the finiteness that the host gives."""
 
     def copies(make: Any) -> FusedInputs:

@@ -9,7 +9,7 @@ import pytest
 from codes import EXTRA, every_code, random_codes
 from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC, rules
 from kernels_on_host import cast_codes, to_bytes, wanted_codes
@@ -23,7 +23,7 @@ def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     return hard_values.codes(src, dst, seed=29, share=share, random=random)
 
 
-def check(kernels: host_build.HostKernels, rule: Rule, codes: np.ndarray) -> None:
+def check(kernels: host_build.HostKernels, rule: CastRule, codes: np.ndarray) -> None:
     wanted, got = wanted_codes(codes, rule), cast_codes(kernels, rule, codes)
     wrong = np.flatnonzero(wanted != got)
     first = wrong[:1]

@@ -20,7 +20,7 @@ from gpucast.arrays.operand import operand
 from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import Rule, has_stochastic, resolve
+from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast
 from gpucast.cpu import philox, stochastic
 from gpucast.parity import hard_values
@@ -40,7 +40,7 @@ KNOWN = (
 )
 
 
-def on_host(x: Any, rule: Rule, out: Any = None, random: Random | None = None) -> Any:
+def on_host(x: Any, rule: CastRule, out: Any = None, random: Random | None = None) -> Any:
     """The cast of the host's path."""
     return host_cast.apply(operand(x), rule, None if out is None else operand(out), random).array
 
@@ -129,7 +129,7 @@ def test_words_of_elements(random: Random) -> None:
 # ---- the rule ----
 
 
-def words_for(codes: np.ndarray, rule: Rule, rng: np.random.Generator) -> np.ndarray:
+def words_for(codes: np.ndarray, rule: CastRule, rng: np.random.Generator) -> np.ndarray:
     """A word for each code: 0, all ones, any, and those where the decision lies, one below and one above."""
     row = rule.dst
     kind = rng.integers(0, 6, codes.size)
@@ -152,16 +152,16 @@ def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     return found if exhaustive else np.ascontiguousarray(found[:: found.size // 300])
 
 
-def wanted_codes(codes: np.ndarray, rule: Rule, words: np.ndarray) -> np.ndarray:
+def wanted_codes(codes: np.ndarray, rule: CastRule, words: np.ndarray) -> np.ndarray:
     return np.array(exact.cast_codes(codes, rule, words), dtype=rule.dst.code_numpy)
 
 
-def groups(exhaustive: bool) -> list[Rule]:
+def groups(exhaustive: bool) -> list[CastRule]:
     sources = NUMERIC if exhaustive else tuple(map(dtype, SOURCES))
     return [case.rule for src in sources for dst in DESTINATIONS for case in stochastic_cases(src, dst)]
 
 
-def functions(group: list[Rule], folder: Path) -> ctypes.CDLL:
+def functions(group: list[CastRule], folder: Path) -> ctypes.CDLL:
     """`convert_stochastic` of each rule, and the words of a stream, as host code."""
     text = """
 extern "C" void random_words(gpucast::u64 seed, gpucast::u64 offset, gpucast::i64 i, gpucast::u32* words, int n) {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpucast.core.dtypes import DTYPES, dtype
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, Rule, newest_version, resolve
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, CastRule, newest_version, resolve
 from gpucast.parity.cases import NUMERIC
 
 FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E5M2", "FLOAT8E8M0"))
@@ -79,15 +79,15 @@ def test_attributes_reach_only_the_types_that_they_act_on(row: Any) -> None:
 
 
 def test_the_rules_themselves() -> None:
-    assert resolve(FLOAT, E4M3) == Rule(FLOAT, E4M3, overflow="saturate")
-    assert resolve(FLOAT, E4M3, saturate=False) == Rule(FLOAT, E4M3, overflow="nan")
-    assert resolve(FLOAT, E5M2, saturate=False) == Rule(FLOAT, E5M2, overflow="infinity")
-    assert resolve(FLOAT, FNUZ, opset=23) == Rule(FLOAT, FNUZ, overflow="saturate", infinity_is_nan=True)
-    assert resolve(FLOAT, E8M0, saturate=False, round_mode="nearest") == Rule(
+    assert resolve(FLOAT, E4M3) == CastRule(FLOAT, E4M3, overflow="saturate")
+    assert resolve(FLOAT, E4M3, saturate=False) == CastRule(FLOAT, E4M3, overflow="nan")
+    assert resolve(FLOAT, E5M2, saturate=False) == CastRule(FLOAT, E5M2, overflow="infinity")
+    assert resolve(FLOAT, FNUZ, opset=23) == CastRule(FLOAT, FNUZ, overflow="saturate", infinity_is_nan=True)
+    assert resolve(FLOAT, E8M0, saturate=False, round_mode="nearest") == CastRule(
         FLOAT, E8M0, overflow="nan", round_mode="nearest"
     )
     int8 = dtype("INT8")
-    assert resolve(FLOAT, int8) == Rule(FLOAT, int8, overflow="wrap", rounding="truncate")
+    assert resolve(FLOAT, int8) == CastRule(FLOAT, int8, overflow="wrap", rounding="truncate")
     assert resolve(FLOAT, int8, overflow="saturate", rounding="nearest_even").rounding == "nearest_even"
     assert resolve(FLOAT, dtype("FLOAT16")).overflow == "infinity"
     assert resolve(FLOAT, dtype("FLOAT16"), overflow="saturate").overflow == "saturate"

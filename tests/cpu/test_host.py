@@ -13,7 +13,7 @@ import pytest
 
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import chunks, integers, lanes, tables
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
@@ -53,7 +53,7 @@ def sample(src: DType, size: int, seed: int = 0) -> np.ndarray:
     return x.view(src.numpy)
 
 
-def check(x: np.ndarray, rule: Rule, out: np.ndarray | None = None) -> None:
+def check(x: np.ndarray, rule: CastRule, out: np.ndarray | None = None) -> None:
     if out is None:
         out = np.empty(x.shape, rule.dst.numpy)
     before = x.tobytes()
@@ -65,7 +65,7 @@ def check(x: np.ndarray, rule: Rule, out: np.ndarray | None = None) -> None:
 
 
 @pytest.fixture(params=PAIRS, ids="-".join)
-def rule(request: pytest.FixtureRequest) -> Rule:
+def rule(request: pytest.FixtureRequest) -> CastRule:
     src, dst = request.param
     return resolve(ROWS[src], ROWS[dst])
 
@@ -96,7 +96,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_source_layouts(rule: Rule, layout: str) -> None:
+def test_source_layouts(rule: CastRule, layout: str) -> None:
     make = LAYOUTS[layout]
     x = np.asarray(make(sample(rule.src, 1001)))
     check(x, rule)
@@ -104,7 +104,7 @@ def test_source_layouts(rule: Rule, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["every third", "columns", "transposed", "both reversed", "reversed"])
-def test_out_layouts(rule: Rule, layout: str) -> None:
+def test_out_layouts(rule: CastRule, layout: str) -> None:
     whole = np.zeros(1001, rule.dst.numpy)
     out = LAYOUTS[layout](whole)
     assert out.flags.writeable
@@ -115,13 +115,13 @@ def test_out_layouts(rule: Rule, layout: str) -> None:
         assert not whole.view(rule.dst.code_numpy)[written == 0].any()
 
 
-def test_unaligned_out(rule: Rule) -> None:
+def test_unaligned_out(rule: CastRule) -> None:
     out = np.zeros(1 + 500 * rule.dst.numpy.itemsize, np.uint8)[1:].view(rule.dst.numpy)
     check(sample(rule.src, 500), rule, out)
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1])
-def test_chunk_boundaries(rule: Rule, extra: int) -> None:
+def test_chunk_boundaries(rule: CastRule, extra: int) -> None:
     # The same codes at every place of a chunk; those of the whole array come from one chunk's.
     part = sample(rule.src, chunks.CHUNK // 4)
     wanted = reference.apply(part, rule).view(rule.dst.code_numpy)
@@ -134,7 +134,7 @@ def test_chunk_boundaries(rule: Rule, extra: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 255, 1023, 1024, 4095, 4096, 4097, 8193])
-def test_sizes_around_the_tables(rule: Rule, size: int) -> None:
+def test_sizes_around_the_tables(rule: CastRule, size: int) -> None:
     check(sample(rule.src, size), rule)
 
 
@@ -170,14 +170,14 @@ def test_bool_where_subnormals_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> 
         check(sample(ROWS[src], 3000), resolve(ROWS[src], ROWS["BOOL"]))
 
 
-def test_many_nans(rule: Rule) -> None:
+def test_many_nans(rule: CastRule) -> None:
     if rule.src.has_nan:
         codes = np.full(5000, rule.src.nan_code, rule.src.code_numpy)
         codes[::3] = rule.src.code_mask
         check(codes.view(rule.src.numpy), rule)
 
 
-def test_callers_errstate_is_left_alone(rule: Rule) -> None:
+def test_callers_errstate_is_left_alone(rule: CastRule) -> None:
     with np.errstate(all="raise"):
         state = np.geterr()
         for size in (7, 5000):
@@ -213,7 +213,7 @@ def test_threads() -> None:
         assert np.array_equal(out.view(rule.dst.code_numpy), reference.apply(x, rule).view(rule.dst.code_numpy)), rule
 
 
-def test_extra_memory_is_bounded(rule: Rule) -> None:
+def test_extra_memory_is_bounded(rule: CastRule) -> None:
     x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source, result in ((x, out), (x[::-1], out)):

@@ -25,7 +25,7 @@ from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
@@ -45,7 +45,7 @@ ATTRIBUTES = [
 ]
 
 
-def _rules() -> dict[Rule, dict[str, Any]]:
+def _rules() -> dict[CastRule, dict[str, Any]]:
     """The rules that the library knows, each with attributes that lead to it."""
     found = {}
     for src, dst, attributes in itertools.product(DTYPES, DTYPES, ATTRIBUTES):
@@ -62,7 +62,7 @@ RULES = _rules()
 
 
 def _name(rule: Any) -> str:
-    return f"{rule.src}-{rule.dst}-{rule.overflow}{'-nan' * rule.infinity_is_nan}" if isinstance(rule, Rule) else ""
+    return f"{rule.src}-{rule.dst}-{rule.overflow}{'-nan' * rule.infinity_is_nan}" if isinstance(rule, CastRule) else ""
 
 
 def made(folder: Path, worth: int = 0) -> host_native.NativeLibrary:
@@ -106,7 +106,7 @@ def test_it_knows_what_checkpoints_hold() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_casts_are_the_references(rule: Rule, library: ctypes.CDLL) -> None:
+def test_casts_are_the_references(rule: CastRule, library: ctypes.CDLL) -> None:
     src, dst = rule.src, rule.dst
     codes = hard_values.codes(src, dst, 1, 0.05, 5_000) if src.bits > 16 else np.arange(1 << 16, dtype=np.uint16)
     cast = host_native_cast.find(rule)
@@ -119,7 +119,7 @@ def test_casts_are_the_references(rule: Rule, library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_counts_are_those_of_the_report(rule: Rule, library: ctypes.CDLL) -> None:
+def test_counts_are_those_of_the_report(rule: CastRule, library: ctypes.CDLL) -> None:
     src, dst, attributes = rule.src, rule.dst, RULES[rule]
     cast = host_native_cast.find(rule)
     assert cast is not None

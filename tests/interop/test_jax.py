@@ -200,7 +200,9 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(jax.dlpack, "from_dlpack", lambda exported: given.append(exported) or "an array of JAX")
         # JAX's CPU backend takes no stream.
         lend = dlpack._import
-        monkeypatch.setattr(dlpack, "_import", lambda x, device, who, writing, _: lend(x, device, who, writing, {}))
+        monkeypatch.setattr(
+            dlpack, "_import", lambda x, device, caller, writing, _: lend(x, device, caller, writing, {})
+        )
         x = values(dtype("FLOAT"), (4, 6))
         assert gpucast.cast(jnp.asarray(x), "FLOAT8E5M2") == "an array of JAX"
         assert_same(download(given[0]._codes.view(dtype("FLOAT8E5M2").numpy)), gpucast.reference.cast(x, "FLOAT8E5M2"))

@@ -399,7 +399,7 @@ def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func or while"
     for device in (None, 1):
-        monkeypatch.setattr(tensors, "_device", lambda x, who, device=device: device)
+        monkeypatch.setattr(tensors, "_device", lambda x, caller, device=device: device)
         for call in (
             lambda: torch.func.grad(total)(x),
             lambda: torch.vmap(total)(x),
@@ -734,7 +734,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Tensors of the host count as tensors of device 1, whose current stream in torch is 777."""
     driver = HostDriver()
     before = launch.use(driver)
-    monkeypatch.setattr(tensors, "_device", lambda x, who: 1)
+    monkeypatch.setattr(tensors, "_device", lambda x, caller: 1)
     monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
     yield driver
     assert driver.index == 0 and driver.streams == {0: 0, 1: 100}

@@ -17,7 +17,7 @@ from gpucast import PackedArray
 from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.gpu import driver as launch
 from gpucast.parity import host_build
 from gpucast.quantization import FORMATS, Quantized, quantize, swizzle
@@ -42,7 +42,7 @@ KINDS: tuple[Kind, ...] = ("extremes", "scales", "elements")
 
 def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[KernelSource]:
     """All that quantizing and dequantizing may launch."""
-    rule = Rule(dtype(source), format.element)
+    rule = CastRule(dtype(source), format.element)
     block = format.block[-1] if isinstance(format.block, tuple) and format.min_ndim == 1 else 0
     single = format.block == "tensor"
     for kind in KINDS:
@@ -60,7 +60,7 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP).source()
         yield QuantizeSpec(rule, format, "global").source()
-    back = Rule(format.element, dtype(source))
+    back = CastRule(format.element, dtype(source))
     yield QuantizeSpec(back, format, "back", single=single).source()
     if block in ROW_BLOCKS:
         yield QuantizeSpec(back, format, "back", block=block).source()

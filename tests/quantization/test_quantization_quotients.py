@@ -16,7 +16,7 @@ from gpucast.casting.cast import cast
 from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 from gpucast.parity.host_build import HostKernels
 from gpucast.quantization import FORMATS
@@ -35,11 +35,11 @@ VECTOR = 16
 
 
 def forth(name: str, source: str) -> KernelSource:
-    return QuantizeSpec(Rule(dtype(source), FORMATS[name].element), FORMATS[name], "elements").source()
+    return QuantizeSpec(CastRule(dtype(source), FORMATS[name].element), FORMATS[name], "elements").source()
 
 
 def back(name: str, to: str) -> KernelSource:
-    return QuantizeSpec(Rule(FORMATS[name].element, dtype(to)), FORMATS[name], "back").source()
+    return QuantizeSpec(CastRule(FORMATS[name].element, dtype(to)), FORMATS[name], "back").source()
 
 
 class Run:

@@ -13,7 +13,7 @@ from test_quantization_device import compare, kinds
 from gpucast.codegen.cast import SHAPES, KernelSource, kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import driver as launch
 from gpucast.quantization import FORMATS, Format, quantize, swizzle
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
@@ -61,7 +61,7 @@ BESIDE: tuple[tuple[str, str, tuple[tuple[Kind, int, int], ...]], ...] = (
 
 
 def tiles(
-    rule: Rule, format: Format, way: tuple[int, bool | str], *, stochastic: bool = False, given: bool = False
+    rule: CastRule, format: Format, way: tuple[int, bool | str], *, stochastic: bool = False, given: bool = False
 ) -> KernelSource:
     same_run, swapped = WAYS[way]
     block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
@@ -75,18 +75,18 @@ def sources() -> Iterator[KernelSource]:
     """All kernels of the tests, because building them together is quicker."""
     for name, source, ways in SOME:
         for way in ways:
-            yield tiles(Rule(dtype(source), FORMATS[name].element), FORMATS[name], way)
+            yield tiles(CastRule(dtype(source), FORMATS[name].element), FORMATS[name], way)
     for name, ways in STOCHASTIC:
         for way in ways:
-            yield tiles(Rule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, stochastic=True)
+            yield tiles(CastRule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, stochastic=True)
     for name, way in GIVEN:
-        yield tiles(Rule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, given=True)
+        yield tiles(CastRule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, given=True)
     for name, source, passes in BESIDE:
-        rule = Rule(dtype(source), FORMATS[name].element)
+        rule = CastRule(dtype(source), FORMATS[name].element)
         yield from (
             QuantizeSpec(rule, FORMATS[name], kind, lanes=lanes, block=block).source() for kind, lanes, block in passes
         )
-    yield tiles(Rule(dtype("FLOAT"), dtype("FLOAT4E2M1")), FORMATS["mxfp4"], (-1, True))
+    yield tiles(CastRule(dtype("FLOAT"), dtype("FLOAT4E2M1")), FORMATS["mxfp4"], (-1, True))
     for shape in SHAPES:
         yield kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT")), shape)
 
@@ -162,7 +162,7 @@ def test_every_format_source_and_way(exhaustive: bool) -> None:
             if format.block == "axis":
                 continue
             for row in SOURCES:
-                rule = Rule(row, format.element)
+                rule = CastRule(row, format.element)
                 random = [{}, {"rounding": "stochastic", "seed": 7}][: 1 + (format.element.family == "float")]
                 driver.prepare(tiles(rule, format, way, stochastic=bool(more)) for way in WAYS for more in random)
                 for x in arrays(format, row):

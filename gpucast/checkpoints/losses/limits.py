@@ -25,14 +25,14 @@ class TooMuchLost(ValueError):
     """A cast would lose more than `LIMIT` of a tensor."""
 
 
-def check(who: str, src: str, dst: str, report: CastReport) -> None:
-    """TooMuchLost if the tensor `who` loses more than `LIMIT` of its non-zero values."""
+def check(caller: str, src: str, dst: str, report: CastReport) -> None:
+    """TooMuchLost if the tensor `caller` loses more than `LIMIT` of its non-zero values."""
     if report.lost <= LIMIT * report.nonzero:
         return
     # Zeros count as lost if they become NaN (FLOAT8E8M0 without saturate).
     total, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
     raise TooMuchLost(
-        f"{who} from {src} to {dst} would lose {report.lost:,} of its {total:,} {kind} "
+        f"{caller} from {src} to {dst} would lose {report.lost:,} of its {total:,} {kind} "
         f"({100 * report.lost / total:.1f} %): {words(report, zeros=False)}. Nothing was written. "
         "Scale the values into the range first, or give --allow-loss"
     )

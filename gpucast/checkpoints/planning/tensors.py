@@ -132,7 +132,7 @@ class TensorPlanner:
                 f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
                 "give --from T if these are raw elements of a type T, or leave it out with --exclude"
             )
-        resolve(tensor.dtype, dtype, **self._request.attributes, who=f"{self._path}: tensor {tensor.name!r}")
+        resolve(tensor.dtype, dtype, **self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")
         stored = scaled_storage(tensor, dtype, self._request, self._path)
         return (None, stored) if isinstance(stored, str) else (dtype, "")
 

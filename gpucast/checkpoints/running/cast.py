@@ -23,7 +23,7 @@ from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWr
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu.chunks import pairs
 from gpucast.cpu.native import cast as host_native_cast
@@ -178,7 +178,7 @@ class Casting:
         return cast_report(x, self.dtype, **self.request.attributes)
 
     @cached_property
-    def _rule(self) -> Rule:
+    def _rule(self) -> CastRule:
         assert self.tensor.dtype is not None
         return resolve(self.tensor.dtype, self.dtype, **self.request.attributes)
 

@@ -57,15 +57,15 @@ def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
 
 
 def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request, everything: bool, name: str) -> int:
-    who = f"{name}: verify: tensor {plan.name!r}"
+    caller = f"{name}: verify: tensor {plan.name!r}"
     expected_row = source.dtype if plan.dtype is None else plan.dtype
     if target.shape != source.shape or target.dtype is not expected_row:
-        raise FileError(f"{who} is {target.kind} {target.shape}; expected {expected_row} {source.shape}")
+        raise FileError(f"{caller} is {target.kind} {target.shape}; expected {expected_row} {source.shape}")
     if source.dtype is None or expected_row is None:
         if isinstance(source, StoredTensor) and isinstance(target, StoredTensor):
             for one, other in itertools.zip_longest(source.blocks(), target.blocks()):
                 if one != other:
-                    raise FileError(f"{who} was to be kept, and its bytes differ")
+                    raise FileError(f"{caller} was to be kept, and its bytes differ")
         return source.size
     rule = resolve(source.dtype, expected_row, **request.attributes) if plan.dtype is not None else None
     random = request.random(plan.name)
@@ -87,7 +87,8 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
             place = int(different[0])
             index = start + (place if isinstance(chosen, slice) else int(chosen[place]))
             raise FileError(
-                f"{who}: element {index} is {after[place]}; expected {np.asarray(wanted)[place]} from {before[place]}"
+                f"{caller}: element {index} is {after[place]}; expected {np.asarray(wanted)[place]} from "
+                f"{before[place]}"
             )
         start += x.size
         compared += before.size

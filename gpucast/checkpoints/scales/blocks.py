@@ -22,7 +22,7 @@ def detect_format(
     zero_points: bool,
     configured: tuple[int, int] | None,
     name: str,
-    who: str,
+    caller: str,
 ) -> Format:
     """The format of a tensor of shape `shape` whose scales, `name`, have the shape `scales_shape`.
 
@@ -40,13 +40,13 @@ def detect_format(
     if configured is None and len(scales_shape) == len(shape):
         lengths = _lengths(shape[-1], scales_shape[-1])
         if scales_shape[:-1] == shape[:-1] and lengths:
-            return Format("found", element, scale, (_only(lengths, who, name),), rule, zero_points, scale is _E4M3)
+            return Format("found", element, scale, (_only(lengths, caller, name),), rule, zero_points, scale is _E4M3)
         if is_block_wise and len(shape) > 1 and scales_shape[:-2] == shape[:-2]:
             rows = _lengths(shape[-2], scales_shape[-2])
             if _is_usual(shape[-2], scales_shape[-2]) and _is_usual(shape[-1], scales_shape[-1]):
-                return Format("found", element, scale, (_only(rows, who, name), _only(lengths, who, name)), rule)
+                return Format("found", element, scale, (_only(rows, caller, name), _only(lengths, caller, name)), rule)
     raise ValueError(
-        f"{who} has shape {shape}, and its scales {name!r} have {scales_shape}; expected one scale, one for each of "
+        f"{caller} has shape {shape}, and its scales {name!r} have {scales_shape}; expected one scale, one for each of "
         f"the {shape[0] if shape else 0} rows, for each block of {'x'.join(map(str, configured or _SQUARE))}"
         + (" (config.json)" if configured else ", or for equal groups of each row")
     )
@@ -77,7 +77,7 @@ def _is_usual(size: int, count: int) -> bool:
     return any(-(-size // n) == count for n in _GROUPS)
 
 
-def _only(lengths: list[int], who: str, name: str) -> int:
+def _only(lengths: list[int], caller: str, name: str) -> int:
     if len(lengths) > 1:
-        raise ValueError(f"{who}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}")
+        raise ValueError(f"{caller}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}")
     return lengths[0]

@@ -49,17 +49,19 @@ def is_narrow(data: Tensor) -> bool:
 
 def stored_by_gpucast(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
     """How a tensor is stored in gpucast's own style; `text` is its metadata entry. ValueError if it is malformed."""
-    who = f"tensor {candidate.base!r}"
-    format, kept = quantized_files.parse_entry(text, who, ENTRY + candidate.base)
+    caller = f"tensor {candidate.base!r}"
+    format, kept = quantized_files.parse_entry(text, caller, ENTRY + candidate.base)
     data = tensors["data"]
     if not data.size or len(data.shape) < format.min_ndim:
-        raise _Problem(f"{who} has shape {data.shape}, which convert does not quantize as {format.name}")
+        raise _Problem(f"{caller} has shape {data.shape}, which convert does not quantize as {format.name}")
     expected = stored("gpucast", data.name, data.shape, format, dtype("FLOAT"), asked_for=True)
     if kept["axis"] != (0 if format.block == "axis" else len(data.shape) - 1) or kept["scale_layout"] != "linear":
-        raise _Problem(f"{who} has axis {kept['axis']!r}, scale_layout {kept['scale_layout']!r}, not as convert writes")
+        raise _Problem(
+            f"{caller} has axis {kept['axis']!r}, scale_layout {kept['scale_layout']!r}, not as convert writes"
+        )
     for part, spec in expected.specs.items():
         if part not in tensors:
-            raise _Problem(f"{who}: {spec.name!r} is missing")
+            raise _Problem(f"{caller}: {spec.name!r} is missing")
         _expect(tensors[part], spec.dtype, [spec.shape])
     return Stored(data.name, data.shape, format, expected.specs)
 
@@ -75,40 +77,40 @@ def stored_by_others(
     `layer` is ComfyUI's description of the layer, `block` the block size in config.json.
     """
     data, scales = tensors["data"], tensors["scales"]
-    who = f"tensor {data.name!r}"
+    caller = f"tensor {data.name!r}"
     if "g_idx" in tensors:
-        raise _Problem(f"{who} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
+        raise _Problem(f"{caller} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
-        raise _Problem(f"{who} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
+        raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and not comfyui.is_plain(layer, element):
-        raise _Problem(f"{who} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
+        raise _Problem(f"{caller} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
     symmetric = "zero_points" not in tensors
     if element.name == "UINT8":
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):
-            raise _Problem(f"{who} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
+            raise _Problem(f"{caller} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
         shape, packing, element = (*shape[:-1], shape[-1] * 2), "bytes", dtype("FLOAT4E2M1")
     elif element.name == "INT32":
-        shape = _shape(tensors, who)
-        packing, element = "words", _integer(who, shape, data.shape, symmetric)
+        shape = _shape(tensors, caller)
+        packing, element = "words", _integer(caller, shape, data.shape, symmetric)
     if any(n == 0 for n in shape):
-        raise _Problem(f"{who} has no elements")
-    scale_dtype = _scale_dtype(scales, who)
-    format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, who)
+        raise _Problem(f"{caller} has no elements")
+    scale_dtype = _scale_dtype(scales, caller)
+    format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
         # MXFP6 is packed in bytes too; read as 4-bit codes, its groups would seem to have 48.
-        raise _Problem(f"{who} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
+        raise _Problem(f"{caller} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors
     second = tensors.get("global_scale", tensors.get("second_scale"))
     if second is not None:
         _expect(second, _FLOAT, [(), (1,)])
         if not format.global_scale:
-            raise _Problem(f"{who}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
+            raise _Problem(f"{caller}: {second.name!r} goes with scales of FLOAT8E4M3FN, not of {scale_dtype.name}")
         specs["global_scale"] = _spec(second)
     elif format.global_scale:
-        raise _Problem(f"{who} has scales of FLOAT8E4M3FN, and no global scale")
+        raise _Problem(f"{caller} has scales of FLOAT8E4M3FN, and no global scale")
     if not symmetric:
         zero = tensors["zero_points"]
         if packing == "words":
@@ -136,7 +138,7 @@ def _expect(tensor: Tensor, expected: DType | None, shapes: Sequence[tuple[int, 
         raise _Problem(f"tensor {tensor.name!r} is {tensor.kind} {tensor.shape}; expected {wanted}")
 
 
-def _scale_dtype(scales: Tensor, who: str) -> DType:
+def _scale_dtype(scales: Tensor, caller: str) -> DType:
     stored_as = scales.dtype
     if stored_as in _EXACT:
         return _FLOAT
@@ -144,12 +146,12 @@ def _scale_dtype(scales: Tensor, who: str) -> DType:
         return stored_as
     if stored_as is not None and stored_as.name == "UINT8":
         return _E8M0
-    raise _Problem(f"{who}: its scales {scales.name!r} are {scales.kind}, which is not known here")
+    raise _Problem(f"{caller}: its scales {scales.name!r} are {scales.kind}, which is not known here")
 
 
-def _shape(tensors: Mapping[str, Tensor], who: str) -> tuple[int, ...]:
+def _shape(tensors: Mapping[str, Tensor], caller: str) -> tuple[int, ...]:
     if "shape" not in tensors:
-        raise _Problem(f"{who} is packed, and its weight_shape is missing")
+        raise _Problem(f"{caller} is packed, and its weight_shape is missing")
     shape_tensor = tensors["shape"]
     if shape_tensor.shape != (2,) or shape_tensor.dtype is None or shape_tensor.dtype.name not in ("INT64", "INT32"):
         raise _Problem(f"tensor {shape_tensor.name!r} is {shape_tensor.kind} {shape_tensor.shape}; expected INT64 (2,)")
@@ -157,14 +159,14 @@ def _shape(tensors: Mapping[str, Tensor], who: str) -> tuple[int, ...]:
     data = tensors["data"].shape
     if len(data) != 2 or rows != data[0] or not 0 < columns <= data[1] * 32:
         raise _Problem(
-            f"{who} of shape {data} cannot hold the shape ({rows}, {columns}) that {shape_tensor.name!r} tells"
+            f"{caller} of shape {data} cannot hold the shape ({rows}, {columns}) that {shape_tensor.name!r} tells"
         )
     return rows, columns
 
 
-def _integer(who: str, shape: tuple[int, ...], packed: tuple[int, ...], symmetric: bool) -> DType:
+def _integer(caller: str, shape: tuple[int, ...], packed: tuple[int, ...], symmetric: bool) -> DType:
     """The type of the codes; their width follows from the number of packed words."""
     widths = [bits for bits in (2, 4, 8) if words(shape[1], bits) == packed[1]]
     if len(widths) != 1:
-        raise _Problem(f"{who}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")
+        raise _Problem(f"{caller}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")
     return dtype(f"{'INT' if symmetric else 'UINT'}{widths[0]}")

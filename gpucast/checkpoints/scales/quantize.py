@@ -84,27 +84,27 @@ def scaled_storage(
     """
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
-    who = f"{path}: tensor {tensor.name!r}"
+    caller = f"{path}: tensor {tensor.name!r}"
     assert tensor.dtype is not None
     known = formats(dtype)
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
-            f"{who} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
+            f"{caller} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
             f"give --scale {accepted} (none: a plain cast)"
         )
     format = known.get(scale)
     if format is None:
-        raise FileError(f"{who}: --scale {scale} is not for {dtype.name}; expected {accepted}")
+        raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
-        raise FileError(f"{who}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
+        raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
     for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
         is_stochastic = (
             option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
         )
         if attributes.get(option, default) != default and not is_stochastic:
-            raise FileError(f"{who}: --{option.replace('_', '-')} has no meaning with --scale {scale}; leave it out")
+            raise FileError(f"{caller}: --{option.replace('_', '-')} has no meaning with --scale {scale}; leave it out")
     if len(tensor.shape) < 2:
         return "fewer than 2 dimensions"
     if not tensor.size:
@@ -162,7 +162,7 @@ class Scaled:
             if part != "data":
                 write(spec, [arrays[part]])
 
-    def verify(self, written: Mapping[str, Tensor], everything: bool, who: str) -> int:
+    def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
         """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
 
         Unless `everything`, only a sample of each piece is compared. FileError if anything differs.
@@ -172,7 +172,7 @@ class Scaled:
         for part, spec in stored.specs.items():
             if tensors[part].dtype is not spec.dtype or tensors[part].shape != spec.shape:
                 actual = f"{tensors[part].kind} {tensors[part].shape}"
-                raise FileError(f"{who}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
+                raise FileError(f"{caller}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
         quantize = Quantizer(self.tensor, format, by_reference, self.random)
         stored_pieces = zip(
             stored.codes(tensors["data"]), sliced(format, stored.cut, stored.loaded_parts(tensors)), strict=True
@@ -192,7 +192,7 @@ class Scaled:
                 for part, array in stored.stored_parts(Parts(None, None, None, wanted.global_scale)).items()
             )
             if not same:
-                raise FileError(f"{who}: tensor {self.tensor.name!r} is not what the reference gives")
+                raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
             compared += wanted.data.size
         return compared
 

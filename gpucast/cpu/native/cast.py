@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import STOCHASTIC, Rule
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.cpu.encode import decode, encode
 from gpucast.cpu.native import library as host_native
 
@@ -58,7 +58,7 @@ class FilePosition(ctypes.Structure):
 class NativeCast:
     """Casts by one rule. Safe to call from several threads."""
 
-    def __init__(self, library: ctypes.CDLL, rule: Rule) -> None:
+    def __init__(self, library: ctypes.CDLL, rule: CastRule) -> None:
         self._function, self._cast_file = library[_name(rule)], library["cast_file"]
         self._function.restype = None
         self._conversion = conversion(rule)
@@ -102,7 +102,7 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     return stats[0], stats[1]
 
 
-def find(rule: Rule) -> NativeCast | None:
+def find(rule: CastRule) -> NativeCast | None:
     """The cast of a rule, or None where the library has none or is not compiled yet."""
     if not is_known(rule):
         return None
@@ -111,7 +111,7 @@ def find(rule: Rule) -> NativeCast | None:
 
 
 @lru_cache(maxsize=64)
-def _checked(library: ctypes.CDLL, rule: Rule) -> NativeCast | None:
+def _checked(library: ctypes.CDLL, rule: CastRule) -> NativeCast | None:
     """The cast, or None if it was compiled wrongly: tried with every exponent and many mantissas."""
     cast, bits = NativeCast(library, rule), rule.src.bits
     codes = (np.arange(1 << 13, dtype=np.uint64) * (0x9E3779B1 if bits == 32 else 1 << 3)).astype(rule.src.code_numpy)
@@ -121,7 +121,7 @@ def _checked(library: ctypes.CDLL, rule: Rule) -> NativeCast | None:
         return cast if np.array_equal(out, encode(decode(codes, rule.src), rule)) else None
 
 
-def is_known(rule: Rule) -> bool:
+def is_known(rule: CastRule) -> bool:
     """Whether the library has a cast of this rule."""
     src, dst = rule.src, rule.dst
     if rule.rounding == STOCHASTIC or src is dst or dst.family != "float":
@@ -147,12 +147,12 @@ def load(src: DType) -> str:
     return "float" if src is _FLOAT else "upper_half" if _is_upper(src) else "half"
 
 
-def _name(rule: Rule) -> str:
+def _name(rule: CastRule) -> str:
     dst = rule.dst
     return f"{load(rule.src)}_to_{'small' if _is_small(dst) else 'upper'}{max(8, dst.bits)}"
 
 
-def conversion(rule: Rule) -> Conversion:
+def conversion(rule: CastRule) -> Conversion:
     """The constants of a rule, as the library's functions take them."""
     dst = rule.dst
     last = {"infinity": lambda: dst.inf_code, "nan": lambda: dst.nan_code}.get(rule.overflow, lambda: dst.max_code)()

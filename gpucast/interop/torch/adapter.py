@@ -27,34 +27,34 @@ class TorchAdapter(ArrayAdapter):
 
     shares_launches = True
 
-    def take(self, x: torch.Tensor, who: str, writing: bool = False) -> Any:
-        return tensors.take(x, who, writing)
+    def take(self, x: torch.Tensor, caller: str, writing: bool = False) -> Any:
+        return tensors.take(x, caller, writing)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
-        device, out, copy, who = options.device, options.out, options.copy, options.who
-        dst = destination(to, who)
-        src = tensors.dtype_of(x, who)
+        device, out, copy, caller = options.device, options.out, options.copy, options.caller
+        dst = destination(to, caller)
+        src = tensors.dtype_of(x, caller)
         if dst.family == "string":
-            with tensors.on_stream_of(x, who):
-                return cast(tensors.take(x, who), dst, options)
+            with tensors.on_stream_of(x, caller):
+                return cast(tensors.take(x, caller), dst, options)
         if not isinstance(copy, (bool, np.bool_)):
-            raise TypeError(f"{who}: copy={copy!r} must be True or False")
+            raise TypeError(f"{caller}: copy={copy!r} must be True or False")
         if options.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
             attributes = ()
         else:
-            tensors.check_attributes(src, dst, attributes, options.versions, who)
+            tensors.check_attributes(src, dst, attributes, options.versions, caller)
             saturate, round_mode, opset, rounding, overflow = attributes
             # Custom ops take only Python's own types.
             attributes = bool(saturate), round_mode, int(opset), rounding, overflow
-        target = x.device if device is None else _target_device(x, device, who)
-        random = resolve_random(options.rounding, options.seed, options.offset, who)
+        target = x.device if device is None else _target_device(x, device, caller)
+        random = resolve_random(options.rounding, options.seed, options.offset, caller)
         if random is not None or options.scale is not None or options.amax is not None or tensors.transformed():
             return fused.cast(x, dst, attributes, random, options, target)
         if out is not None:
-            return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, who)
+            return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, caller)
         shape = tensors.shape_of(x)
-        tensors.check_pairs(shape, dst, who)
+        tensors.check_pairs(shape, dst, caller)
         if target != x.device and not 0 < dst.bits < src.bits:
             x = x.to(target)
         if not copy and src is dst and target == x.device and not (src.packed or src.family == "bool"):
@@ -62,16 +62,16 @@ class TorchAdapter(ArrayAdapter):
         y = cast_op(x, dst.name, *attributes)
         if target != x.device:
             y = y.to(target)
-        return tensors.as_result(y, shape, dst, who) if dst.packed else y
+        return tensors.as_result(y, shape, dst, caller) if dst.packed else y
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))
 
-    def check_scale(self, scale: torch.Tensor, who: str) -> None:
-        tensors.check_scale(scale, who)
+    def check_scale(self, scale: torch.Tensor, caller: str) -> None:
+        tensors.check_scale(scale, caller)
 
-    def check_into(self, x: torch.Tensor, who: str) -> None:
-        tensors.check_into(x, who)
+    def check_into(self, x: torch.Tensor, caller: str) -> None:
+        tensors.check_into(x, caller)
 
     def from_packed(self, x: PackedArray) -> torch.Tensor:
         return tensors.from_packed(x)
@@ -82,14 +82,14 @@ class TorchAdapter(ArrayAdapter):
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
         return batch.untraced(function, *arguments)
 
-    def empty_like(self, x: torch.Tensor, dst: DType, who: str) -> tuple[Any, Any]:
+    def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
-        tensors.check_pairs(shape, dst, who)
+        tensors.check_pairs(shape, dst, caller)
         y = tensors.new(x, dst.name)
-        array = tensors.take(y, who, writing=True)
+        array = tensors.take(y, caller, writing=True)
         if not dst.packed:
             return y, array
-        return tensors.as_result(y, shape, dst, who), PackedArray(array, dst, tuple(shape))
+        return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)
@@ -114,19 +114,19 @@ class TorchAdapter(ArrayAdapter):
         batch.written(outs)
 
 
-def _target_device(x: torch.Tensor, device: Any, who: str) -> torch.device:
+def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
     """The device of the result."""
-    target = devices.parse(device, who)
+    target = devices.parse(device, caller)
     if target is None:
         return x.device
-    return torch.device("cpu") if target == "cpu" else torch.device("cuda", devices.index(target, who))
+    return torch.device("cpu") if target == "cpu" else torch.device("cuda", devices.index(target, caller))
 
 
-def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, who: str) -> Any:
-    tensors.check_out(x, dst, out, who)
+def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
+    tensors.check_out(x, dst, out, caller)
     if isinstance(out, PackedArray):
-        with tensors.on_stream_of(x, who):
-            tensors.write(tensors.take(x, who), dst, named(attributes), out, who)
+        with tensors.on_stream_of(x, caller):
+            tensors.write(tensors.take(x, caller), dst, named(attributes), out, caller)
     else:
         cast_out_op(x, out, dst.name, *attributes)
     return out

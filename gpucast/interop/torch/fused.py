@@ -36,11 +36,11 @@ def cast(
 ) -> Any:
     """Cast a tensor where it is and move the result to `target`; `attributes`: all of them, or () for the defaults."""
     if isinstance(options.scale, torch.Tensor):
-        tensors.check_scale(options.scale, options.who)
+        tensors.check_scale(options.scale, options.caller)
     if tensors.transformed() and options.scale is not None and not isinstance(options.scale, torch.Tensor):
         # Within a transform the scale has to be a plain number.
         device = x.device.index if x.is_cuda else None
-        options = options._replace(scale=resolve_scale(options.scale, device, options.who))
+        options = options._replace(scale=resolve_scale(options.scale, device, options.caller))
     seed, offset = (None, 0) if random is None else (_signed(random.seed), _signed(random.offset))
     arguments = (dst.name, *(attributes or tensors.DEFAULTS.values()), seed, offset)
     if _is_traced(options):
@@ -75,19 +75,19 @@ def _is_traced(options: Options) -> bool:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # It runs as it is, between two graphs.
 def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options: Options, target: torch.device) -> Any:
-    out, who = options.out, options.who
+    out, caller = options.out, options.caller
     if out is not None:
-        tensors.check_out(x, dst, out, who)
+        tensors.check_out(x, dst, out, caller)
         if isinstance(out, PackedArray):
-            with tensors.on_stream_of(x, who):
-                tensors.write(tensors.take(x, who), dst, keywords, out, who)
+            with tensors.on_stream_of(x, caller):
+                tensors.write(tensors.take(x, caller), dst, keywords, out, caller)
         else:
             tensors.fill(x, out, dst, keywords, False)
         return out
     shape = tensors.shape_of(x)
-    tensors.check_pairs(shape, dst, who)
+    tensors.check_pairs(shape, dst, caller)
     y = _EagerCast.apply(x, dst, keywords, keywords["scale"]).to(target)
-    return tensors.as_result(y, shape, dst, who) if dst.packed else y
+    return tensors.as_result(y, shape, dst, caller) if dst.packed else y
 
 
 class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
@@ -115,21 +115,21 @@ class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
 def _cast_traced(
     x: torch.Tensor, dst: DType, arguments: tuple[Any, ...], options: Options, target: torch.device
 ) -> Any:
-    scale, amax, out, who = options.scale, options.amax, options.out, options.who
+    scale, amax, out, caller = options.scale, options.amax, options.out, options.caller
     number = None
     if not isinstance(scale, torch.Tensor) and scale is not None:
         number, scale = float(scale), None
     if out is not None:
-        tensors.check_out(x, dst, out, who)
+        tensors.check_out(x, dst, out, caller)
         _op_out(x, out, scale, amax, *arguments, number)
         return out
     shape = tensors.shape_of(x)
-    tensors.check_pairs(shape, dst, who)
+    tensors.check_pairs(shape, dst, caller)
     y, new_amax = _TracedCast.apply(x, scale, amax, *arguments, number)
     if amax is not None:
         amax.copy_(new_amax)
     y = y.to(target)
-    return tensors.as_result(y, shape, dst, who) if dst.packed else y
+    return tensors.as_result(y, shape, dst, caller) if dst.packed else y
 
 
 class _TracedCast(torch.autograd.Function):  # type: ignore[misc]  # As above.
@@ -168,7 +168,7 @@ def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch
 
 
 def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:
-    tensors.fill(x, out, dtype(arguments[0], who="cast: to="), _all_keywords(scale, amax, arguments), False)
+    tensors.fill(x, out, dtype(arguments[0], caller="cast: to="), _all_keywords(scale, amax, arguments), False)
 
 
 def _all_keywords(scale: Any, amax: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, scale: Any, amax
     """The result of a loop over the batch: each part gets the same random words, and an `amax` without a batch
     dimension is passed from one part to the next."""
     to, *_, seed, _, _ = arguments
-    if dtype(to, who="cast: to=").packed:
+    if dtype(to, caller="cast: to=").packed:
         raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
     along_x, along_scale, along_amax, *_ = dims
     if along_scale is along_amax is seed is None:

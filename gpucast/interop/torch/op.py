@@ -25,7 +25,7 @@ def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
 
 
 def _cast_out(x: torch.Tensor, out: torch.Tensor, to: str, *attributes: Any) -> None:
-    fill(x, out, dtype(to, who="cast: to="), named(attributes), False)
+    fill(x, out, dtype(to, caller="cast: to="), named(attributes), False)
 
 
 def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
@@ -38,7 +38,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
     """A batch is cast like any tensor, because the op is element-wise. Packed bytes cannot be split into batches."""
-    if dtype(to, who="cast: to=").packed:
+    if dtype(to, caller="cast: to=").packed:
         raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
     return cast_op(x, to, *attributes), dims[0]
 

@@ -30,19 +30,19 @@ PAIRED = dtype("FLOAT4E2M1")
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
 
-def take(x: torch.Tensor, who: str, writing: bool = False) -> Any:
+def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
     """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
-    src, device = dtype_of(x, who), _device(x, who)
+    src, device = dtype_of(x, caller), _device(x, caller)
     if writing:
-        check_writable(x, who)
+        check_writable(x, caller)
         written(x)
     elif x.requires_grad:
         x = x.detach()
     if x.is_neg():
         x = x.resolve_neg()
     if x.dtype is not PAIRS:
-        return _view(x, src, device, who)
-    codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, who)
+        return _view(x, src, device, caller)
+    codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, caller)
     return PackedArray(codes, src, tuple(shape_of(x)))
 
 
@@ -52,23 +52,24 @@ def written(x: torch.Tensor) -> None:
         torch.autograd.graph.increment_version(x)
 
 
-def check_writable(out: torch.Tensor, who: str) -> None:
+def check_writable(out: torch.Tensor, caller: str) -> None:
     if out.requires_grad:
-        raise ValueError(f"{who}: out requires grad; expected a tensor that does not, such as out.detach()")
+        raise ValueError(f"{caller}: out requires grad; expected a tensor that does not, such as out.detach()")
     # torch.compile does not support is_neg.
     negated = not torch.compiler.is_compiling() and out.is_neg()
     if negated or (out.dtype is PAIRS and not out.is_contiguous()):
-        raise ValueError(f"{who}: out is a negated view, or pairs that are not contiguous; expected plain memory")
+        raise ValueError(f"{caller}: out is a negated view, or pairs that are not contiguous; expected plain memory")
 
 
-def _view(x: torch.Tensor, src: DType, device: int | None, who: str) -> Any:
+def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
     try:
         if device is None:
             return x.view(_CODES[src]).numpy().view(src.numpy)
         address = _address(x)
     except RuntimeError as error:
         raise TypeError(
-            f"{who}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func or while "
+            f"{caller}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func "
+            "or while "
             "torch traces a graph; expected one with elements to read: call it outside"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
@@ -85,24 +86,26 @@ def _address(x: torch.Tensor) -> int:
     return address
 
 
-def dtype_of(x: torch.Tensor, who: str) -> DType:
+def dtype_of(x: torch.Tensor, caller: str) -> DType:
     """The dtype of a tensor. TypeError for tensors that are not plain strided memory with numbers."""
     if x.is_nested or x.layout is not torch.strided:
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
-        raise TypeError(f"{who}: x has the layout {layout}; expected a strided tensor: cast x.values() or x.to_dense()")
+        raise TypeError(
+            f"{caller}: x has the layout {layout}; expected a strided tensor: cast x.values() or x.to_dense()"
+        )
     if x.is_quantized:
-        raise TypeError(f"{who}: x is quantized; cast x.int_repr() or x.dequantize()")
-    return _DTYPES.get(x.dtype) or dtype(x.dtype, who=f"{who}: x.dtype=")
+        raise TypeError(f"{caller}: x is quantized; cast x.int_repr() or x.dequantize()")
+    return _DTYPES.get(x.dtype) or dtype(x.dtype, caller=f"{caller}: x.dtype=")
 
 
-def _device(x: torch.Tensor, who: str) -> int | None:
+def _device(x: torch.Tensor, caller: str) -> int | None:
     """The index of the CUDA device that holds a tensor; None for the host."""
     if x.is_cpu:
         return None
     if x.is_cuda:
         return int(x.device.index)
     where = "is a meta tensor, which has no elements" if x.is_meta else f"is on {x.device}"
-    raise TypeError(f"{who}: x {where}; expected a tensor on 'cpu' or 'cuda'")
+    raise TypeError(f"{caller}: x {where}; expected a tensor on 'cpu' or 'cuda'")
 
 
 def stream(device: int) -> int:
@@ -110,13 +113,13 @@ def stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def on_stream_of(x: torch.Tensor, who: str) -> contextlib.AbstractContextManager[None]:
+def on_stream_of(x: torch.Tensor, caller: str) -> contextlib.AbstractContextManager[None]:
     """Use torch's current stream as CuPy's, if a tensor is on a device."""
-    device = _device(x, who)
+    device = _device(x, caller)
     if device is None:
         return contextlib.nullcontext()
 
-    devices.require(who)
+    devices.require(caller)
     return gpu.driver.driver().using(stream(device), device)
 
 
@@ -131,23 +134,26 @@ def transformed() -> bool:
     return bool(active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
-def check_pairs(shape: Any, dst: DType, who: str) -> None:
+def check_pairs(shape: Any, dst: DType, caller: str) -> None:
     if dst is PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(
-            f"{who}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose length must "
+            f"{caller}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose "
+            "length must "
             "be even: pad it, or cast an array of NumPy or CuPy"
         )
 
 
-def as_result(y: torch.Tensor, shape: Any, dst: DType, who: str) -> Any:
+def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
     """The packed bytes of a result in the form that the caller gets: a tensor of pairs, or a PackedArray."""
     if dst is PAIRED and PAIRS is not None:
         return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
-    return PackedArray(take(y, who), dst, tuple(shape))
+    return PackedArray(take(y, caller), dst, tuple(shape))
 
 
-def check_attributes(src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], who: str) -> None:
-    resolve(src, dst, **named(attributes), versions=versions, who=who)
+def check_attributes(
+    src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], caller: str
+) -> None:
+    resolve(src, dst, **named(attributes), versions=versions, caller=caller)
 
 
 def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
@@ -155,29 +161,29 @@ def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(DEFAULTS, attributes, strict=False))
 
 
-def check_scale(scale: torch.Tensor, who: str) -> None:
+def check_scale(scale: torch.Tensor, caller: str) -> None:
     """ValueError for a scale that requires a gradient."""
     if scale.requires_grad:
-        raise ValueError(f"{who}: scale requires grad, and is not differentiable; pass scale.detach()")
+        raise ValueError(f"{caller}: scale requires grad, and is not differentiable; pass scale.detach()")
 
 
-def check_into(x: torch.Tensor, who: str) -> None:
+def check_into(x: torch.Tensor, caller: str) -> None:
     """ValueError for a tensor that requires a gradient, when its cast is written to an `out`."""
     if torch.is_grad_enabled() and x.requires_grad:
-        raise ValueError(f"{who}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
+        raise ValueError(f"{caller}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
 
 
-def check_out(x: torch.Tensor, dst: DType, out: Any, who: str) -> None:
-    check_into(x, who)
+def check_out(x: torch.Tensor, dst: DType, out: Any, caller: str) -> None:
+    check_into(x, caller)
     if isinstance(out, PackedArray):
         return
     if not isinstance(out, torch.Tensor):
         wanted = "a PackedArray" if dst.packed and dst is not PAIRED else "a tensor"
         shape = tuple(shape_of(x))
-        raise TypeError(f"{who}: out is {type(out).__name__}; expected {wanted} of {dst.name} and shape {shape}")
-    check_writable(out, who)
+        raise TypeError(f"{caller}: out is {type(out).__name__}; expected {wanted} of {dst.name} and shape {shape}")
+    check_writable(out, caller)
     if out.device != x.device:
-        raise ValueError(f"{who}: out is on {out.device}; the result belongs on {x.device}")
+        raise ValueError(f"{caller}: out is on {out.device}; the result belongs on {x.device}")
 
 
 def from_packed(x: PackedArray) -> torch.Tensor:
@@ -205,7 +211,7 @@ def shape_of(x: torch.Tensor) -> Any:
 
 def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     """A new tensor for a result: in order "K" for whole-byte types, or the flat bytes of a packed type."""
-    src, dst = dtype_of(x, "cast"), dtype(to, who="cast: to=")
+    src, dst = dtype_of(x, "cast"), dtype(to, caller="cast: to=")
     if attributes:
         check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
     if dst.family == "string":
@@ -226,16 +232,16 @@ def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any],
         write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
 
 
-def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, who: str) -> None:
+def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, caller: str) -> None:
     """Cast an array into `out`, which for types below one byte is packed, also on the host."""
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
         cast(array, dst, **keywords, out=out)
         return
     if out.dtype is not dst:
-        raise TypeError(f"{who}: out has dtype {out.dtype}; expected {dst}")
+        raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {dst}")
     if out.shape != array.shape:
-        raise ValueError(f"{who}: out has shape {out.shape}; expected {array.shape}")
+        raise ValueError(f"{caller}: out has shape {out.shape}; expected {array.shape}")
     if device_index(out) is not None:
-        raise ValueError(f"{who}: out is on cuda:{device_index(out)}; the result belongs on the host")
+        raise ValueError(f"{caller}: out is on cuda:{device_index(out)}; the result belongs on the host")
     # On the host `cast` returns one element per byte, so the result has to be packed.
     out.data[...] = PackedArray.pack(cast(array, dst, **keywords)).data

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.cpu import lanes
 from gpucast.quantization.cpu.block_grid import ELEMENTS
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 class TileCast:
     """Casts an array's tiles by one rule. Floating-point errors must be ignored; only one thread may use it."""
 
-    def __init__(self, rule: Rule, size: int) -> None:
+    def __init__(self, rule: CastRule, size: int) -> None:
         """`size`: elements of the array."""
         self._rule, self._lane = rule, lanes.lane(rule, size, min(size, ELEMENTS))
 
@@ -39,7 +39,7 @@ class TileWidening:
     The result is contiguous: the tile itself, or scratch memory. NaN may keep its payload.
     """
 
-    def __init__(self, rule: Rule, size: int) -> None:
+    def __init__(self, rule: CastRule, size: int) -> None:
         self._same = rule.src is rule.dst
         # NumPy's own conversion of BFLOAT16 is a mere shift.
         self._plain = self._same or rule.src.name == "BFLOAT16"

@@ -21,7 +21,7 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
-from gpucast.core.rule import Rule, resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import cast
 from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
@@ -142,7 +142,7 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
 
 def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
     """The kernel of `swizzle`, for scales of a type."""
-    return QuantizeSpec(Rule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
+    return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
 
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
@@ -158,7 +158,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
-            rule = Rule(format.element, to)
+            rule = CastRule(format.element, to)
             if _in_rows(blocks, parts.data):
                 spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
             else:
@@ -229,7 +229,7 @@ class _ArrayQuantizer:
         block = self.blocks.lengths[2] if kind == "rows" else 0
         single = kind == "elements" and self.format.block == "tensor"
         large = kind in _COUNTING and self.x.size > _LARGE
-        rule = Rule(self.src, self.format.element)
+        rule = CastRule(self.src, self.format.element)
         spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
         kernel = launch.kernel(spec, self.device)
         kernel(_address(self.x), _address(dst), n, arguments)

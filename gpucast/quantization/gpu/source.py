@@ -19,7 +19,7 @@ from gpucast.codegen.fused import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
-from gpucast.core.rule import STOCHASTIC, Rule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.quantization.cpu.blocks import BlockGrid
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
@@ -43,7 +43,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
 
     #: From the source to the element type; for "back" from the element to the destination; for "swizzle" and
     #: "unswizzle" from and to the type of the scales.
-    rule: Rule
+    rule: CastRule
     #: Ignored by "swizzle" and "unswizzle", which only move scales.
     format: Format
     kind: Kind

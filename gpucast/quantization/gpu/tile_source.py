@@ -15,7 +15,7 @@ from gpucast.codegen.fused import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.source import FILES, columns_of, format_struct
 
 #: Which elements of the array that is read share a scale: a run along its rows or down its columns, a square, or all.
@@ -33,7 +33,7 @@ class TileSpec(KernelSpec[KernelSource]):
     """A kernel that quantizes in tiles."""
 
     #: From the source to the element type.
-    rule: Rule
+    rule: CastRule
     format: Format
     #: The length of a block along one axis; ignored for "everywhere".
     block: int

@@ -11,7 +11,7 @@ from typing import Any
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
 from gpucast.core.random import Random
-from gpucast.core.rule import Rule
+from gpucast.core.rule import CastRule
 from gpucast.gpu import driver as launch
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
@@ -89,7 +89,7 @@ def plan(
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # No statistics are needed, so the simpler kernels read x only once too.
         return None
-    spec = TileSpec(Rule(src, format.element), format, block, same, swapped, given, random is not None)
+    spec = TileSpec(CastRule(src, format.element), format, block, same, swapped, given, random is not None)
     size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs before any element is cast: `gpucast.cast` of one element beside its rivals.
+"""The overhead of a call: `gpucast.cast` of one element compared with its rivals.
 
-On a GPU whole calls, each given before the ones before are done. Without one (device: none) our own part alone: CUDA's
-functions are replaced by nothing, CuPy's allocation too, and there is no rival. On the host always beside NumPy.
+On a GPU it measures complete calls, enqueued without waiting for the previous ones. Without a GPU (device: none) it
+measures only our own part: CUDA's functions and CuPy's allocation do nothing, and there is no rival. On the host it
+compares with NumPy.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from gpucast.gpu import devices
 
 Call = Callable[[], object]
 
-#: Calls in a row, fewer than the queue of a stream takes, and how many such rows.
+#: Consecutive calls, fewer than a stream's queue holds, and how many such series.
 CALLS, ROWS = 500, 40
 _AT_RANDOM: tuple[str, dict[str, Any]] = ("stochastic", {"rounding": "stochastic", "seed": 1})
 
 
 @dataclass(frozen=True)
 class CallCost:
-    """Seconds of a call."""
+    """Seconds per call, by contender."""
 
     what: str
     where: str

@@ -15,35 +15,35 @@ EXTRA = (
 )
 
 
-def every_code(row: DType) -> np.ndarray:
+def every_code(dtype: DType) -> np.ndarray:
     """Each code of a row of 16 bits or fewer, in order."""
-    assert row.bits <= 16
-    return np.arange(2 if row.family == "bool" else 1 << row.bits, dtype=row.code_numpy)
+    assert dtype.bits <= 16
+    return np.arange(2 if dtype.family == "bool" else 1 << dtype.bits, dtype=dtype.code_numpy)
 
 
-def random_codes(row: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:
+def random_codes(dtype: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:
     """Any codes of a row, all as likely; a Generator goes on from where it is."""
-    top = 1 if row.family == "bool" else row.code_mask
-    drawn = np.random.default_rng(seed).integers(0, top, shape, dtype=row.code_numpy, endpoint=True)
+    top = 1 if dtype.family == "bool" else dtype.code_mask
+    drawn = np.random.default_rng(seed).integers(0, top, shape, dtype=dtype.code_numpy, endpoint=True)
     return np.asarray(drawn)
 
 
-def codes_of(x: np.ndarray, row: DType) -> np.ndarray:
+def codes_of(x: np.ndarray, dtype: DType) -> np.ndarray:
     """What lies in memory for the elements of an array of a row, the bits above the row's own included."""
-    assert x.dtype == row.numpy
-    return x.view(row.code_numpy)
+    assert x.dtype == dtype.numpy
+    return x.view(dtype.code_numpy)
 
 
-def assert_same(got: np.ndarray, wanted: np.ndarray, row: DType | None = None) -> None:
+def assert_same(got: np.ndarray, wanted: np.ndarray, dtype: DType | None = None) -> None:
     """Equal shapes, types and bits. Given STRING as the row, texts count, and not how NumPy holds them."""
-    if row is None:
+    if dtype is None:
         assert got.dtype == wanted.dtype
-        row = gpucast.dtype(wanted.dtype)
-    if row.family == "string":
+        dtype = gpucast.dtype(wanted.dtype)
+    if dtype.family == "string":
         assert got.shape == wanted.shape
         assert got.tolist() == wanted.tolist()
     else:
-        assert_codes(codes_of(got, row), codes_of(wanted, row))
+        assert_codes(codes_of(got, dtype), codes_of(wanted, dtype))
 
 
 def assert_codes(got: np.ndarray, wanted: np.ndarray, case: object = "", of: np.ndarray | None = None) -> None:

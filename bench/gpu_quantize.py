@@ -190,7 +190,7 @@ def measure_case(
                 raise
             line["left_out"] = f"{type(error).__name__}: {error}"
             continue
-        works.append(Work(name, lambda i, way=call: call(), 1))  # type: ignore[misc]
+        works.append(Work(name, lambda i, call=call: call(), 1))  # type: ignore[misc]
     if problem:
         lines[OURS]["problem"] = problem
     times = dict(

@@ -114,7 +114,7 @@ def measure(
     shape: Shape | Literal["many"] = "contiguous",
     advance: Callable[[int], object] = lambda done: None,
 ) -> list[StaticKernel]:
-    """The kernels of these rules for an architecture such as "sm_90", in order. `advance` gets the number of those done.
+    """The kernels of these rules for an architecture such as "sm_90", in order. `advance` gets how many are done.
 
     The shape "many" stands for batch kernels of contiguous arrays (see `InBatchSpec`).
 

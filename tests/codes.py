@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of a row: all, random ones, those of an array's elements; and arrays compared bit by bit."""
+"""Codes of a dtype: all, random ones, those of an array's elements; and bitwise comparisons of arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import gpucast
 from gpucast.core.dtypes import DType
 
-# Adding a format inside the known concepts is one row: these two exist in tests alone.
+# A new format of a known kind is one entry of the dtype table: these two exist in tests only.
 EXTRA = (
     DType("FLOAT8E3M4", None, "float", 8, 1, 3, 4, 3, "ieee", None, "float8_e3m4", None),
     DType("FLOAT8E4M3B11FNUZ", None, "float", 8, 1, 4, 3, 11, "fnuz", None, "float8_e4m3b11fnuz", None),
@@ -16,26 +16,26 @@ EXTRA = (
 
 
 def every_code(dtype: DType) -> np.ndarray:
-    """Each code of a row of 16 bits or fewer, in order."""
+    """Each code of a dtype of 16 bits or fewer, in order."""
     assert dtype.bits <= 16
     return np.arange(2 if dtype.family == "bool" else 1 << dtype.bits, dtype=dtype.code_numpy)
 
 
 def random_codes(dtype: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:
-    """Any codes of a row, all as likely; a Generator goes on from where it is."""
+    """Uniformly random codes of a dtype; a Generator continues from its state."""
     top = 1 if dtype.family == "bool" else dtype.code_mask
     drawn = np.random.default_rng(seed).integers(0, top, shape, dtype=dtype.code_numpy, endpoint=True)
     return np.asarray(drawn)
 
 
 def codes_of(x: np.ndarray, dtype: DType) -> np.ndarray:
-    """What lies in memory for the elements of an array of a row, the bits above the row's own included."""
+    """The elements of an array as they are in memory, including bits above the dtype's own."""
     assert x.dtype == dtype.numpy
     return x.view(dtype.code_numpy)
 
 
 def assert_same(got: np.ndarray, wanted: np.ndarray, dtype: DType | None = None) -> None:
-    """Equal shapes, types and bits. Given STRING as the row, texts count, and not how NumPy holds them."""
+    """Equal shapes, types and bits. If the dtype is STRING, texts are compared, not how NumPy stores them."""
     if dtype is None:
         assert got.dtype == wanted.dtype
         dtype = gpucast.dtype(wanted.dtype)
@@ -47,7 +47,7 @@ def assert_same(got: np.ndarray, wanted: np.ndarray, dtype: DType | None = None)
 
 
 def assert_codes(got: np.ndarray, wanted: np.ndarray, case: object = "", of: np.ndarray | None = None) -> None:
-    """Arrays of codes are equal, else the first that differs is told: of which case, from which source code in `of`."""
+    """Arrays of codes are equal; the message names the first that differs, the case, and the source code in `of`."""
     assert got.shape == wanted.shape, case
     wrong = np.flatnonzero(got != wanted)
     if wrong.size:

@@ -40,7 +40,7 @@ def boundaries(dtype: DType, rng: np.random.Generator, some: int) -> list[Fracti
 
 
 def middle_above(dtype: DType, code: int) -> Fraction:
-    """Half way from a finite magnitude to the next, which for the largest is the one an endless exponent would have."""
+    """The midpoint of a finite magnitude and the next; after the largest, the next with an unlimited exponent."""
     if code < dtype.max_code:
         return (Fraction(dtype.value(code)) + Fraction(dtype.value(code + 1))) / 2
     return Fraction(dtype.max) + Fraction(2) ** (math.frexp(dtype.max)[1] - dtype.mantissa_bits - 2)

@@ -42,7 +42,7 @@ def at_byte(host: np.ndarray, dtype: DType, offset: int) -> Any:
 
 
 def views(host: np.ndarray, dtype: DType) -> Iterator[tuple[Any, np.ndarray]]:
-    """An array on the device in every way that it can lie, and its elements on the host."""
+    """An array on the device in every memory layout, with its elements on the host."""
     there = on_device(host)
     yield there, host
     yield at_byte(host, dtype, 1), host

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact model: a cast as rational arithmetic on one number at a time, in Python's Fraction.
 
-Written from the semantics alone, with nothing of gpucast but the rows and the resolved Rule. Slow and plain on purpose:
-it is what the reference, the host path and the kernels are judged by.
+Written from the semantics alone, it uses only the dtypes and the resolved Rule of gpucast. Slow and simple on purpose,
+because the reference, the host path and the kernels are checked against it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExactNumber:
 
 
 def decode(dtype: DType, code: int) -> ExactNumber:
-    """The number that a code of a row stands for."""
+    """The number that a code of a dtype represents."""
     if dtype.family == "bool":
         return ExactNumber("finite", False, Fraction(int(code != 0)))
     negative = bool(dtype.sign_bits and code >> (dtype.bits - 1) & 1)
@@ -53,7 +53,7 @@ def decode(dtype: DType, code: int) -> ExactNumber:
 
 @lru_cache(maxsize=4)
 def numbers(dtype: DType) -> tuple[ExactNumber, ...]:
-    """Every code of a row of 16 bits or fewer, decoded once."""
+    """Every code of a dtype of 16 bits or fewer, decoded once."""
     return tuple(decode(dtype, code) for code in range(2 if dtype.family == "bool" else 1 << dtype.bits))
 
 

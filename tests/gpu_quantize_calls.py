@@ -58,7 +58,7 @@ def edges(name: str, src: DType) -> Iterator[QuantizeCall]:
 
 
 def directions(name: str, src: DType) -> Iterator[QuantizeCall]:
-    """Both ways at once, the one and the other, along each axis."""
+    """Both results at once, the plain one and the transposed one, along each axis."""
     x = matrix(FORMATS[name], src.name)[:, : LENGTH - 1]
     for axis in (-1, -2):
         for transpose in ("both", True, False):
@@ -98,7 +98,7 @@ def others() -> Iterator[tuple[str, QuantizeCall]]:
 
 
 def every(exhaustive: bool = False) -> Iterator[Callable[[], object]]:
-    """All of them, ready to be made on the device, the most valuable first."""
+    """All calls, ready to be made on the device, the most important first."""
     for name, call in others():
         yield _ready(name, call)
     for names, calls in ((RANDOM_DATA, random_data), (MANY_TILES, tiles)):

@@ -102,7 +102,7 @@ def check_strided(
 ) -> None:
     """Cast the array of codes `x` into a view that `target` takes of 720 elements; None for a packed destination.
 
-    A packed source is the row-major stream of x, behind `skip` other elements.
+    A packed source is the row-major stream of x, after `skip` other elements.
     """
     src, dst = rule.src, rule.dst
     wanted = wanted_codes(np.ascontiguousarray(x).reshape(-1), rule)

@@ -32,7 +32,7 @@ def ids(case: Any) -> str:
 
 
 def sample(dtype: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Any codes of the type, NaN and infinity among them where there is room; texts for STRING."""
+    """Any codes of the type, with NaN and infinity if the array is large enough; texts for STRING."""
     size = math.prod(shape)
     if dtype.family == "string":
         array = np.empty(size, dtype=object)

@@ -21,7 +21,7 @@ from bench.__main__ import main
 from bench.heatmap import heatmap
 from bench.sass import Instruction
 from bench.static_budget import LEAST, PER_BYTE, budget, problems, verdict, widths
-from bench.static_kernels import BATCH, Kernel, facts, measure
+from bench.static_kernels import BATCH, StaticKernel, facts, measure
 from bench.static_model import GPUS, estimate, estimates, resident_threads
 from gpucast import dtype
 from gpucast.casting.fused import fused_rule
@@ -116,7 +116,7 @@ SPILL = """uint4 v = src[i]; unsigned a[64]; for (int j = 0; j < 64; ++j) a[j] =
 BUSY = "uint4 v = src[i];" + "v.x = v.x / v.y + 1; v.y = v.y / v.z + 1; v.z = v.z / v.w + 1;" * 9 + "dst[i] = v;"
 
 
-def made(body: str, one: Rule | None = None) -> Kernel:
+def made(body: str, one: Rule | None = None) -> StaticKernel:
     """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
     source = kernel_source(one or rule("FLOAT", "INT32"))
     text = _TEXT.format(name=source.name, body=body)
@@ -220,7 +220,7 @@ def test_how_wide_accesses_are(src: str, dst: str, wanted: tuple[int, int]) -> N
 # ---- the estimate ----
 
 
-def with_path(*opcodes: str) -> Kernel:
+def with_path(*opcodes: str) -> StaticKernel:
     path = tuple(Instruction(0, "", opcode, ()) for opcode in opcodes)
     return dataclasses.replace(made(COPY), path=path, instructions=len(path))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench``: check results, then measure speed; on the GPU, unless told otherwise.
+"""``python -m bench``: check results, then measure speed; by default on the GPU.
 
 Each benchmark is a module with ``run(arguments) -> dict``: it prints its tables and returns what ``--json`` writes;
 "failures" in it, where there are some, make the exit code 1.
@@ -38,7 +38,7 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]
     "overhead": ("what a call costs for one element, with and without a GPU", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
-#: What --allow-cpu measures where there is no GPU, with arrays of so many elements.
+#: What --allow-cpu measures if there is no GPU, and the elements of its arrays.
 WITHOUT_GPU, FEW = ("static", "host"), 1 << 18
 _ELEMENTS = 1 << 24
 
@@ -111,14 +111,14 @@ def _count(text: str) -> int:
 
 
 def _unused(folder: Path, stem: str) -> Path:
-    """A file that is not there yet: results are never overwritten."""
+    """A file that does not exist yet: results are never overwritten."""
     ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     paths = (folder / f"{stem}{end}.json" for end in ends)
     return next(path for path in paths if not path.exists())
 
 
 def _unwritable(folder: Path) -> str:
-    """Why no file can be put into a folder, or "". To be known before the work, and not after it."""
+    """Why no file can be written to a folder, or "". Checked before the work instead of after it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

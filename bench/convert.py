@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``gpucast convert`` beside the same job written with safetensors.numpy and ml_dtypes, and with torch.
+"""``gpucast convert`` compared with the same job written with safetensors.numpy and ml_dtypes, and with torch.
 
-With --scale the others do what a formula says in a line for each step; gpucast rounds the exact quotient once, as the
-semantics say. The formula's quotients are rounded twice: about one in a million is the midpoint of two codes after its
-rounding to FLOAT, and may go to the wrong one (of BFLOAT16 numbers, one in a thousand); and so are scales with zero
-points, of the difference of two numbers. The last column tells how many bytes of the last tensor differ.
+With --scale the others use the plain formula, a line for each step; gpucast rounds the exact quotient once, as the
+semantics require. The formula rounds quotients twice: about one in a million is a midpoint of two codes after rounding
+to FLOAT, and may then go to the wrong code (of BFLOAT16 numbers one in a thousand). Scales with zero points, which come
+from a difference, are rounded twice too. The last column shows how many bytes of the last tensor differ.
 
     python -m bench.convert --torch-python PYTHON --json bench/results/convert-DATE.json
 
 Every contender is a process of its own, and each round runs all of them, one after the other, so that a neighbour on
 the machine disturbs all alike; a job's time is that of its fastest round, from the first byte read to the last one
-written, imports left out. The files are in memory (/dev/shm), unless --folder says otherwise: gpucast syncs what it
-writes to the disk, the others do not, and the disk is not what is measured. Memory is what the process held at most
-beyond its interpreter and imports: anonymous pages alone, not those of mapped files.
+written, without imports. By default the files are in memory (/dev/shm), because the disk is not to be measured and only
+gpucast syncs what it writes; --folder chooses another place. Memory is the peak beyond the interpreter and imports,
+counting anonymous pages but no mapped files.
 
 gpucast's C library is compiled during the first round, where --megabytes is at least 1024 or GPUCAST_NATIVE=1 is set,
 and used in the others; GPUCAST_NATIVE=0 shows gpucast without it.
@@ -228,14 +228,14 @@ def measure(folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def _stored(tensor: files.Tensor) -> bytes:
-    """The bytes of a tensor as they lie in the file."""
+    """The bytes of a tensor as stored in the file."""
     codes = tensor.read().view(np.uint8).reshape(-1)
     assert tensor.dtype is not None
     return bytes(pack_codes(codes, tensor.dtype.bits) if tensor.dtype.packed else codes)
 
 
 def _different(found: dict[str, bytes], wanted: dict[str, bytes]) -> int | None:
-    """How many bytes differ; None where the tensors are others."""
+    """How many bytes differ; None if the tensors have other names or sizes."""
     if {name: len(data) for name, data in found.items()} != {name: len(data) for name, data in wanted.items()}:
         return None
     return sum(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cubin says about itself, read from its ELF sections: no GPU and no NVIDIA tool is needed."""
+"""Reads facts about kernels from the ELF sections of a cubin, without a GPU or NVIDIA tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CubinKernel:
 
 
 def whole(cubin: bytes) -> list[tuple[int, ...]]:
-    """The section headers. AssertionError for what is no 64-bit CUDA ELF file with every byte that it speaks of."""
+    """The section headers. AssertionError for anything but a complete 64-bit CUDA ELF file."""
     fields = _HEADER.unpack_from(cubin)
     assert fields[0][:6] == b"\x7fELF\x02\x01"
     assert fields[2] == _CUDA
@@ -60,7 +60,7 @@ def _named(cubin: bytes) -> dict[str, tuple[int, ...]]:
 def kernels(cubin: bytes) -> dict[str, CubinKernel]:
     """The static facts of every kernel, by name."""
     found, headers = sections(cubin), _named(cubin)
-    # A section without bytes in the file has a size all the same.
+    # A section that has no bytes in the file still has a size.
     shared = {name: header[5] for name, header in headers.items() if name.startswith(".nv.shared.")}
     names = [_string(found[".strtab"], symbol[0]) for symbol in _SYMBOL.iter_unpack(found[".symtab"])]
     facts: dict[str, dict[int, int]] = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark on a GPU: ceilings, calls, and every pair beside its rivals, checked first and then timed.
+"""The benchmark on a GPU: ceilings, calls, and every pair with its rivals, checked first and then timed.
 
-It writes as it goes, and a later run goes on where this one ended: see gpu_results. What it does not finish in its time
-is what gpu_plan puts last.
+It writes results at once, and a later run continues where this one ended (see gpu_results). If time runs out, what is
+missing is what gpu_plan puts last.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ CALLS = tuple(
         ("FLOAT", "FLOAT8E4M3FN", 1),
     )
 )
-#: All is to be done within 15 minutes; the start of the process and the pictures take some of them.
+#: Seconds for measuring: 15 minutes without the start of the process and the pictures.
 _BUDGET = 840.0
-#: Measurements in a row without a single time after which there is no use in going on.
+#: The number of consecutive measurements without a single time after which to give up.
 _GIVE_UP = 5
-#: A guess where no ceiling could be measured, bytes per second.
+#: A guess in bytes per second, for when no ceiling could be measured.
 _SPEED = 1e12
 
 
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def report(results: Results) -> dict[str, Any]:
-    """The tables and pictures of results, beside their file."""
+    """Write the tables and pictures of results next to their file."""
     results.write_csv(results.path.with_suffix(".csv"))
     text = gpu_tables.markdown(results)
     results.path.with_suffix(".md").write_text(text, encoding="utf-8")
@@ -95,9 +95,9 @@ def report(results: Results) -> dict[str, Any]:
         print(f"no pictures: {error}; run pip install matplotlib, then python -m bench --report-only", file=sys.stderr)
         pictures = []
     failures = [
-        f"{row.src} to {row.dst}, {row.n:,}, {row.layout}: {row.problem or f'{row.wrong:,} differ: {row.first}'}"
-        for row in results.rows
-        if row.is_ours and (row.wrong or row.problem)
+        f"{one.src} to {one.dst}, {one.n:,}, {one.layout}: {one.problem or f'{one.wrong:,} differ: {one.first}'}"
+        for one in results.rows
+        if one.is_ours and (one.wrong or one.problem)
     ]
     return {"file": results.path.name, "pictures": [path.name for path in pictures], "failures": failures}
 
@@ -110,9 +110,9 @@ def measure(
     first_calls: Callable[[], list[dict[str, Any]]] = gpu_first_call.measure,
     lines: Lines | None = None,
 ) -> int:
-    """Measure what the results lack, for so many seconds; the number of measurements that are left.
+    """Measure what the results lack for so many seconds; returns the number of measurements that are left.
 
-    Beside the contenders our copy kernel takes part. `lines` gets each measurement's name when it is done.
+    Our copy kernel is measured with the contenders. `lines` gets each measurement's name when it is done.
     """
     end = machine.now() + seconds
     lines = lines or Lines(None)
@@ -144,11 +144,15 @@ def measure(
                     only=_names(pairs, task), samples=task.samples, limit=task.limit,
                 )  # fmt: skip
                 results.add_rows(rows)
-                wrong = [row.problem or row.first for row in rows if row.is_ours and (row.wrong or row.problem)]
+                wrong = [
+                    measurement.problem or measurement.first
+                    for measurement in rows
+                    if measurement.is_ours and (measurement.wrong or measurement.problem)
+                ]
                 lines.done(task.name, "; ".join(wrong))
                 advance(1)
-                # An error of the device stays with the process: no later cast can work.
-                broken = 0 if any(row.times for row in rows) else broken + 1
+                # After an error of the device no later cast in this process can work.
+                broken = 0 if any(measurement.times for measurement in rows) else broken + 1
                 if broken == _GIVE_UP:
                     raise RuntimeError(f"nothing works any more: {rows[0].problem if rows else 'no contender'}")
         results.add("state", [{"stage": "end", **machine.state()}])
@@ -156,7 +160,7 @@ def measure(
 
 
 def quickest_copy(machine: Machine, results: Results) -> Callable[[float], Callable[[Any, Any], object]]:
-    """For so many bytes that are moved, the copy kernel that was the quickest at the ceiling of the nearest size."""
+    """A function that returns, for a number of bytes, the copy kernel that was quickest at the nearest size."""
     kernels = machine.copy_kernels()
     measured = [one for one in results.ceilings if one.name in kernels]
 
@@ -191,7 +195,7 @@ def _budget(machine: Machine, pairs: Pairs, results: Results, seconds: float) ->
 
 
 def _timed(pairs: Pairs, task: gpu_plan.MeasurementTask) -> list[str]:
-    """The contenders that a task gives rows: in a graph no others than those that write to a given array."""
+    """The contenders that a task measures: in a graph only those that write to a given array."""
     captured = [one.name for one in pairs.contenders if one.streamed and not (one.allocates or one.heavy)]
     return [name for name in _names(pairs, task) if task.via != "graph" or name in captured]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All results of a run on a GPU as one file: some machines give back few, and one is there whole or not at all."""
+"""All results of a run on a GPU in one archive, because some machines return few files; it is complete or absent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-#: What some receivers take: larger archives are warned of.
+#: The size that some receivers accept; larger archives give a warning.
 LIMIT = 16 << 20
 
 
 def pack(path: Path, files: Iterable[Path]) -> int:
-    """Write the files, without their folders, to a .tar.gz; its bytes. What was at `path` stays until it is whole."""
+    """Write the files, without their folders, to a .tar.gz; returns its size. It replaces `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -27,9 +27,9 @@ def pack(path: Path, files: Iterable[Path]) -> int:
 
 
 def unpack(path: Path, folder: Path) -> list[str]:
-    """The names of the files of an archive, now in `folder`; none that is there already is written over.
+    """Extract an archive into `folder` without overwriting files; returns the names of its files.
 
-    ValueError, which names the archive, where it is none, or holds what `pack` does not put in.
+    ValueError, which names the archive, if it is none, or contains what `pack` does not write.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures a list of cases beside rivals on the GPU: what the parts `many` and `quantize` have in common."""
+"""Measures a list of cases and their rivals on the GPU, for the parts `many` and `quantize`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def run(
     path: Path | None = None,
     machine: Machine | None = None,
 ) -> dict[str, Any]:
-    """Measure all cases and print them: first ours beside copies, then again beside the rivals, which may compile.
+    """Measure all cases and print them: first ours and copies, then again with the rivals, which may compile.
 
-    `path`: a file (`bench.gpu_lines`) that gets every case as it is measured; what it has is not measured again.
+    `path`: a file (`bench.gpu_lines`) that gets every case as it is measured; cases that it has are not measured again.
     """
     machine = machine or GpuMachine()
     written = Written(path)
     tasks = {f"{case}, {stage}": (case, stage) for stage in ("ours", "rivals") for case in cases}
     written.plan(tasks)
-    # Of a case that is measured twice the later lines count.
+    # For a case that is measured twice the later lines count.
     found: dict[str, Lines] = {}
     with machine.current():
         rivals = available(kinds, machine)

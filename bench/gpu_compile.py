@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile what parts of a run on a GPU need, in a process for each core: ``python -m bench.gpu_compile PART ...``.
 
-NVRTC lets a few threads work at a time, so that parts which compile for themselves leave most cores idle. What does not
-go into the time is left to them. CuPy's kernels are compiled here, too, where a rival is measured.
+NVRTC lets only a few threads work at a time, so parts that compile for themselves leave most cores idle. What is not
+finished in time is left to the parts. CuPy's kernels are compiled here too, for the parts that measure it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from gpucast.cli.arguments import positive
 from gpucast.compile import cubin, nvidia
 from gpucast.parity.cases import NUMERIC
 
-#: Jobs that are given to the pool ahead, for each process.
+#: Jobs per process that are queued ahead in the pool.
 _AHEAD = 2
 
 
 class Job(NamedTuple):
-    """`run(*arguments)` in a process of the pool; it returns why there is no kernel, or ""."""
+    """`run(*arguments)` in a process of the pool; returns why there is no kernel, or ""."""
 
     name: str
     run: Callable[..., str]
@@ -60,7 +60,7 @@ def compile_cupy(src: str, dst: str) -> str:
 
 
 def jobs(parts: Sequence[str], arch: str) -> Iterator[Job]:
-    """In the order of their worth: kernels of ours, then of CuPy."""
+    """The most important first: our kernels, then CuPy's."""
     for kernel in gpu_kernels.needed(parts):
         yield Job(kernel.name, compile_kernel, (kernel.name, kernel.text, arch))
     if set(parts) & set(gpu_kernels.WITH_CUPY):
@@ -70,9 +70,9 @@ def jobs(parts: Sequence[str], arch: str) -> Iterator[Job]:
 
 
 def compile_all(work: Iterator[Job], processes: int, seconds: float, lines: Lines) -> tuple[int, int]:
-    """Run the jobs for so many seconds: how many are done, and how many failed."""
+    """Run the jobs for so many seconds; returns how many are done, and how many failed."""
     end = time.monotonic() + seconds
-    # Texts are made in a thread of their own: the list of them all is known soon, whatever the pool has done.
+    # A separate thread generates the texts, so that the list of all is known soon, however far the pool is.
     texts: queue.Queue[Job | BaseException | None] = queue.Queue()
     names: list[str] = []
     threading.Thread(target=_make, args=(work, texts, names, end), daemon=True).start()
@@ -99,7 +99,7 @@ def compile_all(work: Iterator[Job], processes: int, seconds: float, lines: Line
                 done, failed = done + 1, failed + bool(problem)
         return done, failed
     finally:
-        # The names that are made by now: those of jobs that were not reached are among them.
+        # All names so far, including those of jobs that were not reached.
         lines.plan(names)
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels a call would launch: it is made for nothing, and every text that would be compiled is kept.
+"""Finds which kernels a call would launch: it runs the call without a GPU and keeps every text that would be compiled.
 
-Real CuPy arrays without memory, the real `gpucast.gpu.driver.CupyDriver`, and CUDA that does nothing. Needs CuPy, no
-GPU.
+It uses CuPy arrays without memory, the real `gpucast.gpu.driver.CupyDriver`, and CUDA functions that do nothing. Needs
+CuPy, but no GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _places = itertools.count(1)
 
 
 class DryKernel(NamedTuple):
-    """What the compiler is given, but for the architecture."""
+    """The input of the compiler, except the architecture."""
 
     name: str
     text: str
@@ -30,7 +30,7 @@ class DryKernel(NamedTuple):
 
 @contextlib.contextmanager
 def recorded() -> Iterator[dict[DryKernel, None]]:
-    """Casts of the ``with`` block end before the GPU; the kernels that they ask for, in their order."""
+    """Casts in the ``with`` block do not reach the GPU. Yields the kernels that they need, in their order."""
     found: dict[DryKernel, None] = {}
 
     def compile_for(text: str, name: str, capability: tuple[int, int]) -> bytes:
@@ -49,7 +49,7 @@ def array(shape: tuple[int, ...], dtype: Any) -> Any:
     import cupy
 
     nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-    # Aligned as CUDA's are, and apart from all others.
+    # Aligned as CUDA's addresses are, and disjoint from all other arrays.
     address = next(_places) << 40
     memory = cupy.cuda.UnownedMemory(address, nbytes, None, 0)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))

@@ -21,8 +21,10 @@ WHOLE, PACKED = 0.95, 0.90
 
 @dataclass(frozen=True)
 class Group:
-    """The rows of one measurement by contender, and its ceilings in bytes per second: that of the system's copy from
-    the start of the run, that of our own copy kernel from the same measurement where it took part."""
+    """The measurements of one case by contender, and its ceilings in bytes per second.
+
+    The system's copy was measured at the start of the run, our own copy kernel together with the case if it took part.
+    """
 
     rows: dict[str, Measurement]
     memcpy: float
@@ -38,7 +40,7 @@ class Group:
 
     @property
     def share(self) -> float:
-        """Of our copy kernel; 0 where either is missing."""
+        """Our speed as a share of our copy kernel's; 0 if either is missing."""
         return self.ours.speed / self.copy_kernel if self.copy_kernel else 0.0
 
     @property
@@ -46,37 +48,37 @@ class Group:
         return PACKED if dtype(self.ours.src).packed or dtype(self.ours.dst).packed else WHOLE
 
     def rivals(self) -> list[Measurement]:
-        """Those that were timed, the quickest first."""
-        found = [row for row in self.rows.values() if is_rival(row) and row.times]
-        return sorted(found, key=lambda row: -row.speed)
+        """The rivals that were timed, the quickest first."""
+        found = [measurement for measurement in self.rows.values() if is_rival(measurement) and measurement.times]
+        return sorted(found, key=lambda measurement: -measurement.speed)
 
 
 def groups(results: Results, n: int | None = None, layout: str = CONTIGUOUS.name, via: str = "calls") -> list[Group]:
     """The measurements of one size (of every size with None) in which we were timed, in the order of the file."""
     found: dict[tuple[str, str, int], dict[str, Measurement]] = {}
-    for row in results.rows:
-        if row.layout == layout and row.via == via and n in (None, row.n):
-            found.setdefault((row.src, row.dst, row.n), {})[row.contender] = row
+    for measurement in results.rows:
+        if measurement.layout == layout and measurement.via == via and n in (None, measurement.n):
+            found.setdefault((measurement.src, measurement.dst, measurement.n), {})[measurement.contender] = measurement
     return [_group(results, rows) for rows in found.values() if OURS in rows and rows[OURS].times]
 
 
 def _group(results: Results, rows: dict[str, Measurement]) -> Group:
     copy, moved = rows.get(COPY), rows[OURS].bytes
-    # Of small arrays there is no copy, and older results have none.
+    # Small arrays have no copy, and neither have older results.
     same = copy.speed if copy is not None and copy.times else nearest(results.ceilings, moved, False)
     return Group(rows, nearest(results.ceilings, moved, True), same)
 
 
-def is_rival(row: Measurement) -> bool:
-    return not row.is_ours and row.contender != COPY
+def is_rival(measurement: Measurement) -> bool:
+    return not measurement.is_ours and measurement.contender != COPY
 
 
 def rivals(results: Results) -> list[str]:
-    return list(dict.fromkeys(row.contender for row in results.rows if is_rival(row)))
+    return list(dict.fromkeys(measurement.contender for measurement in results.rows if is_rival(measurement)))
 
 
 def speed_ups(found: Iterable[Group], name: str) -> list[tuple[Group, float]]:
-    """Their time over ours, of every measurement in which both were timed."""
+    """The rival's time divided by ours, for every measurement in which both were timed."""
     pairs = []
     for group in found:
         theirs = group.rows.get(name)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the first call of a process costs: with an empty cache of kernels, with a full one, and once all is loaded.
+"""The cost of a process's first call: with an empty kernel cache, with a full one, and after everything is loaded.
 
-Each cache has a process of its own: ``python -m bench.gpu_first_call`` prints those of its own as JSON.
+Each state of the cache is measured in a process of its own; ``python -m bench.gpu_first_call`` prints its times as
+JSON.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _SECONDS = 60
 
 
 def measure(run: Callable[[dict[str, str]], dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Figures with an empty and then with the full cache. `run` starts a process with an environment."""
+    """Times with an empty and then with the full cache. `run` starts a process with an environment."""
     run = run or _process
     with tempfile.TemporaryDirectory() as folder:
         caches = {"GPUCAST_CACHE_DIR": str(Path(folder, "gpucast")), "CUPY_CACHE_DIR": str(Path(folder, "cupy"))}
-        # The image has kernels there.
+        # A container's image may have kernels there.
         caches["GPUCAST_CACHE_READ"] = ""
         return [{"cache": cache, **run(caches)} for cache in ("empty", "full")]
 
@@ -84,7 +85,7 @@ def main() -> int:
     def wait() -> None:
         cupy.cuda.Device().synchronize()
 
-    # The context is made before any time is taken: every program on the GPU pays for it.
+    # The context is created before the measurement, because every program on the GPU needs one.
     x = cupy.asarray(np.zeros(_ELEMENTS, np.float32))
     wait()
     found = in_this_process(time.perf_counter, wait, make)

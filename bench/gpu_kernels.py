@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels that each part of a run on a GPU launches, to be compiled ahead: names and texts, the most needed first.
+"""The names and texts of the kernels that each part of a run on a GPU launches, to compile them ahead, most needed
+first.
 
-Plain casts come from the rules; of all else the calls are made with a driver that does nothing (`bench.gpu_dry`), so
-that a list cannot differ from what a part does. tests/bench/test_gpu_kernels.py runs the parts on a stand-in and
-compares.
+Kernels of plain casts are derived from the rules. For all others the calls are made with a driver that does nothing
+(`bench.gpu_dry`), so that the list cannot differ from what a part does. tests/bench/test_gpu_kernels.py runs the parts
+on a stand-in and compares.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def rules(chosen: Iterable[Case]) -> Iterator[DryKernel]:
 
 
 def of_calls(calls: Iterable[Callable[[], object]]) -> Iterator[DryKernel]:
-    """What these calls launch on arrays of the device, or with device="cuda"."""
+    """The kernels that these calls launch on device arrays, or with device="cuda"."""
     with gpu_dry.recorded() as found:
         given = 0
         for call in calls:
@@ -59,10 +60,10 @@ def of_calls(calls: Iterable[Callable[[], object]]) -> Iterator[DryKernel]:
 
 def tests() -> Iterator[DryKernel]:
     yield from casts(ALL, "contiguous", "strided")
-    for row in NUMERIC:
-        if row.packed:
-            # By which arrays of the host become packed on the device.
-            yield _kernel(kernel_source(resolve(row, row), unpacked=True))
+    for kind in NUMERIC:
+        if kind.packed:
+            # These pack host arrays on the device.
+            yield _kernel(kernel_source(resolve(kind, kind), unpacked=True))
     sys.path.append(str(ROOT / "tests"))
     yield from map(_kernel, importlib.import_module("fused_cases").SOURCES)
     yield from of_calls(importlib.import_module("gpu_quantize_calls").every())
@@ -119,8 +120,8 @@ def _quantize(case: gpu_quantize.QuantizeCase, rows: int, columns: int) -> Calla
         x = gpu_dry.array((rows, columns), dtype(case.src).numpy)
         case(x[: gpu_quantize.DRAWN])
         case(x)
-        for way in case.ways().values():
-            way(x)
+        for alternative in case.alternatives().values():
+            alternative(x)
 
     return call
 
@@ -130,7 +131,7 @@ def bench() -> Iterator[DryKernel]:
     yield from casts(COMMON, "strided", "transposed")
 
 
-#: By part; those that are not named launch nothing of their own.
+#: The kernels of each part; parts that are not listed launch none.
 OF_PARTS: dict[str, Callable[[], Iterator[DryKernel]]] = {
     "tests": tests,
     "parity": parity,
@@ -147,7 +148,7 @@ WITH_CUPY = ("quick", "bench")
 
 
 def needed(parts: Iterable[str]) -> Iterator[DryKernel]:
-    """Those of some parts, each once."""
+    """The kernels of some parts, without duplicates."""
     met: set[DryKernel] = set()
     for kernel in itertools.chain.from_iterable(OF_PARTS[part]() for part in parts if part in OF_PARTS):
         if kernel not in met:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines that a part of a run on a GPU writes while it works: what it plans, and what became of each case.
+"""The log that a part of a run on a GPU writes while it works: what it plans, and the result of each case.
 
-One JSON object on a line, flushed at once, so that a part that is stopped leaves all that it has reached:
+One JSON object per line, flushed at once, so that a part that is stopped leaves all its results:
 
     {"kind": "session", ...}             on what, when and by which code the lines behind it were found
     {"kind": "plan", "names": [...]}     the cases that are to come
@@ -27,18 +27,18 @@ FACTS = "GPU_FACTS"
 
 
 def session() -> dict[str, Any]:
-    """GPU, driver and CUDA as the run found them; the time, the commit and the digest of the code."""
+    """GPU, driver and CUDA as detected by the run; the time, the commit and the digest of the code."""
     now = datetime.datetime.now(datetime.timezone.utc)
     facts: dict[str, Any] = json.loads(os.environ.get(FACTS) or "{}")
     return {**facts, "date": now.strftime("%Y-%m-%dT%H:%M:%SZ"), "commit": commit(), "code": code_digest()}
 
 
 class Lines:
-    """A file to write to; with None for a path nothing is written. May be used by several threads."""
+    """Writes the log to a file, or nowhere if the path is None. Several threads may use it."""
 
     def __init__(self, path: Path | None) -> None:
         self._lock, self._path = threading.Lock(), path
-        #: The cases that earlier sessions finished without a failure, and what they wrote of them.
+        #: The cases that earlier sessions finished without a failure, with the lines that they wrote.
         self.finished: dict[str, dict[str, Any]] = {}
         if path is None:
             return
@@ -47,7 +47,7 @@ class Lines:
             self.finished = {name: line for name, line in reached(path).lines.items() if not line["failed"]}
             data = path.read_bytes()
             if data and not data.endswith(b"\n"):
-                # What a kill cut off must not spoil the line behind it.
+                # End a line that was cut off by a kill, so that the next line is readable.
                 path.write_bytes(data + b"\n")
         self.write("session", **session())
 
@@ -69,12 +69,12 @@ class Lines:
 
 @dataclass
 class Reached:
-    """What a file of lines says, all its sessions together."""
+    """The contents of a log, over all its sessions."""
 
     #: The cases that were planned, each once, and the newest line of each that is done.
     planned: dict[str, None] = field(default_factory=dict)
     lines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: Begun, and not done since.
+    #: Cases that were begun and not finished.
     under_way: dict[str, None] = field(default_factory=dict)
 
     @property
@@ -86,7 +86,7 @@ class Reached:
         return [name for name in self.planned if name not in self.lines]
 
     def text(self, names: int = 8) -> str:
-        """One line for people: how many of how many, what failed, what was under way, what was not reached."""
+        """A summary in one line: how many cases are done, which failed, were interrupted, or were not reached."""
         if not self.planned:
             return "nothing was planned"
         parts = [f"{len(self.planned) - len(self.left):,} of {len(self.planned):,}"]
@@ -105,7 +105,7 @@ class Reached:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file; one that was cut off counts as absent."""
+    """The lines of a file; a truncated line is ignored."""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
         try:
             entry = json.loads(line)
@@ -116,7 +116,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def reached(path: Path) -> Reached:
-    """What the lines of a file come to; of a file that is not there, nothing."""
+    """The contents of a log; empty if the file does not exist."""
     found = Reached()
     for entry in read(path) if path.exists() else ():
         kind, name = entry["kind"], entry.get("name", "")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench --many``: the 300 parameters of a transformer in one call, beside other ways to cast them.
+"""``python -m bench --many``: casts the 300 parameters of a transformer in one call, and compares alternatives.
 
-The measure is one cast of an array of the same bytes, in the same run: nothing can be quicker. Results are compared bit
-by bit before any time is taken. All arrays lie in one piece of memory, far larger than the cache.
+The yardstick is one cast of a single array with the same bytes in the same run, which is the best possible speed.
+Results are compared bit by bit before any measurement. All arrays are in one buffer, far larger than the cache.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from gpucast.core.dtypes import DType, dtype
 
 #: 25 layers of GPT-2's kind: 12 tensors each, 315 million elements.
 LAYERS, WIDTH = 25, 1024
-#: What all is compared with.
+#: The name of the yardstick.
 ONE = "gpucast.cast, one array of the same bytes"
 MANY = "gpucast.cast_many"
 _IN_GRAPH = ", in a graph"
-#: Elements that are drawn; the memory is filled with copies of them.
+#: The number of random elements; the memory is filled with copies of them.
 _DRAWN = 1 << 20
 _SAMPLES, _LIMIT = 100, 2.0
-#: Calls whose cost on the host is taken one by one.
+#: Calls whose cost on the host is measured one by one.
 _CALLS = 20
 
 
 @dataclass(frozen=True)
 class BatchCase:
-    """`unscaled`: multiplied with a number on the device and checked to be finite, as gradients are."""
+    """`unscaled`: multiplied with a scale on the device and checked to be finite, as gradients are."""
 
     src: str
     dst: str
@@ -65,15 +65,15 @@ def shapes(layers: int, width: int) -> list[tuple[int, ...]]:
 
 
 class Arrays:
-    """Arrays of these shapes, one behind the other."""
+    """Arrays of these shapes, consecutive in one buffer."""
 
-    def __init__(self, machine: Machine, row: DType, of: Sequence[tuple[int, ...]]) -> None:
-        self.row, self.shapes = row, of
+    def __init__(self, machine: Machine, kind: DType, of: Sequence[tuple[int, ...]]) -> None:
+        self.row, self.shapes = kind, of
         ends = np.cumsum([math.prod(shape) for shape in of]).tolist()
         self.places = [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
         self.size = ends[-1]
-        self.data = machine.empty(row.nbytes(self.size))
-        self.flat = self.data.view(row.numpy)
+        self.data = machine.empty(kind.nbytes(self.size))
+        self.flat = self.data.view(kind.numpy)
         self.arrays = self.split(self.flat)
 
     def split(self, flat: Any) -> list[Any]:
@@ -89,7 +89,7 @@ class Arrays:
 
 
 class Rival(TorchTo):
-    """PyTorch's way to copy tensors into others of another type, all in one call."""
+    """PyTorch's function that copies many tensors into tensors of another type in one call."""
 
     name = "torch._foreach_copy_"
 
@@ -128,7 +128,7 @@ class Loop(Rival):
 
 
 class Apex(Rival):
-    """Apex's kernel for many tensors, which also multiplies and checks."""
+    """Apex's kernel for many tensors, which also multiplies and checks for finiteness."""
 
     name = "apex multi_tensor_scale"
 
@@ -153,9 +153,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_case(
     machine: Machine, case: BatchCase, rivals: Sequence[Any], layers: int = LAYERS, width: int = WIDTH
 ) -> list[dict[str, Any]]:
-    """A line for every way to cast.
+    """A result line for every alternative.
 
-    `problem`: results of ours that are wrong; `differs`: those of a rival with other rules; `left_out`: what cannot.
+    `problem`: wrong results of ours; `differs`: results of a rival with other rules; `left_out`: why one was not
+    measured.
     """
     of = shapes(layers, width)
     src, out, wanted = (Arrays(machine, dtype(name), of) for name in (case.src, case.dst, case.dst))
@@ -174,20 +175,20 @@ def measure_case(
         for x, y in zip(src.arrays, out.arrays, strict=True):
             gpucast.cast(x, case.dst, out=y, **keywords)
 
-    ways: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         MANY: lambda: gpucast.cast_many(src.arrays, case.dst, out=out.arrays, **keywords, **extra),
         ONE: lambda: gpucast.cast(src.flat, case.dst, out=out.flat, **keywords),
         "gpucast.cast, a loop": loop,
     }
     for rival in rivals:
-        ways[rival.name] = _Rivals(rival, case, src, out)
+        calls[rival.name] = _PreparedRival(rival, case, src, out)
     lines: dict[str, dict[str, Any]] = {}
     works: list[Work] = []
-    for name, way in ways.items():
+    for name, call in calls.items():
         line = lines[name] = {"case": str(case), "name": name}
         machine.fill(out.data, 0xA5)
         try:
-            way()
+            call()
         except Exception as error:
             if name.startswith(OURS):
                 raise
@@ -196,9 +197,9 @@ def measure_case(
         wrong = _difference(machine.download(out.data), codes)
         if wrong:
             line["problem" if name.startswith(OURS) else "differs"] = wrong
-        line["host_us"] = 1e6 * _host_seconds(machine, way)
-        works.append(_work(name, way))
-        graph = _graph(machine, way)
+        line["host_us"] = 1e6 * _host_seconds(machine, call)
+        works.append(_work(name, call))
+        graph = _graph(machine, call)
         if graph is not None:
             lines[name + _IN_GRAPH] = {"case": str(case), "name": name + _IN_GRAPH}
             works.append(_work(name + _IN_GRAPH, graph))
@@ -216,7 +217,7 @@ def measure_case(
     return list(lines.values())
 
 
-class _Rivals:
+class _PreparedRival:
     """A rival's call, prepared when it is first made."""
 
     def __init__(self, rival: Any, case: BatchCase, src: Arrays, out: Arrays) -> None:
@@ -230,25 +231,25 @@ class _Rivals:
         self._call()
 
 
-def _graph(machine: Machine, way: Callable[[], object]) -> Callable[[], object] | None:
+def _graph(machine: Machine, call: Callable[[], object]) -> Callable[[], object] | None:
     try:
-        return machine.capture(way)
+        return machine.capture(call)
     except Exception as error:
         print(f"bench: no graph: {type(error).__name__}: {error}", file=sys.stderr)
         return None
 
 
-def _work(name: str, way: Callable[[], object]) -> Work:
-    return Work(name, lambda i: way(), 1)
+def _work(name: str, call: Callable[[], object]) -> Work:
+    return Work(name, lambda i: call(), 1)
 
 
-def _host_seconds(machine: Machine, way: Callable[[], object]) -> float:
-    """What one call costs the host, the median of some that nothing is queued before."""
+def _host_seconds(machine: Machine, call: Callable[[], object]) -> float:
+    """The cost of one call on the host: the median of some calls, each with an empty queue."""
     found = []
     for _ in range(_CALLS):
         machine.synchronize()
         begin = machine.now()
-        way()
+        call()
         found.append(machine.now() - begin)
     machine.synchronize()
     return float(np.median(found))

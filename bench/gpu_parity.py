@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every rule of every pair on the GPU, a line for each: ``python -m bench.gpu_parity --lines FILE``.
 
-What `gpucast parity --full` compares, for so many seconds, each pair in its turn. A later run with the same file goes
-on; the report and the picture are of both. See `bench.gpu_sweeps` for all codes of FLOAT.
+Compares what `gpucast parity --full` does, for so many seconds, taking the pairs in turn. A later run with the same
+file continues, and the report and the picture then cover both. For all codes of FLOAT see `bench.gpu_sweeps`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from gpucast.parity.report import ParityReport
 
 #: Random codes of wide sources for each rule.
 RANDOM = 200_000
-#: The share of a destination's midpoints, as of `gpucast parity --full`.
+#: The share of a destination's midpoints, as in `gpucast parity --full`.
 _SHARE = 1.0
 
 
 def planned(seed: int = 0) -> list[Case]:
-    """All rules: each pair has its default one first."""
+    """All rules; those of the default attributes come first."""
     return plan.shuffled(plan.all_cases(plan.all_pairs()), seed)
 
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def compare(arguments: argparse.Namespace, cases: Sequence[Case]) -> int:
-    """Compare what the file of lines does not have yet; the report of all."""
+    """Compare the cases that the log does not have yet, and report all."""
     begin = time.monotonic()
     lines = Lines(arguments.lines)
     lines.plan(map(str, cases))
@@ -97,7 +97,7 @@ def _write(lines: Lines, outcome: CaseResult) -> None:
 
 
 def _outcome(case: Case, line: dict[str, Any]) -> CaseResult:
-    """What an earlier run wrote."""
+    """The result that an earlier run logged."""
     wrong = int(line["wrong"])
     first = Mismatch(case, *(int(line[name]) for name in ("index", "bits", "wanted", "got"))) if wrong else None
     return CaseResult(case, int(line["elements"]), wrong, first)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a run on a GPU, as data: what each starts, the seconds that it gets, and how these are reckoned.
+"""The parts of a run on a GPU, as data: what each part starts, its time limit, and how that was estimated.
 
-The seconds are for 16 cores and one H200 within calls of 570 s; nothing of them was measured on a GPU. What one part
-leaves is shared by those behind it.
+The limits are for 16 cores and one H200 within calls of 570 s, and are not based on measurements on a GPU. Time that a
+part does not use is available to the later parts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from bench.revision import ROOT
 
 #: Processes of the tests, each with a context on the GPU.
 _TEST_PROCESSES = 8
-#: Seconds of a part's limit that its own work must leave: to start (CUDA, CuPy), and to write reports at the end.
+#: Seconds of a part's limit that are not available for its own work: starting (CUDA, CuPy), and writing reports.
 _START, _REPORTS = 15, 25
-#: The sanitizer instruments CUDA's own modules at the start.
+#: Seconds in which the sanitizer instruments CUDA's own modules at the start.
 _SANITIZER_START = 20
 TOOLS = ("memcheck", "racecheck", "initcheck")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A process: Python with `command`, behind `before`. `lines`: the file in which it tells what it reached."""
+    """A process: Python with the arguments `command`, prefixed by `before`. `lines`: the log that it writes."""
 
     name: str
     command: Sequence[str]
@@ -41,23 +41,23 @@ class Step:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where a run keeps its files, and how they are called."""
+    """The folder and the names of a run's files."""
 
     folder: Path
-    #: Such as "nvidia-h200"; the day, and the digest of the code.
+    #: The GPU, such as "nvidia-h200"; the date; the digest of the code.
     gpu: str
     date: str
     code: str
 
     def file(self, kind: str, suffix: str) -> Path:
-        """The file to go on with, of an earlier day too, or a new one."""
+        """The file to continue, which may be of an earlier day, or a new one."""
         found = sorted(self.folder.glob(f"{kind}-gpu-{self.gpu}-*-{self.code}{suffix}"))
         return found[-1] if found else self.folder / f"{kind}-gpu-{self.gpu}-{self.date}-{self.code}{suffix}"
 
 
 @dataclass(frozen=True)
 class Part:
-    """`steps` takes the place and the seconds that the part has."""
+    """A part of a run. `steps` gets the run's files and the seconds that the part has."""
 
     name: str
     #: The call of bench/gpu.sh that it belongs to.
@@ -71,49 +71,51 @@ class LeftOut(Exception):
     """Why a part cannot run here."""
 
 
-def _tests(place: RunFiles, seconds: float) -> list[Step]:
-    # Only files with such tests: others import what is not needed here.
-    files = [path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")]
-    lines = place.file("tests", ".jsonl")
+def _tests(files: RunFiles, seconds: float) -> list[Step]:
+    # Only files with GPU tests, because others may import packages that are not installed here.
+    with_tests = [
+        path for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text(encoding="utf-8")
+    ]
+    lines = files.file("tests", ".jsonl")
     command = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "-p", "bench.pytest_lines"]
-    # Packages of other versions than ours may warn.
+    # Other versions of packages may emit warnings, which must not be errors.
     command += ["--lines", str(lines), "-W", "default", "--continue-on-collection-errors"]
     if importlib.util.find_spec("xdist") is not None:
         command += ["-n", str(_TEST_PROCESSES)]
-    return [Step("tests", [*command, *(path.relative_to(ROOT).as_posix() for path in files)], lines)]
+    return [Step("tests", [*command, *(path.relative_to(ROOT).as_posix() for path in with_tests)], lines)]
 
 
-def _parity(place: RunFiles, seconds: float) -> list[Step]:
-    lines = place.file("parity", ".jsonl")
+def _parity(files: RunFiles, seconds: float) -> list[Step]:
+    lines = files.file("parity", ".jsonl")
     command = ["-m", "bench.gpu_parity", "--lines", str(lines), "--seconds", _own(seconds, _START)]
-    command += ["--json", str(place.file("parity", ".json")), "--picture", str(place.file("parity", ".svg"))]
+    command += ["--json", str(files.file("parity", ".json")), "--picture", str(files.file("parity", ".svg"))]
     if os.environ.get("GPU_RANDOM"):
         command += ["--random", os.environ["GPU_RANDOM"]]
     return [Step("parity", command, lines)]
 
 
-def _layouts(place: RunFiles, seconds: float) -> list[Step]:
-    lines = place.file("layouts", ".jsonl")
+def _layouts(files: RunFiles, seconds: float) -> list[Step]:
+    lines = files.file("layouts", ".jsonl")
     command = ["-m", "bench.gpu_sweep", "--lines", str(lines), "--seconds", _own(seconds, _START)]
     return [Step("layouts", command, lines)]
 
 
-def _sweeps(place: RunFiles, seconds: float) -> list[Step]:
-    lines = place.file("sweeps", ".jsonl")
+def _sweeps(files: RunFiles, seconds: float) -> list[Step]:
+    lines = files.file("sweeps", ".jsonl")
     command = ["-m", "bench.gpu_sweeps", "--lines", str(lines), "--seconds", _own(seconds, _START)]
     return [Step("sweeps", command, lines)]
 
 
-def _sanitizer(place: RunFiles, seconds: float) -> list[Step]:
+def _sanitizer(files: RunFiles, seconds: float) -> list[Step]:
     sanitizer, option = _find_sanitizer()
     steps = []
     for tool in TOOLS:
-        lines = place.file(tool, ".jsonl")
-        # The time counts from the first launch on: the start is beside.
+        lines = files.file(tool, ".jsonl")
+        # Its time limit counts from the first launch, without the start.
         own = _own(seconds / len(TOOLS), _SANITIZER_START)
         command = ["-m", "bench.gpu_sweep", "--lines", str(lines), "--seconds", own]
         command += ["--launches", str(gpu_sweep.KERNELS)]
-        # Of CuPy's and CUDA's kernels nothing is asked.
+        # Do not check the kernels of CuPy and CUDA.
         before = [sanitizer, "--tool", tool, "--error-exitcode", "9", option, "kns=gpucast_"]
         steps.append(Step(tool, command, lines, before))
     return steps
@@ -127,40 +129,43 @@ def _find_sanitizer() -> tuple[str, str]:
     if found is None:
         raise LeftOut("compute-sanitizer is not on PATH, in /usr/local/cuda/bin or in a wheel")
     try:
-        told = subprocess.run([found, "--help"], capture_output=True, text=True, timeout=20, check=False).stdout
+        help_text = subprocess.run([found, "--help"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LeftOut(f"{found} does not start: {error}") from None
     # Its name before 2024.
-    return found, "--kernel-regex" if "--kernel-regex" in told and "--kernel-name" not in told else "--kernel-name"
+    return (
+        found,
+        "--kernel-regex" if "--kernel-regex" in help_text and "--kernel-name" not in help_text else "--kernel-name",
+    )
 
 
-def _quick(place: RunFiles, seconds: float) -> list[Step]:
-    lines = place.file("quick", ".jsonl")
-    command = ["-m", "bench.gpu_quick", "--lines", str(lines), "--json", str(place.file("quick", ".json"))]
+def _quick(files: RunFiles, seconds: float) -> list[Step]:
+    lines = files.file("quick", ".jsonl")
+    command = ["-m", "bench.gpu_quick", "--lines", str(lines), "--json", str(files.file("quick", ".json"))]
     return [Step("quick", [*command, "--seconds", str(min(20, int(_own(seconds, 10))))], lines)]
 
 
 def _cases(kind: str) -> Callable[[RunFiles, float], list[Step]]:
-    def steps(place: RunFiles, seconds: float) -> list[Step]:
-        lines = place.file(kind, ".jsonl")
-        command = ["-m", "bench", f"--{kind}", "--lines", str(lines), "--json", str(place.file(kind, ".json"))]
+    def steps(files: RunFiles, seconds: float) -> list[Step]:
+        lines = files.file(kind, ".jsonl")
+        command = ["-m", "bench", f"--{kind}", "--lines", str(lines), "--json", str(files.file(kind, ".json"))]
         return [Step(kind, command, lines)]
 
     return steps
 
 
-def _bench(place: RunFiles, seconds: float) -> list[Step]:
-    lines = place.file("bench", ".jsonl")
-    command = ["-m", "bench", "--results", str(place.folder), "--lines", str(lines)]
+def _bench(files: RunFiles, seconds: float) -> list[Step]:
+    lines = files.file("bench", ".jsonl")
+    command = ["-m", "bench", "--results", str(files.folder), "--lines", str(lines)]
     return [Step("bench", [*command, "--budget-s", _own(seconds, _START + _REPORTS)], lines)]
 
 
-def _own(seconds: float, beside: int) -> str:
-    """Of a part's seconds those of its own work: but for what is beside, or half of them where they are few."""
-    return f"{max(seconds - beside, seconds / 2, 1.0):.0f}"
+def _own(seconds: float, overhead: int) -> str:
+    """The seconds of a part for its own work: without the overhead, but at least half of them."""
+    return f"{max(seconds - overhead, seconds / 2, 1.0):.0f}"
 
 
-#: By call: the seconds in which the pool compiles. What it does not reach is left to the parts.
+#: The seconds of each call in which the pool compiles. Kernels that it does not reach are compiled by the parts.
 COMPILE = {"first": 80, "second": 50}
 COMPILE_RECKONED = {
     "first": "1,075 plain casts 138, 650 quantization kernels 340 (323 of tiles), 46 fused ones 9, and parity's 1,611 "
@@ -169,7 +174,7 @@ COMPILE_RECKONED = {
     "of 169 pairs, 3 kernels each at 0.4 s, 203 / 16 = 13 s; the start of 16 CUDA contexts 10 s",
 }
 
-#: In the order of their worth.
+#: The most important first.
 PARTS = (
     Part(
         "tests",

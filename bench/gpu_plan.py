@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured, in the order of its worth, and how much of it fits into a time."""
+"""Plans what to measure, the most important first, and how much of it fits into the available time."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ COMPILED = (1 << 10, 1 << 24)
 #: The elements of the layouts that are not contiguous.
 LAYOUT_SIZE = 1 << 26
 
-#: What all pairs are measured beside: a copy of as many bytes, and the rival that every pair of whole bytes has.
+#: The contenders measured for all pairs: ours, a copy of as many bytes, and the rival of all whole-byte pairs.
 FIRST = (OURS, COPY, "CuPy copyto")
-#: The rivals that stand for their libraries where not all can be timed: those that write to a given array.
+#: The rivals that represent their libraries if not all can be timed: those that write to a given array.
 MAIN = (*FIRST, "torch copy_")
 
 #: Seconds that each measurement takes besides its batches, and each contender: arrays are filled, results compared. The
@@ -66,26 +66,27 @@ class MeasurementTask:
         return self.src.name, self.dst.name, self.n, self.layout.name, self.via
 
     def names(self, has: Collection[str], heavy: Collection[str]) -> list[str]:
-        """Of the contenders that have the pair, those that are measured; `heavy` are those that compile."""
+        """Those contenders of `has` that are measured; `heavy` are the contenders that compile."""
         if self.only is not None:
             return [name for name in has if name in self.only]
         return [name for name in has if self.compiled or name not in heavy]
 
     @property
     def name(self) -> str:
-        """For people, and for lines of what was reached."""
+        """The name for messages and logs."""
         more = "".join(f", {part}" for part in (self.layout.name, self.via) if part not in (CONTIGUOUS.name, "calls"))
         return f"{self.stage}: {self.src} to {self.dst}, {self.n:,}{more}"
 
     def scaled(self, factor: float) -> MeasurementTask:
-        """With fewer samples, but LEAST at least."""
+        """The same task with fewer samples, but at least LEAST."""
         return replace(self, samples=max(LEAST, round(self.samples * factor)), limit=self.limit * factor)
 
 
 def plan(has: Callable[[DType, DType], Collection[str]], free_bytes: int) -> list[MeasurementTask]:
-    """Every task whose arrays fit. `has` gives the names of the contenders that have a pair.
+    """Every task whose arrays fit. `has` returns the names of the contenders that support a pair.
 
-    One measurement may come twice, the later time beside more contenders, so that the rows of all of them are of that.
+    A case may be measured twice, the second time with more contenders, so that all their figures come from the same
+    measurement.
     """
     tasks: dict[tuple[Key, tuple[str, ...] | None, bool], MeasurementTask] = {}
     for task in _all(has):
@@ -126,7 +127,7 @@ def _all(has: Callable[[DType, DType], Collection[str]]) -> Iterator[Measurement
 
 
 class Estimator:
-    """Seconds of each task of a plan, in the order of which whatever a contender compiles counts where it is first."""
+    """Estimates the seconds of each task of a plan. Compilation counts in the first task that needs it."""
 
     def __init__(
         self,
@@ -138,14 +139,14 @@ class Estimator:
         #: Of the memory, bytes per second.
         self.speed = speed
         self._heavy, self._has = frozenset(heavy), has
-        #: By task (its stage and key): seconds that no smaller number of samples makes fewer.
+        #: By task (its stage and key): the seconds that do not depend on the number of samples.
         self._fixed: dict[tuple[str, Key], float] = {}
         met: set[object] = set()
         for task in tasks:
             self._fixed[task.stage, task.key] = self._first(task, met)
 
     def _first(self, task: MeasurementTask, met: set[object]) -> float:
-        """What is done once: starting compilers, and compiling."""
+        """The seconds of what is done only once: starting compilers, and compiling."""
         seconds = 0.0
         for name in self._names(task):
             for key, cost in (
@@ -174,7 +175,7 @@ class Estimator:
 
 
 class Budget:
-    """Hands out tasks for so many seconds, with fewer samples where the time is short. `now` is a clock."""
+    """Yields tasks for so many seconds, with fewer samples if time is short. `now` is a clock."""
 
     def __init__(
         self,
@@ -186,15 +187,15 @@ class Budget:
         self.left = list(tasks)
         self._estimate, self._now = estimate, now
         self._end = now() + seconds
-        #: Seconds of the tasks that are left: with the fewest samples, and with all.
+        #: The seconds of the tasks that are left, with the fewest samples and with all.
         self._least = sum(estimate(task.scaled(0.0)) for task in self.left)
         self._all = sum(map(estimate, self.left))
-        #: Seconds that passed over seconds that were estimated, of the tasks so far.
+        #: The ratio of elapsed to estimated seconds of the tasks so far.
         self._pace = 1.0
 
     @property
     def factor(self) -> float:
-        """The share of the samples that there is time for."""
+        """The share of the samples for which there is time."""
         seconds = (self._end - self._now()) / self._pace
         return min(1.0, max(0.0, (seconds - self._least) / max(self._all - self._least, 1e-9)))
 

@@ -18,7 +18,7 @@ from bench.heatmap import heatmap
 from gpucast.benchmark.contenders import OURS
 from gpucast.parity.cases import NUMERIC
 
-#: Told apart by everyone, in print too: ours is the dark line.
+#: Colours that colour-blind readers can distinguish, also in print; ours is the dark one.
 _COLOURS = {OURS: "#1c5f7d", "CuPy copyto": "#e8590c", "torch copy_": "#7b5ea7"}
 _MARKERS = {OURS: "o", "CuPy copyto": "s", "torch copy_": "^"}
 #: Panels of the picture of sizes: one pair of each kind.
@@ -33,7 +33,7 @@ _PANELS = (
 
 
 def draw(results: Results) -> list[Path]:
-    """Write the pictures beside the results, those that there are figures for."""
+    """Write the pictures for which there are figures, next to the results."""
     stem = results.path.with_suffix("")
     found = []
     for name, picture in (("ceiling", share_by_pair), ("sizes", speed_by_size), ("speed-up", speed_up_by_rival)):
@@ -44,10 +44,10 @@ def draw(results: Results) -> list[Path]:
 
 
 def share_by_pair(results: Results, path: Path) -> bool:
-    """The heat map of all pairs: our speed over that of the better ceiling."""
+    """The heat map of all pairs: our speed divided by that of the better ceiling."""
     found = groups(results, gpu_plan.LARGE)
     shares = {(group.ours.src, group.ours.dst): group.share for group in found if group.share}
-    names = [row.name for row in NUMERIC]
+    names = [measurement.name for measurement in NUMERIC]
     if not shares:
         return False
     heatmap(
@@ -83,12 +83,26 @@ def speed_by_size(results: Results, path: Path) -> bool:
         panel = axes[place]
         found = sorted(measured[src, dst], key=lambda group: group.ours.n)
         for name, colour in _COLOURS.items():
-            timed = [row for group in found if (row := group.rows.get(name)) is not None and row.times]
+            timed = [
+                measurement
+                for group in found
+                if (measurement := group.rows.get(name)) is not None and measurement.times
+            ]
             if not timed:
                 continue
-            sizes = [row.n for row in timed]
-            panel.plot(sizes, [row.speed / 1e9 for row in timed], color=colour, marker=_MARKERS[name], ms=4, label=name)
-            low, high = ([row.bytes / getattr(row.times, field) / 1e9 for row in timed] for field in ("p95", "p5"))
+            sizes = [measurement.n for measurement in timed]
+            panel.plot(
+                sizes,
+                [measurement.speed / 1e9 for measurement in timed],
+                color=colour,
+                marker=_MARKERS[name],
+                ms=4,
+                label=name,
+            )
+            low, high = (
+                [measurement.bytes / getattr(measurement.times, field) / 1e9 for measurement in timed]
+                for field in ("p95", "p5")
+            )
             panel.fill_between(sizes, low, high, color=colour, alpha=0.2, linewidth=0)
         # The nearest ceiling may be far from what is smaller than all of them.
         large = [group for group in found if group.ours.bytes >= least]

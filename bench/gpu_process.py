@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process with a limit of time, whose words are shown and kept, and which ends with all that it started."""
+"""Runs a process with a time limit, shows and logs its output, and ends it with all processes that it started."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def limited(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        # A group of its own, so that its own processes end with it.
+        # A process group of its own, so that its child processes can be ended with it.
         start_new_session=True,
     )
     words = threading.Thread(target=_copy, args=(process, log), daemon=True)
@@ -53,13 +53,13 @@ def limited(
             code = process.wait(seconds)
     finally:
         _end(process, grace)
-        # What outlived its group may hold the pipe.
+        # A process that left the group may keep the pipe open.
         words.join(2.0)
     return Ended(code, time.monotonic() - begin)
 
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """End the group: its leader in peace where it still runs, then whoever is left."""
+    """End the group: first its leader by SIGTERM if it still runs, then all that are left."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):

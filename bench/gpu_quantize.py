@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench --quantize``: scaled and block formats on the GPU, beside copies and other libraries.
+"""``python -m bench --quantize``: scaled and block formats on the GPU, compared with copies and other libraries.
 
-The measure is our copy kernel in the same run: what is read and written per second, as a share of what a copy reads and
-writes. The codes and scales of the first rows are compared with the host's before any time is taken.
+The yardstick is our copy kernel in the same run: bytes read and written per second as a share of the copy's. The codes
+and scales of the first rows are compared with the host's before any measurement.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.quantization import FORMATS
 
 ROWS, COLUMNS = 1 << 14, 1 << 13
-#: Rows that are drawn and compared; the memory is filled with copies of them.
+#: The number of random rows, which are compared; the memory is filled with copies of them.
 DRAWN = 128
 OURS = "gpucast.quantize"
 _SAMPLES, _LIMIT = 50, 1.0
@@ -39,22 +39,22 @@ class QuantizeCase:
     transpose: bool | str = False
 
     def __str__(self) -> str:
-        way = {False: "", True: ", transposed", "both": ", both ways"}[self.transpose]
-        return f"{self.src} to {self.format}{way}{f', axis {self.axis}' if self.axis != -1 else ''}"
+        direction = {False: "", True: ", transposed", "both": ", both ways"}[self.transpose]
+        return f"{self.src} to {self.format}{direction}{f', axis {self.axis}' if self.axis != -1 else ''}"
 
     def __call__(self, x: Any) -> Any:
-        """What is asked of gpucast."""
+        """The call of gpucast that is measured."""
         return gpucast.quantize(x, self.format, axis=self.axis, transpose=self.transpose)
 
     @property
     def reads(self) -> int:
-        """How often x has to be read: twice where a scale is of more elements than one block of threads holds, and
-        where a global scale is to be found before the others."""
+        """How often x has to be read: twice if a scale covers more elements than a block of threads holds, or if a
+        global scale has to be computed before the others."""
         format = FORMATS[self.format]
         return 2 if format.global_scale or isinstance(format.block, str) else 1
 
-    def ways(self) -> dict[str, Callable[[Any], object]]:
-        """The same in other calls, to compare."""
+    def alternatives(self) -> dict[str, Callable[[Any], object]]:
+        """Alternative calls with the same results, for comparison."""
         if self.transpose != "both":
             return {}
         one, other = (replace(self, transpose=transpose) for transpose in (False, True))
@@ -74,12 +74,12 @@ CASES = (
 
 
 def along_rows(case: QuantizeCase) -> bool:
-    """Whether others are measured on it."""
+    """Whether rivals are measured on a case: only along rows."""
     return (case.axis, case.transpose) == (-1, False)
 
 
 class CompiledQuantize(TorchTo):
-    """torch.compile of the usual lines for float8 with FLOAT scales."""
+    """torch.compile of the usual code for float8 with FLOAT scales."""
 
     name = "torch.compile"
     blocks = {"float8e4m3fn_1x128": 128, "float8e4m3fn_tensor": 0}  # noqa: RUF012 (a constant)
@@ -158,39 +158,39 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_case(
     machine: Machine, case: QuantizeCase, rivals: Sequence[Any], rows: int = ROWS, columns: int = COLUMNS
 ) -> list[dict[str, Any]]:
-    """A line for ours, for each copy kernel and each rival. `problem`: our results are wrong; `left_out`: why there is
-    no time."""
+    """A result line for ours, for each copy kernel and each rival. `problem`: our results are wrong; `left_out`: why it
+    was not measured."""
     src = dtype(case.src)
     data, drawn = filled(machine, case, rows, columns)
     read = data.nbytes
     x = data.view(src.numpy).reshape(rows, columns)
     problem = difference(case(x[: len(drawn)]), case(drawn))
     moved = data.nbytes + sum(q.nbytes for q in results_of(case(x)))
-    # So a copy moves as many bytes.
+    # So that a copy moves as many bytes.
     half = moved // 32 * 16
     target = machine.empty(half)
-    ways: dict[str, Callable[[], object]] = {OURS: lambda: case(x)}
-    ways |= {name: lambda way=way: way(x) for name, way in case.ways().items()}  # type: ignore[misc]
+    calls: dict[str, Callable[[], object]] = {OURS: lambda: case(x)}
+    calls |= {name: lambda call=call: call(x) for name, call in case.alternatives().items()}  # type: ignore[misc]
     copies = machine.copy_kernels()
     for name, copy in copies.items():
-        ways[name] = lambda copy=copy: copy(target, data[:half])  # type: ignore[misc]
+        calls[name] = lambda copy=copy: copy(target, data[:half])  # type: ignore[misc]
     lines: dict[str, dict[str, Any]] = {}
     works = []
-    for name, way in [*ways.items(), *((rival.name, rival) for rival in rivals)]:
+    for name, call in [*calls.items(), *((rival.name, rival) for rival in rivals)]:
         line = lines[name] = {"case": str(case), "name": name}
         try:
-            if name not in ways:
-                # Theirs are measured along rows only.
+            if name not in calls:
+                # Rivals are measured along rows only.
                 if not along_rows(case):
                     raise NotImplementedError("measured along rows only")
-                way = way.prepare_quantize(case, data)
-            way()
+                call = call.prepare_quantize(case, data)
+            call()
         except Exception as error:
-            if name in ways:
+            if name in calls:
                 raise
             line["left_out"] = f"{type(error).__name__}: {error}"
             continue
-        works.append(Work(name, lambda i, way=way: way(), 1))  # type: ignore[misc]
+        works.append(Work(name, lambda i, call=call: call(), 1))  # type: ignore[misc]
     if problem:
         lines[OURS]["problem"] = problem
     times = dict(
@@ -205,14 +205,14 @@ def measure_case(
             "share_of_copy": best / one.median,
         }
         if name == OURS and case.reads > 1:
-            # What such a format can reach: a copy of the bytes that have to be moved.
+            # The best possible for such a format is a copy of the bytes that have to be moved.
             lines[name] |= {"reads": case.reads, "share_of_its_copy": best / one.median * (moved + read) / moved}
     machine.release()
     return list(lines.values())
 
 
 def filled(machine: Machine, case: QuantizeCase, rows: int, columns: int) -> tuple[Any, np.ndarray[Any, Any]]:
-    """The bytes of an array on the machine, and the rows that are repeated in it."""
+    """The bytes of an array on the machine, and the rows that it repeats."""
     src = dtype(case.src)
     random = np.random.default_rng(0).standard_normal((min(DRAWN, rows), columns)).astype(np.float32)
     drawn = gpucast.cast(random, src)

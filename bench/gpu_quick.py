@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpucast bench --quick` measures, a line for each pair: ``python -m bench.gpu_quick --lines FILE``."""
+"""Measures what `gpucast bench --quick` does, and logs a line per pair: ``python -m bench.gpu_quick --lines FILE``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,14 @@ def main(
     lines.plan(f"{src} to {dst}" for src, dst in quick.PAIRS)
 
     def found(rows: list[Measurement]) -> None:
-        wrong = [row.problem or row.first for row in rows if row.is_ours and (row.wrong or row.problem)]
-        lines.done(f"{rows[0].src} to {rows[0].dst}", "; ".join(wrong), rows=[row.as_json() for row in rows])
+        wrong = [
+            measurement.problem or measurement.first
+            for measurement in rows
+            if measurement.is_ours and (measurement.wrong or measurement.problem)
+        ]
+        lines.done(
+            f"{rows[0].src} to {rows[0].dst}", "; ".join(wrong), rows=[measurement.as_json() for measurement in rows]
+        )
 
     there = contenders(machine) if there is None else there
     report = quick.run(machine, there, quick.PAIRS, arguments.elements, arguments.seconds, on_measured=found)

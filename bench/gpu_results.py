@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results of the benchmark on a GPU: one file of JSON lines per GPU, date and code, which later runs go on with.
+"""Results of the benchmark on a GPU: one file of JSON lines per GPU, date and code, which later runs continue.
 
-A line is a session (what was measured, on what, when), or a figure of it: a ceiling, the rows of a measurement, a
-latency, a first call, a state of the GPU. Lines are only ever appended.
+A line is a session (the machine, the code, the time), or a figure of it: a ceiling, the measurements of a case, a
+latency, a first call, a state of the GPU. Lines are only appended.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gpucast.benchmark.timing import Times
 
 FOLDER = ROOT / "bench" / "results"
 
-#: What one measurement is of: source, destination, elements, layout, calls or graph.
+#: Identifies a case: source, destination, elements, layout, and whether by calls or by a graph.
 Key = tuple[str, str, int, str, str]
 
 
 @dataclass
 class Results:
-    """All that a file holds."""
+    """The contents of a file."""
 
     path: Path
     sessions: list[dict[str, Any]] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
-    #: By measurement and contender: what is measured again takes the place of what was.
+    #: By case and contender; a later measurement replaces an earlier one.
     _rows: dict[tuple[Key, str], Measurement] = field(default_factory=dict)
     #: As written: {"src", "dst", "n", "contender", "times", "p99"}, and {"cache", "first", ...}.
     latencies: list[dict[str, Any]] = field(default_factory=list)
@@ -52,15 +52,17 @@ class Results:
 
     @property
     def label(self) -> str:
-        """For every table and picture: the GPU, the date and the commit."""
+        """A label for tables and pictures: the GPU, the date and the commit."""
         last = self.sessions[-1]
         return f"{last['facts']['name']}, {last['date']}, commit {last['commit'] or last['code']}"
 
     @property
     def done(self) -> set[tuple[Key, str]]:
-        """What need not be measured again, by measurement and contender: all in which nothing of ours went wrong."""
-        failed = {key(row) for row in self.rows if row.is_ours and row.problem}
-        return {(key(row), row.contender) for row in self.rows if key(row) not in failed}
+        """The cases and contenders that need not be measured again, because nothing of ours failed."""
+        failed = {key(measurement) for measurement in self.rows if measurement.is_ours and measurement.problem}
+        return {
+            (key(measurement), measurement.contender) for measurement in self.rows if key(measurement) not in failed
+        }
 
     def begin(self, facts: dict[str, Any]) -> None:
         """Open a session."""
@@ -74,13 +76,13 @@ class Results:
         self._append({"kind": "ceiling", **asdict(one)} for one in ceilings)
 
     def add_rows(self, rows: Iterable[Measurement]) -> None:
-        """All rows of one measurement: one line, so that they are there together or not at all."""
+        """Add all measurements of one case as one line, so that they are stored together or not at all."""
         rows = list(rows)
         self._keep(rows)
-        self._append([{"kind": "rows", "rows": [row.as_json() for row in rows]}])
+        self._append([{"kind": "rows", "rows": [measurement.as_json() for measurement in rows]}])
 
     def _keep(self, rows: Iterable[Measurement]) -> None:
-        self._rows |= {(key(row), row.contender): row for row in rows}
+        self._rows |= {(key(measurement), measurement.contender): measurement for measurement in rows}
 
     def add(self, kind: str, lines: Iterable[dict[str, Any]]) -> None:
         """Latencies, first calls or states."""
@@ -94,7 +96,7 @@ class Results:
             file.write(text)
 
     def write_csv(self, path: Path) -> None:
-        """The rows as a table for other tools: seconds and bytes."""
+        """Write the measurements as a CSV table, with seconds and bytes."""
         columns = ("src", "dst", "n", "layout", "via", "contender", "bytes", "checked", "wrong", "sets", "cold")
         times = ("median", "p5", "p95", "samples", "calls")
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -102,20 +104,22 @@ class Results:
             writer.writerow([*columns, *times, "problem", "device", "date", "commit"])
             last = self.sessions[-1]
             end = [last["facts"]["name"], last["date"], last["commit"]]
-            for row in self.rows:
-                measured = [getattr(row.times, name) if row.times else "" for name in times]
-                writer.writerow([*(getattr(row, name) for name in columns), *measured, row.problem, *end])
+            for measurement in self.rows:
+                measured = [getattr(measurement.times, name) if measurement.times else "" for name in times]
+                writer.writerow(
+                    [*(getattr(measurement, name) for name in columns), *measured, measurement.problem, *end]
+                )
 
 
 _LISTS = {"latency": "latencies", "first call": "first_calls", "state": "states"}
 
 
-def key(row: Measurement) -> Key:
-    return row.src, row.dst, row.n, row.layout, row.via
+def key(measurement: Measurement) -> Key:
+    return measurement.src, measurement.dst, measurement.n, measurement.layout, measurement.via
 
 
 def read(path: Path) -> Results:
-    """A file's results. A line that was cut off by a crash counts as absent."""
+    """The results in a file. A line that was truncated by a crash is ignored."""
     results = Results(path)
     lines = path.read_text(encoding="utf-8").split("\n")
     for line in lines[:-1]:
@@ -136,13 +140,13 @@ def read(path: Path) -> Results:
 
 
 def open_for(name: str, folder: Path = FOLDER) -> Results:
-    """The file to go on with, for a GPU's name: of the same code and GPU, else a new one."""
+    """The results to continue for a GPU's name: those of the same code and GPU, else a new file."""
     folder.mkdir(parents=True, exist_ok=True)
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     code = code_digest()
-    # Figures of changed text are told apart by the digest, whatever the commit says.
+    # The digest distinguishes figures of changed code, whatever the commit is.
     for path in sorted(folder.glob(f"gpu-{slug}-*-{code}.jsonl"), reverse=True):
-        _mend(path)
+        _complete_last_line(path)
         return read(path)
     return Results(folder / f"gpu-{slug}-{_today()}-{code}.jsonl")
 
@@ -151,8 +155,8 @@ def _today() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
 
 
-def _mend(path: Path) -> None:
-    """End a line that a crash cut off, so that what is appended begins a new one."""
+def _complete_last_line(path: Path) -> None:
+    """End a line that was truncated by a crash, so that appended text begins a new line."""
     data = path.read_bytes()
     if data and not data.endswith(b"\n"):
         with path.open("ab") as file:
@@ -160,6 +164,6 @@ def _mend(path: Path) -> None:
 
 
 def newest(folder: Path = FOLDER) -> Results | None:
-    """The results that were measured last, of those that hold rows; None without any."""
+    """The latest results that contain measurements; None if there are none."""
     found = [results for results in map(read, folder.glob("gpu-*.jsonl")) if results.sessions and results.rows]
     return max(found, key=lambda results: (results.sessions[-1]["date"], results.path.name), default=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rivals that only the whole benchmark takes on: those that compile, and those that few have."""
+"""The rivals of the full benchmark only: those that compile, and those that are rarely installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpucast.benchmark.contenders import Contender, CupyAstype, Run, TorchTo, av
 from gpucast.benchmark.machine import Array, Machine
 from gpucast.core.dtypes import DType
 
-#: XLA takes most of the memory when it starts, unless told otherwise.
+#: The variable that stops XLA from allocating most of the memory when it starts.
 _XLA_MEMORY = "XLA_PYTHON_CLIENT_PREALLOCATE"
 
 
@@ -37,7 +37,7 @@ class TorchCompile(TorchTo):
 
     def prepare(self, sets: Sets) -> Run:
         kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
-        # Else the functions of earlier pairs count against this one, and it may fall back to eager.
+        # Otherwise the limit of compiled functions, which includes earlier pairs, may make it fall back to eager mode.
         self.torch._dynamo.reset()
         compiled = self.torch.compile(lambda x: x.to(kind, copy=True), fullgraph=True, dynamic=False)
         return lambda i: compiled(xs[i])
@@ -55,7 +55,7 @@ class JaxJit:
         os.environ.setdefault(_XLA_MEMORY, "false")
         import jax
 
-        # Some of it has no types.
+        # JAX is only partly typed.
         self.jax: Any = jax
         self.machine = machine
         self.jax.config.update("jax_enable_x64", True)
@@ -63,12 +63,12 @@ class JaxJit:
             raise ImportError("jax cannot use the GPU")
 
     def supports(self, src: DType, dst: DType) -> bool:
-        return all(not row.packed and hasattr(self.jax.numpy, _jax_name(row)) for row in (src, dst))
+        return all(not dtype.packed and hasattr(self.jax.numpy, _jax_name(dtype)) for dtype in (src, dst))
 
     def prepare(self, sets: Sets) -> Run:
         jax, codes, view = self.jax, sets.src.code_numpy, sets.layout.view
         kind = getattr(jax.numpy, _jax_name(sets.src))
-        # Copies, which are made before any time is taken: DLPack does not know every type.
+        # Copies, made before the measurement, because DLPack does not support every type.
         self.machine.synchronize()
         made = (jax.dlpack.from_dlpack(data.view(codes)) for data in sets.sources)
         xs = [
@@ -84,8 +84,8 @@ class JaxJit:
         return np.asarray(result.reshape(-1)[:count]).view(dst.code_numpy)
 
 
-def _jax_name(row: DType) -> str:
-    return "bool_" if row.family == "bool" else row.numpy_name
+def _jax_name(dtype: DType) -> str:
+    return "bool_" if dtype.family == "bool" else dtype.numpy_name
 
 
 class TransformerEngine(TorchTo):
@@ -111,7 +111,7 @@ class TransformerEngine(TorchTo):
         torch = self.torch
         scale, largest = torch.ones(1, device="cuda"), torch.zeros(1, device="cuda")
         quantizer = self.quantizer(scale, largest, self.kinds[sets.dst.name], rowwise=True, columnwise=False)
-        # Matrices are what it casts.
+        # It casts matrices only.
         xs = [x.reshape(1, -1) for x in self.tensors(sets)]
         outs = [quantizer.make_empty(x.shape, dtype=x.dtype, device="cuda") for x in xs]
 
@@ -144,7 +144,7 @@ class OnnxRuntime:
             raise ImportError(f"onnxruntime has no {self.provider}")
 
     def supports(self, src: DType, dst: DType) -> bool:
-        # Same types it does not cast but passes on; of types below one byte it has layouts of its own.
+        # It passes equal types through without a cast, and has its own layouts of types below one byte.
         return src is not dst and not (src.packed or dst.packed)
 
     def prepare(self, sets: Sets) -> Run:
@@ -169,13 +169,13 @@ class OnnxRuntime:
     def _session(self, src: DType, dst: DType) -> Any:
         helper = self.onnx.helper
         node = helper.make_node("Cast", ["x"], ["y"], to=dst.number)
-        ends = [helper.make_tensor_value_info(name, row.number, ["n"]) for name, row in (("x", src), ("y", dst))]
+        ends = [helper.make_tensor_value_info(name, dtype.number, ["n"]) for name, dtype in (("x", src), ("y", dst))]
         graph = helper.make_graph([node], "cast", ends[:1], ends[1:])
         opset = max(19, src.opset or 1, dst.opset or 1)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
         options = self.runtime.SessionOptions()
         options.log_severity_level = 4
-        # What the GPU does not have, it would silently do on the host.
+        # Otherwise it would silently cast on the host what the GPU does not support.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1" if self.device == "cuda" else "0")
         return self.runtime.InferenceSession(model.SerializeToString(), options, providers=[self.provider])
 

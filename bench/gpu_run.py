@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/gpu.sh does: the parts of a run on a GPU one after the other, each in its time, and one archive of all.
+"""The program behind bench/gpu.sh: runs the parts of a run on a GPU, each with a time limit, and archives the results.
 
-Every part writes as it goes, so that one that is stopped leaves what it has reached; the archive is written anew behind
-each. Parts that passed are not run again by the same code, unless they are named.
+Every part writes its results at once, so that a part that is stopped leaves what it has reached. The archive is written
+again after each part. Parts that passed are not run again by the same code unless they are named.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from bench.gpu_process import GRACE, limited
 from bench.revision import ROOT, VARIABLE, code_digest, commit
 from gpucast.cli.arguments import positive
 
-#: Seconds that are kept for the end: the last part may take its grace, then come the summary and the archive.
+#: Seconds reserved for the end: the grace period of the last part, the summary and the archive.
 _RESERVE = GRACE + 2.0
-#: A part with less than this is left out.
+#: The fewest seconds with which a part is started.
 _LEAST = 5.0
 _INFO_SECONDS = 60.0
 #: Nothing is lost where the report has little time to end: it writes no lines.
@@ -38,28 +38,28 @@ _REPORT_GRACE = 1.0
 
 
 class Stopped(BaseException):
-    """Somebody ended the run: SIGTERM or Ctrl-C."""
+    """The run was stopped by SIGTERM or Ctrl-C."""
 
 
 class Run:
     """One call."""
 
-    def __init__(self, python: str, place: RunFiles, results: Path, end: float, environment: dict[str, str]) -> None:
-        self.python, self.place, self.environment = python, place, environment
-        #: Of `time.monotonic`.
+    def __init__(self, python: str, files: RunFiles, results: Path, end: float, environment: dict[str, str]) -> None:
+        self.python, self.files, self.environment = python, files, environment
+        #: The deadline, by `time.monotonic`.
         self.end = end
         stamp = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d-%H%M%S")
-        self.archive = results / f"gpu-{place.gpu}-{stamp}.tar.gz"
+        self.archive = results / f"gpu-{files.gpu}-{stamp}.tar.gz"
         self.summary: list[str] = []
         self.failed = False
-        self._state = place.folder / f"state-{place.code}.json"
+        self._state = files.folder / f"state-{files.code}.json"
 
     @property
     def left(self) -> float:
         return self.end - _RESERVE - time.monotonic()
 
     def passed(self) -> dict[str, Any]:
-        """The parts that this code passed earlier, and when."""
+        """The parts that passed earlier with this code, and when."""
         try:
             found: dict[str, Any] = json.loads(self._state.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -67,7 +67,7 @@ class Run:
         return found
 
     def parts(self, chosen: Sequence[Part], named: Sequence[str], compile_seconds: float) -> None:
-        """Run some parts; those that passed before only where they are named."""
+        """Run some parts; those that passed before only if they are named."""
         passed = self.passed()
         rest = [part for part in chosen if part.name in named or part.name not in passed]
         for part in chosen:
@@ -82,10 +82,10 @@ class Run:
 
     def _compile(self, parts: Sequence[Part], seconds: float) -> None:
         seconds = min(seconds, self.left / 2)
-        lines = self.place.file("compile", ".jsonl")
+        lines = self.files.file("compile", ".jsonl")
         own = max(seconds - 8.0, seconds / 2)
         command = ["-m", "bench.gpu_compile", "--lines", str(lines), "--seconds", f"{own:.0f}"]
-        # What it does not reach is no failure: the parts compile for themselves.
+        # Kernels that it does not reach are no failure, because the parts compile them.
         self._step(Step("compile", [*command, *(part.name for part in parts)], lines), seconds, counts=False)
 
     def _part(self, part: Part, seconds: float) -> None:
@@ -93,20 +93,20 @@ class Run:
             self._tell(f"{part.name}: LEFT OUT, no time", failed=True)
             return
         try:
-            steps = part.steps(self.place, seconds)
+            steps = part.steps(self.files, seconds)
         except LeftOut as reason:
             self._tell(f"{part.name}: LEFT OUT, {reason}", failed=True)
             return
         end = time.monotonic() + seconds
         good = True
         for number, step in enumerate(steps):
-            # What one tool leaves is for those behind it.
+            # Time that one tool does not use goes to the following ones.
             own = (end - time.monotonic()) / (len(steps) - number)
             good = self._step(step, min(own, self.left)) and good
         if part.name == "bench" and not good:
             # The tables and pictures of what there is. A benchmark that was cut off has had all the time but the
             # reserve, and has left most of its grace.
-            command = ["-m", "bench", "--report-only", "--results", str(self.place.folder)]
+            command = ["-m", "bench", "--report-only", "--results", str(self.files.folder)]
             seconds = min(30.0, self.left + _RESERVE - _REPORT_GRACE - 2.0)
             self._step(Step("report", command), seconds, counts=False, grace=_REPORT_GRACE)
         if good:
@@ -117,12 +117,12 @@ class Run:
         if seconds < 1.0:
             self._tell(f"{step.name}: LEFT OUT, no time", failed=counts)
             return False
-        log = self.place.file(step.name, ".log")
+        log = self.files.file(step.name, ".log")
         command = [*step.before, self.python, *step.command]
         head = f"== {step.name} (up to {seconds:.0f} s): {' '.join(command)}"
         print(head, flush=True)
         with log.open("a", encoding="utf-8") as file:
-            file.write(f"{head}\n{self.environment[FACTS]}, commit {commit()}, code {self.place.code}\n")
+            file.write(f"{head}\n{self.environment[FACTS]}, commit {commit()}, code {self.files.code}\n")
         begin = time.monotonic()
         try:
             ended = limited(command, log, seconds, self.environment, ROOT, grace)
@@ -144,7 +144,7 @@ class Run:
         return "" if step.lines is None else f": {reached(step.lines).text()}"
 
     def _complete(self, step: Step) -> bool:
-        """Whether nothing is left to do: a part that ends in its own time may have left something."""
+        """Whether nothing is left to do, because a part that respects its time limit may end early."""
         return step.lines is None or not reached(step.lines).left
 
     def _tell(self, line: str, failed: bool = False) -> None:
@@ -154,11 +154,11 @@ class Run:
 
     def pack(self) -> None:
         """The archive and the summary as they are now."""
-        place = self.place
-        head = f"== summary ({place.gpu}, commit {commit()}, code {place.code}; {self.environment[FACTS]})"
+        files = self.files
+        head = f"== summary ({files.gpu}, commit {commit()}, code {files.code}; {self.environment[FACTS]})"
         text = "\n".join([head, *self.summary]) + "\n"
-        (place.folder / f"summary-gpu-{place.gpu}-{place.date}-{place.code}.txt").write_text(text, encoding="utf-8")
-        size = gpu_archive.pack(self.archive, [path for path in place.folder.iterdir() if place.code in path.name])
+        (files.folder / f"summary-gpu-{files.gpu}-{files.date}-{files.code}.txt").write_text(text, encoding="utf-8")
+        size = gpu_archive.pack(self.archive, [path for path in files.folder.iterdir() if files.code in path.name])
         if size > gpu_archive.LIMIT:
             print(f"gpu_run: {self.archive} has {size / 2**20:.0f} MiB; some receivers take 16", file=sys.stderr)
 
@@ -186,9 +186,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
-        # Else JAX takes three quarters of the memory in every process that imports it.
+        # Otherwise JAX allocates three quarters of the memory in every process that imports it.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        # All kernels of all parts, so that none is compiled twice.
+        # Large enough for all kernels of all parts, so that none is compiled twice.
         "GPUCAST_CACHE_SIZE": os.environ.get("GPUCAST_CACHE_SIZE") or "1024",
         VARIABLE: commit(),
     }
@@ -197,16 +197,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("bench/gpu.sh: there is no GPU that gpucast can use", file=sys.stderr)
         return 1
     environment[FACTS] = json.dumps(facts)
-    place = _place(facts["gpu"])
+    files = _run_files(facts["gpu"])
     if os.environ.get("GPU_ARCHIVE"):
         try:
-            there = gpu_archive.unpack(Path(os.environ["GPU_ARCHIVE"]), place.folder)
+            there = gpu_archive.unpack(Path(os.environ["GPU_ARCHIVE"]), files.folder)
         except ValueError as error:
             print(f"bench/gpu.sh: GPU_ARCHIVE: {error}", file=sys.stderr)
             return 2
         print(f"bench/gpu.sh: goes on with {len(there)} files of {os.environ['GPU_ARCHIVE']}", flush=True)
     results = Path(os.environ.get("RESULTS") or ROOT / "bench" / "results")
-    run = Run(python, place, results, begin + positive(os.environ.get("GPU_SECONDS") or "570"), environment)
+    run = Run(python, files, results, begin + positive(os.environ.get("GPU_SECONDS") or "570"), environment)
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         run.parts(chosen, arguments.parts, max(COMPILE[part.call] for part in chosen))
@@ -219,7 +219,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def gpu_facts(python: str, environment: dict[str, str]) -> dict[str, Any] | None:
-    """GPU, driver and CUDA, as `gpucast info` tells them; None, with its verdict on stderr, where no cast can run."""
+    """GPU, driver and CUDA as reported by `gpucast info`; None, with its verdict on stderr, if casts cannot run."""
     command = [python, "-m", "gpucast", "info", "--json"]
     try:
         done = subprocess.run(
@@ -249,7 +249,7 @@ def _driver_version() -> str:
     return next(iter(done.stdout.split()), "")
 
 
-def _place(gpu: str) -> RunFiles:
+def _run_files(gpu: str) -> RunFiles:
     slug = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
     folder = Path(os.environ.get("GPU_WORK") or ROOT / "build" / "gpu-run") / slug
     folder.mkdir(parents=True, exist_ok=True)

@@ -3,8 +3,9 @@
 
     compute-sanitizer --tool memcheck --kernel-name kns=gpucast_ python -m bench.gpu_sweep --seconds 60
 
-Each side is an allocation of its own that ends with the array, so that memcheck sees every byte too many; what lies in
-front of the array is never written, so that initcheck sees it read. Results are compared with the reference as well.
+Each side is an allocation of its own that ends with the array, so that memcheck detects every access beyond its end.
+The memory before the array is never written, so that initcheck detects if it is read. Results are compared with the
+reference too.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from gpucast.parity.compare import wanted_codes
 
 #: All sizes up to a few blocks of the smallest tiles, one more than a multiple included.
 SIZES = 4100
-#: The first of them, with which each kernel had a launch: all contiguous ones, and those of whole bytes strided.
-KERNELS = len(NUMERIC) ** 2 + len(NUMERIC) * sum(not row.packed for row in NUMERIC)
-#: Elements (bytes of packed types) in front of an array.
+#: The number of first cases after which each kernel had a launch: contiguous for all pairs, strided for whole bytes.
+KERNELS = len(NUMERIC) ** 2 + len(NUMERIC) * sum(not dtype.packed for dtype in NUMERIC)
+#: The number of offsets of an array, in elements (of packed types in bytes).
 SHIFTS = 17
 _STRIDED = LAYOUTS["strided"]
 
@@ -58,8 +59,10 @@ class SweepCase:
 
 
 def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[SweepCase]:
-    """Over all pairs together each size once. The pairs take turns, in a seeded order: first each contiguous kernel has
-    a launch, then each strided one, so that a run that is short misses sizes and not kernels."""
+    """Cases that cover each size once over all pairs together, with the pairs in turn in a seeded order.
+
+    First each contiguous kernel has a launch, then each strided one, so that a short run misses sizes and not kernels.
+    """
     order = random.Random(0)
     sizes = list(range(SIZES))
     pairs = list(pairs)
@@ -80,7 +83,7 @@ def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[SweepCase]:
 def sweep(
     machine: Machine, chosen: Iterable[SweepCase], seconds: float, lines: Lines | None = None
 ) -> tuple[int, int, list[str]]:
-    """For so many seconds: the launches, the results compared, and what differs, in words."""
+    """Run for so many seconds; returns the launches, the number of results compared, and what differs, in words."""
     lines = lines or Lines(None)
     end = machine.now() + seconds
     launches, checked, wrong = 0, 0, list[str]()
@@ -88,7 +91,7 @@ def sweep(
         for case in chosen:
             if machine.now() >= end:
                 break
-            # A launch that ends the process is named by the line before it.
+            # If a launch ends the process, this line names it.
             lines.begin(str(case))
             found = _run(machine, case)
             lines.done(str(case), found.first, checked=found.checked, wrong=found.wrong)
@@ -116,9 +119,9 @@ def _run(machine: Machine, case: SweepCase) -> Check:
     return compare(got, codes, wanted_codes(resolve(src, dst), codes), src, dst, True)
 
 
-def _side(machine: Machine, row: DType, n: int, shift: int) -> Any:
-    offset = shift * row.code_numpy.itemsize
-    return machine.empty(offset + row.nbytes(n))[offset:]
+def _side(machine: Machine, dtype: DType, n: int, shift: int) -> Any:
+    offset = shift * dtype.code_numpy.itemsize
+    return machine.empty(offset + dtype.nbytes(n))[offset:]
 
 
 def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
@@ -132,7 +135,7 @@ def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> i
     chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))[: arguments.launches]
     lines = Lines(arguments.lines)
     lines.plan(map(str, chosen))
-    # A later run with the same file goes on.
+    # A later run with the same file continues.
     rest = [case for case in chosen if str(case) not in lines.finished]
     launches, checked, wrong = sweep(machine or _gpu(), rest, arguments.seconds, lines)
     for line in wrong[:20]:
@@ -146,7 +149,7 @@ def _gpu() -> Machine:
 
     from gpucast.benchmark.gpu import GpuMachine
 
-    # A pool would put the arrays next to each other, where no byte too many is seen.
+    # A pool would place arrays next to each other, so that accesses beyond their ends would not be detected.
     cupy.cuda.set_allocator(None)
     return GpuMachine()
 

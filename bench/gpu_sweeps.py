@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """All 2^32 codes of FLOAT for narrow destinations, one after the other: ``python -m bench.gpu_sweeps --lines FILE``.
 
-A line for each destination and for each sixteenth of it, and at once for what differs. A later run with the same file
-leaves out what is done.
+Logs a line for each destination, for each sixteenth of it, and at once for each difference. A later run with the same
+file skips what is done.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpucast.parity.cases import Case, cases
 from gpucast.parity.sweep import sweep
 
 SOURCE = "FLOAT"
-#: In the order of their worth.
+#: The most important first.
 DESTINATIONS = tuple(
     "FLOAT8E4M3FN FLOAT16 BFLOAT16 FLOAT4E2M1 FLOAT8E5M2 FLOAT8E8M0 FLOAT8E4M3FNUZ FLOAT8E5M2FNUZ".split()
 )

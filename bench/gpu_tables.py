@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a GPU as Markdown: what was reached, beside the ceilings and the rivals, losses included."""
+"""The results of a GPU as Markdown: speeds compared with the ceilings and the rivals, including where we lose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpucast.benchmark.pairs import COMMON, Measurement
 from gpucast.benchmark.timing import verdict
 from gpucast.core.dtypes import dtype
 
-#: What a layout may cost, as a share of the contiguous speed.
+#: The goals for layouts, as a share of the contiguous speed.
 LAYOUT_GOALS = {"source off by one": 0.95, "destination off by one": 0.95, "both off by one": 0.95, "transposed": 0.80}
 
 
@@ -78,7 +78,7 @@ def common_table(results: Results) -> str:
             cells += ["none has it", "", ""]
         cells.append(f"{ours.wrong:,} of {ours.checked:,}")
         lines.append(f"| {' | '.join(cells)} |")
-    if any(row.wrong for group in chosen for row in group.rivals()[:1]):
+    if any(measurement.wrong for group in chosen for measurement in group.rivals()[:1]):
         lines += ["", "\\* its results differ from the reference's for some inputs: out of range, NaN or subnormal."]
     return "\n".join(lines)
 
@@ -110,7 +110,7 @@ def ceiling_table(results: Results) -> str:
 
 
 def pair_lines(results: Results) -> list[str]:
-    """How many of all pairs reach the goals, which do not, and how many results differ."""
+    """How many pairs reach the goals, which do not, and how many results differ."""
     found = groups(results, gpu_plan.LARGE)
     lines = []
     for what, goal in (("types of whole bytes", WHOLE), ("packed types", PACKED)):
@@ -127,15 +127,19 @@ def pair_lines(results: Results) -> list[str]:
             line += ": short are " + ", ".join(f"{group.name} {group.share:.0%}" for group in short[:12])
             line += f" and {len(short) - 12} more" if len(short) > 12 else ""
         lines.append(line)
-    ours = [row for row in results.rows if row.is_ours]
-    wrong, checked = sum(row.wrong for row in ours), sum(row.checked for row in ours)
+    ours = [measurement for measurement in results.rows if measurement.is_ours]
+    wrong, checked = sum(measurement.wrong for measurement in ours), sum(measurement.checked for measurement in ours)
     lines.append(f"results that differ from the reference: {wrong:,} of {checked:,}")
-    lines += [f"not measured: {row.src} to {row.dst}, {row.n:,} elements: {row.problem}" for row in ours if row.problem]
+    lines += [
+        f"not measured: {measurement.src} to {measurement.dst}, {measurement.n:,} elements: {measurement.problem}"
+        for measurement in ours
+        if measurement.problem
+    ]
     return lines
 
 
 def rival_lines(results: Results) -> list[str]:
-    """Beside each rival: the geometric mean of the speed-ups of large arrays, and the claims beyond 2^16 elements."""
+    """For each rival: the geometric mean of the speed-ups of large arrays, and the verdicts beyond 2^16 elements."""
     large, all_sizes = groups(results, gpu_plan.LARGE), groups(results)
     lines = _narrow_line(large)
     for name in rivals(results):
@@ -163,7 +167,7 @@ def rival_lines(results: Results) -> list[str]:
 
 
 def _narrow_line(large: Sequence[Group]) -> list[str]:
-    """The pairs in which a scalar loop loses most: one byte to one byte."""
+    """The pairs of one byte to one byte, in which a scalar loop is slowest."""
     narrow = [group for group in large if dtype(group.ours.src).bits == dtype(group.ours.dst).bits == 8]
     ratios = {group.name: ratio for group, ratio in speed_ups(narrow, "CuPy copyto")}
     if not ratios:
@@ -203,14 +207,18 @@ def size_table(results: Results) -> str:
 
 
 def _median_speed(found: Iterable[Group], name: str) -> str:
-    speeds = [row.speed for group in found if (row := group.rows.get(name)) is not None and row.times]
+    speeds = [
+        measurement.speed for group in found if (measurement := group.rows.get(name)) is not None and measurement.times
+    ]
     return f"{statistics.median(speeds) / 1e9:,.4g}" if speeds else "-"
 
 
 def layout_table(results: Results) -> str:
-    """What layouts cost: our speed over that of contiguous arrays, of the common pairs."""
+    """The cost of layouts: our speed divided by that for contiguous arrays, for the common pairs."""
     usual = {group.name: group.ours.speed for group in groups(results, gpu_plan.LAYOUT_SIZE)}
-    names = [name for name in dict.fromkeys(row.layout for row in results.rows) if name != CONTIGUOUS.name]
+    names = [
+        name for name in dict.fromkeys(measurement.layout for measurement in results.rows) if name != CONTIGUOUS.name
+    ]
     lines = []
     for name in names:
         ratios = {

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-#: Numbers are dark on light cells and light on dark ones: the limit is a luminance.
+#: The luminance of a cell from which numbers are dark instead of light.
 _LIGHT = 0.55
 #: Inches: a cell, the names on the left, names and title above, the colour bar with its label, what is left below.
 _CELL, _LEFT, _ABOVE, _RIGHT, _BELOW = 0.36, 1.35, 1.75, 1.2, 0.15
@@ -28,7 +28,7 @@ def heatmap(
     good: Literal["high", "low"] = "high",
     form: str = "{:.2f}",
 ) -> None:
-    """Write the picture as the suffix of `path` says, such as .svg or .png.
+    """Write the picture in the format of the suffix of `path`, such as .svg or .png.
 
     `values`: a number for every row and column; NaN leaves the cell grey.
     `title`: what is shown; in further lines, which are smaller, the GPU, date and commit, or that it is an estimate.
@@ -48,7 +48,7 @@ def heatmap(
     from matplotlib.colors import LinearSegmentedColormap, Normalize, TwoSlopeNorm
     from matplotlib.figure import Figure
 
-    # Blue and orange: told apart by everyone.
+    # Blue and orange, which colour-blind readers can distinguish.
     ends = ["#e8590c", "#ffdcc2", "#d3e8f1", "#1c5f7d"] if middle is not None else ["#eef5f8", "#1c5f7d"]
     places = [0, 0.5, 0.5, 1] if middle is not None else [0, 1]
     points = list(zip(places, ends if good == "high" else ends[::-1], strict=True))

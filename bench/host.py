@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host path beside ``x.astype(dst)``: every pair of numeric types, on in-range data and with 1 % of special values.
+"""The host path compared with ``x.astype(dst)``: all numeric pairs, on in-range data and with 1 % special values.
 
 Both sides allocate their result. In each round every side runs once, and the fastest round counts, so that a neighbour
 on the machine disturbs all sides alike. Times are processor time of the one thread that does all the work: on an idle
@@ -28,7 +28,7 @@ from gpucast.reference import casting as reference
 Array = npt.NDArray[Any]
 
 KINDS = ("in range", "1 % special")
-#: Made once per pair and repeated to the wanted length: larger than the caches of a core.
+#: Elements made once per pair and repeated to the required length; larger than the caches of a core.
 BLOCK = 1 << 20
 #: Results that are compared with the reference before a pair is timed.
 CHECKED = 1 << 14
@@ -38,14 +38,14 @@ MEDIAN, EACH, FLOAT_TO_INTEGER, TABLE_RATE = 1.0, 1.5, 2.0, 400.0
 
 @dataclass(frozen=True)
 class HostMeasurement:
-    """Speeds in M elements per second; 0 where astype cannot do the pair."""
+    """Speeds in millions of elements per second; 0 if astype does not support the pair."""
 
     src: str
     dst: str
     kind: str
     cast: float
     astype: float
-    #: With a result array given; 0 for pairs that are not table-driven.
+    #: With `out`; 0 for pairs that are not table-driven.
     cast_out: float
     float_to_integer: bool
 
@@ -107,7 +107,7 @@ def _in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
             values = rng.standard_normal(BLOCK) * min(1.0, high / 4)
             values = np.clip(np.abs(values) if low >= 0 else values, low, high)
         else:
-            # Less than the limit, to which the source may have to round.
+            # Less than the limit, so that rounding in the source stays in range.
             values = rng.uniform(low, high * 15 / 16, BLOCK)
     return np.asarray(gpucast.cast(values, src))
 
@@ -166,7 +166,7 @@ def _time(x: Array, rule: CastRule, kind: str, repeats: int) -> HostMeasurement:
 
 
 def _print_ratios(rows: list[HostMeasurement], sources: list[DType], targets: list[DType]) -> None:
-    """One line per source: the larger ratio of the two kinds of data; where astype fails, our speed with an M."""
+    """One line per source: the larger ratio of both kinds of data, or, if astype fails, our speed with an M."""
     worst: dict[tuple[str, str], HostMeasurement] = {}
     for row in rows:
         key = row.src, row.dst

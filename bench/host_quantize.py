@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing on the host beside the plain NumPy formula: ``python -m bench.host_quantize``.
+"""Quantizing on the host compared with the plain NumPy formula: ``python -m bench.host_quantize``.
 
 Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16. The formulas are what a user of
-NumPy and ml_dtypes writes: whole-array arithmetic in float32, with neither NaN nor infinity nor ties in mind. Both
-sides allocate their results, and have one code in each byte (the host path before its codes are packed). NumPy does all
-the work of both: without ``GPUCAST_NATIVE=1`` the C library of `gpucast.cpu.native.library` takes no part.
+NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN, infinity and ties. Both sides
+allocate their results, with one code per byte (the host path before its codes are packed). Both use only NumPy: without
+``GPUCAST_NATIVE=1`` the C library of `gpucast.cpu.native.library` is not used.
 
 In each round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides
 alike. Times are processor time of the one thread that does all the work. The figures are written to
@@ -160,7 +160,7 @@ def dequantize_formula(parts: Parts, format: Format, to: DType) -> Array:
 
 
 def _in_blocks(x: Array, format: Format) -> tuple[Array, Any]:
-    """A matrix, shaped so that blocks lie along some axes; those axes."""
+    """A matrix, reshaped so that some axes run within blocks; those axes."""
     if format.block == "tensor":
         return x, None
     if format.block == "axis":
@@ -173,7 +173,7 @@ def _in_blocks(x: Array, format: Format) -> tuple[Array, Any]:
 
 
 def _of_blocks(x: Array, format: Format) -> Array:
-    """Scales, shaped so that they go with `_in_blocks`."""
+    """Scales, reshaped so that they broadcast with `_in_blocks`."""
     if isinstance(format.block, str):
         return x
     return x[:, None, :, None] if format.min_ndim == 2 else x[:, :, None]

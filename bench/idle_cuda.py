@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA that does nothing, under the real `gpucast.gpu.driver.CupyDriver` and real CuPy arrays over host memory.
+"""CUDA functions that do nothing, under the real `gpucast.gpu.driver.CupyDriver` and CuPy arrays over host memory.
 
-What is left is our own part of a call. It needs CuPy, but neither a GPU nor a driver.
+What remains is the overhead of gpucast itself. It needs CuPy, but neither a GPU nor a driver.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def idle(
     allocate: Callable[[int], Any] | None = None,
     compile_for: Callable[[str, str, tuple[int, int]], bytes] = lambda text, name, capability: b"",
 ) -> Iterator[launch.CupyDriver]:
-    """Casts go through a new `CupyDriver` whose calls of CUDA end in these functions, as quick ones as there are."""
+    """Casts use a new `CupyDriver` that calls these functions instead of CUDA's; they are as quick as possible."""
     import cupy
     from cupy_backends.cuda.api import driver, runtime
 

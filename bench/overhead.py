@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs before any element is cast: `gpucast.cast` of one element beside its rivals.
+"""The overhead of a call: `gpucast.cast` of one element compared with its rivals.
 
-On a GPU whole calls, each given before the ones before are done. Without one (device: none) our own part alone: CUDA's
-functions are replaced by nothing, CuPy's allocation too, and there is no rival. On the host always beside NumPy.
-At last what the first call of a pair waits for: to compile its kernel, beside one that does nothing.
+On a GPU it measures complete calls, enqueued without waiting for the previous ones. Without a GPU (device: none) it
+measures only our own part: CUDA's functions and CuPy's allocation do nothing, and there is no rival. On the host it
+compares with NumPy.
+Last comes what the first call of a pair waits for: the compilation of its kernel, beside one that does nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from gpucast.parity.cases import NUMERIC
 
 Call = Callable[[], object]
 
-#: Calls in a row, fewer than the queue of a stream takes, and how many such rows.
+#: Consecutive calls, fewer than a stream's queue holds, and how many such series.
 CALLS, ROWS = 500, 40
 #: Pairs whose kernels are compiled.
 COMPILED = 20
@@ -44,7 +45,7 @@ _AT_RANDOM: tuple[str, dict[str, Any]] = ("stochastic", {"rounding": "stochastic
 
 @dataclass(frozen=True)
 class CallCost:
-    """Seconds of a call."""
+    """Seconds per call, by contender."""
 
     what: str
     where: str

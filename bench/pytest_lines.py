@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A plugin for pytest that writes a line for each test as it ends: ``pytest -p bench.pytest_lines --lines FILE``.
 
-With xdist the process that gathers the results writes. What was running when the run was killed has begun and is not
-done.
+With xdist the process that collects the results writes. A test that was running when the run was killed is logged as
+begun but not done.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Writer:
     def __init__(self, lines: Lines) -> None:
         self.lines = lines
         self.planned = False
-        #: What a test's phases came to so far.
+        #: The failures of a test's phases so far.
         self._failed: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
 
@@ -67,7 +67,7 @@ class _Writer:
 
 
 class _OfWorkers:
-    """Hooks that only xdist knows."""
+    """Hooks that exist only with xdist."""
 
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
         node.config.pluginmanager.getplugin("lines of tests").plan(list(ids))

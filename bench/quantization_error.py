@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much each format of `gpucast.quantize` loses: ``python -m bench.quantization_error``.
+"""The quantization error of each format of `gpucast.quantize`: ``python -m bench.quantization_error``.
 
 The signal-to-quantization-noise ratio, 10 log10(sum x^2 / sum (x - y)^2) in dB, of random FLOAT matrices whose rows are
 quantized along the last axis (formats "..._axis": a scale per column). The numbers do not depend on the machine. They

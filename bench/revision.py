@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which code is measured."""
+"""Identifies the code that is measured."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def commit() -> str:
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Eight hexadecimal digits of all that a cast runs: figures of other text are not ours to go on with."""
+    """Eight hexadecimal digits over all files that a cast uses: only results of the same code are continued."""
     hashed = hashlib.sha256()
     for folder in ("gpucast", "kernels"):
         for path in sorted((root / folder).rglob("*")):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA machine code as nvdisasm prints it (SASS): the instructions of every kernel, and its basic blocks.
 
-Knows what moves control, what an instruction reads or writes in memory and which predicates it sets; nothing of casts.
+It knows which instructions change control flow, access memory or set predicates, but nothing of casts.
 Every architecture from sm_75 on prints the same syntax: ``/*0a40*/  @!P0 LDG.E.128 R4, desc[UR4][R2.64+0x10] ;``.
 """
 
@@ -57,7 +57,7 @@ class Instruction:
     #: With its modifiers, such as "LDG.E.128".
     opcode: str
     operands: tuple[str, ...]
-    #: The address that a label among its operands stands for.
+    #: The address of the label among its operands.
     target: int | None = None
 
     @cached_property
@@ -67,7 +67,7 @@ class Instruction:
 
     @property
     def conditional(self) -> bool:
-        """Whether it may do nothing: by its guard, or, a branch, by a condition among its operands."""
+        """Whether it may have no effect: because of its guard, or, for a branch, a condition among its operands."""
         if self.guard not in ("", "PT", "UPT"):
             return True
         return self.base == "BRA" and any(not _TARGET.search(operand) for operand in self.operands)
@@ -81,7 +81,7 @@ class Instruction:
         return Access(space, store, max(widths, default=4))
 
     def sets(self) -> set[str]:
-        """The predicates that it sets: those right behind its result, or that are its result."""
+        """The predicates that it sets: those directly after its result, or that are its result."""
         found = list[str]()
         for number, operand in enumerate(self.operands):
             match = _PREDICATE.fullmatch(operand)
@@ -98,11 +98,11 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Block:
-    """Instructions that are entered at the first and left behind the last; successors by their place in the list."""
+    """Instructions that are entered at the first and left after the last; successors by their index in the list."""
 
     instructions: list[Instruction]
     successors: list[int]
-    #: Whether the thread may end behind the last one.
+    #: Whether the thread may end after the last one.
     exits: bool
 
 
@@ -146,7 +146,7 @@ def _instruction(address: int, guard: str, opcode: str, rest: str, labels: dict[
     match = _TARGET.search(rest)
     target = labels.get(match[1]) if match else None
     if target is not None:
-        # The numbers of labels depend on what else is in the program.
+        # Labels are replaced by addresses, because their numbers depend on the rest of the program.
         rest = _TARGET.sub(f"`({target:#06x})", rest)
     operands = tuple(part.strip() for part in rest.split(",")) if rest else ()
     return Instruction(address, guard, opcode, operands, target)
@@ -155,12 +155,12 @@ def _instruction(address: int, guard: str, opcode: str, rest: str, labels: dict[
 def blocks(instructions: list[Instruction]) -> list[Block]:
     """The basic blocks that the first instruction reaches, in the order of their addresses.
 
-    A function in the same kernel goes on behind every call of it. UnknownCode for a jump to where only the running
-    program knows.
+    A function in the same kernel continues after each of its calls. UnknownCode for a jump whose target is known only
+    at run time.
     """
     index = {instruction.address: number for number, instruction in enumerate(instructions)}
     returns = [number + 1 for number, instruction in enumerate(instructions) if instruction.base == "CALL"]
-    # First instruction of a block -> where the threads of each barrier meet again, as far as it is known there.
+    # First instruction of a block -> where the threads of each barrier reconverge, as far as known there.
     known: dict[int, Meetings] = {0: {}}
     jumps: dict[int, list[int]] = {}
     todo = [0]
@@ -225,7 +225,7 @@ def _following(
     elif base in ("EXIT", "KILL"):
         found = []
     elif base == "BSYNC":
-        # None as yet, perhaps: a call from elsewhere seems to return here too, and may be seen first.
+        # May be empty so far: a call from elsewhere seems to return here too, and may be visited first.
         found = sorted(meetings.get(instruction.operands[0], ()))
     elif base.startswith(("BRX", "JM", "UBR")):
         raise UnknownCode(f"sass: the target of '{instruction}' is unknown")

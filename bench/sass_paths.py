@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which way a thread goes through a kernel when it casts a full aligned tile, and how many instructions that takes.
+"""Finds the path of a thread through a kernel when it casts a full aligned tile, and counts its instructions.
 
-All ways from the entry to an exit are looked at that enter no block twice. Of these, a way of a full aligned tile
+It considers all paths from the entry to an exit that enter no block twice. The path of a full aligned tile
 
 * stores exactly the bytes of the tile;
 * has no block with a marker, the instruction PMTRIG (``asm volatile("pmevent 1;")`` in the source: it counts an event
-  for profilers and does nothing else). A kernel marks what it does for uncommon values only. Such a way is *rare*;
+  for profilers and does nothing else). A kernel marks what it does for uncommon values only. Such a path is *rare*;
 * has no loop, unless all have one;
 * loads as many bytes, or as few more as any: those of a table;
-* stores with the widest instructions that any such way has, then loads with the widest.
+* stores with the widest instructions that any such path has, then loads with the widest.
 
-Ways of the same accesses differ where the code branches on data. The longest of them counts. Where a way through the
-same blocks of accesses has a loop, the count is worthless, and that is told. What takes no effect, because its guard is
-false, counts as well: it takes a place in the pipe all the same. Of accesses with opposite guards a way has one or the
-other.
+Paths with the same accesses differ where the code branches on data. The longest of them counts. If a path through the
+same blocks of accesses has a loop, the count is meaningless, and this is reported. Instructions whose guard is false
+count too, because they take an issue slot all the same. Of accesses with opposite guards a path has only one.
 """
 
 from __future__ import annotations
@@ -26,35 +25,35 @@ from typing import NamedTuple
 from bench.sass import Access, Block, Instruction, UnknownCode
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
-#: The accesses of one way: how many of every width, for loads and for stores.
+#: The accesses of one path: how many of every width, for loads and for stores.
 Accesses = tuple[tuple[int, ...], tuple[int, ...]]
 _NONE: Accesses = ((0,) * len(WIDTHS), (0,) * len(WIDTHS))
-#: More kinds of ways than any sound kernel has.
+#: The limit of distinct paths, more than any reasonable kernel has.
 _LIMIT = 20_000
 
 
 @dataclass(frozen=True)
 class Path:
-    """The way of a full aligned tile."""
+    """The path of a full aligned tile."""
 
-    #: Places of its blocks, in order: of the longest way with these accesses.
+    #: The indices of its blocks, in order, on the longest path with these accesses.
     blocks: tuple[int, ...]
-    #: Instructions of that way, and of the shortest with the same accesses.
+    #: The instructions of that path, and of the shortest with the same accesses.
     instructions: int
     shortest: int
     #: Global accesses per thread: width in bytes -> how many.
     loads: dict[int, int]
     stores: dict[int, int]
-    #: Whether it has a loop, of which one turn counts, or may go by one on its way, which does not count.
+    #: Whether it has a loop, of which one iteration counts, or may pass one on the side, which does not count.
     loop: bool
-    #: Instructions of the longest way that leaves this one behind its first load and comes by a marker, with one turn
-    #: of each loop; None where there is none.
+    #: The instructions of the longest path that branches off after the first load and passes a marker, with one
+    #: iteration of each loop; None if there is none.
     rare: int | None
 
 
-class _Way(NamedTuple):
+class _Tail(NamedTuple):
     length: int
-    #: The next block, and under which key the rest of the way is found there.
+    #: The next block, and the key of the rest of the path in its table.
     onward: tuple[int, _Key] | None
 
 
@@ -65,16 +64,16 @@ class _Key(NamedTuple):
 
 
 @dataclass
-class _Ways:
-    shortest: _Way
-    longest: _Way
+class _TailRange:
+    shortest: _Tail
+    longest: _Tail
 
 
 def full_tile(blocks: list[Block], load_bytes: int | None = None, store_bytes: int | None = None) -> Path:
-    """The way of a tile of so many bytes on either side; without these, the way of the most and widest accesses.
+    """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
-    Where no way has exactly so many, the next best is taken: compare them with the path's `loads` and `stores`.
-    UnknownCode for a kernel that never ends, and for one with too many ways.
+    If no path has exactly so many, the next best is returned: compare them with the path's `loads` and `stores`.
+    UnknownCode for a kernel that never ends, and for one with too many paths.
     """
     tables = _tables(blocks)
     keys = list(tables[0])
@@ -91,15 +90,15 @@ def full_tile(blocks: list[Block], load_bytes: int | None = None, store_bytes: i
     loads, stores = max((key.accesses for key in keys), key=_rank)
     keys = [key for key in keys if key.accesses == (loads, stores)]
     longest = max(keys, key=lambda key: tables[0][key].longest.length)
-    way = list(_follow(tables, longest))
+    path = list(_follow(tables, longest))
     return Path(
-        blocks=tuple(way),
+        blocks=tuple(path),
         instructions=tables[0][longest].longest.length,
         shortest=min(tables[0][key].shortest.length for key in keys),
         loads={width: count for width, count in zip(WIDTHS, loads, strict=True) if count},
         stores={width: count for width, count in zip(WIDTHS, stores, strict=True) if count},
-        loop=longest.loop or _loop_beside(blocks, way),
-        rare=None if longest.marked else _rare(blocks, tables, way),
+        loop=longest.loop or _loop_on_side(blocks, path),
+        rare=None if longest.marked else _rare(blocks, tables, path),
     )
 
 
@@ -107,25 +106,25 @@ def bytes_of(counts: Iterable[int]) -> int:
     return sum(width * count for width, count in zip(WIDTHS, counts, strict=True))
 
 
-def _loop_beside(blocks: list[Block], way: list[int]) -> bool:
-    """Whether a loop that is not rare lies between two places of `way`: its entry, its accesses, its exit."""
-    reach = _reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in way})
-    places = [way[0], *(number for number in way if _accesses(blocks[number].instructions) != {_NONE})]
+def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
+    """Whether there is a loop, not a rare one, between two stops of `path`: its entry, its accesses, its exit."""
+    reach = _reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in path})
+    stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
     loops = [number for number in range(len(blocks)) if number in reach[number]]
     return any(
         loop in reach[place] and (after is None or after in reach[loop])
-        for place, after in zip(places, [*places[1:], None], strict=True)
+        for place, after in zip(stops, [*stops[1:], None], strict=True)
         for loop in loops
     )
 
 
-def _rare(blocks: list[Block], tables: list[dict[_Key, _Ways]], way: list[int]) -> int | None:
-    """Instructions of the longest way that leaves `way` behind its first load and comes by a marker."""
+def _rare(blocks: list[Block], tables: list[dict[_Key, _TailRange]], path: list[int]) -> int | None:
+    """The instructions of the longest path that branches off `path` after its first load and passes a marker."""
     before = 0
-    for number in way:
+    for number in path:
         accesses = [instruction.access for instruction in blocks[number].instructions]
         if any(access is not None and access.space == "global" and not access.store for access in accesses):
-            lengths = [ways.longest.length for key, ways in tables[number].items() if key.marked]
+            lengths = [tails.longest.length for key, tails in tables[number].items() if key.marked]
             return before + max(lengths) if lengths else None
         before += len(blocks[number].instructions)
     return None
@@ -137,30 +136,30 @@ def _rank(accesses: Accesses) -> tuple[int, ...]:
     return stores, loads
 
 
-def _follow(tables: list[dict[_Key, _Ways]], key: _Key) -> Iterable[int]:
+def _follow(tables: list[dict[_Key, _TailRange]], key: _Key) -> Iterable[int]:
     place: tuple[int, _Key] | None = (0, key)
     while place is not None:
         yield place[0]
         place = tables[place[0]][place[1]].longest.onward
 
 
-def _tables(blocks: list[Block]) -> list[dict[_Key, _Ways]]:
-    """For every block, the ways from its first instruction to an exit, by what they do."""
+def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
+    """For every block the paths from its first instruction to an exit, by their accesses."""
     order, reach = _order(blocks), _reach(blocks, set())
     rank = {number: place for place, number in enumerate(order)}
-    tables: list[dict[_Key, _Ways]] = [{} for _ in blocks]
+    tables: list[dict[_Key, _TailRange]] = [{} for _ in blocks]
     for number in order:
         block, table = blocks[number], tables[number]
-        rests: list[tuple[_Key, _Way, _Way]] = []
+        rests: list[tuple[_Key, _Tail, _Tail]] = []
         if block.exits:
-            end = _Way(0, None)
+            end = _Tail(0, None)
             rests.append((_Key(_NONE), end, end))
         for other in block.successors:
             # A successor that comes later in this order closes a loop.
             if rank[other] < rank[number]:
                 rests += [
-                    (key, _Way(ways.shortest.length, (other, key)), _Way(ways.longest.length, (other, key)))
-                    for key, ways in tables[other].items()
+                    (key, _Tail(tails.shortest.length, (other, key)), _Tail(tails.longest.length, (other, key)))
+                    for key, tails in tables[other].items()
                 ]
         loop, marked = number in reach[number], _marked(block)
         for accesses in _accesses(block.instructions):
@@ -172,14 +171,14 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _Ways]]:
     return tables
 
 
-def _keep(table: dict[_Key, _Ways], key: _Key, length: int, shortest: _Way, longest: _Way) -> None:
-    shortest = _Way(length + shortest.length, shortest.onward)
-    longest = _Way(length + longest.length, longest.onward)
-    ways = table.setdefault(key, _Ways(shortest, longest))
-    if shortest.length < ways.shortest.length:
-        ways.shortest = shortest
-    if longest.length > ways.longest.length:
-        ways.longest = longest
+def _keep(table: dict[_Key, _TailRange], key: _Key, length: int, shortest: _Tail, longest: _Tail) -> None:
+    shortest = _Tail(length + shortest.length, shortest.onward)
+    longest = _Tail(length + longest.length, longest.onward)
+    tails = table.setdefault(key, _TailRange(shortest, longest))
+    if shortest.length < tails.shortest.length:
+        tails.shortest = shortest
+    if longest.length > tails.longest.length:
+        tails.longest = longest
 
 
 # The same few sums are asked for again and again.
@@ -190,7 +189,7 @@ def _sum(one: Accesses, other: Accesses) -> Accesses:
 
 
 def _accesses(instructions: list[Instruction]) -> set[Accesses]:
-    """The global accesses of a block: a choice for each predicate that guards some of them."""
+    """The possible global accesses of a block, for each value of the predicates that guard some of them."""
     version: dict[str, int] = {}
     always = _NONE
     guarded: dict[tuple[str, int], dict[bool, Accesses]] = {}
@@ -222,7 +221,7 @@ def _marked(block: Block) -> bool:
 
 
 def _order(blocks: list[Block]) -> list[int]:
-    """The blocks in the order in which a search leaves them: what follows a block is before it, but for loops."""
+    """The blocks in depth-first post-order: successors come before a block, except in loops."""
     order: list[int] = []
     entered = {0}
     stack = [(0, iter(blocks[0].successors))]
@@ -240,7 +239,7 @@ def _order(blocks: list[Block]) -> list[int]:
 
 
 def _reach(blocks: list[Block], without: set[int]) -> list[set[int]]:
-    """For every block those that may come after it, in a kernel without some of its blocks."""
+    """For every block those that are reachable from it, in a kernel without some of its blocks."""
     found = []
     for block in blocks:
         seen, todo = set[int](), list(block.successors)

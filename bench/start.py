@@ -24,7 +24,7 @@ JOBS = {
         ["-m", "pytest", "-n", "auto", "--dist", "worksteal", "--rootdir", str(ROOT), str(ROOT / "tests")],
     ),
 }
-#: What the tests take on a machine without a driver: they run CuPy on host memory, and compile every kernel.
+#: The extras for a machine without a driver: the tests run CuPy on host memory and compile every kernel.
 WITHOUT_DRIVER = {"demo": [], "test": ["cuda12"]}
 
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def environment(folder: Path) -> str:
-    """The Python of a virtual environment, which is made if it is not there or broken."""
+    """The Python of a virtual environment, which is created if it does not exist or is broken."""
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     if (
         not python.exists()
@@ -71,7 +71,7 @@ def cuda_extra() -> list[str]:
     spec = importlib.util.spec_from_file_location("gpucast_driver", ROOT / "gpucast" / "compile" / "nvidia.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # A dataclass looks its module up.
+    # Dataclasses look up their module.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     driver = module.find()

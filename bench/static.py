@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench --static``: what the machine code of every kernel says about its speed. Needs no GPU.
+"""``python -m bench --static``: estimates the speed of every kernel from its machine code. Needs no GPU.
 
 For each pair of types and architecture it compiles the kernel of contiguous arrays with the default rule, and counts
 what a thread executes for a full aligned tile (`bench.sass_paths` says how the way is found): all instructions from the
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def architectures() -> list[str]:
-    """What gpucast compiles for, for the devices that the check is for."""
+    """The architectures that gpucast compiles for, for the devices of the check."""
     return [cubin.architecture(capability) for capability in CAPABILITIES]
 
 
@@ -163,7 +163,7 @@ def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -
         for kernel in shown:
             elements = kernel.source.elements
             print(f"\n{arch} {kernel.source.name}: {kernel.instructions} instructions, {elements} elements")
-            print("\n".join(map(str, kernel.way)))
+            print("\n".join(map(str, kernel.path)))
 
 
 def _cells(kernel: StaticKernel) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the machine code of a kernel may cost so that memory, not the processor, decides how long a cast takes."""
+"""Budgets for the machine code of kernels, with which memory and not the processor limits the speed of a cast."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.static_kernels import StaticKernel
 PER_BYTE = {90: 5.2, 100: 3.5}
 #: Instructions per element of a pair that moves less than one byte per element.
 LEAST = 6.0
-#: Instructions by which a thread finds its array, where there are many, beside the budget.
+#: Extra instructions in which a thread of a batch kernel finds its array.
 FINDING = 64
 #: Bytes of one access on the wider side.
 VECTOR = 16
@@ -26,8 +26,8 @@ def _misses(archs: Sequence[str], sources: str, destinations: str, why: str) -> 
     return {(arch, src, dst): why for arch in archs for src in sources.split() for dst in destinations.split()}
 
 
-#: (architecture, source, destination) -> why the default rule of this pair does not keep its budget. One that does has
-#: no place here.
+#: (architecture, source, destination) -> why the default rule of this pair exceeds its budget. Entries that do not
+#: apply are an error.
 KNOWN: dict[tuple[str, str, str], str] = {
     **_misses(
         ("sm_80", "sm_90", "sm_100a"),
@@ -51,8 +51,8 @@ KNOWN: dict[tuple[str, str, str], str] = {
 
 
 def budget(kernel: StaticKernel, results: int = 1) -> float | None:
-    """Instructions per element that the kernel may take, which writes so many arrays; None where its architecture or
-    its shape has no budget."""
+    """Instructions per element that a kernel may take that writes `results` arrays; None if there is no budget for its
+    architecture or shape."""
     per_byte = PER_BYTE.get(kernel.capability)
     if per_byte is None or kernel.source.shape != "contiguous":
         return None
@@ -62,7 +62,7 @@ def budget(kernel: StaticKernel, results: int = 1) -> float | None:
 
 
 def over(kernel: StaticKernel, results: int = 1) -> float:
-    """Instructions over budget: 1 is just within it. NaN without a budget."""
+    """Instructions divided by the budget: up to 1 is within it. NaN without a budget."""
     allowed = budget(kernel, results)
     return math.nan if allowed is None else kernel.per_element / allowed
 
@@ -79,9 +79,10 @@ def widths(kernel: StaticKernel) -> tuple[int, int]:
 
 
 def problems(kernel: StaticKernel) -> list[str]:
-    """What is wrong with a kernel; nothing as a rule.
+    """The problems of a kernel; usually none.
 
-    Too many instructions are so for the default rule of a pair only, and in the strided shape only spills are wrong.
+    The number of instructions is only checked for the default rule of a pair. In the strided shape only spills are a
+    problem.
     """
     found = [f"{kernel.local} bytes of local memory: registers spill"] if kernel.local else []
     if kernel.source.shape != "contiguous":
@@ -110,7 +111,7 @@ def problems(kernel: StaticKernel) -> list[str]:
 
 
 def verdict(kernels: Sequence[StaticKernel], known: Mapping[tuple[str, str, str], str] = KNOWN) -> list[str]:
-    """Why the check fails, a line for each reason: kernels with a problem that is not known, and known ones without."""
+    """Why the check fails, a line for each reason: unknown problems, and known problems that no longer exist."""
     failures: list[str] = []
     for kernel in kernels:
         pair = (kernel.arch, kernel.rule.src.name, kernel.rule.dst.name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a rule and an architecture to the static facts of its kernel: compile, disassemble, find the way of a tile."""
+"""Static facts of the kernel of a rule on an architecture: compile, disassemble, find the path of a full tile."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import cubin as compiler
 from gpucast.core.rule import CastRule, resolve
 
-#: Kernels of one program: they share the time that the prelude and the start of the disassembler take, most of it.
+#: Kernels per program. They share the prelude and the start of the disassembler, which take most of the time.
 BATCH = 25
-#: NVRTC lets no more threads than these work at a time, nearly.
+#: NVRTC hardly lets more threads than these work at a time.
 _THREADS = 4
 
 
 @dataclass(frozen=True)
 class StaticKernel:
-    """What the machine code of one kernel says. Counts are per thread, on the way of a full aligned tile."""
+    """Facts from the machine code of one kernel. Counts are per thread, on the path of a full aligned tile."""
 
     source: KernelSource
     arch: str
-    #: Everything that is issued from the entry to the exit: of the longest such way, and of the shortest.
+    #: All instructions issued from the entry to the exit: on the longest such path, and on the shortest.
     instructions: int
     shortest: int
-    #: The same of the longest way by something rare; None where there is none. See `bench.sass_paths`.
+    #: The same of the longest rare path; None if there is none. See `bench.sass_paths`.
     rare: int | None
-    #: Whether the way has a loop, so that the count is of one turn.
+    #: Whether the path has a loop, so that the count includes only one iteration.
     loop: bool
     #: Branches, and exits under a condition.
     branches: int
@@ -50,10 +50,10 @@ class StaticKernel:
     registers: int
     #: Bytes of local memory: 0 unless registers spill.
     local: int
-    #: What the compiler said about the kernel's program: nothing as a rule.
+    #: The compiler's messages about the kernel's program; usually "".
     log: str
-    #: The way, in order.
-    way: tuple[Instruction, ...]
+    #: The instructions of the path, in order.
+    path: tuple[Instruction, ...]
 
     @property
     def rule(self) -> CastRule:
@@ -61,17 +61,17 @@ class StaticKernel:
 
     @property
     def many(self) -> bool:
-        """Whether it is one for many arrays."""
+        """Whether it is a batch kernel."""
         return (self.source.more or "").startswith("gpucast::Arrays")
 
     @property
     def default(self) -> bool:
-        """Whether the rule is what a cast without attributes follows."""
+        """Whether the rule is that of a cast without attributes."""
         return self.rule == resolve(self.rule.src, self.rule.dst)
 
     @property
     def capability(self) -> int:
-        """Of the device: 90 for sm_90 and for sm_90a."""
+        """The compute capability of the device: 90 for sm_90 and for sm_90a."""
         return int(self.arch.removeprefix("sm_").rstrip("af"))
 
     @property
@@ -91,7 +91,7 @@ class StaticKernel:
 
 @dataclass(frozen=True)
 class InBatchSpec(KernelSpec[KernelSource]):
-    """The kernel of `gpucast.cast_many` whose only cast is this one, told as the contiguous kernel of one array is."""
+    """The kernel of `gpucast.cast_many` for this cast alone, as a source like that of a contiguous kernel."""
 
     cast: CastSpec
 
@@ -114,9 +114,9 @@ def measure(
     shape: Shape | Literal["many"] = "contiguous",
     advance: Callable[[int], object] = lambda done: None,
 ) -> list[StaticKernel]:
-    """The kernels of these rules for an architecture such as "sm_90", in order. `advance` is told how many are done.
+    """The kernels of these rules for an architecture such as "sm_90", in order. `advance` gets how many are done.
 
-    The shape "many" stands for contiguous arrays, many in one launch (see `InManySpec`).
+    The shape "many" stands for batch kernels of contiguous arrays (see `InBatchSpec`).
 
     DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for machine code that cannot be
     followed.
@@ -164,20 +164,25 @@ def facts(sources: Sequence[KernelSource], arch: str) -> list[StaticKernel]:
 
 
 def kernel(
-    source: KernelSource, arch: str, instructions: list[Instruction], fact: cubin.CubinKernel, log: str, beside: int = 0
+    source: KernelSource,
+    arch: str,
+    instructions: list[Instruction],
+    fact: cubin.CubinKernel,
+    log: str,
+    extra_bytes: int = 0,
 ) -> StaticKernel:
-    """The facts of one kernel from its machine code. In the strided shape the way is that of the most accesses.
+    """The facts of one kernel from its machine code. In the strided shape the path is the one with the most accesses.
 
-    `beside`: bytes that every thread stores beside its tile.
+    `extra_bytes`: bytes that every thread stores in addition to its tile.
     """
     flow = blocks(instructions)
     if source.shape == "contiguous":
-        stored = source.elements * source.rule.dst.bits // 8 + beside
+        stored = source.elements * source.rule.dst.bits // 8 + extra_bytes
         path = full_tile(flow, source.elements * source.src_bits // 8, stored)
     else:
         path = full_tile(flow)
-    way = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
-    counts = Counter(instruction.base for instruction in way)
+    executed = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
+    counts = Counter(instruction.base for instruction in executed)
     return StaticKernel(
         source=source,
         arch=arch,
@@ -185,7 +190,7 @@ def kernel(
         shortest=path.shortest,
         rare=path.rare,
         loop=path.loop,
-        branches=counts["BRA"] + sum(one.base == "EXIT" and one.conditional for one in way),
+        branches=counts["BRA"] + sum(one.base == "EXIT" and one.conditional for one in executed),
         loads=path.loads,
         stores=path.stores,
         shared_loads=counts["LDS"],
@@ -193,5 +198,5 @@ def kernel(
         registers=fact.registers,
         local=fact.local,
         log=log,
-        way=way,
+        path=executed,
     )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An estimate of how close to the speed of memory a kernel can come, from its machine code alone.
 
-The model: every SM is kept busy, and the unit that needs the most time decides, memory or one of the SM's. It knows
-nothing of latency, of how a warp waits for its loads, or of the power limit, so that it is an upper bound: of use for
-telling which kernels cannot reach the speed of memory, and why; not for telling how fast a kernel is.
+The model assumes that every SM is busy, and that the slowest unit sets the speed: memory, or a unit of the SM. It
+ignores latency, warps that wait for loads, and the power limit, so it is an upper bound. It shows which kernels cannot
+reach the speed of memory, and why, but not how fast a kernel is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GPU:
     """A GPU of the estimate."""
 
     name: str
-    #: What its code is compiled for, such as 90 for sm_90 and sm_90a.
+    #: Its compute capability, such as 90 for sm_90 and sm_90a.
     capability: int
     sms: int
     #: GHz while every SM works.
@@ -69,11 +69,11 @@ _WARP = 32
 @dataclass(frozen=True)
 class Estimate:
     gpu: str
-    #: Of the achievable bandwidth, 0 to 1.
+    #: The share of the achievable bandwidth, 0 to 1.
     share: float
-    #: What decides: "memory" or a unit.
+    #: What limits the speed: "memory" or a unit.
     bound: str
-    #: Threads of an SM at a time, of 2048.
+    #: Resident threads of an SM, of at most 2048.
     threads: int
 
 
@@ -84,19 +84,19 @@ def estimates(kernel: StaticKernel) -> list[Estimate]:
 
 def estimate(kernel: StaticKernel, gpu: GPU) -> Estimate:
     lanes = {**LANES, "fma": gpu.fma, "fp64": gpu.fp64}
-    # Seconds times 10^12 for all elements of a thread, were there one SM of one unit at a time.
+    # Seconds times 10^12 for all elements of a thread, if there were one SM with one unit.
     memory = kernel.moved * kernel.source.elements / gpu.bandwidth
     rate = gpu.sms * gpu.clock / 1000
-    times = {unit: count / (lanes[unit] * rate) for unit, count in work(kernel.way).items()}
+    times = {unit: count / (lanes[unit] * rate) for unit, count in work(kernel.path).items()}
     slowest = max(times, key=lambda unit: times[unit])
     share = min(1.0, memory / times[slowest])
     return Estimate(gpu.name, share, "memory" if share == 1.0 else slowest, resident_threads(kernel, gpu))
 
 
-def work(way: tuple[Instruction, ...]) -> Counter[str]:
-    """Lanes that one thread takes of every unit."""
-    found: Counter[str] = Counter(issue=len(way))
-    for instruction in way:
+def work(path: tuple[Instruction, ...]) -> Counter[str]:
+    """Lanes of every unit that one thread uses."""
+    found: Counter[str] = Counter(issue=len(path))
+    for instruction in path:
         unit, lanes = _unit(instruction)
         if unit:
             found[unit] += lanes

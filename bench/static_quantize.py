@@ -18,7 +18,7 @@ from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
 
-#: Formats by the kernel that they are measured with: all in one pass of rows, the last pass of others, the way back.
+#: Formats by the kernel that is checked: the single pass over rows, the last pass over other blocks, dequantizing.
 CHOSEN: dict[Kind, tuple[str, ...]] = {
     "rows": ("mxfp8e4m3", "mxfp8e5m2_up", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "int8_64", "int4_128"),
     "elements": ("float8e4m3fn_tensor", "int8_axis"),
@@ -38,7 +38,7 @@ def _misses(archs: str, kind: str, sources: str, formats: str, why: str) -> dict
     }
 
 
-#: (architecture, kind, type, format) -> why the kernel does not keep its budget. One that does has no place here.
+#: (architecture, kind, type, format) -> why the kernel exceeds its budget. Entries that do not apply are an error.
 KNOWN: dict[tuple[str, str, str, str], str] = {
     **_misses("sm_100a", "elements", "BFLOAT16", "int8_axis", _PLACE),
     **_misses("sm_100a", "back", "BFLOAT16", "int8_axis", _PLACE),
@@ -47,13 +47,13 @@ KNOWN: dict[tuple[str, str, str, str], str] = {
 
 @dataclass(frozen=True)
 class StaticMeasurement:
-    #: A `Kind`, or how tiles are asked for (`bench.static_tiles`).
+    #: A `Kind`, or a key of `bench.static_tiles.RUNS`.
     kind: str
     format: str
     #: The type that is quantized, or dequantized to.
     source: str
     kernel: StaticKernel
-    #: How many arrays of codes one read gives.
+    #: How many results one read gives.
     results: int = 1
 
     @property
@@ -76,24 +76,27 @@ def measure(arch: str) -> list[StaticMeasurement]:
                 pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
                 single = format.block == "tensor"
                 sources.append(QuantizeSpec(CastRule(*pair), format, kind, block=block, single=single).source())
-                # A thread with a whole block stores the block's scale.
-                beside = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
-                names.append((kind, name, source, beside))
-    structs = dict(row for source in sources for row in source.structs)
+                # A thread that has a whole block also stores the block's scale.
+                extra_bytes = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
+                names.append((kind, name, source, extra_bytes))
+    structs = dict(src for source in sources for src in source.structs)
     text = join(sources[0].prelude, structs, [source.kernel for source in sources])
     compiled = compiler.compile(text, "quantize", arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())
     return [
         StaticMeasurement(
-            kind, name, row, kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, beside=beside)
+            kind,
+            name,
+            src,
+            kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, extra_bytes=extra_bytes),
         )
-        for (kind, name, row, beside), one in zip(names, sources, strict=True)
+        for (kind, name, src, extra_bytes), one in zip(names, sources, strict=True)
     ]
 
 
 def problems(one: StaticMeasurement) -> list[str]:
-    """What is wrong with a kernel; nothing as a rule."""
+    """The problems of a kernel; usually none."""
     kernel, found = one.kernel, []
     if kernel.local:
         found.append(f"{kernel.local} bytes of local memory: registers spill")
@@ -110,7 +113,7 @@ def problems(one: StaticMeasurement) -> list[str]:
 
 
 def verdict(kernels: Sequence[StaticMeasurement], known: Mapping[tuple[str, str, str, str], str] = KNOWN) -> list[str]:
-    """Why the check fails: problems that are not known, and known ones that are none."""
+    """Why the check fails: unknown problems, and known problems that no longer exist."""
     failures = []
     for one in kernels:
         found = problems(one)

@@ -15,8 +15,8 @@ from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.tile_source import Run, TileSpec
 
-#: Both ways at once, blocks along the last axis; blocks along the first axis.
-WAYS: dict[str, tuple[Run, Run]] = {
+#: Both results at once, with blocks along the last axis; one result with blocks along the first axis.
+RUNS: dict[str, tuple[Run, Run]] = {
     "both": ("along", "down"),
     "squares": ("square", "square"),
     "down": ("down", "nothing"),
@@ -31,7 +31,7 @@ CHOSEN: tuple[tuple[str, str, str], ...] = (
 
 _PIECES = "a thread finds the divisor of a row anew for eight elements"
 
-#: As of `bench.static_quantize`.
+#: As in `bench.static_quantize`.
 KNOWN: dict[tuple[str, str, str, str], str] = {
     ("sm_90", "both", "BFLOAT16", "float8e4m3fn_1x128"): _PIECES,
     ("sm_100a", "squares", "BFLOAT16", "float8e4m3fn_128x128"): "codes are turned by bytes for one of the results",
@@ -41,24 +41,24 @@ KNOWN: dict[tuple[str, str, str, str], str] = {
 def measure(arch: str) -> list[StaticMeasurement]:
     """All chosen kernels, compiled as one program for an architecture such as "sm_90".
 
-    Without runs both ways for sm_100a and its like: more ways lead through that machine code than `bench.sass_paths`
+    Without both results at once for sm_100a and similar: that machine code has more paths than `bench.sass_paths`
     follows.
     """
     sources = []
     chosen = [one for one in CHOSEN if one[0] != "both" or not arch.startswith("sm_10")]
-    for way, name, source in chosen:
-        format, runs = FORMATS[name], WAYS[way]
+    for kind, name, source in chosen:
+        format, runs = FORMATS[name], RUNS[kind]
         assert isinstance(format.block, tuple)
         rule = CastRule(dtype(source), format.element)
         sources.append(TileSpec(rule, format, format.block[-1], *runs).source())
-    structs = dict(row for source in sources for row in source.structs)
+    structs = dict(src for source in sources for src in source.structs)
     compiled = compiler.compile(join(sources[0].prelude, structs, [source.kernel for source in sources]), "tiles", arch)
     of_cubin, of_code = cubin.kernels(compiled.code), parse(disassembler.disassemble(compiled.code).decode())
     found = []
-    for (way, name, row), one in zip(chosen, sources, strict=True):
-        results = 2 - WAYS[way].count("nothing")
-        # Every thread stores so many bytes beside those of one result.
-        beside = (results - 1) * one.elements * one.rule.dst.bits // 8
-        facts = kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, beside)
-        found.append(StaticMeasurement(way, name, row, facts, results))
+    for (kind, name, src), one in zip(chosen, sources, strict=True):
+        results = 2 - RUNS[kind].count("nothing")
+        # The bytes that every thread stores in addition to those of one result.
+        extra_bytes = (results - 1) * one.elements * one.rule.dst.bits // 8
+        facts = kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, extra_bytes)
+        found.append(StaticMeasurement(kind, name, src, facts, results))
     return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of a row: all, random ones, those of an array's elements; and arrays compared bit by bit."""
+"""Codes of a dtype: all, random ones, those of an array's elements; and bitwise comparisons of arrays."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ import numpy as np
 import gpucast
 from gpucast.core.dtypes import DType
 
-# Adding a format inside the known concepts is one row: these two exist in tests alone.
+# A new format of a known kind is one entry of the dtype table: these two exist in tests only.
 EXTRA = (
     DType("FLOAT8E3M4", None, "float", 8, 1, 3, 4, 3, "ieee", None, "float8_e3m4", None),
     DType("FLOAT8E4M3B11FNUZ", None, "float", 8, 1, 4, 3, 11, "fnuz", None, "float8_e4m3b11fnuz", None),
 )
 
 
-def every_code(row: DType) -> np.ndarray:
-    """Each code of a row of 16 bits or fewer, in order."""
-    assert row.bits <= 16
-    return np.arange(2 if row.family == "bool" else 1 << row.bits, dtype=row.code_numpy)
+def every_code(dtype: DType) -> np.ndarray:
+    """Each code of a dtype of 16 bits or fewer, in order."""
+    assert dtype.bits <= 16
+    return np.arange(2 if dtype.family == "bool" else 1 << dtype.bits, dtype=dtype.code_numpy)
 
 
-def random_codes(row: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:
-    """Any codes of a row, all as likely; a Generator goes on from where it is."""
-    top = 1 if row.family == "bool" else row.code_mask
-    drawn = np.random.default_rng(seed).integers(0, top, shape, dtype=row.code_numpy, endpoint=True)
+def random_codes(dtype: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:
+    """Uniformly random codes of a dtype; a Generator continues from its state."""
+    top = 1 if dtype.family == "bool" else dtype.code_mask
+    drawn = np.random.default_rng(seed).integers(0, top, shape, dtype=dtype.code_numpy, endpoint=True)
     return np.asarray(drawn)
 
 
-def codes_of(x: np.ndarray, row: DType) -> np.ndarray:
-    """What lies in memory for the elements of an array of a row, the bits above the row's own included."""
-    assert x.dtype == row.numpy
-    return x.view(row.code_numpy)
+def codes_of(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """The elements of an array as they are in memory, including bits above the dtype's own."""
+    assert x.dtype == dtype.numpy
+    return x.view(dtype.code_numpy)
 
 
-def assert_same(got: np.ndarray, wanted: np.ndarray, row: DType | None = None) -> None:
-    """Equal shapes, types and bits. Given STRING as the row, texts count, and not how NumPy holds them."""
-    if row is None:
+def assert_same(got: np.ndarray, wanted: np.ndarray, dtype: DType | None = None) -> None:
+    """Equal shapes, types and bits. If the dtype is STRING, texts are compared, not how NumPy stores them."""
+    if dtype is None:
         assert got.dtype == wanted.dtype
-        row = gpucast.dtype(wanted.dtype)
-    if row.family == "string":
+        dtype = gpucast.dtype(wanted.dtype)
+    if dtype.family == "string":
         assert got.shape == wanted.shape
         assert got.tolist() == wanted.tolist()
     else:
-        assert_codes(codes_of(got, row), codes_of(wanted, row))
+        assert_codes(codes_of(got, dtype), codes_of(wanted, dtype))
 
 
 def assert_codes(got: np.ndarray, wanted: np.ndarray, case: object = "", of: np.ndarray | None = None) -> None:
-    """Arrays of codes are equal, else the first that differs is told: of which case, from which source code in `of`."""
+    """Arrays of codes are equal; the message names the first that differs, the case, and the source code in `of`."""
     assert got.shape == wanted.shape, case
     wrong = np.flatnonzero(got != wanted)
     if wrong.size:

@@ -26,27 +26,27 @@ def text_of(value: Fraction, nudge: int = 0) -> str:
     return f"{'-' if value < 0 else ''}{whole}{'.' + fraction if fraction else ''}"
 
 
-def boundaries(row: DType, rng: np.random.Generator, some: int) -> list[Fraction]:
+def boundaries(dtype: DType, rng: np.random.Generator, some: int) -> list[Fraction]:
     """Magnitudes at which rounding to a floating type changes: all, or the ends and `some` others of many."""
-    if row.family == "e8m0":
+    if dtype.family == "e8m0":
         exponents = {-128, -127, -126, -1, 0, 1, 126, 127, 128, *rng.integers(-127, 128, some).tolist()}
         return [Fraction(2) ** k * Fraction(m, 4) for k in sorted(exponents) for m in (3, 4, 5, 6)]
     codes = (
-        set(range(row.max_code + 1))
-        if row.bits <= 8
-        else _ends(row) | {int(c) for c in rng.integers(0, row.max_code, some)}
+        set(range(dtype.max_code + 1))
+        if dtype.bits <= 8
+        else _ends(dtype) | {int(c) for c in rng.integers(0, dtype.max_code, some)}
     )
-    return [middle_above(row, code) for code in sorted(codes)]
+    return [middle_above(dtype, code) for code in sorted(codes)]
 
 
-def middle_above(row: DType, code: int) -> Fraction:
-    """Half way from a finite magnitude to the next, which for the largest is the one an endless exponent would have."""
-    if code < row.max_code:
-        return (Fraction(row.value(code)) + Fraction(row.value(code + 1))) / 2
-    return Fraction(row.max) + Fraction(2) ** (math.frexp(row.max)[1] - row.mantissa_bits - 2)
+def middle_above(dtype: DType, code: int) -> Fraction:
+    """The midpoint of a finite magnitude and the next; after the largest, the next with an unlimited exponent."""
+    if code < dtype.max_code:
+        return (Fraction(dtype.value(code)) + Fraction(dtype.value(code + 1))) / 2
+    return Fraction(dtype.max) + Fraction(2) ** (math.frexp(dtype.max)[1] - dtype.mantissa_bits - 2)
 
 
-def _ends(row: DType) -> set[int]:
-    first_normal, one = 1 << row.mantissa_bits, row.bias << row.mantissa_bits
+def _ends(dtype: DType) -> set[int]:
+    first_normal, one = 1 << dtype.mantissa_bits, dtype.bias << dtype.mantissa_bits
     middle = {first_normal, one, one + first_normal}
-    return {0, 1, 2, row.max_code - 1, row.max_code} | {code + step for code in middle for step in (-2, -1, 0, 1)}
+    return {0, 1, 2, dtype.max_code - 1, dtype.max_code} | {code + step for code in middle for step in (-2, -1, 0, 1)}

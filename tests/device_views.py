@@ -29,23 +29,23 @@ def on_host(x: Any) -> np.ndarray:
     return result.get() if isinstance(result, PackedArray) else np.asarray(result)
 
 
-def at_byte(host: np.ndarray, row: DType, offset: int) -> Any:
+def at_byte(host: np.ndarray, dtype: DType, offset: int) -> Any:
     """The array so many bytes behind an aligned address."""
     import cupy
 
-    packed = PackedArray.pack(host) if row.packed else None
+    packed = PackedArray.pack(host) if dtype.packed else None
     data = (np.ascontiguousarray(host) if packed is None else packed.data).reshape(-1).view(np.uint8)
     there = on_device(np.append(np.zeros(offset, np.uint8), data))[offset:]
     if packed is not None:
-        return PackedArray(there, row, host.shape)
-    return cupy.ndarray(host.shape, row.numpy, there.data)
+        return PackedArray(there, dtype, host.shape)
+    return cupy.ndarray(host.shape, dtype.numpy, there.data)
 
 
-def views(host: np.ndarray, row: DType) -> Iterator[tuple[Any, np.ndarray]]:
-    """An array on the device in every way that it can lie, and its elements on the host."""
+def views(host: np.ndarray, dtype: DType) -> Iterator[tuple[Any, np.ndarray]]:
+    """An array on the device in every memory layout, with its elements on the host."""
     there = on_device(host)
     yield there, host
-    yield at_byte(host, row, 1), host
+    yield at_byte(host, dtype, 1), host
     if isinstance(there, PackedArray):
         return  # Types below one byte have no strides.
     for place in (slice(None, None, -1), slice(1, None), slice(None, None, 3), slice(-2, 0, -2)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact model: a cast as rational arithmetic on one number at a time, in Python's Fraction.
 
-Written from the semantics alone, with nothing of gpucast but the rows and the resolved Rule. Slow and plain on purpose:
-it is what the reference, the host path and the kernels are judged by.
+Written from the semantics alone, it uses only the dtypes and the resolved Rule of gpucast. Slow and simple on purpose,
+because the reference, the host path and the kernels are checked against it.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ class ExactNumber:
     memo: dict[Any, int] = field(default_factory=dict)
 
 
-def decode(row: DType, code: int) -> ExactNumber:
-    """The number that a code of a row stands for."""
-    if row.family == "bool":
+def decode(dtype: DType, code: int) -> ExactNumber:
+    """The number that a code of a dtype represents."""
+    if dtype.family == "bool":
         return ExactNumber("finite", False, Fraction(int(code != 0)))
-    negative = bool(row.sign_bits and code >> (row.bits - 1) & 1)
-    if row.family == "int":
-        value = code - (1 << row.bits) if negative else code
+    negative = bool(dtype.sign_bits and code >> (dtype.bits - 1) & 1)
+    if dtype.family == "int":
+        value = code - (1 << dtype.bits) if negative else code
         return ExactNumber("finite", negative, Fraction(abs(value)))
-    rest = code & ((1 << (row.bits - row.sign_bits)) - 1)
-    exponent, mantissa = divmod(rest, 1 << row.mantissa_bits)
-    top = (1 << row.exponent_bits) - 1
-    if row.specials == "nan_ff" and code == 0xFF:
+    rest = code & ((1 << (dtype.bits - dtype.sign_bits)) - 1)
+    exponent, mantissa = divmod(rest, 1 << dtype.mantissa_bits)
+    top = (1 << dtype.exponent_bits) - 1
+    if dtype.specials == "nan_ff" and code == 0xFF:
         return ExactNumber("nan", False)
-    if row.specials == "fnuz" and negative and rest == 0:
+    if dtype.specials == "fnuz" and negative and rest == 0:
         return ExactNumber("nan", False)
-    if row.specials == "fn" and rest == (1 << (row.bits - 1)) - 1:
+    if dtype.specials == "fn" and rest == (1 << (dtype.bits - 1)) - 1:
         return ExactNumber("nan", negative)
-    if row.specials == "ieee" and exponent == top:
+    if dtype.specials == "ieee" and exponent == top:
         return ExactNumber("nan" if mantissa else "infinite", negative)
-    if exponent == 0 and row.family == "float":
-        return ExactNumber("finite", negative, mantissa * Fraction(2) ** (1 - row.bias - row.mantissa_bits))
-    fraction = 1 + Fraction(mantissa, 1 << row.mantissa_bits)
-    return ExactNumber("finite", negative, fraction * Fraction(2) ** (exponent - row.bias))
+    if exponent == 0 and dtype.family == "float":
+        return ExactNumber("finite", negative, mantissa * Fraction(2) ** (1 - dtype.bias - dtype.mantissa_bits))
+    fraction = 1 + Fraction(mantissa, 1 << dtype.mantissa_bits)
+    return ExactNumber("finite", negative, fraction * Fraction(2) ** (exponent - dtype.bias))
 
 
 @lru_cache(maxsize=4)
-def numbers(row: DType) -> tuple[ExactNumber, ...]:
-    """Every code of a row of 16 bits or fewer, decoded once."""
-    return tuple(decode(row, code) for code in range(2 if row.family == "bool" else 1 << row.bits))
+def numbers(dtype: DType) -> tuple[ExactNumber, ...]:
+    """Every code of a dtype of 16 bits or fewer, decoded once."""
+    return tuple(decode(dtype, code) for code in range(2 if dtype.family == "bool" else 1 << dtype.bits))
 
 
 def cast_codes(codes: Any, rule: CastRule, words: Any = None) -> list[int]:
@@ -140,54 +140,54 @@ def e8m0_exponent(magnitude: Fraction, mode: str) -> int:
     return k + 127
 
 
-def round_magnitude(magnitude: Fraction, row: DType) -> int:
+def round_magnitude(magnitude: Fraction, dtype: DType) -> int:
     """The nearest value as a code, ties to even, with no upper limit on the exponent."""
     if magnitude == 0:
         return 0
-    lowest = 1 - row.bias
+    lowest = 1 - dtype.bias
     exponent = max(floor_log2(magnitude), lowest)
-    steps = round(magnitude / Fraction(2) ** (exponent - row.mantissa_bits))
-    return ((exponent - lowest) << row.mantissa_bits) + steps
+    steps = round(magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits))
+    return ((exponent - lowest) << dtype.mantissa_bits) + steps
 
 
-def round_at_random(magnitude: Fraction, row: DType, word: int) -> int:
+def round_at_random(magnitude: Fraction, dtype: DType, word: int) -> int:
     """The value below or above as a code, with no upper limit on the exponent."""
     if magnitude == 0:
         return 0
-    lowest = 1 - row.bias
+    lowest = 1 - dtype.bias
     exponent = max(floor_log2(magnitude), lowest)
-    steps = magnitude / Fraction(2) ** (exponent - row.mantissa_bits)
+    steps = magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits)
     below = math.floor(steps)
     above = math.floor((steps - below) * 2**32) + word >= 2**32
-    return ((exponent - lowest) << row.mantissa_bits) + below + above
+    return ((exponent - lowest) << dtype.mantissa_bits) + below + above
 
 
 def to_float(x: ExactNumber, rule: CastRule, word: int | None = None) -> int:
-    row = rule.dst
-    width = row.bits - 1
+    dtype = rule.dst
+    width = dtype.bits - 1
     sign = int(x.negative) << width
-    top = ((1 << row.exponent_bits) - 1) << row.mantissa_bits
+    top = ((1 << dtype.exponent_bits) - 1) << dtype.mantissa_bits
     largest = {"ieee": top - 1, "fn": (1 << width) - 2, "fnuz": (1 << width) - 1, "none": (1 << width) - 1}[
-        row.specials
+        dtype.specials
     ]
-    nan = {"ieee": sign | top | 1 << (row.mantissa_bits - 1), "fn": sign | (1 << width) - 1, "fnuz": 1 << width}
+    nan = {"ieee": sign | top | 1 << (dtype.mantissa_bits - 1), "fn": sign | (1 << width) - 1, "fnuz": 1 << width}
     if x.kind == "nan":
-        return nan[row.specials] if row.specials in nan else (1 << width) ^ sign
+        return nan[dtype.specials] if dtype.specials in nan else (1 << width) ^ sign
     if x.kind == "infinite":
         if rule.infinity_is_nan:
-            return nan[row.specials]
+            return nan[dtype.specials]
         code = largest + 1
     elif word is not None:
-        code = round_at_random(x.magnitude, row, word)
+        code = round_at_random(x.magnitude, dtype, word)
     else:
-        cached = x.memo.get(row)
+        cached = x.memo.get(dtype)
         if cached is None:
-            cached = x.memo[row] = round_magnitude(x.magnitude, row)
+            cached = x.memo[dtype] = round_magnitude(x.magnitude, dtype)
         code = cached
     if code > largest:
         if rule.overflow == "saturate":
             return sign | largest
-        return sign | top if rule.overflow == "infinity" else nan[row.specials]
-    if code == 0 and row.specials == "fnuz":
+        return sign | top if rule.overflow == "infinity" else nan[dtype.specials]
+    if code == 0 and dtype.specials == "fnuz":
         return 0
     return sign | code

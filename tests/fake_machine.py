@@ -22,7 +22,7 @@ from host_driver import HostDriver, device_array
 
 #: Bytes per second of the fake's copies; its copy kernel is a tenth quicker than its memcpy.
 MEMCPY, COPY_KERNEL = 1.0e9, 1.1e9
-#: Seconds that a launch takes beside the bytes that it moves, and a launch in a graph.
+#: The fixed seconds of a launch, in addition to those for its bytes, and of a launch in a graph.
 LAUNCH, NODE = 5e-6, 1e-6
 #: Seconds that a launch of many arrays takes, whatever their size.
 MANY_LAUNCH = 2e-3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fused casts for the tests: pairs with what is asked beside, and their kernels on a stand-in for the driver."""
+"""Fused casts for the tests: pairs with fused operations, and their kernels on a stand-in for the driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from host_driver import HostDriver, download, upload
 #: Blocks of random words begin within vectors, and the sum with an index has 65 bits.
 RANDOM = Random(seed=0xFEDCBA9876543210, offset=2**64 - 3)
 
-#: Every width on both sides and every family of destination, with what is asked beside the cast.
+#: Every width on both sides and every family of destination, with the fused operations.
 CASES = [
     (dtype(src), dtype(dst), FusedOps(scaling, "a" in flags, "f" in flags), "r" in flags)
     for src, dst, scaling, flags in (

@@ -48,18 +48,18 @@ def sources(name: str, exhaustive: bool) -> list[DType]:
     if exhaustive:
         return list(SOURCES)
     drawn = random.Random(f"{SEED} {name}").choice(SOURCES)
-    return [row for row in SOURCES if row is drawn or (name in USED and row.name in USUAL)]
+    return [src for src in SOURCES if src is drawn or (name in USED and src.name in USUAL)]
 
 
-def edges(name: str, row: DType) -> Iterator[QuantizeCall]:
-    x = matrix(FORMATS[name], row.name)
+def edges(name: str, src: DType) -> Iterator[QuantizeCall]:
+    x = matrix(FORMATS[name], src.name)
     for view, axis in ((x, 1), (x.T, 0), (x[:, : LENGTH // 128 * 128], 1)):
-        yield QuantizeCall(view, {"axis": axis}, row.name)
+        yield QuantizeCall(view, {"axis": axis}, src.name)
 
 
-def ways(name: str, row: DType) -> Iterator[QuantizeCall]:
-    """Both ways at once, the one and the other, along each axis."""
-    x = matrix(FORMATS[name], row.name)[:, : LENGTH - 1]
+def directions(name: str, src: DType) -> Iterator[QuantizeCall]:
+    """Both results at once, the plain one and the transposed one, along each axis."""
+    x = matrix(FORMATS[name], src.name)[:, : LENGTH - 1]
     for axis in (-1, -2):
         for transpose in ("both", True, False):
             yield QuantizeCall(x, {"axis": axis, "transpose": transpose})
@@ -98,17 +98,17 @@ def others() -> Iterator[tuple[str, QuantizeCall]]:
 
 
 def every(exhaustive: bool = False) -> Iterator[Callable[[], object]]:
-    """All of them, ready to be made on the device, the most valuable first."""
+    """All calls, ready to be made on the device, the most important first."""
     for name, call in others():
         yield _ready(name, call)
     for names, calls in ((RANDOM_DATA, random_data), (MANY_TILES, tiles)):
         for name in names:
             for source in USUAL:
                 yield from (_ready(name, call) for call in calls(name, source))
-    for names, of in ((tuple(FORMATS), edges), (BOTH_WAYS, ways)):
+    for names, of in ((tuple(FORMATS), edges), (BOTH_WAYS, directions)):
         for name in names:
-            for row in sources(name, exhaustive):
-                yield from (_ready(name, call) for call in of(name, row))
+            for src in sources(name, exhaustive):
+                yield from (_ready(name, call) for call in of(name, src))
 
 
 def _ready(name: str, call: QuantizeCall) -> Callable[[], object]:

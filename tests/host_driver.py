@@ -20,7 +20,7 @@ from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 
-#: Kernels by name, text and optimization, and those of many arrays, which all drivers share: building one takes longer
+#: Kernels by name, text and optimization, and batch kernels. All drivers share them, because building one takes longer
 #: than a test.
 _BUILT: dict[tuple[str, int, bool], host_build.HostKernels] = {}
 _MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
@@ -31,7 +31,7 @@ _RUNNING = threading.Lock()
 class HostDriver:
     def __init__(self, devices: int = 2, *, optimize: bool = False) -> None:
         self.devices = devices
-        #: As of `hostbuild.build`.
+        #: As in `gpucast.parity.host_build.build`.
         self.optimize = optimize
         self.index = 0
         self.capture = False
@@ -39,7 +39,7 @@ class HostDriver:
         self.loaded: list[tuple[str, int]] = []
         self.launched: list[tuple[str, int]] = []
         self.copied = 0
-        #: Who waited for which stream; None is the host.
+        #: Which device waited for which stream; None is the host.
         self.waits: list[tuple[int | None, int]] = []
         #: The device of memory that other libraries own.
         self.memory_of = 0

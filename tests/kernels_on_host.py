@@ -19,7 +19,7 @@ from gpucast.reference import casting as reference
 _GUARD = 0xA5
 
 #: One type of each width, an integer where there is one: its low bits tell every element from its neighbours.
-BY_WIDTH = tuple({row.bits: row for row in sorted(NUMERIC, key=lambda row: row.family == "int")}.values())
+BY_WIDTH = tuple({dtype.bits: dtype for dtype in sorted(NUMERIC, key=lambda dtype: dtype.family == "int")}.values())
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def wanted_codes(codes: np.ndarray, rule: CastRule) -> np.ndarray:
     return reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
 
 
-def to_bytes(codes: np.ndarray, row: DType) -> np.ndarray:
-    return pack_codes(codes, row.bits) if row.packed else np.ascontiguousarray(codes).view(np.uint8)
+def to_bytes(codes: np.ndarray, dtype: DType) -> np.ndarray:
+    return pack_codes(codes, dtype.bits) if dtype.packed else np.ascontiguousarray(codes).view(np.uint8)
 
 
 def cast_codes(kernels: HostKernels, rule: CastRule, codes: np.ndarray) -> np.ndarray:
@@ -102,7 +102,7 @@ def check_strided(
 ) -> None:
     """Cast the array of codes `x` into a view that `target` takes of 720 elements; None for a packed destination.
 
-    A packed source is the row-major stream of x, behind `skip` other elements.
+    A packed source is the row-major stream of x, after `skip` other elements.
     """
     src, dst = rule.src, rule.dst
     wanted = wanted_codes(np.ascontiguousarray(x).reshape(-1), rule)

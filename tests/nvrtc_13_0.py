@@ -61,7 +61,7 @@ def builtins() -> Path:
 
 
 def link(file: Path, there: Path) -> Path:
-    """The same file in another folder, which is made. No symbolic link, which would lead back to the files beside it,
+    """The same file in another folder, which is created. No symbolic link, which would lead to the files next to it,
     and no copy where the file system can do without: a library has a hundred megabytes."""
     there.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.interop.onnx import Cast, CastLike
 
-ROWS = {row.name: row for row in DTYPES}
+ROWS = {dtype.name: dtype for dtype in DTYPES}
 
 
 def make_model(
@@ -21,7 +21,7 @@ def make_model(
 ) -> onnx.ModelProto:
     """A model over vectors (shapes are judged by the checker alone)."""
     values = [
-        [helper.make_tensor_value_info(name, row.number, [None]) for name, row in side.items()]
+        [helper.make_tensor_value_info(name, dtype.number, [None]) for name, dtype in side.items()]
         for side in (inputs, outputs)
     ]
     domains = {node.domain for node in nodes} - {""}
@@ -41,8 +41,8 @@ def cast_like_model(src: DType, dst: DType, opset: int, **attributes: Any) -> on
     return make_model([node], opset, {"x": src, "like": dst}, {"y": dst})
 
 
-def zeros(row: DType, shape: tuple[int, ...] = (1,)) -> np.ndarray:
-    return np.full(shape, "0", object) if row.family == "string" else np.zeros(shape, row.numpy)
+def zeros(dtype: DType, shape: tuple[int, ...] = (1,)) -> np.ndarray:
+    return np.full(shape, "0", object) if dtype.family == "string" else np.zeros(shape, dtype.numpy)
 
 
 def run_operator(model: onnx.ModelProto, x: Any, like: Any = None) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays to quantize: a row for everything that a block can meet."""
+"""Arrays to quantize: a row for every kind of block content."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers whose quotients lie on and beside the midpoints of two codes, and their codes by exact arithmetic."""
+"""Numbers whose quotients are on or next to the midpoints of two codes, and their codes by exact arithmetic."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _BITS = {2: np.uint16, 4: np.uint32}
 
 
 def divisors(count: int) -> Array:
-    """FLOATs of all lengths: of few bits, of 11 and 12 bits, of 24; their reciprocals beside powers of two too."""
+    """FLOATs with few bits, with 11, 12 and 24 bits, and with reciprocals next to powers of two."""
     rng = np.random.default_rng(11)
     bits = rng.choice([0, 1, 3, 6, 10, 11, 12, 16, 23], count)
     mantissa = rng.integers(0, 1 << 23, count) >> (23 - bits) << (23 - bits)
     mantissa[: count // 8] = rng.choice([0, 1, 2, (1 << 23) - 1, (1 << 23) - 2], count // 8)
     exponent = rng.integers(127 - 12, 127 + 12, count)
-    exponent[-4:] = 67, 68, 186, 187  # Where the quick ways end.
+    exponent[-4:] = 67, 68, 186, 187  # The limits of the quick methods.
     return (mantissa | exponent << 23).astype(np.uint32).view(np.float32)
 
 
 def factors(to: DType, count: int) -> Array:
-    """FLOATs whose products with some small odd number lie beside a midpoint of the type, nearer than FLOAT tells."""
+    """FLOATs whose products with some small odd number are so close to a midpoint of the type that FLOAT gives it."""
     rng = np.random.default_rng(13)
     odd = rng.choice([3, 5, 7, 9, 11, 13, 15, 21, 27, 45, 63, 101, 125], count)
     middle = 2.0 * rng.integers(1 << to.mantissa_bits, 2 << to.mantissa_bits, count) + 1
@@ -53,7 +53,7 @@ def midpoints(element: DType) -> Array:
 
 
 def neighbours(x: Array, source: DType, steps: int = 3) -> Array:
-    """The numbers of the type nearest to x, and those up to so many steps beside, with both signs; zeros too."""
+    """The numbers of the type nearest to x, and those up to `steps` ULPs away, with both signs; zeros too."""
     near = np.minimum(np.abs(x), float(source.max)).astype(np.float32).astype(source.numpy)
     codes = near.view(_BITS[near.itemsize]).astype(np.int64)
     nearby = np.clip(codes[..., None] + np.arange(-steps, steps + 1), 0, source.max_code).astype(_BITS[near.itemsize])
@@ -62,7 +62,7 @@ def neighbours(x: Array, source: DType, steps: int = 3) -> Array:
 
 
 def rows(format: Format, source: DType, d: Array, length: int) -> Array:
-    """For each divisor a row of whole vectors: its midpoints and their neighbours, then numbers by chance."""
+    """For each divisor a row of whole vectors: its midpoints and their neighbours, then random numbers."""
     middle = midpoints(format.element)
     middle = middle[middle > 0] if format.element.family == "int" else middle
     near = neighbours(d[:, None].astype(np.float64) * middle, source)
@@ -101,7 +101,8 @@ def every_number(source: DType) -> Array:
 
 
 def check_device(name: str, source: str, count: int) -> None:
-    """A format of axes on the device, each row by a given scale: beside midpoints, all numbers of 16 bits; and back."""
+    """A per-axis format on the device, each row with a given scale: numbers near midpoints, or all of 16 bits; and
+    back."""
     format, row, d = FORMATS[name], dtype(source), divisors(count)
     matrices = [(rows(format, row, d, 16), d)]
     if row.bits == 16:
@@ -120,7 +121,7 @@ def check_device(name: str, source: str, count: int) -> None:
 
 
 def check_device_blocks(source: str, count: int) -> None:
-    """NVFP4 on the device by given global scales: block scales beside midpoints, then elements beside those."""
+    """NVFP4 on the device with given global scales: block scales near midpoints, then elements near midpoints."""
     format, row, of_scale = FORMATS["nvfp4"], dtype(source), FORMATS["float8e4m3fn_1x128"]
     for g in divisors(count)[:-4]:
         # The first number of a block sets its scale.

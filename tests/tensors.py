@@ -17,32 +17,38 @@ SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (3, 5), (2, 0, 3), (4, 2, 2)]
 TEXTS = ["", "1.5", " -INF ", "é", "日本", "\U0001f600", "a\0b"]
 
 
-def holds(suffix: str, row: DType) -> bool:
+def holds(suffix: str, dtype: DType) -> bool:
     if suffix == ".npy":
-        return not row.packed
-    return not (suffix == ".safetensors" and row.family == "string")
+        return not dtype.packed
+    return not (suffix == ".safetensors" and dtype.family == "string")
 
 
-HELD = [(suffix, row) for suffix in files.SUFFIXES for row in DTYPES if holds(suffix, row)]
-REFUSED = [(suffix, row) for suffix in files.SUFFIXES for row in DTYPES if not holds(suffix, row)]
+HELD = [(suffix, dtype) for suffix in files.SUFFIXES for dtype in DTYPES if holds(suffix, dtype)]
+REFUSED = [(suffix, dtype) for suffix in files.SUFFIXES for dtype in DTYPES if not holds(suffix, dtype)]
 
 
 def ids(case: Any) -> str:
     return case.name if isinstance(case, DType) else str(case)
 
 
-def sample(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Any codes of the type, NaN and infinity among them where there is room; texts for STRING."""
+def sample(dtype: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Any codes of the type, with NaN and infinity if the array is large enough; texts for STRING."""
     size = math.prod(shape)
-    if row.family == "string":
+    if dtype.family == "string":
         array = np.empty(size, dtype=object)
         array[:] = [TEXTS[i % len(TEXTS)] for i in range(size)]
         return array.reshape(shape)
-    codes = random_codes(row, size, seed)
-    top = 1 if row.family == "bool" else row.code_mask
-    edges = [top, 0, row.sign_code, *([row.nan_code] if row.has_nan else []), *([row.inf_code] if row.has_inf else [])]
+    codes = random_codes(dtype, size, seed)
+    top = 1 if dtype.family == "bool" else dtype.code_mask
+    edges = [
+        top,
+        0,
+        dtype.sign_code,
+        *([dtype.nan_code] if dtype.has_nan else []),
+        *([dtype.inf_code] if dtype.has_inf else []),
+    ]
     codes[: len(edges)] = [edge & top for edge in edges[:size]]
-    return codes.view(row.numpy).reshape(shape)
+    return codes.view(dtype.numpy).reshape(shape)
 
 
 def leftovers(folder: Path, *known: str) -> list[str]:

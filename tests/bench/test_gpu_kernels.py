@@ -60,7 +60,7 @@ def loaded(driver: HostDriver) -> set[str]:
     return names
 
 
-def names(kernels: Iterator[gpu_kernels.Kernel]) -> set[str]:
+def names(kernels: Iterator[gpu_kernels.DryKernel]) -> set[str]:
     found = {kernel.name: kernel.text for kernel in kernels}
     assert all(f"{name}" in text for name, text in found.items())
     return set(found)
@@ -86,7 +86,7 @@ def test_tests(driver: HostDriver, of_tests: set[str]) -> None:
 
 def test_parity(driver: HostDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the rules by each part of the pairs: every rule has its kernel in the list of all."""
-    backend = object.__new__(backends.GpuMachine)
+    backend = object.__new__(backends.GpuBackend)
     backend._index, backend.device = 0, "NVIDIA Fake"
     monkeypatch.setitem(gpu_parity.BACKENDS, "gpu", lambda: backend)
     chosen = [case for case in gpu_parity.planned() if case.rule.src.bits <= 16][:: 2237 // 12]

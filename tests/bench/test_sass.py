@@ -166,7 +166,7 @@ def test_a_kernel_that_never_ends() -> None:
         full_tile(flow(".L_x_0:\nBRA `(.L_x_0)"))
 
 
-def way(text: str, load_bytes: int, store_bytes: int) -> Path:
+def tile_path(text: str, load_bytes: int, store_bytes: int) -> Path:
     return full_tile(flow(text), load_bytes, store_bytes)
 
 
@@ -174,12 +174,12 @@ ONE_BLOCK = "LDG.E.128 R4, desc[UR4][R2.64]\nIADD3 R4, R4, 0x1, RZ\nSTG.E.128 de
 
 
 def test_straight_code_counts_whole() -> None:
-    assert way(ONE_BLOCK, 16, 16) == Path((0,), 4, 4, {16: 1}, {16: 1}, False, None)
+    assert tile_path(ONE_BLOCK, 16, 16) == Path((0,), 4, 4, {16: 1}, {16: 1}, False, None)
 
 
 def test_the_wide_way_is_taken_and_its_longer_side_counts() -> None:
     """Behind the check for a whole tile: a wide way, with a side of one and of three instructions, and a narrow one."""
-    found = way(
+    found = tile_path(
         """
         S2R R0, SR_TID.X
         @P0 BRA `(.L_tail)
@@ -209,7 +209,7 @@ def test_the_wide_way_is_taken_and_its_longer_side_counts() -> None:
 
 
 def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> None:
-    found = way(
+    found = tile_path(
         """
         @!P0 LDG.E R4, desc[UR4][R2.64]
         @!P0 LDG.E R5, desc[UR4][R2.64+0x4]
@@ -227,8 +227,8 @@ def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> N
 def test_a_predicate_that_is_set_again_is_another_guard() -> None:
     text = "@P0 LDG.E.64 R4, desc[UR4][R2.64]\n{}\n@!P0 LDG.E.64 R6, desc[UR4][R2.64]\n"
     text += "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
-    again = way(text.format("ISETP.NE.AND P0, PT, R0, RZ, PT"), 16, 16)
-    same = way(text.format("ISETP.NE.AND P1, PT, R0, RZ, PT"), 16, 16)
+    again = tile_path(text.format("ISETP.NE.AND P0, PT, R0, RZ, PT"), 16, 16)
+    same = tile_path(text.format("ISETP.NE.AND P1, PT, R0, RZ, PT"), 16, 16)
     assert again.loads == {8: 2} and same.loads == {8: 1}
 
 
@@ -247,28 +247,28 @@ MARKED = """
 
 
 def test_what_is_marked_is_rare() -> None:
-    marked, plain = way(MARKED.format("PMTRIG 0x2"), 16, 16), way(MARKED.format("MOV R3, R6"), 16, 16)
+    marked, plain = tile_path(MARKED.format("PMTRIG 0x2"), 16, 16), tile_path(MARKED.format("MOV R3, R6"), 16, 16)
     assert (marked.instructions, marked.rare) == (4, 8)
     assert (plain.instructions, plain.shortest, plain.rare) == (8, 4, None)
 
 
 def test_a_marker_that_nothing_passes_by_makes_nothing_rare() -> None:
-    found = way(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16)
+    found = tile_path(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16)
     assert (found.instructions, found.rare) == (5, None)
 
 
 def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
     turn = ".L_turn:\nMOV R1, R2\n@P1 BRA `(.L_turn)"
-    always = way(f"{turn}\n{ONE_BLOCK}", 16, 16)
+    always = tile_path(f"{turn}\n{ONE_BLOCK}", 16, 16)
     assert (always.loop, always.instructions, always.rare) == (True, 6, None)
     # A loop that may be passed by.
-    sometimes = way(MARKED.format(turn), 16, 16)
+    sometimes = tile_path(MARKED.format(turn), 16, 16)
     assert (sometimes.loop, sometimes.instructions, sometimes.rare) == (True, 4, None)
-    before = way(f"@P0 BRA `(.L_tile)\n{turn}\n.L_tile:\n{ONE_BLOCK}", 16, 16)
+    before = tile_path(f"@P0 BRA `(.L_tile)\n{turn}\n.L_tile:\n{ONE_BLOCK}", 16, 16)
     assert (before.loop, before.instructions) == (True, 5)
-    rarely = way(MARKED.format(f"PMTRIG 0x2\n{turn}"), 16, 16)
+    rarely = tile_path(MARKED.format(f"PMTRIG 0x2\n{turn}"), 16, 16)
     assert (rarely.loop, rarely.instructions, rarely.rare) == (False, 4, 10)
-    tail = way(
+    tail = tile_path(
         """
         LDG.E.128 R4, desc[UR4][R2.64]
         @P0 BRA `(.L_turn)
@@ -284,7 +284,7 @@ def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
     )
     assert (tail.loop, tail.instructions, tail.rare) == (False, 4, None)
     # A loop over tiles at the ends of the array, one turn of which has the same accesses.
-    ends = way(
+    ends = tile_path(
         f"@P0 BRA `(.L_turn)\n{ONE_BLOCK}\n.L_turn:\n" + ONE_BLOCK.replace("EXIT", "@P1 BRA `(.L_turn)\nEXIT"), 16, 16
     )
     assert (ends.loop, ends.instructions, ends.rare) == (False, 5, None)
@@ -293,7 +293,7 @@ def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
 def test_the_loads_of_a_table_come_on_top() -> None:
     text = "LDG.E.CONSTANT R3, desc[UR4][R2.64]\nSTS [R0], R3\n@P0 BRA `(.L_odd)\n" + ONE_BLOCK
     text += "\n.L_odd:\n" + 5 * "LDG.E R4, desc[UR4][R2.64]\n" + "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
-    found = way(text, 16, 16)
+    found = tile_path(text, 16, 16)
     assert (found.loads, found.instructions) == ({16: 1, 4: 1}, 7)
 
 

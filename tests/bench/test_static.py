@@ -220,9 +220,9 @@ def test_how_wide_accesses_are(src: str, dst: str, wanted: tuple[int, int]) -> N
 # ---- the estimate ----
 
 
-def with_way(*opcodes: str) -> StaticKernel:
-    way = tuple(Instruction(0, "", opcode, ()) for opcode in opcodes)
-    return dataclasses.replace(made(COPY), way=way, instructions=len(way))
+def with_path(*opcodes: str) -> StaticKernel:
+    path = tuple(Instruction(0, "", opcode, ()) for opcode in opcodes)
+    return dataclasses.replace(made(COPY), path=path, instructions=len(path))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def with_way(*opcodes: str) -> StaticKernel:
 def test_the_slowest_unit_decides(opcode: str, unit: str, lanes: int) -> None:
     """1000 instructions of a kind for four elements of 8 bytes moved, on an H200."""
     (gpu,) = (gpu for gpu in GPUS if gpu.name == "H200")
-    found = estimate(with_way(*[opcode] * 1000), gpu)
+    found = estimate(with_path(*[opcode] * 1000), gpu)
     seconds = 1000 / (lanes * 132 * 1.83e9)
     assert found.share == pytest.approx(4 * 8 / 4.2e12 / seconds)
     assert found.bound == unit or (unit, found.bound) == ("issue", "fma")

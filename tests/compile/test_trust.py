@@ -397,7 +397,7 @@ class Slow(Cache):
         return super().get(key)
     def is_empty(self):
         return False
-native = host_native.Native(Slow(os.environ["FOLDER"]))
+native = host_native.NativeLibrary(Slow(os.environ["FOLDER"]))
 host_native._native = lambda: native
 threading.Thread(target=host_native.library).start()
 looking.wait()

@@ -28,7 +28,7 @@ from tensors import sample
 dask = pytest.importorskip("dask", reason="Dask is not installed")
 import dask.array as da  # noqa: E402
 
-from gpucast.interop import dask as door  # noqa: E402
+from gpucast.interop import dask as gpucast_dask  # noqa: E402
 
 #: Chunks of several sizes along both axes, an empty one among them.
 SHAPE, CHUNKS = (7, 9), ((3, 0, 4), (4, 4, 1))
@@ -47,7 +47,7 @@ def computed(array: Any) -> Any:
 @pytest.mark.parametrize("row", DTYPES, ids=str)
 def test_a_cast_is_that_of_the_whole_array(row: DType) -> None:
     x = values()
-    y = door.cast(da.from_array(x, CHUNKS), row)
+    y = gpucast_dask.cast(da.from_array(x, CHUNKS), row)
     assert (y.dtype, y.shape, y.chunks) == (row.numpy, SHAPE, CHUNKS)
     assert type(y._meta) is np.ndarray and y._meta.dtype == row.numpy and y._meta.shape == (0, 0)
     assert_same(computed(y), gpucast.cast(x, row), row)
@@ -56,7 +56,7 @@ def test_a_cast_is_that_of_the_whole_array(row: DType) -> None:
 @pytest.mark.parametrize("row", DTYPES, ids=str)
 def test_every_type_is_cast_from(row: DType) -> None:
     x = sample(row, (6,)) if row.family != "string" else np.array(["1", "-2.5", "inf", "1e9", "0", "nan"], object)
-    y = door.cast(da.from_array(x, 4), "FLOAT")
+    y = gpucast_dask.cast(da.from_array(x, 4), "FLOAT")
     assert_same(computed(y), gpucast.cast(x, "FLOAT"), dtype("FLOAT"))
 
 
@@ -69,16 +69,16 @@ def test_keywords_reach_the_chunks() -> None:
         (np.float16, {"scale": 0.125, "device": "cpu"}),
     ]:
         wanted = gpucast.cast(x, to, **keywords)
-        assert_same(computed(door.cast(da.from_array(x, CHUNKS), to, **keywords)), wanted)
+        assert_same(computed(gpucast_dask.cast(da.from_array(x, CHUNKS), to, **keywords)), wanted)
 
 
 def test_arrays_of_no_dimension_and_of_unknown_sizes() -> None:
-    assert computed(door.cast(da.from_array(np.float32(2.5)), "INT8")) == 2
-    assert computed(door.cast(da.from_array(np.array("2.5", object)), "FLOAT")) == 2.5
-    assert door.cast(da.from_array(np.float32(2.5)), "INT8")._meta.shape == ()
+    assert computed(gpucast_dask.cast(da.from_array(np.float32(2.5)), "INT8")) == 2
+    assert computed(gpucast_dask.cast(da.from_array(np.array("2.5", object)), "FLOAT")) == 2.5
+    assert gpucast_dask.cast(da.from_array(np.float32(2.5)), "INT8")._meta.shape == ()
     x = values()
     array = da.from_array(x, CHUNKS)
-    y = door.cast(array[array > 1], "INT16")
+    y = gpucast_dask.cast(array[array > 1], "INT16")
     assert math.isnan(y.shape[0])
     assert sorted(computed(y)) == sorted(gpucast.cast(x[x > 1], "INT16"))
 
@@ -87,12 +87,12 @@ def test_a_scale_may_be_the_outcome_of_a_computation() -> None:
     x = np.abs(values()[1:])
     array = da.from_array(x, (2, 4))
     scale = 448 / array.max()
-    y = door.cast(array, "FLOAT8E4M3FN", scale=scale)
+    y = gpucast_dask.cast(array, "FLOAT8E4M3FN", scale=scale)
     assert_same(computed(y), gpucast.cast(x, "FLOAT8E4M3FN", scale=np.float32(448) / x.max()))
     with pytest.raises(ValueError, match=r"scale has shape \(6, 9\); expected one element"):
-        door.cast(array, "FLOAT8E4M3FN", scale=array)
+        gpucast_dask.cast(array, "FLOAT8E4M3FN", scale=array)
     with pytest.raises((TypeError, ValueError), match="scale"):
-        door.cast(array, "FLOAT8E4M3FN", scale=array.max() > 0)
+        gpucast_dask.cast(array, "FLOAT8E4M3FN", scale=array.max() > 0)
 
 
 def test_random_rounding_goes_through_the_chunks_in_order() -> None:
@@ -100,7 +100,7 @@ def test_random_rounding_goes_through_the_chunks_in_order() -> None:
     keywords: dict[str, Any] = {"rounding": "stochastic", "seed": 5}
     wanted = gpucast.cast(x, "FLOAT8E5M2", offset=1000, **keywords)
     rows = da.from_array(x, ((3, 0, 4), (9,)))
-    assert_same(computed(door.cast(rows, "FLOAT8E5M2", offset=1000, **keywords)), wanted)
+    assert_same(computed(gpucast_dask.cast(rows, "FLOAT8E5M2", offset=1000, **keywords)), wanted)
     # Chunk by chunk in their order, where they lie side by side.
     stream, parts = 0, []
     for r in (slice(0, 3), slice(3, 3), slice(3, 7)):
@@ -108,54 +108,54 @@ def test_random_rounding_goes_through_the_chunks_in_order() -> None:
         for c in (slice(0, 4), slice(4, 8), slice(8, 9)):
             parts[-1].append(gpucast.cast(x[r, c], "FLOAT8E5M2", offset=stream, **keywords))
             stream += x[r, c].size
-    both = door.cast(da.from_array(x, CHUNKS), "FLOAT8E5M2", **keywords)
+    both = gpucast_dask.cast(da.from_array(x, CHUNKS), "FLOAT8E5M2", **keywords)
     assert_same(computed(both), np.block(parts))
     with pytest.raises(ValueError, match="leaves no 64-bit number for each of 63 elements"):
-        door.cast(rows, "FLOAT8E5M2", offset=2**64 - 62, **keywords)
+        gpucast_dask.cast(rows, "FLOAT8E5M2", offset=2**64 - 62, **keywords)
     with pytest.raises(ValueError, match="sizes of some chunks are unknown"):
-        door.cast(rows[rows > 0], "FLOAT8E5M2", **keywords)
+        gpucast_dask.cast(rows[rows > 0], "FLOAT8E5M2", **keywords)
 
 
 def test_all_but_the_elements_is_checked_at_once() -> None:
     array = da.from_array(values(), CHUNKS)
     with pytest.raises(TypeError, match=r"cast: array is of type ndarray; expected a dask\.array\.Array"):
-        door.cast(values(), "FLOAT16")
+        gpucast_dask.cast(values(), "FLOAT16")
     with pytest.raises(TypeError, match="cast: to='float7' is not a dtype"):
-        door.cast(array, "float7")
+        gpucast_dask.cast(array, "float7")
     with pytest.raises(ValueError, match="rounding='stochastic' does not apply to INT8"):
-        door.cast(array, "INT8", rounding="stochastic", seed=1)
+        gpucast_dask.cast(array, "INT8", rounding="stochastic", seed=1)
     with pytest.raises(ValueError, match="opset=99 is not supported"):
-        door.cast(array, "INT8", opset=99)
+        gpucast_dask.cast(array, "INT8", opset=99)
     with pytest.raises(TypeError, match="unexpected keyword argument 'saturated'"):
-        door.cast(array, "INT8", saturated=True)
+        gpucast_dask.cast(array, "INT8", saturated=True)
     with pytest.raises(ValueError, match="out would be written by every chunk"):
-        door.cast(array, "FLOAT", out=values())
+        gpucast_dask.cast(array, "FLOAT", out=values())
     with pytest.raises(ValueError, match="amax would be written by every chunk"):
-        door.cast(array, "FLOAT16", amax=np.zeros(1, np.float32))
+        gpucast_dask.cast(array, "FLOAT16", amax=np.zeros(1, np.float32))
     with pytest.raises(TypeError, match="masked array, whose mask would be lost"):
-        door.cast(da.ma.masked_array(array), "FLOAT16")
+        gpucast_dask.cast(da.ma.masked_array(array), "FLOAT16")
     with pytest.raises(TypeError, match="complex"):
-        door.cast(array.astype(np.complex64), "FLOAT16")
+        gpucast_dask.cast(array.astype(np.complex64), "FLOAT16")
 
 
 def test_a_missing_device_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "unavailable", lambda: ("there is no GPU", "get one"))
     with pytest.raises(DeviceUnavailable, match="there is no GPU; get one"):
-        door.cast(da.from_array(values(), CHUNKS), "FLOAT16", device="cuda")
+        gpucast_dask.cast(da.from_array(values(), CHUNKS), "FLOAT16", device="cuda")
 
 
 def test_text_that_is_no_number_is_found_in_its_chunk() -> None:
     array = da.from_array(np.array(["1", "2", "x", "4"], object), 2)
     with pytest.raises(ValueError, match=r"element 0 is 'x'.* \(in chunk \(1,\) of the Dask array\)"):
-        computed(door.cast(array, "INT8"))
+        computed(gpucast_dask.cast(array, "INT8"))
     with pytest.raises(OverflowError, match=r"in chunk \(0,\)"):
-        computed(door.cast(da.from_array(np.array(["300"])), "INT8"))
+        computed(gpucast_dask.cast(da.from_array(np.array(["300"])), "INT8"))
 
 
 def test_equal_casts_have_equal_names() -> None:
     array = da.from_array(values(), CHUNKS)
     names = [
-        door.cast(array, to, **keywords).name
+        gpucast_dask.cast(array, to, **keywords).name
         for to, keywords in [("FLOAT16", {}), (np.float16, {}), ("BFLOAT16", {}), ("FLOAT16", {"overflow": "saturate"})]
     ]
     assert names[0] == names[1] and len(set(names)) == 3
@@ -178,19 +178,19 @@ def driver() -> Iterator[None]:
 def test_chunks_on_a_device_stay_there_or_come_home(driver: None) -> None:
     x = values()[:3, :4]
     array = da.Array({("x", 0, 0): upload(x)}, "x", ((3,), (4,)), meta=upload(x[:0, :0]))
-    y = door.cast(array, "BFLOAT16")
+    y = gpucast_dask.cast(array, "BFLOAT16")
     assert type(y._meta) is type(upload(x)) and y.dtype == dtype("BFLOAT16").numpy
     (chunk,) = dask.get(y.__dask_graph__(), [(y.name, 0, 0)])
     assert_same(download(chunk), gpucast.cast(x, "BFLOAT16"))
-    home = door.cast(array, "FLOAT4E2M1", device="cpu")
+    home = gpucast_dask.cast(array, "FLOAT4E2M1", device="cpu")
     assert type(home._meta) is np.ndarray
     assert_same(computed(home), gpucast.cast(x, "FLOAT4E2M1"))
     with pytest.raises(TypeError, match="FLOAT4E2M1 on a device is a PackedArray, which no Dask array can hold"):
-        door.cast(array, "FLOAT4E2M1")
+        gpucast_dask.cast(array, "FLOAT4E2M1")
     # A meta that says nothing of the device hides it until the chunk is there.
     hidden = da.Array({("h", 0, 0): upload(x)}, "h", ((3,), (4,)), meta=x[:0, :0])
     with pytest.raises(TypeError, match=r"PackedArray.* \(in chunk \(0, 0\)"):
-        computed(door.cast(hidden, "FLOAT4E2M1"))
+        computed(gpucast_dask.cast(hidden, "FLOAT4E2M1"))
 
 
 # ---- a cluster ----
@@ -214,7 +214,7 @@ def test_a_killed_worker_costs_time_and_nothing_else(cluster: Any, tmp_path: Pat
     )
     pids = set(cluster.run(os.getpid).values())
     assert len(pids) >= 2
-    y = cluster.persist(door.cast(array, "FLOAT8E5M2"))
+    y = cluster.persist(gpucast_dask.cast(array, "FLOAT8E5M2"))
     made: list[tuple[int, int]] = []
     deadline = time.monotonic() + 60
     while len(made) < blocks // 3:

@@ -22,7 +22,7 @@ import jax.numpy as jnp  # noqa: E402
 
 from gpucast.arrays.packed import as_array  # noqa: E402
 from gpucast.interop import dlpack  # noqa: E402
-from gpucast.interop import jax as door  # noqa: E402
+from gpucast.interop import jax as gpucast_jax  # noqa: E402
 
 NUMERIC = [row for row in DTYPES if row.family != "string"]
 #: JAX has no types of 6 bits.
@@ -67,8 +67,8 @@ def test_nothing_is_copied_where_nothing_has_to_be(row: DType, monkeypatch: pyte
     x = jnp.asarray(values(row, (64,)))
     assert as_array(x, "test").ctypes.data == x.unsafe_buffer_pointer()
     rooms = []
-    allocate = door._aligned
-    monkeypatch.setattr(door, "_aligned", lambda *arguments: rooms.append(allocate(*arguments)) or rooms[-1])
+    allocate = gpucast_jax._aligned
+    monkeypatch.setattr(gpucast_jax, "_aligned", lambda *arguments: rooms.append(allocate(*arguments)) or rooms[-1])
     y = gpucast.cast(x, row)
     assert y.unsafe_buffer_pointer() == rooms[0].ctypes.data
     assert row.family == "bool" or gpucast.cast(x, row, copy=False) is x
@@ -175,7 +175,7 @@ def test_spread_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             return {"one", "two"}
 
     with pytest.raises(ValueError, match="x is spread over 2 devices; expected an array on one"):
-        door.take(Spread(), "cast")
+        gpucast_jax.take(Spread(), "cast")
 
 
 def test_reports_and_packing() -> None:
@@ -193,7 +193,7 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = HostDriver()
     before = launch.use(driver)
     try:
-        monkeypatch.setattr(door, "_on_cpu", lambda x: False)
+        monkeypatch.setattr(gpucast_jax, "_is_on_cpu", lambda x: False)
         monkeypatch.setattr(dlpack, "_ON_HOST", ())
         monkeypatch.setattr(dlpack, "_ON_DEVICE", (1,))
         given: list[Any] = []

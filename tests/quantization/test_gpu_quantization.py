@@ -71,7 +71,7 @@ def test_both_ways_and_the_other_axis(name: str, exhaustive: bool) -> None:
     """In one read; siblings: tests/quantization/test_quantization_tiles.py."""
     format = FORMATS[name]
     for row in calls.sources(name, exhaustive):
-        for x, keywords, _ in calls.ways(name, row):
+        for x, keywords, _ in calls.directions(name, row):
             views = {False: [x], True: [np.ascontiguousarray(x.T)]}
             views["both"] = views[False] + views[True]
             made = quantize(x, name, device="cuda", **keywords)

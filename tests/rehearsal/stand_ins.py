@@ -50,40 +50,57 @@ def install() -> None:
     machine = FakeMachine(clock=time.monotonic)
     # The oldest driver for this CuPy: NVRTC is then of the same CUDA.
     cuda = (get_build_version() // 1000, 0)
-    found = driver.Driver(cuda, (f"cuda:0 {machine.device} (sm_90)",), capabilities=((9, 0),))
-    driver.find, driver.cuda_version = (lambda: found), (lambda: cuda)
+    found = driver.DriverInfo(cuda, (f"cuda:0 {machine.device} (sm_90)",), capabilities=((9, 0),))
+    _replace(driver, find=lambda: found, cuda_version=lambda: cuda)
     launch.use(TimedDriver(machine))
     for module in (device, gpu, gpu_cases):
-        module.Gpu = lambda: machine
-    cupy.asarray, cupy.zeros, cupy.cuda.Device = _asarray, _zeros, _Device
+        _replace(module, GpuMachine=lambda: machine)
+    _replace(cupy, asarray=_asarray, zeros=_zeros)
+    _replace(cupy.cuda, Device=_Device)
     _shrink()
-    contenders.contenders = _plain
-    gpu_rivals.all_contenders = _all
-    gpu_many.Rival, gpu_many.Loop, gpu_many.Apex = _copies, _raises, _dies
-    gpu_quantize.TorchCompile, gpu_quantize.TorchAo, gpu_quantize.TransformerEngine = _stalls, _copies, _raises
+    _replace(contenders, contenders=_plain)
+    _replace(gpu_rivals, all_contenders=_all)
+    _replace(gpu_many, Rival=_copies, Loop=_raises, Apex=_dies)
+    _replace(gpu_quantize, CompiledQuantize=_stalls, TorchAo=_copies, TransformerEngineQuantize=_raises)
     if "bench.gpu_run" in sys.orig_argv:
         _shorten_parts()
+
+
+def _replace(module: Any, **values: Any) -> None:
+    """Other values for names of a module; AttributeError for one that it does not have, which nobody would read."""
+    for name, value in values.items():
+        getattr(module, name)
+        setattr(module, name, value)
 
 
 def _shrink() -> None:
     """Few types, small arrays, short batches."""
     for module in (rules_of_pair, plan, picture, report, buffers, gpu_plan, gpu_plots):
-        module.NUMERIC = TYPES
+        _replace(module, NUMERIC=TYPES)
     for module in (pairs, gpu_plan, gpu_tables):
-        module.COMMON = COMMON
-    quick.PAIRS = COMMON
-    gpu_plan.LARGE, gpu_plan.HUGE, gpu_plan.LAYOUT_SIZE = 1 << 12, 1 << 13, 1 << 11
-    gpu_plan.SIZES, gpu_plan.ODD, gpu_plan.GRAPH_SIZES = (1, 1 << 10), ((1 << 12) - 1,), (1 << 10,)
-    gpu_plan.SHARED, gpu_plan.COMPILED = (1 << 17,), (1 << 10,)
-    gpu_plots._PANELS = tuple((str(src), str(dst)) for src, dst in COMMON)
-    gpu.CEILING_SIZES, gpu.CALLS = (1 << 12, 1 << 16, 1 << 20), ((FLOAT, HALF, 1),)
-    gpu.measure_latency = quick.measure_latency = _latency
-    timing.BATCH, timing._WARM_UPS, check._SHARE, ceilings.CLOCK_WARM_UP, buffers.BLOCK = 1e-6, 2, 2**-10, 1e-3, 1 << 14
-    gpu_many._SAMPLES, gpu_many._CALLS, gpu_quantize._SAMPLES = 5, 2, 2
-    gpu_many.measure_case = functools.partial(gpu_many.measure_case, layers=2, width=16)
-    gpu_quantize.measure_case = functools.partial(gpu_quantize.measure_case, rows=128, columns=256)
-    gpu_quantize.CASES = tuple(
-        case for case in gpu_quantize.CASES if case.src == "FLOAT" and case.format in ("float8e4m3fn_1x128", "mxfp4")
+        _replace(module, COMMON=COMMON)
+    _replace(quick, PAIRS=COMMON, measure_latency=_latency)
+    _replace(
+        gpu_plan,
+        LARGE=1 << 12, HUGE=1 << 13, LAYOUT_SIZE=1 << 11,
+        SIZES=(1, 1 << 10), ODD=((1 << 12) - 1,), GRAPH_SIZES=(1 << 10,), SHARED=(1 << 17,), COMPILED=(1 << 10,),
+    )  # fmt: skip
+    _replace(gpu_plots, _PANELS=tuple((str(src), str(dst)) for src, dst in COMMON))
+    _replace(gpu, CEILING_SIZES=(1 << 12, 1 << 16, 1 << 20), CALLS=((FLOAT, HALF, 1),), measure_latency=_latency)
+    _replace(timing, BATCH=1e-6, _WARM_UPS=2)
+    _replace(check, _SHARE=2**-10)
+    _replace(ceilings, CLOCK_WARM_UP=1e-3)
+    _replace(buffers, BLOCK=1 << 14)
+    _replace(gpu_many, _SAMPLES=5, _CALLS=2, measure_case=functools.partial(gpu_many.measure_case, layers=2, width=16))
+    _replace(
+        gpu_quantize,
+        _SAMPLES=2,
+        measure_case=functools.partial(gpu_quantize.measure_case, rows=128, columns=256),
+        CASES=tuple(
+            case
+            for case in gpu_quantize.CASES
+            if case.src == "FLOAT" and case.format in ("float8e4m3fn_1x128", "mxfp4")
+        ),
     )
 
 
@@ -95,13 +112,12 @@ def _shorten_parts() -> None:
     """Of the process that runs the parts: fewer processes, less time to compile, and options for small sizes."""
     from bench import gpu_parts
 
-    gpu_parts._TEST_PROCESSES = 2
-    gpu_parts._START, gpu_parts._REPORTS, gpu_parts._SANITIZER_START = 3, 5, 3
     gpu_parts.COMPILE.update(first=20, second=16)
-    gpu_parts.PARTS = tuple(
+    parts = tuple(
         replace(part, steps=functools.partial(_steps, part.steps, OPTIONS.get(part.name, ())))
         for part in gpu_parts.PARTS
     )
+    _replace(gpu_parts, _TEST_PROCESSES=2, _START=3, _REPORTS=5, _SANITIZER_START=3, PARTS=parts)
 
 
 def _steps(steps: Callable[..., list[Any]], options: Sequence[str], place: Any, seconds: float) -> list[Any]:

@@ -353,7 +353,7 @@ def test_results_of_first_and_later_calls_are_alike(cuda: Cuda) -> None:
 def test_the_benchmark_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(overhead, "CALLS", 3)
     monkeypatch.setattr(overhead, "ROWS", 2)
-    monkeypatch.setattr(overhead, "device", SimpleNamespace(unavailable=lambda: ("there is no NVIDIA driver", "")))
+    monkeypatch.setattr(overhead, "devices", SimpleNamespace(unavailable=lambda: ("there is no NVIDIA driver", "")))
     figures = overhead.run(SimpleNamespace())
     assert figures["device"] == "none"
     assert {row["where"] for row in figures["rows"]} == {"host", "device, our own part"}

@@ -14,9 +14,9 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import resolve
-from gpucast.warmup.api import Request, tasks
+from gpucast.warmup.api import WarmupRequest, tasks
 
-REQUEST = Request(
+REQUEST = WarmupRequest(
     [("FLOAT", "FLOAT16"), ("INT4", "FLOAT")],
     transposed=True,
     fused=True,
@@ -26,7 +26,7 @@ REQUEST = Request(
 )
 
 
-def specs(request: Request = REQUEST) -> list[KernelSpec[Any]]:
+def specs(request: WarmupRequest = REQUEST) -> list[KernelSpec[Any]]:
     return [task.spec for task in tasks(request, "sm_90")]
 
 
@@ -64,6 +64,6 @@ def test_a_cast_is_plain_or_fused() -> None:
 
 def test_formats_share_the_kernel_that_moves_scales() -> None:
     """Scales are moved as they are, so that no format has a kernel of its own for it."""
-    request = Request((), quantize=[name for name, format in FORMATS.items() if format.scale.name == "FLOAT8E8M0"])
+    request = WarmupRequest((), quantize=[name for name, format in FORMATS.items() if format.scale.name == "FLOAT8E8M0"])
     moved = {spec for spec in specs(request) if "swizzle" in spec.source().name}
     assert len(moved) == 2

@@ -64,6 +64,8 @@ def test_a_cast_is_plain_or_fused() -> None:
 
 def test_formats_share_the_kernel_that_moves_scales() -> None:
     """Scales are moved as they are, so that no format has a kernel of its own for it."""
-    request = WarmupRequest((), quantize=[name for name, format in FORMATS.items() if format.scale.name == "FLOAT8E8M0"])
+    request = WarmupRequest(
+        (), quantize=[name for name, format in FORMATS.items() if format.scale.name == "FLOAT8E8M0"]
+    )
     moved = {spec for spec in specs(request) if "swizzle" in spec.source().name}
     assert len(moved) == 2

@@ -57,7 +57,7 @@ def chosen(major: int, arch: str, src: DType, exhaustive: bool) -> list[KernelSo
     return every if exhaustive else draw.sample(plain, 1)
 
 
-def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str, cubin.Kernel]:
+def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str, cubin.CubinKernel]:
     """The static facts of kernels that were compiled in one program."""
     sources = list(sources)
     structs = dict(row for source in sources for row in source.structs)

@@ -154,7 +154,7 @@ def _in_turn(
     with progress_bar(len(cases), not args.no_progress, "rules") as advance:
         return work.run(
             chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
-            advance=advance,
+            on_result=lambda _: advance(1),
         )  # fmt: skip
 
 

@@ -29,13 +29,12 @@ def run(
     random: int,
     threads: int,
     seconds: float | None = None,
-    advance: Callable[[int], object] = lambda cases: None,
     on_result: Callable[[CaseResult], object] = lambda outcome: None,
 ) -> list[CaseResult]:
     """The results of the cases, in their order; only of the first ones if `seconds` do not suffice for all.
 
-    `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `advance` is called
-    with the number of cases done since its last call, `found` with each outcome as it is there.
+    `share` and `random` say how many codes of a wide source are tried (see `compare.codes_of`). `on_result` is
+    called with each result as soon as there is one.
     """
     # Threads suffice, because NumPy and waiting for the compiler release the GIL.
     batches = _Batches(cases, backend.batch, seconds)
@@ -52,7 +51,6 @@ def run(
                     pair, codes = (case.rule.src, case.rule.dst), codes_of(case.rule, seed, share, random)
                 done[number] = compare(cast, case, codes)
                 with batches.lock:
-                    advance(1)
                     on_result(done[number])
         return done
 

@@ -232,11 +232,11 @@ def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(run(Slow(("", ""), 0), chosen, threads=1)) == len(chosen)
 
 
-def test_every_case_advances_the_bar() -> None:
+def test_every_result_is_handed_on() -> None:
     chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
-    done: list[int] = []
-    work.run(Faulty(("", ""), 0), chosen, seed=1, share=0, random=0, threads=2, advance=done.append)
-    assert sum(done) == len(chosen)
+    done: list[compare.CaseResult] = []
+    results = work.run(Faulty(("", ""), 0), chosen, seed=1, share=0, random=0, threads=2, on_result=done.append)
+    assert len(done) == len(chosen) and set(map(id, done)) == set(map(id, results))
 
 
 def test_an_error_in_a_thread_ends_the_run() -> None:

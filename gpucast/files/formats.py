@@ -59,9 +59,11 @@ class TensorFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        if self.model is not None:
-            self.model.close()
+        try:
+            if self.model is not None:
+                self.model.close()
+        finally:
+            self._file.close()
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Directory:
                 self._at = os.open(path, _FOLDER)
             else:
                 self._at = os.open(os.path.basename(path), _FOLDER | _NO_LINK, dir_fd=within._at)
-            weakref.finalize(self, os.close, self._at)
+            weakref.finalize(self, close, self._at)
         elif not os.path.isdir(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
@@ -168,6 +168,12 @@ class Directory:
                 os.fsync(handle)
             finally:
                 os.close(handle)
+
+
+def close(handle: int) -> None:
+    """Close a descriptor through which nothing was written: an error says nothing about what was done with it."""
+    with contextlib.suppress(OSError):
+        os.close(handle)
 
 
 def private(parent: Directory, name: str, make: bool) -> Directory | None:

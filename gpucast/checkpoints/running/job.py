@@ -15,7 +15,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from gpucast.checkpoints.running.directory import Directory, private
+from gpucast.checkpoints.running.directory import Directory, close, private
 from gpucast.checkpoints.running.locks import HAS_LOCKS, lock
 from gpucast.files import FileError
 
@@ -140,7 +140,7 @@ class Lock:
 
     def __init__(self, folder: Directory, handle: int | None) -> None:
         self.folder = folder
-        self._close = (lambda: None) if handle is None else weakref.finalize(self, os.close, handle)
+        self._close = (lambda: None) if handle is None else weakref.finalize(self, close, handle)
 
     def release(self) -> None:
         self._close()

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs run with a fault, or a signal, at each call of the system, and then run again: a program of its own.
+
+It needs the shim preloaded, has everything imported, and forks for each run, so that a run takes milliseconds. Reads
+cases (JSON) from stdin, each {"job", "how", "share", "seed", "lasting"}: of the calls of the job a `share` is tried,
+drawn by the seed; a "lasting" fault is that of all later calls as well. Writes for each the numbers of calls and of
+runs, and what went wrong.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuzz import jobs
+from fuzz.shim import Shim, numbers
+from gpucast import cli
+
+#: What a run may say besides its one error.
+_ALSO = ("what is finished is kept in", "is written and whole;")
+
+
+@dataclass
+class Ended:
+    """How a run ended: its exit code, or the signal that ended it (negative), and what it printed."""
+
+    code: int
+    printed: str
+
+
+def run(argv: list[str], shim: Shim, how: str, first: int, last: int) -> Ended:
+    """The command in a fork, with faults at the calls from `first` to `last`."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.dup2(writer, 2)
+            sys.stdout = sys.stderr = open(2, "w", buffering=1, encoding="utf-8")
+            if how.startswith("SIG"):
+                # Ctrl-C may come between the opening of a file and what closes it.
+                warnings.simplefilter("ignore", ResourceWarning)
+            shim.arm(how, first, last)
+            code = cli.main(argv)
+        except BaseException:
+            traceback.print_exc()
+        shim.disarm()
+        sys.stderr.flush()
+        os._exit(code)
+    os.close(writer)
+    with open(reader, encoding="utf-8", errors="replace") as file:
+        printed = file.read()
+    return Ended(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def is_unfinished(name: str) -> bool:
+    return ".partial" in Path(name).parts[0]
+
+
+def is_same(found: dict[str, bytes], wanted: dict[str, bytes]) -> bool:
+    """Whether the files are those that are wanted. A report, which is written last, tells of how the run went; an
+    archive may be laid out in another way."""
+    names = found.keys() - {jobs.REPORT}
+    return names == wanted.keys() - {jobs.REPORT} and all(
+        found[name] == wanted[name] or (name.endswith(".npz") and unpacked(found[name]) == unpacked(wanted[name]))
+        for name in names
+    )
+
+
+def unpacked(archive: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as members:
+        return {name: members.read(name) for name in members.namelist()}
+
+
+def wrong(
+    ended: Ended, how: str, lasting: bool, left: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]
+) -> str:
+    """What is wrong with a run's end and with what it left; "" if nothing is."""
+    signals = how.startswith("SIG")
+    codes = (0, 1) if not signals else (-signal.SIGKILL,) if how == "SIGKILL" else (0, 130)
+    if signals and "Exception ignored in: <finalize" in ended.printed:
+        # Python itself loses Ctrl-C while it runs a finalizer: it prints that, and the run goes on.
+        ended = Ended(ended.code, "")
+    said = [line for line in ended.printed.splitlines() if not any(also in line for also in _ALSO)]
+    if ended.code not in codes:
+        return f"ended with {ended.code}: {ended.printed}"
+    if ended.code >= 0 and (len(said) != (ended.code != 0) or not all(line.startswith("gpucast") for line in said)):
+        return f"{ended.code}, and said {ended.printed!r}"
+    if ended.code == 0:
+        return "" if is_same(left, after) else f"success, and left {sorted(left)}"
+    allowed = [before, after]
+    if how == "SIGKILL" or lasting:
+        # It may come between the two renames of a model with external data; the next run completes or undoes it.
+        allowed.append(before | {name: data for name, data in after.items() if name.endswith(".data")})
+        # And nobody may be left to remove the temporary file of a report.
+        left = {name: data for name, data in left.items() if not name.startswith(f".{jobs.REPORT}")}
+    return "" if any(is_same(left, files) for files in allowed) else f"{ended.code}, and left {sorted(left)}"
+
+
+class Case:
+    """A job in a scratch folder of its own."""
+
+    def __init__(self, job: str, scratch: Path) -> None:
+        self._scratch, self.argv = scratch, jobs.argv(job)
+        self._number = 0
+        self._made = scratch / "made"
+        self._made.mkdir()
+        os.chdir(self._made)
+        jobs.make(job)
+        self.before = contents(self._made)
+
+    def fresh(self) -> Path:
+        """The working folder from now on: a new copy of the job's files."""
+        self._number += 1
+        where = self._scratch / str(self._number)
+        shutil.copytree(self._made, where)
+        os.chdir(where)
+        return where
+
+    def whole(self, shim: Shim) -> list[str]:
+        """Run it without a fault; the calls that were made, as the forks make them, with all modules loaded."""
+        for _ in range(2):
+            where = self.fresh()
+            shim.arm()
+            code = cli.main(self.argv)
+            names = shim.disarm()
+            assert code == 0, code
+            self.after = contents(where)
+        return names
+
+    def again(self, where: Path, left: dict[str, bytes]) -> str:
+        """Run it again where it ended; what is wrong then."""
+        code = cli.main(self.argv)
+        found = {name: data for name, data in contents(where).items() if not name.startswith(f".{jobs.REPORT}")}
+        # What is whole may be refused, as it is after a success: folders and external data are never replaced.
+        if code == 1 and left == found and is_same(left, self.after):
+            return ""
+        # A file that was converted onto itself is converted again.
+        is_last = code == 0 and (is_same(found, self.after) or is_same(left, self.after))
+        return "" if is_last and not any(map(is_unfinished, found)) else f"went on with {code} to {sorted(found)}"
+
+
+def case(job: str, how: str, share: float, seed: int, lasting: bool, shim: Shim) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        tried = Case(job, Path(scratch).resolve())
+        names = tried.whole(shim)
+        chosen = numbers(names, how)
+        chosen = sorted(random.Random(f"{job} {how} {seed}").sample(chosen, max(1, round(share * len(chosen)))))
+        problems = []
+        for first in chosen:
+            where = tried.fresh()
+            ended = run(tried.argv, shim, how, first, 1 << 30 if lasting else first)
+            left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
+            found = wrong(ended, how, lasting, left, tried.before, tried.after) or tried.again(where, left)
+            if found:
+                problems.append(f"{job}: {how} at call {first} ({names[first]}): {found}")
+            shutil.rmtree(where)
+        os.chdir("/")
+        return {
+            "job": job,
+            "how": how,
+            "lasting": lasting,
+            "calls": len(names),
+            "runs": len(chosen),
+            "problems": problems,
+        }
+
+
+if __name__ == "__main__":
+    # What is started from here has no part in it.
+    os.environ.pop("LD_PRELOAD")
+    results, sys.stdout = sys.stdout, sys.stderr
+    json.dump([case(**told, shim=Shim()) for told in json.load(sys.stdin)], results)

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of the system that a small conversion makes fails, falls short, or is the last: complete or undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz import jobs, programs, shim
+
+#: What is tried at the calls, and the share of them that is tried in each run of the tests.
+KINDS = {
+    "errors": (("EIO", "ENOSPC", "EACCES", "EINTR", "short"), False, 0.015),
+    "lasting errors": (("EIO", "ENOSPC", "EACCES"), True, 0.012),
+    "signals": (("SIGKILL", "SIGTERM", "SIGINT"), False, 0.015),
+}
+
+
+@pytest.fixture(scope="module")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a program that has the shim."""
+    library = shim.build(tmp_path_factory.mktemp("shim"))
+    if library is None:
+        pytest.skip("no C compiler, or no GNU C library to put the shim in front of")
+    return {"LD_PRELOAD": str(library)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_stopped_at_any_call_is_complete_or_undone(
+    kind: str, preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
+) -> None:
+    hows, lasting, share = KINDS[kind]
+    cases: list[dict[str, Any]] = [
+        {"job": job, "how": how, "share": 1.0 if exhaustive else share, "seed": 0, "lasting": lasting}
+        for job in jobs.COMMANDS
+        for how in hows
+    ]
+    results = programs.run("faulted_runs", cases, **preloaded, TMPDIR=str(tmp_path))
+    programs.noted(kind, runs=sum(result["runs"] for result in results))
+    problems = [problem for result in results for problem in result["problems"]]
+    assert not problems, "\n".join(problems)
+    # That the calls are seen: each job opens, reads, writes and renames.
+    assert all(result["calls"] > 200 for result in results)

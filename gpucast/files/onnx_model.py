@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import onnx_graph, onnx_pb, raw_data
+from gpucast.files import limits, onnx_graph, onnx_pb, raw_data
 from gpucast.files.inside import inside
 from gpucast.files.tensor import (
     Array,
@@ -27,7 +27,7 @@ from gpucast.files.tensor import (
 )
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for the graph.
-_LARGEST = (1 << 31) - (1 << 28)
+_LARGEST = limits.PROTOBUF - (1 << 28)
 #: Tensors of fewer bytes always stay inside the model: shape inference needs their values.
 _SMALL = 1 << 10
 #: The fields of TensorProto that hold elements or say where they are.
@@ -45,7 +45,7 @@ class Model:
     def __init__(self, file: BinaryIO, path: str) -> None:
         onnx = onnx_pb.imported(path)
         size = os.fstat(file.fileno()).st_size
-        if size >= 1 << 31:
+        if size >= limits.PROTOBUF:
             raise FileError(f"{path}: has {size} bytes; a model file holds less than 2 GiB")
         self.proto = onnx.ModelProto()
         try:
@@ -142,7 +142,7 @@ def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
 
 
 def _number(text: str, path: str, name: str) -> int:
-    if not text.isdecimal() or len(text) > 19:
+    if not text.isdecimal() or len(text) > limits.DIGITS:
         raise FileError(f"{path}: tensor {name!r}: {text!r} is no offset or length of external data")
     return int(text)
 

@@ -59,11 +59,7 @@ class TensorFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if self.model is not None:
-                self.model.close()
-        finally:
-            self._file.close()
+        self._file.close()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpucast.core.dtypes import DType
+from gpucast.files import limits
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
@@ -57,8 +58,8 @@ def _object(value: object) -> dict[str, Any]:
     """The JSON object in a text; a dict is returned as it is; anything else gives an empty dict."""
     if isinstance(value, str | bytes):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = limits.parsed_json(value)
+        except ValueError:
             return {}
     return value if isinstance(value, dict) else {}
 

@@ -23,6 +23,7 @@ from gpucast.cli import arguments, attributes
 from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType
+from gpucast.core.errors import printable, printable_lines
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target
@@ -184,7 +185,8 @@ def run(args: argparse.Namespace) -> int:
                 cluster.run_on(args.scheduler, plan, options, outcome, advance)
     except BaseException:
         if outcome.kept is not None:
-            print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
+            kept = printable(outcome.kept)
+            print(f"what is finished is kept in {kept}: the same command goes on from there", file=sys.stderr)
         _warn_of_rest(outcome)
         raise
     _warn_of_rest(outcome)
@@ -201,13 +203,14 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report.summary(outcome)))
     elif not args.quiet:
-        print(outcome_text(outcome, bool(options.files_of(plan))))
+        print(printable_lines(outcome_text(outcome, bool(options.files_of(plan)))))
     return 0
 
 
 def _warn_of_rest(outcome: Outcome) -> None:
     if outcome.left is not None:
-        print("; ".join(filter(None, [f"{outcome.plan.target} is written and whole", outcome.left])), file=sys.stderr)
+        left = f"; {outcome.left}" if outcome.left else ""
+        print(printable(f"{outcome.plan.target} is written and whole{left}"), file=sys.stderr)
 
 
 def _check_report(path: str, plan: ConversionPlan) -> None:

@@ -8,6 +8,7 @@ from gpucast.checkpoints import ConversionPlan, Outcome
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.reporting import summary as report
+from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed.
 _NAMED = 20
@@ -55,12 +56,7 @@ def _verified(outcome: Outcome) -> str:
 
 
 def _description(tensor: TensorPlan) -> str:
-    return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
-
-
-def _shown(text: str) -> str:
-    """Text from a file, made safe for a terminal: unprintable characters are escaped."""
-    return text if text.isprintable() else repr(text)
+    return printable(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
 
 
 def plan_table(plan: ConversionPlan) -> str:
@@ -77,7 +73,7 @@ def plan_table(plan: ConversionPlan) -> str:
     sizes = report.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
     lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
-    shown = [list(map(_shown, line)) for line in lines]
+    shown = [list(map(printable, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = []
     for line in shown:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
 
 
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(name, "interrupted", 130)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = printable(f"{error.filename}: ") if error.filename is not None else ""
         return _fail(name, f"{where}{error.strerror or error}")
     except MemoryError as error:
         return _fail(name, f"out of memory: {error}" if str(error) else "out of memory")
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _fail(name: str, message: str, code: int = 1) -> int:
-    print(f"{name}: {message}", file=sys.stderr)
+    print(f"{name}: {printable_lines(message)}", file=sys.stderr)
     return code
 
 

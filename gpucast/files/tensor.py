@@ -14,6 +14,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.core.dtypes import DType
+from gpucast.core.errors import PrintableError
 from gpucast.files import limits, window
 from gpucast.files.window import Window
 
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 1 << 23
 
 
-class FileError(ValueError):
+class FileError(PrintableError, ValueError):
     """A tensor file is malformed, or its format cannot hold the tensors. The message begins with the path."""
 
 

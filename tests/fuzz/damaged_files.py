@@ -110,6 +110,7 @@ class Batch:
             code = cli.main(["convert", source, target, "--to", "FLOAT16", "--allow-loss", "--quiet"])
         text, written = said.getvalue(), {path.name for path in where.iterdir()} - given
         assert code in (0, 1) and text.count("\n") == code, (code, text)
+        assert text.rstrip("\n").isprintable(), text
         assert written <= {target, f"{target}.data"} and (code == 0 or not written), (code, written)
         assert os.path.exists(target) == (code == 0)
         self.counts[f"ended with {code}"] += 1

@@ -3,8 +3,8 @@
 
 It needs the shim preloaded, has everything imported, and forks for each run, so that a run takes milliseconds. Reads
 cases (JSON) from stdin, each {"job", "how", "share", "seed", "lasting"}: of the calls of the job a `share` is tried,
-drawn by the seed; a "lasting" fault is that of all later calls as well. Writes for each the numbers of calls and of
-runs, and what went wrong.
+drawn by the seed; a "lasting" fault is that of all later calls as well. Or {"job", "processes", "runs", "seed"}: that
+many processes do the job at once. Writes for each the numbers of calls and of runs, and what went wrong.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 from fuzz import jobs
-from fuzz.shim import Shim, numbers
+from fuzz.shim import HOWS, Shim, numbers
 from gpucast import cli
 
 #: What a run may say besides its one error.
-_ALSO = ("what is finished is kept in", "is written and whole;")
+_WHOLE = "is written and whole"
+_ALSO = ("what is finished is kept in", _WHOLE)
 
 
 @dataclass
@@ -40,14 +41,23 @@ class Ended:
     printed: str
 
 
-def run(argv: list[str], shim: Shim, how: str, first: int, last: int) -> Ended:
+class Run:
     """The command in a fork, with faults at the calls from `first` to `last`."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+
+    def __init__(self, argv: list[str], shim: Shim, how: str, first: int, last: int) -> None:
+        reader, writer = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(reader)
+            self._work(argv, shim, how, first, last, writer)
+        os.close(writer)
+        self._reader = reader
+
+    def _work(self, argv: list[str], shim: Shim, how: str, first: int, last: int, writer: int) -> None:
         code = 70
         try:
             os.dup2(writer, 2)
+            os.close(writer)
             sys.stdout = sys.stderr = open(2, "w", buffering=1, encoding="utf-8")
             if how.startswith("SIG"):
                 # Ctrl-C may come between the opening of a file and what closes it.
@@ -59,10 +69,11 @@ def run(argv: list[str], shim: Shim, how: str, first: int, last: int) -> Ended:
         shim.disarm()
         sys.stderr.flush()
         os._exit(code)
-    os.close(writer)
-    with open(reader, encoding="utf-8", errors="replace") as file:
-        printed = file.read()
-    return Ended(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), printed)
+
+    def ended(self) -> Ended:
+        with open(self._reader, encoding="utf-8", errors="replace") as file:
+            printed = file.read()
+        return Ended(os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1]), printed)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -88,29 +99,20 @@ def unpacked(archive: bytes) -> dict[str, bytes]:
         return {name: members.read(name) for name in members.namelist()}
 
 
-def wrong(
-    ended: Ended, how: str, lasting: bool, left: dict[str, bytes], before: dict[str, bytes], after: dict[str, bytes]
-) -> str:
-    """What is wrong with a run's end and with what it left; "" if nothing is."""
-    signals = how.startswith("SIG")
-    codes = (0, 1) if not signals else (-signal.SIGKILL,) if how == "SIGKILL" else (0, 130)
-    if signals and "Exception ignored in: <finalize" in ended.printed:
-        # Python itself loses Ctrl-C while it runs a finalizer: it prints that, and the run goes on.
-        ended = Ended(ended.code, "")
-    said = [line for line in ended.printed.splitlines() if not any(also in line for also in _ALSO)]
+def badly_ended(ended: Ended, how: str, together: bool = False) -> str:
+    """What is wrong with a run's exit code and with what it said; "" if nothing is."""
+    codes = (-signal.SIGKILL,) if how == "SIGKILL" else (0, 130) if how.startswith("SIG") else (0, 1)
+    if together:
+        # It may have ended before its call came, because another one was at the same.
+        codes = (0, 1, *codes)
     if ended.code not in codes:
         return f"ended with {ended.code}: {ended.printed}"
-    if ended.code >= 0 and (len(said) != (ended.code != 0) or not all(line.startswith("gpucast") for line in said)):
-        return f"{ended.code}, and said {ended.printed!r}"
-    if ended.code == 0:
-        return "" if is_same(left, after) else f"success, and left {sorted(left)}"
-    allowed = [before, after]
-    if how == "SIGKILL" or lasting:
-        # It may come between the two renames of a model with external data; the next run completes or undoes it.
-        allowed.append(before | {name: data for name, data in after.items() if name.endswith(".data")})
-        # And nobody may be left to remove the temporary file of a report.
-        left = {name: data for name, data in left.items() if not name.startswith(f".{jobs.REPORT}")}
-    return "" if any(is_same(left, files) for files in allowed) else f"{ended.code}, and left {sorted(left)}"
+    if how.startswith("SIG") and "Exception ignored in: <finalize" in ended.printed:
+        # Python itself loses Ctrl-C while it runs a finalizer: it prints that, and the run goes on.
+        return ""
+    said = [line for line in ended.printed.splitlines() if not any(also in line for also in _ALSO)]
+    is_one = len(said) == (ended.code != 0) and all(line.startswith("gpucast") for line in said)
+    return "" if is_one or ended.code < 0 else f"{ended.code}, and said {ended.printed!r}"
 
 
 class Case:
@@ -144,6 +146,19 @@ class Case:
             self.after = contents(where)
         return names
 
+    def badly_left(self, ended: Ended, left: dict[str, bytes], is_undoable: bool) -> str:
+        """What is wrong with what a run left, which could undo what it had done; "" if nothing is."""
+        if ended.code == 0 or _WHOLE in ended.printed:
+            return "" if is_same(left, self.after) else f"success, and left {sorted(left)}"
+        allowed = [self.before, self.after]
+        if not is_undoable:
+            # It may end between the two renames of a model with external data; the next run completes or undoes it.
+            data = {name: data for name, data in self.after.items() if name.endswith(".data")}
+            allowed.append(self.before | data)
+            # And nobody may be left to remove the temporary file of a report.
+            left = {name: data for name, data in left.items() if not name.startswith(f".{jobs.REPORT}")}
+        return "" if any(is_same(left, files) for files in allowed) else f"{ended.code}, and left {sorted(left)}"
+
     def again(self, where: Path, left: dict[str, bytes]) -> str:
         """Run it again where it ended; what is wrong then."""
         code = cli.main(self.argv)
@@ -165,9 +180,10 @@ def case(job: str, how: str, share: float, seed: int, lasting: bool, shim: Shim)
         problems = []
         for first in chosen:
             where = tried.fresh()
-            ended = run(tried.argv, shim, how, first, 1 << 30 if lasting else first)
+            ended = Run(tried.argv, shim, how, first, 1 << 30 if lasting else first).ended()
             left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
-            found = wrong(ended, how, lasting, left, tried.before, tried.after) or tried.again(where, left)
+            is_undoable = not lasting and how != "SIGKILL"
+            found = badly_ended(ended, how) or tried.badly_left(ended, left, is_undoable) or tried.again(where, left)
             if found:
                 problems.append(f"{job}: {how} at call {first} ({names[first]}): {found}")
             shutil.rmtree(where)
@@ -182,8 +198,30 @@ def case(job: str, how: str, share: float, seed: int, lasting: bool, shim: Shim)
         }
 
 
+def together(job: str, processes: int, runs: int, seed: int, shim: Shim) -> dict[str, Any]:
+    """The job by several processes at once, all but one of them with a fault or a signal somewhere."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tried, rng, problems = Case(job, Path(scratch).resolve()), random.Random(f"{job} {seed}"), []
+        names = tried.whole(shim)
+        for number in range(runs):
+            where = tried.fresh()
+            hows = ["EIO", *(rng.choice(list(HOWS)) for _ in range(processes - 1))]
+            calls = [-1, *(rng.choice(numbers(names, how)) for how in hows[1:])]
+            begun = [Run(tried.argv, shim, how, call, call) for how, call in zip(hows, calls, strict=True)]
+            ended = [run.ended() for run in begun]
+            left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
+            found = [badly_ended(one, how, together=True) for one, how in zip(ended, hows, strict=True)]
+            found += [tried.badly_left(one, left, is_undoable=False) for one in ended]
+            found.append(tried.again(where, left))
+            problems += [f"{job} {number}, {hows} at {calls}: {one}" for one in found if one]
+            shutil.rmtree(where)
+        os.chdir("/")
+        return {"calls": len(names), "runs": runs * processes, "problems": problems}
+
+
 if __name__ == "__main__":
     # What is started from here has no part in it.
     os.environ.pop("LD_PRELOAD")
     results, sys.stdout = sys.stdout, sys.stderr
-    json.dump([case(**told, shim=Shim()) for told in json.load(sys.stdin)], results)
+    tried = [(together if "processes" in told else case)(**told, shim=Shim()) for told in json.load(sys.stdin)]
+    json.dump(tried, results)

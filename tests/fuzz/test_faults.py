@@ -43,3 +43,18 @@ def test_a_run_stopped_at_any_call_is_complete_or_undone(
     assert not problems, "\n".join(problems)
     # That the calls are seen: each job opens, reads, writes and renames.
     assert all(result["calls"] > 200 for result in results)
+
+
+def test_processes_that_do_one_job_share_it_or_give_way(
+    preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
+) -> None:
+    cases = [
+        {"job": job, "processes": processes, "runs": 300 if exhaustive else 4, "seed": 0}
+        # A file that is converted onto itself is another one for who comes later.
+        for job in jobs.COMMANDS.keys() - {"itself"}
+        for processes in (2, 4)
+    ]
+    results = programs.run("faulted_runs", sorted(cases, key=str), **preloaded, TMPDIR=str(tmp_path))
+    programs.noted("together", runs=sum(result["runs"] for result in results))
+    problems = [problem for result in results for problem in result["problems"]]
+    assert not problems, "\n".join(problems)

@@ -13,7 +13,7 @@ from typing import Any
 HERE = Path(__file__).parent
 
 
-def run(program: str, cases: list[dict[str, Any]], **environment: str) -> Any:
+def run(program: str, cases: Any, **environment: str) -> Any:
     """What the program writes about the cases."""
     ended = subprocess.run(
         [sys.executable, "-W", "error", str(HERE / f"{program}.py")],

@@ -191,20 +191,25 @@ def run(args: argparse.Namespace) -> int:
         raise
     _warn_of_rest(outcome)
     if not outcome.waiting and not outcome.was_written:
-        with arguments.created(args.report) as file:
-            if file is not None:
-                document = report.report(outcome)
-                text = (
-                    html.page(document)
-                    if args.report.lower().endswith(".html")
-                    else json.dumps(document, indent=1) + "\n"
-                )
-                file.write(text.encode())
+        try:
+            _write_report(args.report, outcome)
+        except BaseException:
+            print(printable(f"{plan.target} is written and whole"), file=sys.stderr)
+            raise
     if args.json:
         print(json.dumps(report.summary(outcome)))
     elif not args.quiet:
         print(printable_lines(outcome_text(outcome, bool(options.files_of(plan)))))
     return 0
+
+
+def _write_report(path: str | None, outcome: Outcome) -> None:
+    with arguments.created(path) as file:
+        if path is None or file is None:
+            return
+        document = report.report(outcome)
+        page = html.page(document) if path.lower().endswith(".html") else json.dumps(document, indent=1) + "\n"
+        file.write(page.encode())
 
 
 def _warn_of_rest(outcome: Outcome) -> None:

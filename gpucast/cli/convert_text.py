@@ -56,7 +56,12 @@ def _verified(outcome: Outcome) -> str:
 
 
 def _description(tensor: TensorPlan) -> str:
-    return printable(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
+    return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
+
+
+def _shown(text: str) -> str:
+    """A text from a file, as part of a line: in quotes where escapes take the place of characters."""
+    return text if text.isprintable() else f"'{printable(text)}'"
 
 
 def plan_table(plan: ConversionPlan) -> str:
@@ -73,7 +78,7 @@ def plan_table(plan: ConversionPlan) -> str:
     sizes = report.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
     lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
-    shown = [list(map(printable, line)) for line in lines]
+    shown = [list(map(_shown, line)) for line in lines]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = []
     for line in shown:

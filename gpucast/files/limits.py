@@ -2,8 +2,8 @@
 """What a file may cost at most: each limit with its reason, and the reading of JSON within them.
 
 A small file can claim much: a text of 3 bytes becomes an object of 64, a compressed byte a thousand. What is over a
-limit is refused before it is read. With all of them a file costs at most about 1.5 GB beside its tensors, and tensors
-are read piece by piece, but those in Fortran order.
+limit is refused before it is read. With all of them the list of a file's tensors costs at most about 1.5 GB, however it
+is written; tensors are read piece by piece, but those in Fortran order. ONNX files are in memory as they are.
 """
 
 from __future__ import annotations

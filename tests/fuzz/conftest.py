@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 #: The examples of each property in each run of the tests, and with --exhaustive. They are the same ones every time.
-SOME, ALL = 150, 20_000
+SOME, ALL = 150, 3_000
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+import gpucast
 from fuzz import good_files, mutators, other_readers
 from gpucast import cli, files, reference
 
@@ -78,10 +79,10 @@ class Batch:
         damaged.write_bytes(mutators.mutated(self._kind, seed, damaged.read_bytes()))
         given = {path.name for path in where.iterdir()}
         try:
-            if not self._made.is_folder:
-                self._read(damaged)
-            source = "." if self._made.is_folder else str(damaged)
-            self._converted(seed, source, given, where)
+            source = self._made.source or str(damaged)
+            if source != ".":
+                self._read(Path(source))
+            self._converted(source, given, where)
         except Exception:
             self.problems.append(f"{self._kind} {seed}: {traceback.format_exc(limit=-3)}")
         secret = (self._scratch / "secret.bin").read_bytes()
@@ -89,6 +90,9 @@ class Batch:
             self.problems.append(f"{self._kind} {seed}: wrote outside the folder")
 
     def _read(self, path: Path) -> None:
+        if path.name.startswith("quantized"):
+            with contextlib.suppress(files.FileError):
+                gpucast.Quantized.load(str(path)).dequantize()
         try:
             tensors = files.load(str(path))
             with files.TensorFile(str(path)) as file:
@@ -103,7 +107,7 @@ class Batch:
         assert not any(good_files.SECRET in array.tobytes() for array in tensors.values())
         self.counts["compared"] += other_readers.compared(path, tensors)
 
-    def _converted(self, seed: int, source: str, given: set[str], where: Path) -> None:
+    def _converted(self, source: str, given: set[str], where: Path) -> None:
         target = str(self._scratch / "out") if source == "." else "out" + Path(source).suffix
         said = io.StringIO()
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):

@@ -23,11 +23,11 @@ SECRET = b"the key to the house" * 40
 
 @dataclass(frozen=True)
 class Made:
-    """A folder, those of its files that are damaged in turn, and whether it is converted as a whole."""
+    """A folder, those of its files that are damaged in turn, and what is converted then: "" is the damaged one."""
 
     folder: Path
     damaged: tuple[str, ...]
-    is_folder: bool = False
+    source: str = ""
 
 
 def make(kind: str, folder: Path) -> Made:
@@ -36,7 +36,10 @@ def make(kind: str, folder: Path) -> Made:
     os.chdir(folder)
     if kind == "json":
         return _checkpoint(folder)
-    {"npy": _npy, "npz": _npz, "pb": _pb, "onnx": _onnx, "safetensors": _safetensors}[kind]()
+    if kind == "onnx":
+        jobs.model("model.onnx")
+        return Made(folder, ("model.onnx", "model.onnx", "model.onnx.bin"), source="model.onnx")
+    {"npy": _npy, "npz": _npz, "pb": _pb, "safetensors": _safetensors}[kind]()
     return Made(folder, tuple(sorted(path.name for path in folder.iterdir() if path.suffix == f".{kind}")))
 
 
@@ -65,13 +68,10 @@ def _pb() -> None:
     Path("text.pb").write_bytes(numpy_helper.from_array(np.array(["a", "1"], object), "x").SerializeToString())
 
 
-def _onnx() -> None:
-    jobs.model("model.onnx")
-
-
 def _safetensors() -> None:
     files.save("several.safetensors", _several(), {"format": "pt"})
     weight = gpucast.quantize(np.outer(jobs.X, jobs.X[:64]), "float8e4m3fn_axis", axis=0)
+    gpucast.quantize(jobs.X.reshape(2, 100), "int4_zp_32").save("quantized.safetensors")
     files.save("scaled.safetensors", {"l.weight": weight.data, "l.weight_scale": weight.scales})
 
 
@@ -95,4 +95,4 @@ def _checkpoint(folder: Path) -> Made:
     index = json.loads(Path("model.safetensors.index.json").read_text())
     index["weight_map"] |= {"q.weight": "b.safetensors", "q.weight_scale_inv": "b.safetensors"}
     Path("model.safetensors.index.json").write_text(json.dumps(index))
-    return Made(folder, ("config.json", "model.safetensors.index.json"), is_folder=True)
+    return Made(folder, ("config.json", "model.safetensors.index.json"), source=".")

@@ -87,7 +87,7 @@ def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
 def _check(scales: Any, caller: str) -> None:
     if namespace(scales) is None:
         raise TypeError(f"{caller}: scales is of type {type(scales).__name__}; expected a NumPy or CuPy array")
-    if scales.dtype.itemsize != 1 or scales.dtype.fields is not None:
+    if scales.dtype.itemsize != 1:
         raise TypeError(f"{caller}: scales has dtype {scales.dtype}; expected one of one byte")
 
 

@@ -2,8 +2,8 @@
 """Jobs run with a fault, or a signal, at each call of the system, and then run again: a program of its own.
 
 It needs the shim preloaded, has everything imported, and forks for each run, so that a run takes milliseconds. Reads
-cases (JSON) from stdin, each {"job", "how", "share", "seed", "lasting"}: of the calls of the job a `share` is tried,
-drawn by the seed; a "lasting" fault is that of all later calls as well. Or {"job", "processes", "runs", "seed"}: that
+cases (JSON) from stdin, each {"job", "how", "share", "lasting"}: of the calls of the job a `share` is tried,
+and the same one each time; a "lasting" fault is that of all later calls as well. Or {"job", "processes", "runs"}: that
 many processes do the job at once. Writes for each the numbers of calls and of runs, and what went wrong.
 """
 
@@ -171,12 +171,12 @@ class Case:
         return "" if is_last and not any(map(is_unfinished, found)) else f"went on with {code} to {sorted(found)}"
 
 
-def case(job: str, how: str, share: float, seed: int, lasting: bool, shim: Shim) -> dict[str, Any]:
+def case(job: str, how: str, share: float, lasting: bool, shim: Shim) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         tried = Case(job, Path(scratch).resolve())
         names = tried.whole(shim)
         chosen = numbers(names, how)
-        chosen = sorted(random.Random(f"{job} {how} {seed}").sample(chosen, max(1, round(share * len(chosen)))))
+        chosen = sorted(random.Random(f"{job} {how}").sample(chosen, max(1, round(share * len(chosen)))))
         problems = []
         for first in chosen:
             where = tried.fresh()
@@ -188,20 +188,13 @@ def case(job: str, how: str, share: float, seed: int, lasting: bool, shim: Shim)
                 problems.append(f"{job}: {how} at call {first} ({names[first]}): {found}")
             shutil.rmtree(where)
         os.chdir("/")
-        return {
-            "job": job,
-            "how": how,
-            "lasting": lasting,
-            "calls": len(names),
-            "runs": len(chosen),
-            "problems": problems,
-        }
+        return {"calls": len(names), "runs": len(chosen), "problems": problems}
 
 
-def together(job: str, processes: int, runs: int, seed: int, shim: Shim) -> dict[str, Any]:
+def together(job: str, processes: int, runs: int, shim: Shim) -> dict[str, Any]:
     """The job by several processes at once, all but one of them with a fault or a signal somewhere."""
     with tempfile.TemporaryDirectory() as scratch:
-        tried, rng, problems = Case(job, Path(scratch).resolve()), random.Random(f"{job} {seed}"), []
+        tried, rng, problems = Case(job, Path(scratch).resolve()), random.Random(job), []
         names = tried.whole(shim)
         for number in range(runs):
             where = tried.fresh()

@@ -12,9 +12,9 @@ from fuzz import jobs, programs, shim
 
 #: What is tried at the calls, and the share of them that is tried in each run of the tests.
 KINDS = {
-    "errors": (("EIO", "ENOSPC", "EACCES", "EINTR", "short"), False, 0.015),
+    "errors": (("EIO", "ENOSPC", "EACCES", "EINTR", "short"), False, 0.025),
     "lasting errors": (("EIO", "ENOSPC", "EACCES"), True, 0.012),
-    "signals": (("SIGKILL", "SIGTERM", "SIGINT"), False, 0.015),
+    "signals": (("SIGKILL", "SIGTERM", "SIGINT"), False, 0.025),
 }
 
 
@@ -33,7 +33,7 @@ def test_a_run_stopped_at_any_call_is_complete_or_undone(
 ) -> None:
     hows, lasting, share = KINDS[kind]
     cases: list[dict[str, Any]] = [
-        {"job": job, "how": how, "share": 1.0 if exhaustive else share, "seed": 0, "lasting": lasting}
+        {"job": job, "how": how, "share": 1.0 if exhaustive else share, "lasting": lasting}
         for job in jobs.COMMANDS
         for how in hows
     ]
@@ -49,7 +49,7 @@ def test_processes_that_do_one_job_share_it_or_give_way(
     preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
 ) -> None:
     cases = [
-        {"job": job, "processes": processes, "runs": 300 if exhaustive else 4, "seed": 0}
+        {"job": job, "processes": processes, "runs": 300 if exhaustive else 4}
         # A file that is converted onto itself is another one for who comes later.
         for job in jobs.COMMANDS.keys() - {"itself"}
         for processes in (2, 4)

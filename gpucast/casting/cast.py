@@ -172,7 +172,7 @@ def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
         plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or offset is _NO_OFFSET) else None
     except Exception:  # x has no dtype, or some part no hash. The checked path takes it, or tells what is wrong.
         key, plan = None, None
-    if plan is not None and device is None and copy is True:
+    if plan is not None and device is None and (copy is True or (copy is False and plan.changes)):
         result = plan.run(x, out) if scaled is None else plan.run(x, out, seed, offset, scale, amax)
         if result is not None:
             return result

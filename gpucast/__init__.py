@@ -17,6 +17,7 @@ from gpucast.casting.creation import empty, empty_like, from_bytes
 from gpucast.casting.loss_counts import CastReport
 from gpucast.casting.report import cast_report
 from gpucast.codegen.device_function import device_function
+from gpucast.core import pickles
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import DEFAULT_OPSET
@@ -54,6 +55,17 @@ __all__ = [
     "reference",
     "warmup",
 ]
+
+pickles.publish(globals())
+pickles.keep_names(__name__, {
+    "cast": "casting.cast",
+    "cast_many": "casting.batch",
+    "creation": "casting.creation",
+    "device_function": "codegen.device_function",
+    "errors": "core.errors",
+    "packed": "arrays.packed",
+    "report": "casting.report",
+})  # fmt: skip
 
 
 def _torch() -> adapters.ArrayAdapter:

@@ -8,6 +8,9 @@ Example::
     dx = layer.backward(dy)
 """
 
+from gpucast.core import pickles
 from gpucast.layers.cast import Cast, CastLike
 
 __all__ = ["Cast", "CastLike"]
+
+pickles.publish(globals())

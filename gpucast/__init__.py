@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from gpucast.core import interruption as interruption  # isort: split
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

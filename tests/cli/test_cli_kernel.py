@@ -152,6 +152,19 @@ def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         disassembler.disassemble(b"cubin")
 
 
+def test_no_disassembler_is_taken_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its files may be anybody's, and `sys.path` has it as "" or by its name."""
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for place in ("bin", "nvidia/cu13/bin"):
+        tool = tmp_path / place / "nvdisasm"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    assert disassembler.find() == str(tmp_path / "bin" / "nvdisasm")
+
+
 def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
     count = warmup([("FLOAT", "FLOAT8E4M3FN"), (dtype("uint4"), "int8"), ("FLOAT", 17)], ["sm_90", "sm_75"])
     assert count == 2 * (2 + 4)

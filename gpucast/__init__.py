@@ -19,7 +19,7 @@ from gpucast.casting.creation import empty, empty_like, from_bytes
 from gpucast.casting.loss_counts import CastReport
 from gpucast.casting.report import cast_report
 from gpucast.codegen.device_function import device_function
-from gpucast.core import pickles
+from gpucast.core import packages
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import DEFAULT_OPSET
@@ -58,8 +58,8 @@ __all__ = [
     "warmup",
 ]
 
-pickles.publish(globals())
-pickles.keep_names(__name__, {
+packages.publish(globals())
+packages.keep_names(__name__, {
     "cast": "casting.cast",
     "cast_many": "casting.batch",
     "creation": "casting.creation",

@@ -36,7 +36,7 @@ NARROW = {
     "core.checks": set(),
     "core.dtypes": set(),
     "core.errors": set(),
-    "core.lazy": set(),
+    "core.packages": set(),
     "core.options": {"core.dtypes", "core.rule"},
     "core.version": set(),
     "core.rule": {"core.checks", "core.dtypes"},
@@ -57,7 +57,7 @@ STRANGERS = [
     ("quantization.cpu", "reference"), ("quantization.cpu", "codegen"),
 ]  # fmt: skip
 
-#: Packages that load their modules when they are first used (`gpucast.core.lazy`): the seam to GPUs.
+#: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
 SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
@@ -105,7 +105,7 @@ def _targets(node: ast.AST) -> list[str]:
 def _imports(module: str) -> set[str]:
     """The modules of ours that a module imports or, at a seam, uses: anywhere in its text, for types alone, too."""
     if module in SEAMS:
-        return {"gpucast.core.lazy"}
+        return {"gpucast.core.packages"}
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     found: set[str] = set()
     seams: dict[str, str] = {}

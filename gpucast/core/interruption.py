@@ -19,8 +19,8 @@ def _is_command() -> bool:
     if first not in given:
         return False
     # Until the package is imported, the option stands where the path of the module will be.
-    name = given[given.index(first) + 1] if first == "-m" else os.path.basename(first)
-    return name in ("gpucast", "gpucast.exe")
+    name = given[given.index(first) + 1] if first == "-m" else os.path.splitext(os.path.basename(first))[0]
+    return name == "gpucast"
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gpucast.core import pickles
+from gpucast.core import packages
 from gpucast.mixed.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale
 from gpucast.mixed.policy import Policy, get_policy
 from gpucast.mixed.select import select_tree
@@ -18,4 +18,4 @@ __all__ = [
     "select_tree",
 ]
 
-pickles.publish(globals())
+packages.publish(globals())

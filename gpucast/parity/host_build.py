@@ -21,7 +21,7 @@ import numpy as np
 from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
 from gpucast.compile import cxx
-from gpucast.core.processes import Commands
+from gpucast.compile.processes import Commands
 from gpucast.core.rule import CastRule
 
 #: The kernels of one translation unit, and the compilers that run at a time.

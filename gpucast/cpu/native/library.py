@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from gpucast.compile import cxx
+from gpucast.compile import cxx, processes
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import NATIVE, cache_folder, read_folder
-from gpucast.core import processes, trusted_files
+from gpucast.core import trusted_files
 from gpucast.cpu.native import trial
 
 #: Bytes of sources from which compiling pays off: NumPy takes a second or two for them, as the compiler does.

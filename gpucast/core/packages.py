@@ -1,11 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pickles name: the public paths of classes and functions, and those that they had in earlier versions."""
+"""What packages are made of: modules that are imported when they are first used, and members with public paths.
+
+Pickles name a class or a function by its path. The paths that they name are public ones, and they load from the paths
+of earlier versions.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
+
+
+def submodules(package: str, *names: str) -> Callable[[str], ModuleType]:
+    """The ``__getattr__`` of a package (PEP 562) that imports those of its modules when they are first named."""
+
+    def import_it(name: str) -> ModuleType:
+        if name in names:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return import_it
 
 
 def publish(package: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import gpucast
 from gpucast import files
-from gpucast.core.processes import Commands
+from gpucast.compile.processes import Commands
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the compilers here are shell scripts")
 ROOT = Path(gpucast.__file__).parents[1]
@@ -126,7 +126,7 @@ def test_commands_that_nobody_waits_for(compiler: Path) -> None:
 def test_a_forked_child_leaves_them_to_its_parent(compiler: Path) -> None:
     code = (
         "import threading\n"
-        "from gpucast.core.processes import in_background\n"
+        "from gpucast.compile.processes import in_background\n"
         "in_background(lambda commands: commands.run([sys.argv[2]]), 'compiler')\n"
         + WAIT
         + "pids = open(sys.argv[1]).read().split()\n"

@@ -22,7 +22,7 @@ from gpucast.codegen.device_function import device_function
 from gpucast.core import packages
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET
 from gpucast.core.version import __version__ as __version__
 from gpucast.warmup.api import warmup
 

@@ -16,6 +16,7 @@ from gpucast import PackedArray
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import driver as launch
@@ -52,7 +53,7 @@ CASES = [
 
 
 def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> CastRule:
-    return fused_rule(src, dst, scaled=asked.scaling != "none", rounding=STOCHASTIC if random else None)
+    return fused_rule(src, dst, Options(rounding=STOCHASTIC if random else None), scaled=asked.scaling != "none")
 
 
 #: The kernels of the cases: each takes a part of a second to build, and half of that where it shares a program.

@@ -18,8 +18,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items, batch_plans, dispatch
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET, Options
 
 
 def cast_many(

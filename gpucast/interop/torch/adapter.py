@@ -13,9 +13,8 @@ import torch
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Options, destination
+from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import CAST_VERSIONS
 from gpucast.gpu import devices
 from gpucast.interop.torch import batch, fused, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op

@@ -20,7 +20,7 @@ from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import driver as launch
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 
 #: Blocks of random words begin within vectors, and the sum with an index has 65 bits.
 RANDOM = Random(seed=0xFEDCBA9876543210, offset=2**64 - 3)
@@ -78,11 +78,8 @@ def in_use() -> Iterator[HostDriver]:
     driver = _prepared()
     driver.launched.clear()
     driver.capture = False
-    before = launch.use(driver)
-    try:
+    with installed(driver):
         yield driver
-    finally:
-        launch.use(before)
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -23,9 +23,8 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter, BatchPlanner, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.gpu import driver as launch
 from gpucast.interop import cuda_array, dlpack
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 
 BUILTIN = [row for row in DTYPES if row.family != "string" and row.numpy.isbuiltin == 1]
 
@@ -62,10 +61,8 @@ class Speaker:
 
 @pytest.fixture
 def driver() -> Iterator[HostDriver]:
-    driver = HostDriver()
-    before = launch.use(driver)
-    yield driver
-    launch.use(before)
+    with installed(HostDriver()) as driver:
+        yield driver
 
 
 def test_which_adapter_an_object_has(driver: HostDriver) -> None:

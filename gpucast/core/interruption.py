@@ -7,6 +7,7 @@ other programs nothing is changed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -35,4 +36,6 @@ def imported() -> None:
 
 
 if _is_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _end)
+    # Only the main thread may set handlers; it is what the command imports in.
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, _end)

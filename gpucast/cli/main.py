@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.core import interruption
 from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
 
@@ -24,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
     name = "gpucast"
     try:
+        interruption.imported()
         with _terminable():
             args = _parser().parse_args(argv)
             name = f"gpucast {args.command}"

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
+from fuzz import native_cache
 from fuzz.shim import Shim, numbers
 from gpucast import reference
 from gpucast.compile.cache import Cache
@@ -49,13 +50,6 @@ def _loaded(folder: str) -> str:
 _WORK: dict[str, Callable[[str], str]] = {"kept": _kept, "loaded": _loaded}
 
 
-def _compiled(folder: str) -> None:
-    """Fill the cache with the library, compiled once."""
-    made = native.NativeLibrary(Cache(folder), worth=0)
-    made._compile()
-    assert made.library() is not None
-
-
 def run(work: Callable[[str], str], folder: str, shim: Shim, how: str, at: int) -> str:
     """The work in a fork; what is wrong with it."""
     reader, writer = os.pipe()
@@ -82,7 +76,7 @@ def case(what: str, how: str, share: float, shim: Shim) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         full = str(Path(scratch).resolve() / "full")
         if what == "loaded":
-            _compiled(full)
+            native_cache.fill(Cache(full))
         shim.arm()
         assert work(full if what == "loaded" else f"{full}.first") == ""
         names = shim.disarm()

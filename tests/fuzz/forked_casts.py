@@ -14,8 +14,10 @@ import threading
 import warnings
 from typing import Any
 
-from fuzz import many_casts
+from fuzz import many_casts, native_cache
 from gpucast.casting import plan_cache
+from gpucast.compile.cache import Cache
+from gpucast.compile.cache_folder import NATIVE, cache_folder
 from gpucast.cpu.native import library
 
 #: Seconds after which a child that hangs is ended by the system.
@@ -34,9 +36,7 @@ def main(forks: int) -> dict[str, Any]:
                 library.library()
 
     problems: list[str] = []
-    native = library._native()
-    assert native is not None
-    native._compile()
+    native_cache.fill(Cache(os.path.join(cache_folder(), NATIVE)))
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()

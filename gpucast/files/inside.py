@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import PurePosixPath, PureWindowsPath
@@ -33,6 +34,10 @@ def inside(folder: str, name: str, path: str, what: str) -> str:
         mode = os.stat(full).st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{context} is missing: there is no such file") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise FileError(f"{context} is too long for the name of a file") from None
+        raise
     if not stat.S_ISREG(mode):
         raise FileError(f"{context} is no regular file")
     return full

@@ -34,9 +34,10 @@ PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gp
 #: Modules that know less than their folder may.
 NARROW = {
     "core.checks": set(),
-    "core.dtypes": set(),
+    "core.dtypes": {"core.names"},
     "core.errors": set(),
     "core.lazy": set(),
+    "core.names": set(),
     "core.options": {"core.dtypes", "core.rule"},
     "core.version": set(),
     "core.rule": {"core.checks", "core.dtypes"},

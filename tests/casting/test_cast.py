@@ -251,7 +251,7 @@ def test_bad_text_leaves_out_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("x", "keywords", "error", "match"),
     [
-        (X, {"to": "float7"}, TypeError, "^cast: to='float7' is not a dtype; expected one of BFLOAT16, BOOL"),
+        (X, {"to": "float7"}, TypeError, "^cast: to='float7' is not a dtype; did you mean FLOAT"),
         (X, {"to": "i4"}, TypeError, "^cast: to='i4' is ambiguous"),
         (X, {"to": float}, TypeError, "^cast: to=.*float'> is ambiguous"),
         (X, {"to": "complex64"}, TypeError, "^cast: to='complex64' is complex"),

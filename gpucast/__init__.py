@@ -89,10 +89,18 @@ adapters.register(
 )
 
 
-def __getattr__(name: str) -> Any:
-    """What is imported when it is used, so that ``import gpucast`` stays quick."""
-    if name in ("mixed", "quantization"):
-        return importlib.import_module(f"gpucast.{name}")
-    if name in ("Quantized", "dequantize", "quantize"):
-        return getattr(importlib.import_module("gpucast.quantization"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """The names that are for users."""
+    return [*__all__, "__version__"]
+
+
+# Hidden from type checkers, which would take any name for one of ours.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What is imported when it is used, so that ``import gpucast`` stays quick."""
+        if name in ("mixed", "quantization"):
+            return importlib.import_module(f"gpucast.{name}")
+        if name in ("Quantized", "dequantize", "quantize"):
+            return getattr(importlib.import_module("gpucast.quantization"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,7 @@ from gpucast.casting import batch_items, batch_plans, dispatch
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.rule import DEFAULT_OPSET, OverflowKeyword, Rounding, RoundMode
 
 
 def cast_many(
@@ -27,10 +27,10 @@ def cast_many(
     to: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,

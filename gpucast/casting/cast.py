@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays import adapters
@@ -20,29 +21,55 @@ from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import Options, destination
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, CastRule
+from gpucast.core.options import CastKeywords, HostInput, Options, destination
+from gpucast.core.rule import (
+    CAST_VERSIONS,
+    CASTLIKE_VERSIONS,
+    DEFAULT_OPSET,
+    STOCHASTIC,
+    CastRule,
+    OverflowKeyword,
+    Rounding,
+    RoundMode,
+)
 from gpucast.cpu import fast_path
 from gpucast.gpu import devices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: The one object that 0 is: 0.0 and False, which are equal to it, are no offsets.
 _NO_OFFSET = 0
 
 
+@overload
+def cast(
+    x: HostInput,
+    to: Any,
+    *,
+    opset: int = ...,
+    device: Literal["cpu"] | None = None,
+    out: npt.NDArray[Any] | None = None,
+    **keywords: Unpack[CastKeywords],
+) -> npt.NDArray[Any]: ...
+@overload
+def cast(
+    x: Any, to: Any, *, opset: int = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
+) -> Any: ...
 def cast(
     x: Any,
     to: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
-    device: str | None = None,
+    device: Any = None,
     out: Any = None,
     copy: bool = True,
 ) -> Any:
@@ -121,20 +148,40 @@ def cast(
     ))  # fmt: skip
 
 
+@overload
+def cast_like(
+    x: HostInput,
+    like: Any,
+    *,
+    opset: int | None = None,
+    device: Literal["cpu"] | None = None,
+    out: npt.NDArray[Any] | None = None,
+    **keywords: Unpack[CastKeywords],
+) -> npt.NDArray[Any]: ...
+@overload
+def cast_like(
+    x: Any,
+    like: Any,
+    *,
+    opset: int | None = None,
+    device: Any = None,
+    out: Any = None,
+    **keywords: Unpack[CastKeywords],
+) -> Any: ...
 def cast_like(
     x: Any,
     like: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int | None = None,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
-    device: str | None = None,
+    device: Any = None,
     out: Any = None,
     copy: bool = True,
 ) -> Any:

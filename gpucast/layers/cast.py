@@ -24,7 +24,7 @@ from gpucast.casting.fused import fused_rule
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import resolve
+from gpucast.core.rule import RoundMode, resolve
 
 __all__ = ["Cast", "CastLike"]
 
@@ -36,7 +36,7 @@ class _Layer:
         self,
         *,
         saturate: bool = True,
-        round_mode: str = "up",
+        round_mode: RoundMode = "up",
         training: bool = True,
         lda_coeff: float = 1.0,
         name: str = "",
@@ -143,7 +143,7 @@ class Cast(_Layer):
         to: Any,
         *,
         saturate: bool = True,
-        round_mode: str = "up",
+        round_mode: RoundMode = "up",
         training: bool = True,
         lda_coeff: float = 1.0,
         name: str = "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
@@ -19,9 +19,32 @@ from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
 from gpucast.gpu import devices
 from gpucast.quantization import engine, swizzle
-from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
+from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _CALLER = "quantize"
+
+
+class QuantizeKeywords(TypedDict, total=False):
+    """The keywords of `quantize` but `transpose`, which decides on the number of results, for type checkers."""
+
+    axis: int
+    scale_layout: ScaleLayout
+    rounding: Literal["stochastic"] | None
+    seed: int | None
+    offset: int
+    scale: Any
+    device: Any
+
+
+@overload
+def quantize(x: Any, format: Any, *, transpose: bool = False, **keywords: Unpack[QuantizeKeywords]) -> Quantized: ...
+@overload
+def quantize(
+    x: Any, format: Any, *, transpose: Literal["both"], **keywords: Unpack[QuantizeKeywords]
+) -> tuple[Quantized, Quantized]: ...
 
 
 def quantize(
@@ -29,13 +52,13 @@ def quantize(
     format: Any,
     *,
     axis: int = -1,
-    scale_layout: str = "linear",
-    transpose: bool | str = False,
-    rounding: str | None = None,
+    scale_layout: ScaleLayout = "linear",
+    transpose: bool | Literal["both"] = False,
+    rounding: Literal["stochastic"] | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
-    device: str | None = None,
+    device: Any = None,
 ) -> Any:
     """Quantize an array: narrow codes, and a scale for each block of them.
 

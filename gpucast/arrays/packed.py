@@ -11,17 +11,23 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
 from gpucast.core.dtypes import DType, dtype
 
-#: The elements up to which a PackedArray's repr shows its values.
-_SHOWN = 100
+#: `gpucast.cast`, which stands above and puts itself here.
+_CAST: list[Callable[..., Any]] = []
+
+
+def register_cast(cast: Callable[..., Any]) -> None:
+    """Say by what PackedArrays are converted to other types."""
+    _CAST[:] = [cast]
 
 
 def device_index(x: Any) -> int | None:
@@ -82,6 +88,7 @@ class PackedArray:
 
     Attributes: `data`, `dtype` (the gpucast row), `shape`, and as on any array `ndim`, `size`, `nbytes`, `device`.
     Indexing copies and gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises.
+    `astype` is `gpucast.cast`; ``==`` compares values element by element, as NumPy does, where the data is.
     """
 
     __slots__ = ("data", "dtype", "shape")
@@ -165,7 +172,41 @@ class PackedArray:
         unpacked = self.get()
         if dtype is None or np.dtype(dtype) == unpacked.dtype:
             return unpacked
-        raise TypeError(f"PackedArray: unpacks to {unpacked.dtype}, not to {dtype}; use gpucast.cast to convert")
+        if np.dtype(dtype).kind in "OSTUc":
+            # Types that are no numbers of Cast: NumPy's own conversion.
+            return self._values().astype(dtype)
+        return np.asarray(self.astype(dtype))
+
+    def astype(self, dtype: Any) -> Any:
+        """``gpucast.cast(self, dtype)``: anything that `gpucast.dtype` takes."""
+        return _CAST[0](self, dtype)
+
+    def item(self, *index: Any) -> int | float:
+        """One element as a Python number, by an index as for ``numpy.ndarray.item``; without one, the only element."""
+        found: int | float = self._values().item(*index)
+        return found
+
+    def tolist(self) -> Any:
+        """The elements as Python numbers, in nested lists."""
+        return self._values().tolist()
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __eq__(self, other: object) -> Any:
+        return self._comparable(self) == self._comparable(other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._comparable(self) != self._comparable(other)
+
+    @staticmethod
+    def _comparable(x: Any) -> Any:
+        """A PackedArray, or an array of a type that NumPy lacks, as DOUBLE, which has all its values."""
+        foreign = isinstance(x, PackedArray) or getattr(getattr(x, "dtype", None), "isbuiltin", 1) == 2
+        return _CAST[0](x, "DOUBLE") if foreign else x
 
     def to_torch(self) -> Any:
         """A tensor over the same memory (a copy of a read-only array), where the data is.
@@ -247,12 +288,32 @@ class PackedArray:
 
     def __repr__(self) -> str:
         where = "" if isinstance(self.data, np.ndarray) else f", device={self.device}"
-        values = "..." if where or self.size > _SHOWN else np.array2string(self._values(), separator=", ")
-        return f"PackedArray({values}, dtype={self.dtype.name}, shape={self.shape}{where})"
+        return f"PackedArray({self.shown('PackedArray(')}, dtype={self.dtype.name}, shape={self.shape}{where})"
 
-    def _values(self) -> np.ndarray[Any, Any]:
+    def shown(self, prefix: str) -> str:
+        """The values as NumPy shows those of an array behind such a text: of a large one those at the edges."""
+        options = np.get_printoptions()
+        if self.size <= options["threshold"]:
+            return np.array2string(self._values(), separator=", ", prefix=prefix)
+        # The elements at the edges, and one more in their middle, which is not shown.
+        edge = options["edgeitems"]
+        axes = [range(n) if n <= 2 * edge else [*range(edge + 1), *range(n - edge, n)] for n in self.shape]
+        values = self._values(np.asarray(np.ravel_multi_index(np.ix_(*axes), self.shape)))
+        return np.array2string(values, separator=", ", threshold=0, edgeitems=edge, prefix=prefix)
+
+    def _values(self, places: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """The values on the host, as NumPy's int64 or float64: all, or those at some places in row-major order."""
+        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        bits = self.dtype.bits
+        if places is None:
+            codes = unpack_codes(data, bits, self.size).reshape(self.shape)
+        else:
+            first, skip = np.divmod(places * bits, 8)
+            # A code of 6 bits may lie in two bytes.
+            last = np.minimum(first + 1, data.size - 1)
+            codes = (data[first] | data[last].astype(np.uint16) << 8) >> skip & self.dtype.code_mask
         table = np.array([self.dtype.value(code) for code in range(self.dtype.code_mask + 1)])
-        return np.asarray(table[self.codes()])
+        return np.asarray(table[codes])
 
 
 adapters.register_ours(PackedArray)

@@ -14,7 +14,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
-from gpucast.arrays.packed import as_array, device_index
+from gpucast.arrays.packed import as_array, device_index, register_cast
 from gpucast.casting import dispatch
 from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused import rule_of
@@ -200,6 +200,9 @@ def cast_like(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
         "cast_like", versions,
     ))  # fmt: skip
+
+
+register_cast(cast)
 
 
 def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:

@@ -78,6 +78,11 @@ class DType:
             return np.dtype(object)
         return np.dtype(getattr(ml_dtypes, self.numpy_name, self.numpy_name))
 
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        """As `numpy`, where NumPy (2.4 and newer) looks for it: ``np.zeros(3, gpucast.dtype("BFLOAT16"))``."""
+        return self.numpy
+
     @cached_property
     def code_numpy(self) -> np.dtype[Any]:
         """The unsigned NumPy dtype that holds one code."""

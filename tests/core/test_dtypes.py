@@ -98,6 +98,13 @@ def test_every_name_of_a_row_is_taken(row: DType) -> None:
         assert gpucast.dtype.from_safetensors(row.safetensors) is row
 
 
+@pytest.mark.parametrize("row", DTYPES, ids=str)
+def test_numpy_takes_a_row_for_a_dtype(row: DType) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip("this NumPy knows no __numpy_dtype__; row.numpy is taken by all, as in every other test")
+    assert np.zeros(3, row).dtype == np.dtype(row) == row.numpy
+
+
 @pytest.mark.parametrize("kind", [str, np.str_, np.bytes_, np.dtype("U3"), np.dtype("S3"), np.dtypes.StringDType()])
 def test_text_dtypes_are_string(kind: object) -> None:
     assert gpucast.dtype(kind).name == "STRING"

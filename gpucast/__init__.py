@@ -68,6 +68,12 @@ def _jax() -> adapters.ArrayAdapter:
     return ADAPTER
 
 
+def _dask() -> adapters.ArrayAdapter:
+    from gpucast.interop.dask import ADAPTER
+
+    return ADAPTER
+
+
 def _dlpack() -> adapters.ArrayAdapter:
     from gpucast.interop.dlpack import ADAPTER
 
@@ -84,6 +90,7 @@ def _cuda_array() -> adapters.ArrayAdapter:
 adapters.register(
     adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=("compiler", "is_compiling")),
     adapters.Library("jax", "Array", _jax),
+    adapters.Library("dask.array", "Array", _dask),
     adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
     adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
 )

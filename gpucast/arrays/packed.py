@@ -12,14 +12,17 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 
 #: `gpucast.cast`, which stands above and puts itself here.
 _CAST: list[Callable[..., Any]] = []
@@ -58,12 +61,48 @@ def as_array(x: Any, caller: str) -> Any:
         return adapter.take(x, caller)
     # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
     array = np.asarray(x)
-    if array.dtype == object and array.ndim == 0 and not isinstance(x, (str, np.ndarray, np.generic, type(None))):
-        raise TypeError(
-            f"{caller}: x is of type {type(x).__name__}; expected an array, a number, a text, or an object with "
-            "__dlpack__, __cuda_array_interface__ or __array__"
-        )
-    return array
+    return _numbers(x, array, caller) if array.dtype == object else array
+
+
+def _numbers(x: Any, array: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
+    """An array of objects as it is where they begin with a text, else as NumPy has these numbers.
+
+    TypeError, which names the first element that is none, for other objects.
+    """
+    flat = array.reshape(-1).tolist()
+    if not flat or isinstance(flat[0], (str, bytes)):
+        return array
+    for i, element in enumerate(flat):
+        if not isinstance(element, (bool, int, float, complex, np.generic)):
+            if array.ndim == 0:
+                raise TypeError(f"{caller}: x is {_described(element)}")
+            found = repr(element) if element is None else f"of type {type(element).__name__}"
+            raise TypeError(f"{caller}: element {i} of x is {found}; expected a number, as element 0 is no text")
+        if isinstance(element, int) and not -(1 << 63) <= element < 1 << 64:
+            where = "x" if array.ndim == 0 else f"element {i} of x"
+            raise TypeError(
+                f"{caller}: {where} is an integer of {element.bit_length()} bits, which no type of Cast holds; pass it "
+                "as a float, or as text for its nearest number in another type"
+            )
+    return np.asarray(flat).reshape(array.shape)
+
+
+def _described(x: Any) -> str:
+    """What an object is that is no array, and what takes it, if something does."""
+    what = f"of type {type(x).__name__}"
+    if x is None:
+        return "None; expected an array, a number or a text"
+    if isinstance(x, ModuleType):
+        return f"the module {x.__name__}; expected an array"
+    if callable(getattr(x, "state_dict", None)):
+        return f"{what}, a model; cast its arrays: gpucast.cast_many(x.state_dict(), to)"
+    if hasattr(x, "graph") and hasattr(x, "SerializeToString"):
+        return f"{what}, a model; write it to a file, and cast its tensors with `gpucast convert`"
+    others = "; gpucast.cast_many takes dicts of arrays" if isinstance(x, dict) else ""
+    return (
+        f"{what}; expected an array, a number, a text, or an object with __dlpack__, __cuda_array_interface__ or "
+        f"__array__{others}"
+    )
 
 
 def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
@@ -239,7 +278,7 @@ class PackedArray:
             raise TypeError(f"PackedArray: shape {wanted!r} must be made of ints") from None
         except ValueError:
             raise ValueError(f"PackedArray: cannot reshape {self.shape} to {wanted!r}") from None
-        return PackedArray(self.data, self.dtype, new)
+        return self._of(self.data, new)
 
     def __iter__(self) -> Iterator[PackedArray]:
         return (self[i] for i in range(len(self)))
@@ -248,7 +287,7 @@ class PackedArray:
         """A copy of what NumPy's indexing selects. Where an int or a slice comes first, only its rows are unpacked."""
         head, *rest = key if isinstance(key, tuple) and key else (key,)
         if not self.shape or isinstance(head, bool) or not isinstance(head, (int, np.integer, slice)):
-            return PackedArray.pack(self.codes()[key], self.dtype)
+            return self._packed(self.codes()[key])
         rows = range(self.shape[0])
         if isinstance(head, slice):
             rows = rows[head]
@@ -261,7 +300,7 @@ class PackedArray:
                 raise IndexError(f"PackedArray: index {head} is out of bounds for {len(rows)} rows") from None
             end, head = begin + 1, 0
         selected = (head, *rest)
-        return PackedArray.pack(self._rows(begin, end)[selected], self.dtype)
+        return self._packed(self._rows(begin, end)[selected])
 
     def _rows(self, begin: int, end: int) -> Any:
         """The codes of some rows, as `codes` gives them for all."""
@@ -280,7 +319,15 @@ class PackedArray:
         return self.transpose()
 
     def copy(self) -> PackedArray:
-        return PackedArray(self.data.copy(), self.dtype, self.shape)
+        return self._of(self.data.copy(), self.shape)
+
+    def _packed(self, codes: Any) -> PackedArray:
+        packed = PackedArray.pack(codes, self.dtype)
+        return self._of(packed.data, packed.shape)
+
+    def _of(self, data: Any, shape: tuple[int, ...]) -> PackedArray:
+        """An array of the same kind over other data."""
+        return PackedArray(data, self.dtype, shape)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # CuPy pickles its arrays by way of the host, and brings them back to the device that is current then.
@@ -316,7 +363,39 @@ class PackedArray:
         return np.asarray(table[codes])
 
 
+class LibraryPackedArray(PackedArray):
+    """A PackedArray in place of an array of another library, which lacks the type: casts of it are arrays of that."""
+
+    __slots__ = ("library",)
+
+    def __init__(self, data: Any, dtype: Any, shape: Any, library: str) -> None:
+        super().__init__(data, dtype, shape)
+        #: The name of the library.
+        self.library = library
+
+    def plain(self) -> PackedArray:
+        """The same of no library."""
+        return PackedArray(self.data, self.dtype, self.shape)
+
+    def _of(self, data: Any, shape: tuple[int, ...]) -> PackedArray:
+        return LibraryPackedArray(data, self.dtype, shape, self.library)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return LibraryPackedArray, (self.data, self.dtype, self.shape, self.library)
+
+
+class _LibraryPackedAdapter(ArrayAdapter):
+    def take(self, x: LibraryPackedArray, caller: str, writing: bool = False) -> PackedArray:
+        return x.plain()
+
+    def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
+        plain = x.plain()
+        y = adapters.of_library(x.library).cast_packed(cast, plain, to, options)
+        return x if y is plain else y
+
+
 adapters.register_ours(PackedArray)
+adapters.register_ours(LibraryPackedArray, _LibraryPackedAdapter())
 
 
 def _packed_row(kind: Any, caller: str) -> DType:

@@ -126,17 +126,20 @@ def _check_scale(given: list[Any], options: Options) -> None:
 
 
 def _is_transforming(given: list[Any]) -> bool:
-    """Whether the arrays are those of a library that transforms a function at the moment."""
-    found = (adapters.find(x) for x in given)
-    return any(adapter is not None and adapter.is_transforming() for adapter in found)
+    """Whether some arrays have no values yet: those of a library that transforms a function, or that is lazy."""
+    found = ((adapters.find(x), x) for x in given)
+    return any(adapter is not None and adapter.is_transforming(x) for adapter, x in found)
 
 
 def _one_by_one(
     given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Any]:
-    """The same casts within a transform of ``torch.func``, whose tensors have no memory to look at."""
+    """The same casts of arrays that have no memory to look at: within a transform of ``torch.func`` or JAX, or lazy."""
     if finite is not None:
-        raise ValueError(f"{options.caller}: finite= cannot be told within a transform of torch.func; call it outside")
+        raise ValueError(
+            f"{options.caller}: finite= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
+            "call it outside"
+        )
     results: list[Any] = []
     for x, out, path in zip(given, outs or [None] * len(given), names.paths(), strict=True):
         caller = f"{options.caller}: {names.parameter}{path}"

@@ -79,8 +79,9 @@ def cast(
     ----------
     x
         NumPy or CuPy array (types that they lack with the ml_dtypes dtype), PackedArray, scalar or list (taken as
-        ``numpy.asarray`` takes them), or strings (object, ``<U``, ``S``, StringDType). PyTorch tensors, JAX arrays and
-        what speaks DLPack come back as what they were (see `gpucast.interop.torch`, ``jax``, ``dlpack``); what has only
+        ``numpy.asarray`` takes them, and so are objects that are numbers), or strings (object, ``<U``, ``S``,
+        StringDType). PyTorch tensors, JAX arrays, Dask arrays (which stay lazy) and what speaks DLPack come back as
+        what they were (see `gpucast.interop.torch`, ``jax``, ``dask``, ``dlpack``); what has only
         ``__cuda_array_interface__`` comes back as a CuPy array.
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
@@ -111,7 +112,7 @@ def cast(
         magnitude of x's values, before `scale`, rounded to FLOAT, if that is larger than what is there; NaN counts as
         the largest. So start with 0.
     device
-        None: where x is; "cpu", "cuda", "cuda:N": there.
+        None: where x is; "cpu", "cuda", "cuda:N", or such a ``torch.device``: there.
     out
         An array of the result's shape, dtype and kind: written and returned.
     copy

@@ -74,14 +74,15 @@ def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
 
 
 def _to_jax(y: Any, like: Any) -> Any:
-    """A result as a JAX array if JAX has its type."""
+    """A result as a JAX array if JAX has its type, on the device of `like` where that is a CPU; None: the first one."""
     if isinstance(y, PackedArray) or y.dtype == object:
         return y
     if not isinstance(y, np.ndarray):
         return jax.dlpack.from_dlpack(dlpack.Export(y))
     if dtype(y.dtype).bits == 6:
         return PackedArray.pack(y)
-    return jax.device_put(y, next(iter(like.devices())) if _is_on_cpu(like) else jax.devices("cpu")[0])
+    of_like = like is not None and _is_on_cpu(like)
+    return jax.device_put(y, next(iter(like.devices())) if of_like else jax.devices("cpu")[0])
 
 
 class JaxAdapter(ArrayAdapter):
@@ -105,6 +106,9 @@ class JaxAdapter(ArrayAdapter):
         if out is not None:
             return out
         return x if y is array else _to_jax(y, x)
+
+    def from_array(self, x: Any) -> Any:
+        return _to_jax(x, None)
 
 
 ADAPTER = JaxAdapter()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 
 from gpucast import gpu
+from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, as_array, device_index
@@ -151,7 +152,7 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         check_layout(scale_layout, shape, on, format, _CALLER)
         result_specs.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
     results = [
-        _quantized(parts, format, src, on, scale_layout)
+        _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
         for parts, (_, on, _) in zip(engine.quantize(array, format, result_specs, random), result_specs, strict=True)
     ]
     return tuple(results) if transpose == "both" else results[0]
@@ -168,12 +169,14 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
     return q.dequantize(to)
 
 
-def _quantized(parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any) -> Quantized:
+def _quantized(
+    parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
+) -> Quantized:
     data = parts.data
     if format.element.packed and not isinstance(data, PackedArray):
         data = PackedArray.pack(data)
     scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
-    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout)
+    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library)
 
 
 def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:

@@ -47,6 +47,8 @@ class Quantized:
     #: The axis along which blocks run, or whose indices have one scale each. Not negative (0 for shape ()).
     axis: int = -1
     scale_layout: ScaleLayout = "linear"
+    #: The library whose array was quantized, and whose arrays `dequantize` gives; None: NumPy or CuPy.
+    library: str | None = None
 
     def __post_init__(self) -> None:
         caller = "Quantized"
@@ -140,14 +142,15 @@ class Quantized:
         """The numbers that it represents: `gpucast.dequantize`."""
         dst = source_dtype(to, "dequantize: to=")
         parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
-        return engine.dequantize(parts, self.format, dst, self.axis)
+        numbers = engine.dequantize(parts, self.format, dst, self.axis)
+        return numbers if self.library is None else adapters.of_library(self.library).from_array(numbers)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if device_index(self.data) is not None:
             raise TypeError("Quantized: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("Quantized: dequantizing copies; numpy.asarray(q, copy=False) is not possible")
-        numbers: np.ndarray[Any, Any] = self.dequantize(_FLOAT if dtype is None else dtype)
+        numbers: np.ndarray[Any, Any] = replace(self, library=None).dequantize(_FLOAT if dtype is None else dtype)
         return numbers
 
     def save(self, path: str) -> None:

@@ -259,7 +259,7 @@ def test_bad_text_leaves_out_as_it_was() -> None:
         (X.astype(np.longdouble), {"to": "FLOAT"}, TypeError, r"^cast: x\.dtype=.*is not a dtype"),
         (np.zeros(2, "V1"), {"to": "FLOAT"}, TypeError, r"^cast: x\.dtype=.*is not a dtype"),
         (object(), {"to": "FLOAT"}, TypeError, "x is of type object; expected an array"),
-        ([1, None], {"to": "FLOAT"}, TypeError, "element 0 is 1 of type int; expected str"),
+        ([1, None], {"to": "FLOAT"}, TypeError, "cast: element 1 of x is None; expected a number"),
         (X, {"to": "FLOAT6E2M3", "opset": 25}, TypeError, "to=FLOAT6E2M3 entered at opset 28"),
         (X, {"to": "FLOAT", "opset": 29}, ValueError, "opset=29 is not supported; expected 1 to 28"),
         (X, {"to": "FLOAT", "opset": None}, TypeError, "opset=None must be an integer"),

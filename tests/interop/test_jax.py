@@ -213,3 +213,13 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
             gpucast.cast(jnp.zeros(3, jnp.int4), "FLOAT")
     finally:
         launch.use(before)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int8_32", "nvfp4", "float8e4m3fn_tensor"])
+def test_quantized_arrays_come_back_as_jax_arrays(name: str) -> None:
+    x = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
+    q, wanted = gpucast.quantize(jnp.asarray(x), name), gpucast.quantize(x, name)
+    for to in ("FLOAT", "BFLOAT16"):
+        assert_same(array(q.dequantize(to), dtype(to)), wanted.dequantize(to))
+        assert_same(array(gpucast.dequantize(q, to), dtype(to)), wanted.dequantize(to))
+    assert type(np.asarray(q)) is np.ndarray and type(wanted.dequantize()) is np.ndarray

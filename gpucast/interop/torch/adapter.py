@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from gpucast.arrays.adapters import ArrayAdapter, CastFunction
-from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.options import Options, destination
 from gpucast.core.random import resolve_random
@@ -76,7 +77,17 @@ class TorchAdapter(ArrayAdapter):
     def from_packed(self, x: PackedArray) -> torch.Tensor:
         return tensors.from_packed(x)
 
-    def is_transforming(self) -> bool:
+    def from_array(self, x: Any) -> Any:
+        return tensors.from_array(x)
+
+    def cast_packed(self, cast: CastFunction, x: PackedArray, to: Any, options: Options) -> Any:
+        device = device_index(x)
+        on = contextlib.nullcontext() if device is None else tensors.using_stream(device, options.caller)
+        with on:
+            y = cast(x, to, options)
+            return y if y is x or options.out is not None else tensors.from_array(y)
+
+    def is_transforming(self, x: torch.Tensor) -> bool:
         return tensors.transformed()
 
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:

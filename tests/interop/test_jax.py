@@ -111,10 +111,11 @@ def test_sixty_four_bits_need_jaxs_consent() -> None:
     assert gpucast.cast(x, "DOUBLE", out=out) is out and out.tolist() == [1, 1, 1]
 
 
-def test_within_jit() -> None:
+def test_what_needs_values_is_refused_within_jit() -> None:
     x = jnp.asarray([0.5, 1e9, -3], jnp.float32)
-    with pytest.raises(TypeError, match=r"x is being traced by JAX and has no values; .*jax\.pure_callback"):
-        jax.jit(lambda x: gpucast.cast(x, "FLOAT16"))(x)
+    for call in (lambda x: gpucast.cast_report(x, "FLOAT16"), lambda x: gpucast.quantize(x, "mxfp4")):
+        with pytest.raises(TypeError, match=r"x is being traced by JAX and has no values; .*jax\.pure_callback"):
+            jax.jit(call)(x)
 
     def through_callback(x: Any) -> Any:
         kind = jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn)

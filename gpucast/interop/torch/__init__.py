@@ -5,8 +5,8 @@
 stream and in torch's memory, without further copies. Types of one byte or more have torch's own dtype. FLOAT4E2M1 is
 ``torch.float4_e2m1fn_x2``: pairs along the last axis, whose length must be even. The other types below one byte give a
 `PackedArray` over a tensor's memory (torch has no packed integers, cannot even print its ``int4``, and has no float6);
-`PackedArray.to_torch` returns the tensor of bytes, and a cast of it is a tensor again. As input ``torch.int4``, ``uint4``, ``int2`` and ``uint2`` have one
-element per byte. STRING is a NumPy array of str.
+`PackedArray.to_torch` returns the tensor of bytes, and a cast of it is a tensor again. As input ``torch.int4``,
+``uint4``, ``int2`` and ``uint2`` have one element per byte. STRING is a NumPy array of str.
 
 Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults
 of `gpucast.cast`, that is, rounding and clamping count as the identity. torch passes dy in the type of y. Casts to and

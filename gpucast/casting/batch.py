@@ -13,6 +13,7 @@ from gpucast import gpu
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import ArrayAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
+from gpucast.arrays.leaves import floating, paths
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items, batch_plans, dispatch
@@ -36,6 +37,7 @@ def cast_many(
     scale: Any = None,
     finite: Any = None,
     out: Any = None,
+    floating_only: bool = False,
 ) -> Any:
     """Cast all arrays of a tree to the type `to`, those of each device in one launch.
 
@@ -60,6 +62,9 @@ def cast_many(
     out
         A tree of the same structure (dicts in any order): its arrays are written, each as the `out` of a
         `gpucast.cast`, and it is returned. They are disjoint from each other and from all other sources.
+    floating_only
+        True, for the state dicts of models: only arrays of types with an exponent are cast. Other arrays, numbers and
+        texts are returned as they are, and left as they are in an `out`; what is neither is a TypeError.
 
     Returns
     -------
@@ -79,7 +84,9 @@ def cast_many(
     options = Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, caller="cast_many"
     )  # fmt: skip
-    return untraced(_cast_tree, arrays, to, options, finite, out)
+    if not isinstance(floating_only, (bool, np.bool_)):
+        raise TypeError(f"cast_many: floating_only={floating_only!r} must be True or False")
+    return untraced(_cast_tree, arrays, to, options, finite, out, floating_only)
 
 
 def cast_arrays(
@@ -90,12 +97,21 @@ def cast_arrays(
     return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
 
 
-def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any) -> Any:
+def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:
     caller = options.caller
     leaves, structure = tree.flatten(arrays, f"{caller}: arrays")
     outs = None if out is None else tree.leaves_like(structure, out, f"{caller}: out")
-    names = Names("arrays", lambda: tree.paths(structure))
-    results = _cast_arrays(leaves, outs, names, dtype(to, caller=f"{caller}: to="), options, finite)
+    dst = dtype(to, caller=f"{caller}: to=")
+    if not floating_only:
+        names = Names("arrays", lambda: tree.paths(structure))
+        results = _cast_arrays(leaves, outs, names, dst, options, finite)
+    else:
+        results = list(leaves)
+        indices = floating(leaves, lambda: tree.paths(structure), f"{caller}: arrays")
+        names = Names("arrays", lambda: paths(structure, indices))
+        given, targets = [leaves[i] for i in indices], None if outs is None else [outs[i] for i in indices]
+        for i, result in zip(indices, _cast_arrays(given, targets, names, dst, options, finite), strict=True):
+            results[i] = result
     return tree.unflatten(structure, results) if out is None else out
 
 

@@ -222,6 +222,10 @@ class DynamicLossScale(LossScale):
         self._state: Any = np.zeros(3, np.uint32)
         self._write(np.float32(scale), steps)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickles of earlier versions have no backoff.
+        self.__dict__.update({"backoff": state["factor"]} | state)
+
     @property
     def loss_scale(self) -> Any:
         return cast(_floats(self._state)[0], _FLOAT)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -26,8 +27,8 @@ class State:
 UNKNOWN: dict[str, Callable[[], Any]] = {
     "generator": lambda: (x for x in [X]),
     "map": lambda: map(np.abs, [X]),
-    "dict_values": lambda: {"w": X}.values(),
-    "dict_items": lambda: {"w": X}.items(),
+    "dict_values": {"w": X}.values,
+    "dict_items": {"w": X}.items,
     "set": lambda: {1.0, 2.0},
     "State": lambda: State(X),
     "SimpleNamespace": lambda: SimpleNamespace(w=X, state_dict=dict),
@@ -120,6 +121,9 @@ def test_growth_and_backoff_apart() -> None:
     # A state from before there was a backoff, and an object that had one of its own.
     other.load_state_dict(DynamicLossScale(16.0, factor=4.0).state_dict())
     assert float(other.adjust(False).loss_scale) == 4.0 and "backoff" not in other.state_dict()
+    older = DynamicLossScale(16.0, factor=4.0)
+    del older.backoff
+    assert float(pickle.loads(pickle.dumps(older)).adjust(False).loss_scale) == 4.0
     for wrong, error in ((1.0, ValueError), (0.5, ValueError), ("2", TypeError)):
         with pytest.raises(error, match="DynamicLossScale: backoff="):
             DynamicLossScale(backoff=wrong)  # type: ignore[arg-type]

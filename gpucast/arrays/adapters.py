@@ -86,9 +86,11 @@ class ArrayAdapter:
         """An array of ours as one of the library, where it has such arrays. Default: as it is."""
         return x
 
-    def cast_packed(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        """The cast of a PackedArray that is a result of the library's. Default: `cast`, then `from_array`."""
-        return self.from_array(cast(x, to, options))
+    def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        """The cast of an array of ours that stands for one of the library. Default: `cast`, `finish`, `from_array`."""
+        y = cast(x, to, options)
+        self.finish(x, y)
+        return y if y is x or options.out is not None else self.from_array(y)
 
     def export(self, x: Any) -> Any:
         """An object over the memory of an array of ours that speaks the protocol; BufferError where it cannot."""

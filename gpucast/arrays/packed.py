@@ -390,7 +390,7 @@ class _LibraryPackedAdapter(ArrayAdapter):
 
     def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
         plain = x.plain()
-        y = adapters.of_library(x.library).cast_packed(cast, plain, to, options)
+        y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
         return x if y is plain else y
 
 

@@ -75,6 +75,12 @@ def _shareable(dst: DType) -> bool:
     return dst.family != "string" and not dst.packed
 
 
+def _check_width(dst: DType, caller: str) -> None:
+    """TypeError for a type of 64 bits that JAX would narrow."""
+    if dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
+        raise TypeError(f"{caller}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+
+
 def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
     nbytes = math.prod(shape) * dst.code_numpy.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
@@ -105,8 +111,8 @@ class JaxAdapter(ArrayAdapter):
         traced = isinstance(x, jax.core.Tracer)
         array = x if traced else take(x, caller)
         dst = destination(to, caller)
-        if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
-            raise TypeError(f"{caller}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+        if out is None:
+            _check_width(dst, caller)
         if traced or isinstance(options.scale, jax.core.Tracer):
             return jax_traced.cast(x, dst, options)
         inside = options
@@ -122,7 +128,11 @@ class JaxAdapter(ArrayAdapter):
     def is_transforming(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
+    def finish(self, *arrays: Any) -> None:
+        dlpack.settle(*arrays)
+
     def from_array(self, x: Any) -> Any:
+        _check_width(dtype(x.dtype), "cast")
         return _to_jax(x, None)
 
 

@@ -27,6 +27,7 @@ from host_driver import HostDriver, both_shapes, download
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from gpucast.interop import torch as gpucast_torch  # noqa: E402
 from gpucast.interop.torch import tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -896,3 +897,56 @@ def test_a_module_is_named_as_a_model() -> None:
             call(module, "int8" if call is gpucast.cast else "int8_32")
     with pytest.raises(TypeError, match="cast_many: arrays: x is of type BatchNorm1d, a model"):
         gpucast.cast_many(module, "FLOAT16")
+
+
+# ---- layers ----
+
+
+@pytest.mark.parametrize("coefficient", [1, 0.375, -2.0])
+def test_layers_take_tensors(coefficient: float) -> None:
+    x, dy = values(dtype("FLOAT16"), (2, 3)), values(dtype("FLOAT"), (2, 3), seed=1)
+    layer = gpucast.layers.Cast("FLOAT", lda_coeff=coefficient)
+    layer.forward(x)
+    wanted = layer.backward(dy)
+    assert isinstance(layer.forward(tensor(x)), torch.Tensor)
+    dx = layer.backward(tensor(dy))
+    assert_same(array(dx, dtype("FLOAT16")), wanted)
+    # A gradient below one byte.
+    packed = gpucast.cast(torch.arange(6).reshape(2, 3), "INT4")
+    assert (
+        array(layer.backward(packed), dtype("FLOAT16")).tolist()
+        == (np.arange(6.0).reshape(2, 3) * coefficient).tolist()
+    )
+
+
+def test_modules_have_the_gradient_of_the_layers() -> None:
+    x, dy = values(dtype("FLOAT"), (3, 4)), values(dtype("FLOAT8E4M3FN"), (3, 4), seed=1)
+    for keywords in ({}, {"lda_coeff": -0.375}, {"saturate": False, "opset": 19, "lda_coeff": 2.0}):
+        layer = gpucast.layers.Cast("FLOAT8E4M3FN", **keywords)
+        wanted = layer.forward(x)
+        of_x = layer.backward(dy)
+        like = tensor(dy)
+        for module, more in (
+            (gpucast_torch.Cast("FLOAT8E4M3FN", **keywords), ()),
+            (gpucast_torch.CastLike(**keywords), (like,)),
+        ):
+            assert isinstance(module, torch.nn.Module)
+            leaf = tensor(x).requires_grad_()
+            y = torch.nn.Sequential(module)(leaf) if not more else module(leaf, *more)
+            assert_same(array(y.detach(), dtype("FLOAT8E4M3FN")), wanted)
+            (dx,) = torch.autograd.grad(y, leaf, tensor(dy))
+            assert_same(array(dx, dtype("FLOAT")), of_x)
+            assert not module(tensor(x), *more).requires_grad
+    assert repr(gpucast_torch.Cast("FLOAT8E4M3FN", lda_coeff=0.5)) == "Cast('FLOAT8E4M3FN', lda_coeff=0.5)"
+    assert repr(gpucast_torch.CastLike(opset=19)) == "CastLike(opset=19)"
+
+
+def test_modules_of_casts_without_a_gradient() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    for to in ("INT8", "BOOL", "INT4"):
+        y = gpucast_torch.Cast(to)(leaf)
+        assert isinstance(y, PackedArray) or not y.requires_grad
+    assert gpucast_torch.Cast("FLOAT")(torch.arange(3)).tolist() == [0, 1, 2]
+    for keywords in ({"saturate": "yes"}, {"to": "float7"}):
+        with pytest.raises(TypeError, match="^layers.Cast: "):
+            gpucast_torch.Cast(**({"to": "FLOAT"} | keywords))

@@ -15,6 +15,8 @@ mode support casts to types of one byte or more; in a ``vmap`` each part of the 
 it were cast alone. With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the scale.
 `scale` and `amax`, which may be tensors on x's device, get no gradient.
 
+`Cast` and `CastLike` are `gpucast.layers` as modules (``torch.nn.Module``), with `lda_coeff`, the gradient's factor.
+
 ``torch.compile`` keeps a cast as one node of the graph. It cannot do so where the result is a `PackedArray`: call
 ``torch.ops.gpucast.cast``, which returns its bytes as a flat uint8 tensor. With `amax` the node returns a new value,
 which is then copied into `amax`. Inductor fuses nothing into that node. Within a chain of element-wise operations
@@ -34,6 +36,7 @@ if not hasattr(torch.library, "register_vmap"):
     raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
 
 from gpucast.interop.torch.adapter import ADAPTER
+from gpucast.interop.torch.layers import Cast, CastLike
 from gpucast.interop.torch.tensors import check_into, check_scale, from_packed, stream, take
 
-__all__ = ["ADAPTER", "check_into", "check_scale", "from_packed", "stream", "take"]
+__all__ = ["ADAPTER", "Cast", "CastLike", "check_into", "check_scale", "from_packed", "stream", "take"]

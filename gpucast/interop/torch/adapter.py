@@ -80,12 +80,10 @@ class TorchAdapter(ArrayAdapter):
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
 
-    def cast_packed(self, cast: CastFunction, x: PackedArray, to: Any, options: Options) -> Any:
+    def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         device = device_index(x)
-        on = contextlib.nullcontext() if device is None else tensors.using_stream(device, options.caller)
-        with on:
-            y = cast(x, to, options)
-            return y if y is x or options.out is not None else tensors.from_array(y)
+        with contextlib.nullcontext() if device is None else tensors.using_stream(device, options.caller):
+            return super().cast_array(cast, x, to, options)
 
     def is_transforming(self, x: torch.Tensor) -> bool:
         return tensors.transformed()

@@ -75,6 +75,9 @@ def cast(
 ) -> Any:
     """Cast an array of any shape to the type `to`: the ONNX Cast operator, bit for bit the same everywhere.
 
+    Integers wrap: 300 to INT8 is 44, whatever `saturate` says, for that is about float8 and FLOAT8E8M0 alone.
+    ``overflow="saturate"`` clamps (127), and ``rounding="nearest_even"`` rounds where a cast truncates.
+
     Parameters
     ----------
     x
@@ -86,7 +89,8 @@ def cast(
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
     saturate
-        ONNX `saturate`: float8 and FLOAT8E8M0 destinations clamp (True) or give infinity or NaN (False).
+        ONNX `saturate`: float8 and FLOAT8E8M0 destinations clamp (True) or give infinity or NaN (False). It has no
+        part in any other destination.
     round_mode
         ONNX `round_mode`, for FLOAT8E8M0 only: "up", "down" or "nearest".
     opset
@@ -97,7 +101,8 @@ def cast(
         the number; this needs a `seed`.
     overflow
         To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
-        DOUBLE: None (infinity) or "saturate" (the largest finite value).
+        DOUBLE: None (infinity) or "saturate" (the largest finite value, of infinities too; but a type is never
+        saturated to itself: DOUBLE to DOUBLE keeps them).
     seed, offset
         For "stochastic", each from 0 to 2^64 - 1. Element i in row-major order takes 32 random bits: word
         ``(offset + i) % 4`` of block ``(offset + i) // 4`` of Philox4x32-10 with the key `seed`. Equal seeds give equal
@@ -106,11 +111,13 @@ def cast(
         Every value is multiplied with it before it is rounded: a finite number that is not negative, or an array of one
         FLOAT or DOUBLE, of NumPy or of x's library on x's device (read when the cast runs, not checked). Values become
         DOUBLE as a cast has them, the product is rounded to DOUBLE and then as any DOUBLE is, so that of two FLOATs
-        once in all. NaN keeps its sign; infinity times 0 is the positive NaN.
+        once in all. NaN keeps its sign; infinity times 0 is the positive NaN. A product beyond DOUBLE is infinite, and
+        to DOUBLE stays so with ``overflow="saturate"``, too: it is a DOUBLE already.
     amax
         An array of one FLOAT, of NumPy for a host array, else of x's library on x's device. It becomes the largest
         magnitude of x's values, before `scale`, rounded to FLOAT, if that is larger than what is there; NaN counts as
-        the largest. So start with 0.
+        the largest, and infinities count: with one in x, or a number beyond FLOAT, it is infinity, of which no finite
+        scale can be made. So start with 0, and look at it before you divide by it.
     device
         None: where x is; "cpu", "cuda", "cuda:N", or such a ``torch.device``: there.
     out

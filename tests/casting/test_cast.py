@@ -351,3 +351,19 @@ def test_a_large_packed_array_is_cast_in_chunks() -> None:
     for to in ("FLOAT", "FLOAT4E2M1", "INT2", "STRING"):
         result = gpucast.cast(packed, to)
         assert_same(result.get() if isinstance(result, PackedArray) else result, gpucast.reference.cast(unpacked, to))
+
+
+def test_semantics_that_surprise_are_what_the_docstring_says() -> None:
+    doc = gpucast.cast.__doc__ or ""
+    assert "Integers wrap: 300 to INT8 is 44, whatever `saturate` says" in doc.split("Parameters")[0]
+    for saturate in (True, False):
+        assert gpucast.cast(300, "INT8", saturate=saturate) == 44
+    assert gpucast.cast(300, "INT8", overflow="saturate") == 127
+    # A product beyond DOUBLE is infinite before anything could saturate it; to a narrower type it is clamped.
+    for to, wanted in (("DOUBLE", np.inf), ("FLOAT", float(np.finfo(np.float32).max))):
+        assert float(gpucast.cast([1e308], to, scale=10, overflow="saturate")[0]) == wanted
+    assert float(gpucast.cast([np.inf], "DOUBLE", overflow="saturate")[0]) == np.inf
+    for x in ([1.0, -np.inf], [1e300]):
+        amax = np.zeros(1, np.float32)
+        gpucast.cast(np.array(x), "FLOAT8E4M3FN", amax=amax)
+        assert amax[0] == np.inf

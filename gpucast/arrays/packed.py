@@ -69,9 +69,9 @@ def _numbers(x: Any, array: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
 
     TypeError, which names the first element that is none, for other objects.
     """
-    flat = array.reshape(-1).tolist()
-    if not flat or isinstance(flat[0], (str, bytes)):
+    if array.size == 0 or isinstance(array.item(0), (str, bytes)):
         return array
+    flat = array.reshape(-1).tolist()
     for i, element in enumerate(flat):
         if not isinstance(element, (bool, int, float, complex, np.generic)):
             if array.ndim == 0:

@@ -59,6 +59,8 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
     """After an error: what little is unfinished goes, if nobody else works on it."""
     if staging.is_whole:
         outcome.left = f"{staging.folder}: was not removed"
+        if staging.discard_alone():
+            outcome.left = ""
     elif staging.is_own():
         is_little = options.share is None and not staging.is_worth_keeping()
         if not (is_little and staging.discard_alone()):

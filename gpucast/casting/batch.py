@@ -11,7 +11,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.arrays import adapters, tree
-from gpucast.arrays.adapters import ArrayAdapter, untraced
+from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.leaves import floating, paths
 from gpucast.arrays.operand import Operand, operand
@@ -19,8 +19,8 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items, batch_plans, dispatch
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import DEFAULT_OPSET, OverflowKeyword, Rounding, RoundMode
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
 
 
 def cast_many(
@@ -197,9 +197,9 @@ def _run(items: Sequence[BatchItem]) -> None:
 
 def _attach(items: Sequence[BatchItem], scale: Any) -> None:
     """Let libraries differentiate through the cast."""
-    by_adapter: dict[ArrayAdapter, list[BatchItem]] = {}
+    by_adapter: dict[BatchAdapter, list[BatchItem]] = {}
     for item in items:
-        if item.adapter is not None:
+        if isinstance(item.adapter, BatchAdapter):
             by_adapter.setdefault(item.adapter, []).append(item)
     for adapter, own in by_adapter.items():
         results = adapter.attach([item.given for item in own], [item.result for item in own], scale)
@@ -208,7 +208,7 @@ def _attach(items: Sequence[BatchItem], scale: Any) -> None:
 
 
 def _allocate(item: BatchItem) -> None:
-    if item.adapter is not None:
+    if isinstance(item.adapter, BatchAdapter):
         item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
         item.target = operand(target, item.rule.dst)
     elif item.source.device is not None:
@@ -266,7 +266,8 @@ def _cast_on_devices(items: Sequence[BatchItem]) -> None:
         key = (device, item.adapter)
         if key not in streams:
             with driver.on(device):
-                streams[key] = driver.stream() if item.adapter is None else item.adapter.stream(device)
+                adapter = item.adapter
+                streams[key] = adapter.stream(device) if isinstance(adapter, BatchAdapter) else driver.stream()
         groups.setdefault((device, streams[key]), []).append(item)
     ready = []
     for (device, stream), group in groups.items():

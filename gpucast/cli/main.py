@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.core import interruption
 from gpucast.core.version import __version__
 
 
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names of tensors and files may hold characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        interruption.imported()
         with _terminable():
             code: int = args.run(args)
             sys.stdout.flush()

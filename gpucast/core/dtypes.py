@@ -20,8 +20,6 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from gpucast.core import names
-
 Family = Literal["bool", "int", "float", "e8m0", "string"]
 Specials = Literal["none", "ieee", "fn", "fnuz", "nan_ff"]
 
@@ -247,6 +245,38 @@ DTYPES: tuple[DType, ...] = _table("""
 # One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
 _NUMPY_CODE = re.compile(r"[<>=|]?[A-Za-z?][0-9]{0,2}")
 
+#: Short forms, taken in any case.
+_SHORT_FORMS = {
+    "half": "FLOAT16",
+    "fp16": "FLOAT16",
+    "fp32": "FLOAT",
+    "fp64": "DOUBLE",
+    "short": "INT16",
+    "str": "STRING",
+}
+#: Names that are taken with the library's prefix alone: without it they are NumPy's too, for other types.
+_WITH_PREFIX = {"torch.int": "INT32", "torch.long": "INT64"}
+
+#: Texts that two worlds read differently, whatever the platform's NumPy knows of them: sizes in bytes to NumPy and in
+#: bits to everybody else; text of so many characters to NumPy and unsigned integers to safetensors.
+_TWO_FACED = re.compile(r"[iu][1248]|f(2|4|8|16)|U[0-9]+")
+
+_FAMILY_NAME = re.compile(r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?")
+
+
+def _columns_of(name: str) -> dict[str, int] | None:
+    """The bits that a text for several types gives: "fp8" {"bits": 8}, "e4m3" those of exponent and mantissa.
+
+    None for a text that gives none.
+    """
+    found = _FAMILY_NAME.fullmatch(name.lower())
+    if found is None:
+        return None
+    columns = ("bits", "exponent_bits", "mantissa_bits")
+    given = {column: int(text) for column, text in zip(columns, found.groups(), strict=True) if text is not None}
+    return given or None
+
+
 #: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
 #: Filled where libraries are registered.
 FOREIGN: set[tuple[str, str]] = set()
@@ -289,8 +319,8 @@ class Lookup:
             yield self._names, row.numpy_name
             yield self._numpy, row.numpy_name
         codes = [] if row.safetensors is None else [row.safetensors.lower(), row.safetensors]
-        yield from ((self._names, code) for code in codes if not names.TWO_FACED.fullmatch(code))
-        for short, name in (names.SHORT_FORMS | names.WITH_PREFIX).items():
+        yield from ((self._names, code) for code in codes if not _TWO_FACED.fullmatch(code))
+        for short, name in (_SHORT_FORMS | _WITH_PREFIX).items():
             if name == row.name:
                 yield self._names, short
 
@@ -353,7 +383,7 @@ class Lookup:
 
     def _from_name(self, name: str) -> DType:
         row = self._names.get(name)
-        if row is None and not names.TWO_FACED.fullmatch(name):
+        if row is None and not _TWO_FACED.fullmatch(name):
             row = self._names.get(name.lower())
         if row is not None:
             return row
@@ -364,7 +394,7 @@ class Lookup:
                 return self._from_name(name[len(prefix) :].removesuffix("_x2"))
         if name.lower() in ("int", "uint", "long", "ulong"):
             raise _ambiguous(name, f"NumPy's {np.dtype(name.lower()).name}", "as a type of another length elsewhere")
-        if names.TWO_FACED.fullmatch(name) or names.TWO_FACED.fullmatch(name.lower()):
+        if _TWO_FACED.fullmatch(name) or _TWO_FACED.fullmatch(name.lower()):
             raise _two_faced(name)
         if _NUMPY_CODE.fullmatch(name):
             with contextlib.suppress(TypeError):
@@ -376,7 +406,7 @@ class Lookup:
 
     def _family(self, name: str) -> _Refused | None:
         """The refusal of a text for several types, with these; None for any other text."""
-        given = names.family(name)
+        given = _columns_of(name)
         if given is None:
             return None
         rows = dict.fromkeys(row for row in self._names.values() if row.is_float)
@@ -456,10 +486,6 @@ dtype = Lookup(DTYPES)
 def _row(name: str) -> DType:
     """What a pickled row comes back as: the one object of that name."""
     return dtype(name)
-
-
-# Pickles name it by its public path, as those of earlier versions do.
-_row.__module__ = "gpucast.dtypes"
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of `gpucast.cast` or `cast_like` asks for, apart from the array and the type."""
+"""What one call of `gpucast.cast` or `cast_like` asks for, apart from the array and the type; the operators' versions.
+
+Source: the Cast and CastLike schemas of ONNX opsets 1 to 28.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypedDict
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, OverflowKeyword, Rounding, RoundMode
 
-#: What a cast on the host makes NumPy arrays of.
-HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
+#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+DEFAULT_OPSET = 28
 
-
-class CastKeywords(TypedDict, total=False):
-    """The keywords of `gpucast.cast` that have no part in the kind of its result, for type checkers."""
-
-    saturate: bool
-    round_mode: RoundMode
-    rounding: Rounding | None
-    overflow: OverflowKeyword | None
-    seed: int | None
-    offset: int
-    scale: Any
-    amax: Any
-    copy: bool
+#: The opsets in which a new version of each operator appeared.
+CAST_VERSIONS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
 
 
 class Options(NamedTuple):

@@ -30,7 +30,7 @@ def cast(x: Any, dst: DType, options: Options) -> Any:
     src = dtype(x.dtype, caller=f"{caller}: x.dtype=")
     if dst.family == "string" or dst.bits == 6:
         raise TypeError(f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays")
-    rule_of(options, src, dst, caller)
+    rule_of(src, dst, options)
     resolve_random(options.rounding, options.seed, options.offset, caller)
     scale = options.scale
     if isinstance(scale, jax.core.Tracer):

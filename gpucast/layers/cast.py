@@ -20,12 +20,12 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like
-from gpucast.casting.fused import fused_rule
+from gpucast.casting.fused import rule_of
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, RoundMode, newest_version, resolve
+from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options
+from gpucast.core.rule import RoundMode, newest_version, resolve
 
 __all__ = ["Cast", "CastLike"]
 
@@ -35,8 +35,6 @@ class _Layer:
 
     #: The versions of the operator.
     _VERSIONS: ClassVar[tuple[int, ...]]
-    #: As for `gpucast.cast`; None: the newest rules. (Here, because pickles of earlier versions have none.)
-    opset: int | None = None
 
     def __init__(
         self,
@@ -52,17 +50,13 @@ class _Layer:
             raise TypeError(f"{self._caller}: name={name!r} must be a string")
         if not isinstance(training, (bool, np.bool_)):
             raise TypeError(f"{self._caller}: training={training!r} must be True or False")
+        #: As for `gpucast.cast`; None: the newest rules.
         self.opset = opset
         # Nothing is cast here: a pair of types that every version has checks whether the attributes are legal.
-        float_ = dtype("FLOAT")
         resolve(
-            float_,
-            float_,
-            saturate=saturate,
-            round_mode=round_mode,
-            opset=self._cast_opset,
-            versions=CAST_VERSIONS,
-            caller=self._caller,
+            dtype("FLOAT"),
+            dtype("FLOAT"),
+            Options(saturate=saturate, round_mode=round_mode, opset=self._cast_opset, caller=self._caller),
         )
         self.name = name
         self.saturate = saturate
@@ -72,6 +66,10 @@ class _Layer:
         #: The factor of the gradient in the backward pass.
         self.lda_coeff = self._coefficient(lda_coeff)
         self._seen: tuple[DType, tuple[int, ...]] | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickles of earlier versions have no opset.
+        self.__dict__.update({"opset": None} | state)
 
     def __repr__(self) -> str:
         return f"{self._caller}({self.extra_repr()})"
@@ -141,20 +139,19 @@ class _Layer:
         if coefficient == 1:
             return cast(dy, to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
 
+        options = Options(
+            saturate=self.saturate,
+            round_mode=self.round_mode,
+            opset=self._cast_opset,
+            scale=coefficient,
+            caller=caller,
+        )
+
         def scaled(x: Any, to: Any, options: Options) -> Any:
             src = dtype(x.dtype)
-            rule = fused_rule(
-                src,
-                to,
-                scaled=True,
-                saturate=self.saturate,
-                round_mode=self.round_mode,
-                opset=self._cast_opset,
-                caller=caller,
-            )
+            rule = rule_of(src, to, options)
             return dispatch.cast(operand(x, src), rule, None, None, caller, FusedInputs(scale=coefficient)).array
 
-        options = Options(caller=caller)
         adapter = adapters.find(dy)
         if adapter is None:
             return scaled(as_array(dy, caller), to, options)
@@ -211,7 +208,7 @@ class Cast(_Layer):
             saturate=saturate, round_mode=round_mode, opset=opset, training=training, lda_coeff=lda_coeff, name=name
         )
         self.to = dtype(to, caller=f"{self._caller}: to=")
-        resolve(dtype("FLOAT"), self.to, opset=self._cast_opset, caller=self._caller)
+        resolve(dtype("FLOAT"), self.to, Options(opset=self._cast_opset, caller=self._caller))
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, [repr(self.to.name), super().extra_repr()]))

@@ -47,14 +47,7 @@ def cast_report(
     rule = resolve(
         dtype(x.dtype, caller="cast_report: x.dtype="),
         dtype(to, caller="cast_report: to="),
-        Options(
-            saturate=saturate,
-            round_mode=round_mode,
-            opset=opset,
-            rounding=rounding,
-            overflow=overflow,
-            caller="cast_report",
-        ),
+        Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report"),
     )
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")

@@ -51,14 +51,7 @@ def device_function(
     rule = resolve(
         dtype(src, caller="device_function: src="),
         dtype(dst, caller="device_function: dst="),
-        Options(
-            saturate=saturate,
-            round_mode=round_mode,
-            opset=opset,
-            rounding=rounding,
-            overflow=overflow,
-            caller="device_function",
-        ),
+        Options(saturate, round_mode, opset, rounding, overflow, caller="device_function"),
     )
     if "string" in (rule.src.family, rule.dst.family):
         raise ValueError(

@@ -54,7 +54,7 @@ def cast(
     rule = resolve(
         dtype(array.dtype),
         dtype(to, caller="cast: to="),
-        Options(saturate=saturate, round_mode=round_mode, opset=opset, rounding=rounding, overflow=overflow),
+        Options(saturate, round_mode, opset, rounding, overflow),
     )
     random = resolve_random(rounding, seed, offset)
     return apply(array, rule, None if random is None else random_words(random, array.size))

@@ -73,7 +73,7 @@ def _numbers(x: Any, array: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
         return array
     flat = array.reshape(-1).tolist()
     for i, element in enumerate(flat):
-        if not isinstance(element, (bool, int, float, complex, np.generic)):
+        if not isinstance(element, (bool, int, float, complex, np.generic)) or isinstance(element, (str, bytes)):
             if array.ndim == 0:
                 raise TypeError(f"{caller}: x is {_described(element)}")
             found = repr(element) if element is None else f"of type {type(element).__name__}"
@@ -214,7 +214,7 @@ class PackedArray:
         if np.dtype(dtype).kind in "OSTUc":
             # Types that are no numbers of Cast: NumPy's own conversion.
             return self._values().astype(dtype)
-        return np.asarray(self.astype(dtype))
+        return np.asarray(_CAST[0](self.plain(), dtype))
 
     def astype(self, dtype: Any) -> Any:
         """``gpucast.cast(self, dtype)``: anything that `gpucast.dtype` takes."""
@@ -244,8 +244,9 @@ class PackedArray:
     @staticmethod
     def _comparable(x: Any) -> Any:
         """A PackedArray, or an array of a type that NumPy lacks, as DOUBLE, which has all its values."""
-        foreign = isinstance(x, PackedArray) or getattr(getattr(x, "dtype", None), "isbuiltin", 1) == 2
-        return _CAST[0](x, "DOUBLE") if foreign else x
+        if isinstance(x, PackedArray):
+            return _CAST[0](x.plain(), "DOUBLE")
+        return _CAST[0](x, "DOUBLE") if getattr(getattr(x, "dtype", None), "isbuiltin", 1) == 2 else x
 
     def to_torch(self) -> Any:
         """A tensor over the same memory (a copy of a read-only array), where the data is.
@@ -321,6 +322,10 @@ class PackedArray:
     def copy(self) -> PackedArray:
         return self._of(self.data.copy(), self.shape)
 
+    def plain(self) -> PackedArray:
+        """The same over the same data, as one whose casts are arrays of NumPy or CuPy, whatever it was made of."""
+        return self
+
     def _packed(self, codes: Any) -> PackedArray:
         packed = PackedArray.pack(codes, self.dtype)
         return self._of(packed.data, packed.shape)
@@ -374,7 +379,6 @@ class LibraryPackedArray(PackedArray):
         self.library = library
 
     def plain(self) -> PackedArray:
-        """The same of no library."""
         return PackedArray(self.data, self.dtype, self.shape)
 
     def _of(self, data: Any, shape: tuple[int, ...]) -> PackedArray:

@@ -50,6 +50,7 @@ def test_objects_of_ml_dtypes_are_numbers() -> None:
         ([[1.0, 2.0], [None, 3.0]], "cast: element 2 of x is None; expected a number"),
         (np.array([None, 1.0], object), "cast: element 0 of x is None; expected a number"),
         (np.array([1, "2"], object), "cast: element 1 of x is of type str; expected a number"),
+        (np.array([1, np.str_("2")], object), "cast: element 1 of x is of type str_; expected a number"),
         (np.array([1, [2]], object), "cast: element 1 of x is of type list; expected a number"),
         (["1", None], "element 1 is None"),
         (None, "cast: x is None; expected an array, a number or a text"),

@@ -844,6 +844,10 @@ def test_parts_and_copies_of_packed_tensors_come_back_as_tensors_too() -> None:
         y = gpucast.cast(part, "FLOAT")
         assert isinstance(y, torch.Tensor) and y.tolist() == part.tolist()
     assert isinstance(packed.astype(torch.float32), torch.Tensor)
+    # For NumPy they are what any PackedArray is.
+    for kind in (np.float32, ml_dtypes.bfloat16, object):
+        assert type(np.asarray(packed, dtype=kind)) is np.ndarray
+    assert (packed == packed.tolist()).all() and (packed == np.arange(-4, 4)).all() and (packed == packed).all()
     (many,) = gpucast.cast_many([packed], "BFLOAT16")
     assert many.dtype is torch.bfloat16 and many.tolist() == packed.tolist()
     assert gpucast.cast(packed, "INT4", copy=False) is packed

@@ -24,6 +24,7 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
+from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
@@ -293,7 +294,7 @@ def _native_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request
             continue
         if len(plan.names) > 1:
             work += 2 * tensor.nbytes
-        elif host_native_cast.is_known(resolve(tensor.dtype, plan.dtype, **request.attributes)):
+        elif host_native_cast.is_known(resolve(tensor.dtype, plan.dtype, CastOptions(**request.attributes))):
             work += tensor.nbytes
     return work
 

@@ -30,8 +30,7 @@ from gpucast import cast
 from gpucast.benchmark.machine import processor
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Parts
-from gpucast.quantization import FORMATS, Format
-from gpucast.quantization import host
+from gpucast.quantization import FORMATS, Format, host
 
 Array = npt.NDArray[Any]
 

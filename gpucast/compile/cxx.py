@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+
 _VARIABLE, _COMMANDS = "CXX", ("g++", "clang++", "c++")
 
 

@@ -19,10 +19,12 @@ Array = npt.NDArray[Any]
 CompiledCast = Callable[[Array, Array], Any]
 
 
+#: The compiled casts that have been found.
+READY: dict[CastRule, CompiledCast] = {}
 #: Who is asked for the compiled cast of a rule, given the bytes of sources that are about to be cast.
 FINDERS: list[Callable[[CastRule, int], CompiledCast | None]] = []
 
 
 def find(rule: CastRule, nbytes: int) -> CompiledCast | None:
     """The compiled cast of a rule, or None; `nbytes`: bytes of sources about to be cast."""
-    return next((cast for finder in FINDERS if (cast := finder(rule, nbytes)) is not None), None)
+    return READY.get(rule) or next((cast for finder in FINDERS if (cast := finder(rule, nbytes)) is not None), None)

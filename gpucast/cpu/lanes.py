@@ -34,6 +34,8 @@ from gpucast.cpu.store import Lane, store
 Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
+#: The size up to which NumPy is quicker than a call of compiled code.
+FEW = 1 << 9
 #: The size up to which an array is short: NumPy's overhead per call takes longer than the elements.
 SHORT = 1 << 11
 
@@ -52,7 +54,8 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
     """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
     if views is not None and codes.size <= SHORT:
-        _short_lanes(rule)(*views)
+        cast = compiled.READY.get(rule) if codes.size > FEW else None
+        (cast or _short_lanes(rule))(*views)
         return
     cast = compiled.find(rule, codes.nbytes)
     if cast is not None and views is not None:

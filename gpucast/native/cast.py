@@ -15,7 +15,7 @@ from gpucast.codegen.cast import kernel_name
 from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, file_unit
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC, CastRule, resolve
-from gpucast.cpu import lanes
+from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 
 Array = npt.NDArray[Any]
@@ -55,12 +55,12 @@ class NativeCast:
 
     def __init__(self, library: ctypes.CDLL, rule: CastRule) -> None:
         self._function = library[kernel_name(rule)]
-        self._function.restype = None
+        self._function.argtypes, self._function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
 
     def __call__(self, x: Array, out: Array) -> None:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size
-        self._function(_pointer(x), _pointer(out), ctypes.c_uint64(x.size))
+        self._function(x.ctypes.data, out.ctypes.data, x.size)
 
 
 class CountedCast:
@@ -112,12 +112,15 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
 
 
 def find(rule: CastRule, nbytes: int = 0) -> NativeCast | None:
-    """The cast of a rule, or None where there is none or it is not compiled; `nbytes`: bytes of sources about to be
-    cast."""
+    """The cast of a rule, which `gpucast.cpu.compiled` then has ready, or None where there is none or it is not
+    compiled; `nbytes`: bytes of sources about to be cast."""
     if not is_known(rule):
         return None
     library = host_native.library(_unit, rule.src, rule == _default(rule.src, rule.dst), nbytes=nbytes)
-    return None if library is None else _checked(NativeCast, library, rule)
+    cast = None if library is None else _checked(NativeCast, library, rule)
+    if cast is not None:
+        compiled.READY[rule] = cast
+    return cast
 
 
 def find_counted(rule: CastRule, nbytes: int = 0) -> CountedCast | None:
@@ -184,9 +187,9 @@ def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
     cast, codes = kind(library, rule), _codes(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     cast(codes, out)
-    # Short arrays are cast by NumPy alone.
-    for start in range(0, codes.size, lanes.SHORT):
-        part = slice(start, start + lanes.SHORT)
+    # So few elements are cast by NumPy alone.
+    for start in range(0, codes.size, lanes.FEW):
+        part = slice(start, start + lanes.FEW)
         lanes.apply_codes(codes[part], rule, wanted[part])
     return cast if np.array_equal(out, wanted) else None
 
@@ -195,7 +198,8 @@ def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
 def _codes(src: DType) -> Array:
     """Codes to try casts with: all of 8 bits, and of more bits some of all exponents, more of them near 1."""
     if src.bits <= 8:
-        return np.arange(256, dtype=np.uint8)
+        # More than the library casts without a table.
+        return np.arange(1 << 10, dtype=np.uint16).astype(np.uint8)
     # The golden ratio spreads multiples evenly.
     spread = np.arange(_TRIED, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     codes = spread >> np.uint64(64 - src.bits)

@@ -73,34 +73,28 @@ GPUCAST_INSTRUCTION float cvt_rz_f32(double a) {
 }
 GPUCAST_INSTRUCTION float cvt_rz_f32(int a) { return cvt_rz_f32(double(a)); }
 GPUCAST_INSTRUCTION float cvt_rz_f32(u32 a) { return cvt_rz_f32(double(a)); }
-// All but the upper 24 bits are cleared before the conversion, which is exact then.
-GPUCAST_INSTRUCTION u64 upper_bits(u64 a) {
-    return a & ~(~u64(0) >> 1 >> (__builtin_clzll(a | 1) + 23 < 63 ? __builtin_clzll(a | 1) + 23 : 63));
-}
-GPUCAST_INSTRUCTION float cvt_rz_f32(u64 a) { return float(upper_bits(a)); }
+// Beyond 2^53 the lowest 11 bits are cut off, so that a double holds the rest: a float has none of them.
+GPUCAST_INSTRUCTION float cvt_rz_f32(u64 a) { return cvt_rz_f32(double(a >> 53 != 0 ? a & ~u64(0x7ff) : a)); }
 GPUCAST_INSTRUCTION float cvt_rz_f32(i64 a) {
-    const float magnitude = float(upper_bits(a < 0 ? 0 - u64(a) : u64(a)));
+    const float magnitude = cvt_rz_f32(a < 0 ? 0 - u64(a) : u64(a));
     return a < 0 ? -magnitude : magnitude;
 }
 
 GPUCAST_INSTRUCTION float cvt_rni_f32(float a) { return __builtin_nearbyintf(a); }
 GPUCAST_INSTRUCTION double cvt_rni_f64(double a) { return __builtin_nearbyint(a); }
 // To integers conversions saturate; NaN gives 0, in 64 bits the lowest integer. A conversion in C++ of a number out of
-// range is undefined, so numbers are clamped to floats of the range first.
+// range is undefined, so numbers are clamped to the floats of the range first; `max` makes the lowest of NaN.
 GPUCAST_INSTRUCTION int cvt_rzi_s32(float a) {
-    const int d = int(max(min(a, 0x7fffff80.0p0f), -0x80000000.0p0f));
-    return a != a ? 0 : a >= 0x80000000.0p0f ? 0x7fffffff : d;
+    const int d = int(min(max(a, -0x1p31f), 0x7fffff80.0p0f));
+    return a != a ? 0 : d | (a >= 0x1p31f ? 0x7f : 0);
 }
 GPUCAST_INSTRUCTION u32 cvt_rzi_u32(float a) {
-    const u32 d = u32(max(min(a, 0xffffff00.0p0f), 0.0f));
-    return a != a ? 0 : a >= 0x1p32f ? ~u32(0) : d;
+    return u32(min(max(a, 0.0f), 0xffffff00.0p0f)) | (a >= 0x1p32f ? 0xff : 0);
 }
 GPUCAST_INSTRUCTION int cvt_rni_s32(float a) { return cvt_rzi_s32(cvt_rni_f32(a)); }
 GPUCAST_INSTRUCTION u32 cvt_rni_u32(float a) { return cvt_rzi_u32(cvt_rni_f32(a)); }
 GPUCAST_INSTRUCTION i64 cvt_rzi_s64(float a) {
-    const i64 lowest = i64(u64(1) << 63);
-    const i64 d = i64(max(min(a, 0x7fffff8000000000.0p0f), -0x1p63f));
-    return a != a ? lowest : a >= 0x1p63f ? ~lowest : d;
+    return i64(min(max(a, -0x1p63f), 0x7fffff8000000000.0p0f)) | (a >= 0x1p63f ? 0x7fffffffff : 0);
 }
 
 // A float16 in the low half. An integer becomes the subnormal number that it stands for: as a float none is subnormal.

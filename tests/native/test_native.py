@@ -30,7 +30,7 @@ from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule, resolve
-from gpucast.cpu import lanes
+from gpucast.cpu import compiled, lanes
 from gpucast.native import cast as host_native_cast
 from gpucast.native import library as host_native
 from gpucast.native.cast import CastStats, FilePosition
@@ -113,10 +113,12 @@ def _made(folder: Path, make: Callable[..., HostUnit], *arguments: Any) -> ctype
 @pytest.fixture
 def library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every unit is there when it is asked for."""
+    monkeypatch.setattr(compiled, "READY", {})
     monkeypatch.setattr(host_native, "library", lambda *unit, nbytes=0: _made(folder, *unit))
 
 
 def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "READY", {})
     monkeypatch.setattr(host_native, "library", lambda *unit, nbytes=0: None)
 
 
@@ -446,6 +448,7 @@ def test_a_library_that_computes_something_else_is_not_used(library: None, monke
     assert host_native_cast.find(rule) is not None
     # The function of another rule stands under the name of this one.
     monkeypatch.setattr(host_native_cast, "kernel_name", lambda rule: wrong)
+    compiled.READY.clear()
     host_native_cast._checked.cache_clear()
     assert host_native_cast.find(rule) is None
     host_native_cast._checked.cache_clear()

@@ -144,7 +144,7 @@ def _unit(src: DType) -> HostUnit:
 
 
 def _is_long_enough(grid: BlockGrid) -> bool:
-    return min(_SHORTEST, grid.shape[2]) <= grid.lengths[2] and grid.shape[2] < 1 << 32
+    return grid.lengths[2] >= _SHORTEST and grid.shape[2] < 1 << 32
 
 
 @lru_cache(maxsize=64)

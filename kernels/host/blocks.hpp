@@ -117,7 +117,8 @@ GPUCAST_INLINE float number(Stored<Src> code) {
 // The code of a quotient's magnitude, with the sign of `x`. No quotient is NaN.
 template <typename Element, typename Rule>
 GPUCAST_INLINE u8 quotient_code(float x, u32 magnitude) {
-    return u8(cast_code<FLOAT, Element>(magnitude | (ptx::bits(x) & 0x80000000), Rule()));
+    const u32 code = small_magnitude<Element, false>(ptx::as_float(magnitude), Rule());
+    return u8(signed_lanes<FLOAT, Element, 1>({code}, {ptx::bits(x)}));
 }
 
 // The quotient of a magnitude as DOUBLE, then as a FLOAT on the same side of every midpoint: rounded to odd.

@@ -57,33 +57,49 @@ GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
     cast_directly<Src, Dst, Rule>(src, dst, n);
 }
 
+template <typename DType>
+GPUCAST_CONSTANT u32 magnitude_of(u32 code) {
+    return code & u32(DType::mask ^ DType::sign_code);
+}
+
+// The largest magnitude, as a code of the source, that becomes zero.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT u32 last_zero() {
+    u32 zero = 0, other = u32(Src::max_code);
+    while (other - zero > 1) {
+        const u32 middle = zero + (other - zero) / 2;
+        const bool is_zero = encode<Dst>(decode<Src>(middle, FloatFamily()), Rule(), FloatFamily()) == 0;
+        (is_zero ? zero : other) = middle;
+    }
+    return zero;
+}
+
 // Casts n elements among floats of 32 bits or fewer, n below 2^32. stats: the largest magnitude of a result as a code,
-// at least that of the largest number where a source is infinite or NaN; how many results are zero, unless a source is
-// NaN; how many sources are zero.
+// at least that of the largest number where a result overflows or a source is infinite or NaN; how many results are
+// zero, unless a source is NaN; how many sources are zero. A cast keeps the order of magnitudes, so that the sources
+// tell all that, and the loop need not wait for the results.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void cast_counted(const void* from, void* to, u64 n, u32* stats) {
     const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
     Stored<Dst>* __restrict__ dst = static_cast<Stored<Dst>*>(to);
-    u32 top = 0, zeros = 0, source_top = 0, source_least = ~u32(0);
+    constexpr u32 last = last_zero<Src, Dst, Rule>();
+    u32 zeros = 0, top = 0, least = ~u32(0);
     for (u64 i = 0; i < n; ++i) {
-        const u32 code = cast_code<Src, Dst>(u32(src[i]), Rule());
-        dst[i] = Stored<Dst>(code);
-        u32 magnitude = code & u32(Dst::mask ^ Dst::sign_code);
-        // Only its sign distinguishes this NaN from zero.
-        if constexpr (Dst::has_nan && !Dst::nan_is_signed) magnitude = code == u32(Dst::nan_code) ? code : magnitude;
-        const u32 source = src[i] & u32(Src::mask ^ Src::sign_code);
+        const u32 code = src[i], magnitude = magnitude_of<Src>(code);
+        dst[i] = Stored<Dst>(cast_code<Src, Dst>(code, Rule()));
+        zeros += magnitude <= last;
         top = top > magnitude ? top : magnitude;
-        zeros += magnitude == 0;
-        source_top = source_top > source ? source_top : source;
-        source_least = source_least < source ? source_least : source;
+        least = least < magnitude ? least : magnitude;
     }
     // Sources that are zero are rare in most files, so that a second look at all of them is, too.
     u32 source_zeros = 0;
-    if (source_least == 0) {
-        for (u64 i = 0; i < n; ++i) source_zeros += (src[i] & u32(Src::mask ^ Src::sign_code)) == 0;
+    if (least == 0) {
+        for (u64 i = 0; i < n; ++i) source_zeros += magnitude_of<Src>(src[i]) == 0;
     }
-    if (source_top > u32(Src::max_code) && top < u32(Dst::max_code)) top = u32(Dst::max_code);
-    stats[0] = top;
+    const u32 largest = cast_code<Src, Dst>(top, Rule());
+    // NaN may have the code of the negative zero, or none.
+    const bool is_beyond = top > u32(Src::max_code) || (top > last && magnitude_of<Dst>(largest) == 0);
+    stats[0] = is_beyond ? u32(Dst::mask) : magnitude_of<Dst>(largest);
     stats[1] = zeros;
     stats[2] = source_zeros;
 }

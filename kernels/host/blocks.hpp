@@ -109,11 +109,6 @@ struct Range {
 
 // ---- codes of quotients ----
 
-template <typename Src>
-GPUCAST_INLINE float number(Stored<Src> code) {
-    return as_float32<Src>(u32(code));
-}
-
 // The code of a quotient's magnitude, with the sign of `x`. No quotient is NaN.
 template <typename Element, typename Rule>
 GPUCAST_INLINE u8 quotient_code(float x, u32 magnitude) {

@@ -34,18 +34,68 @@ GPUCAST_INLINE void cast_directly(const Stored<Src>* __restrict__ src, Stored<Ds
     for (u64 i = 0; i < n; ++i) dst[i] = Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(src[i]), Rule()));
 }
 
+// Whether a cast keeps the low bits of an integer part: of numbers below 2^31, those of a C++ conversion.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool truncates() {
+    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits > 32 || Src::bits < 16) return false;
+    else return has_float32<Src>() && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate;
+}
+
+template <typename Src>
+GPUCAST_INLINE auto number(Stored<Src> code) {
+    if constexpr (Src::bits == 64) return ptx::as_double(code);
+    else return as_float32<Src>(u32(code));
+}
+
+// Casts n elements if all are below 2^31, else none.
+template <typename Src, typename Dst>
+GPUCAST_INLINE bool truncate_small(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    // As codes magnitudes have the order of the numbers, then infinity and NaN.
+    const u64 two_to_31 = u64(Src::bias + 31) << Src::mantissa_bits;
+    const Stored<Src> limit = Stored<Src>(two_to_31 < u64(Src::inf_code) ? two_to_31 : u64(Src::inf_code));
+    Stored<Src> top = 0;
+    for (u64 i = 0; i < n; ++i) {
+        const Stored<Src> magnitude = src[i] & Stored<Src>(Src::mask ^ Src::sign_code);
+        top = top > magnitude ? top : magnitude;
+    }
+    if (top >= limit) return false;
+    for (u64 i = 0; i < n; ++i) dst[i] = Stored<Dst>(u32(int(number<Src>(src[i]))) & u32(Dst::mask));
+    return true;
+}
+
 // Whether the casts of all codes are computed first, and then looked up: where a rule without a fast path takes longer.
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool looks_up() {
     return sizeof(Stored<Src>) == 1 && (Src::is_float || Src::is_e8m0) && !Dst::is_bool;
 }
 
+// Elements that are looked at together before they are cast: they stay in the first-level cache.
+enum : u64 { block = 512 };
+
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
     const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
     Stored<Dst>* __restrict__ dst = static_cast<Stored<Dst>*>(to);
+    if constexpr (Src::is_bool) {
+        // A choice is a vector instruction where the conversion of a comparison is none.
+        const Stored<Src> codes[2] = {0, 1};
+        Stored<Dst> results[2];
+        cast_directly<Src, Dst, Rule>(codes, results, 2);
+        const Stored<Dst> no = results[0], yes = results[1];
+        for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0 ? yes : no;
+        return;
+    }
+    if constexpr (truncates<Src, Dst, Rule>()) {
+        for (u64 i = 0; i < n; i += block) {
+            const u64 count = n - i < block ? n - i : u64(block);
+            if (!truncate_small<Src, Dst>(src + i, dst + i, count)) {
+                cast_directly<Src, Dst, Rule>(src + i, dst + i, count);
+            }
+        }
+        return;
+    }
     if constexpr (looks_up<Src, Dst>()) {
-        if (n > 512) {
+        if (n > block) {
             Stored<Src> codes[256];
             Stored<Dst> table[256];
             for (u32 i = 0; i < 256; ++i) codes[i] = Stored<Src>(i);

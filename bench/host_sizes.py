@@ -33,7 +33,7 @@ from gpucast.native import library as host_native
 try:
     import torch
 except ImportError:
-    torch = None  # type: ignore[assignment]
+    torch = None
 
 Array = npt.NDArray[Any]
 Sides = dict[str, Callable[[], object]]
@@ -56,7 +56,8 @@ SIZES = (1, 1_000, 100_000, 1_000_000, 16_000_000)
 ROUNDS, SECONDS = 4, 0.04
 #: The names of sides as the table has them: ours, and the other.
 COLUMNS = (
-    ("library", "astype"), ("library, out=", "copyto"), ("NumPy", "astype"), ("NumPy, out=", "copyto"), ("tensor", "to"),
+    ("library", "astype"), ("library, out=", "copyto"), ("NumPy", "astype"), ("NumPy, out=", "copyto"),
+    ("tensor", "to"),
 )  # fmt: skip
 
 
@@ -143,12 +144,12 @@ def _sides(x: Array, src: str, dst: str) -> Sides:
     if cast is not None:
         sides |= {"library": allocating, "library, out=": into}
     if torch is not None:
-        tensor, to = gpucast_tensor(x, src), getattr(torch, _TORCH[dst])
+        tensor, to = _tensor(x, src), getattr(torch, _TORCH[dst])
         sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to)}
     return sides
 
 
-def gpucast_tensor(x: Array, src: str) -> Any:
+def _tensor(x: Array, src: str) -> Any:
     """The same numbers as a tensor."""
     return torch.from_numpy(x.view(f"u{x.itemsize}")).view(getattr(torch, _TORCH[src]))
 

@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -187,16 +188,37 @@ def _native(make: Callable[..., HostUnit], *arguments: Any) -> NativeLibrary | N
 
 @lru_cache(maxsize=1)
 def _cache() -> Cache | None:
-    """None where the library is switched off or cannot be cached: on Windows it is not known who may write a file.
+    """None where the library is never used."""
+    if why_not():
+        return None
+    return Cache(os.path.join(cache_folder(), NATIVE), limit("native"), private=True, also=read_folder(NATIVE))
 
-    Also None on big-endian machines: there nobody has tried it, and files hold little-endian words.
-    """
-    try:
-        size_limit = limit("native")
-    except ValueError:
-        return None
-    if os.environ.get("GPUCAST_NATIVE") == "0" or not size_limit or not trusted_files.OWNERS_ARE_KNOWN:
-        return None
+
+def why_not() -> str:
+    """Why this process never uses the library, "" where it may. A compiler may be missing all the same."""
+    if os.environ.get("GPUCAST_NATIVE") == "0":
+        return "GPUCAST_NATIVE=0"
+    if not trusted_files.OWNERS_ARE_KNOWN:
+        return "this system does not tell who may write a file"
     if sys.byteorder != "little":
-        return None
-    return Cache(os.path.join(cache_folder(), NATIVE), size_limit, private=True, also=read_folder(NATIVE))
+        # Nobody has tried it there, and files hold little-endian words.
+        return "this machine is big-endian"
+    try:
+        return "" if limit("native") else "GPUCAST_CACHE_SIZE=0"
+    except ValueError as error:
+        return str(error)
+
+
+def status() -> str:
+    """What casts long arrays of the host, and why, in a line for `gpucast info`."""
+    why = why_not()
+    folder = os.path.join(cache_folder(), NATIVE)
+    compiled, _ = Cache(folder).usage()
+    try:
+        command = "" if why else shlex.join(cxx.find("native"))
+    except cxx.CompilerMissing as error:
+        why = str(error)
+    if why:
+        return f"NumPy alone: {why}"
+    when = "at once" if os.environ.get("GPUCAST_NATIVE") == "1" else f"when {WORTH >> 30} GB of a type are cast"
+    return f"compiled by {command} {when}, else NumPy; {compiled} parts are in {folder}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import gpucast
 from gpucast.arrays.packed import PackedArray
+from gpucast.cli import info
 from gpucast.codegen.host import file_unit
 from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
@@ -161,6 +163,22 @@ def test_big_endian_machines_take_numpys_path(monkeypatch: pytest.MonkeyPatch, t
     assert host_native._cache.__wrapped__() is not None
     monkeypatch.setattr(host_native.sys, "byteorder", "big")
     assert host_native._cache.__wrapped__() is None
+    assert host_native.status() == "NumPy alone: this machine is big-endian"
+
+
+def test_info_says_which_path_is_in_use_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
+    assert host_native.status() == "NumPy alone: GPUCAST_NATIVE=0"
+    monkeypatch.setenv("GPUCAST_NATIVE", "1")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert host_native.status().startswith("NumPy alone: native: CXX='no-such-compiler' is not a command")
+    monkeypatch.setenv("CXX", f"{sys.executable} -O2")
+    folder = tmp_path / "native"
+    wanted = f"compiled by {sys.executable} -O2 at once, else NumPy; 0 parts are in {folder}"
+    assert host_native.status() == wanted
+    monkeypatch.delenv("GPUCAST_NATIVE")
+    assert host_native.status() == wanted.replace("at once", "when 1 GB of a type are cast")
+    assert info.collect()["host_casts"] == host_native.status()
 
 
 def test_a_compiler_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

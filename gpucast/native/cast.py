@@ -17,6 +17,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC, CastRule, resolve
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
+from gpucast.native import threads
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +61,14 @@ class NativeCast:
     def __call__(self, x: Array, out: Array) -> None:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size
-        self._function(x.ctypes.data, out.ctypes.data, x.size)
+        if x.nbytes + out.nbytes < 2 * threads.PART:
+            self._function(x.ctypes.data, out.ctypes.data, x.size)
+            return
+
+        def work(start: int, stop: int) -> None:
+            self._function(x[start:stop].ctypes.data, out[start:stop].ctypes.data, stop - start)
+
+        threads.split(work, x.size, x.nbytes + out.nbytes)
 
 
 class CountedCast:

@@ -33,7 +33,7 @@ from gpucast.compile import cxx
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import NATIVE, cache_folder, read_folder
 from gpucast.core import trusted_files
-from gpucast.native import trial
+from gpucast.native import threads, trial
 
 #: Bytes of sources from which compiling pays off: NumPy takes a second or two for them, as the compiler does.
 WORTH = 1 << 30
@@ -204,6 +204,7 @@ def why_not() -> str:
         # Nobody has tried it there, and files hold little-endian words.
         return "this machine is big-endian"
     try:
+        threads.most()
         return "" if limit("native") else "GPUCAST_CACHE_SIZE=0"
     except ValueError as error:
         return str(error)

@@ -23,6 +23,7 @@ from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
+from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
 
@@ -126,6 +127,23 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
     (many,) = gpucast.cast_many([x], to)
     assert many.tobytes() == wanted.tobytes()
     assert sum(seen) == 6 * x.size
+
+
+def test_results_do_not_depend_on_threads(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(4).standard_normal(100_003).astype(np.float32)
+    cast = found(resolve(dtype("FLOAT"), dtype("BFLOAT16")))
+    out, wanted = np.empty((2, x.size), np.uint16)
+    cast(x.view(np.uint32), wanted)
+    names: set[str] = set()
+    monkeypatch.setattr(threads, "PART", 1 << 14)
+    monkeypatch.setattr(threads, "most", lambda: 5)
+    split = threads.split
+    monkeypatch.setattr(
+        threads, "split", lambda work, *rest: split(lambda *part: names.add(str(part)) or work(*part), *rest)
+    )
+    cast(x.view(np.uint32), out)
+    assert len(names) == 5
+    assert np.array_equal(out, wanted)
 
 
 def test_packed_arrays_take_it(native: None) -> None:

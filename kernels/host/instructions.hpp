@@ -71,8 +71,13 @@ GPUCAST_INSTRUCTION float cvt_rz_f32(double a) {
     const bool beyond = double(abs(nearest)) > magnitude;
     return as_float(bits(nearest) - u32(beyond));
 }
-GPUCAST_INSTRUCTION float cvt_rz_f32(int a) { return cvt_rz_f32(double(a)); }
-GPUCAST_INSTRUCTION float cvt_rz_f32(u32 a) { return cvt_rz_f32(double(a)); }
+// Of integers all but the upper 24 bits are cleared first, so that the conversion is exact.
+GPUCAST_INSTRUCTION u32 upper_bits(u32 a) { return a & ~(0xffu >> __builtin_clz(a | 1)); }
+GPUCAST_INSTRUCTION float cvt_rz_f32(u32 a) { return float(upper_bits(a)); }
+GPUCAST_INSTRUCTION float cvt_rz_f32(int a) {
+    const u32 magnitude = upper_bits(a < 0 ? 0 - u32(a) : u32(a));
+    return float(int(a < 0 ? 0 - magnitude : magnitude));
+}
 // Beyond 2^53 the lowest 11 bits are cut off, so that a double holds the rest: a float has none of them.
 GPUCAST_INSTRUCTION float cvt_rz_f32(u64 a) { return cvt_rz_f32(double(a >> 53 != 0 ? a & ~u64(0x7ff) : a)); }
 GPUCAST_INSTRUCTION float cvt_rz_f32(i64 a) {

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-os.environ.setdefault("GPUCAST_NATIVE", "1")
+os.environ |= {"GPUCAST_NATIVE": "1", "GPUCAST_THREADS": "1"}
 
 import gpucast
 from gpucast.core.dtypes import dtype

@@ -207,7 +207,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _warn_of_rest(outcome: Outcome) -> None:
     if outcome.left is not None:
-        print(f"{outcome.plan.target} is written and whole; {outcome.left}", file=sys.stderr)
+        print("; ".join(filter(None, [f"{outcome.plan.target} is written and whole", outcome.left])), file=sys.stderr)
 
 
 def _check_report(path: str, plan: ConversionPlan) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.core import interruption
 from gpucast.core.version import __version__
 
 
@@ -33,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names of tensors and files may hold characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        interruption.imported()
         with _terminable():
             code: int = args.run(args)
             sys.stdout.flush()

@@ -21,7 +21,7 @@ import numpy as np
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET
 
 try:
     import onnx

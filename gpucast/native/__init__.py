@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpucast.core import lazy
+from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.native import cast as cast
 else:
-    __getattr__ = lazy.submodules(__name__, "cast")
+    __getattr__ = packages.submodules(__name__, "cast")

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from gpucast.codegen.cast import kernel_name
 from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, file_unit
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC, CastRule, resolve
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC, CastRule, resolve
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
@@ -174,9 +175,7 @@ def _rules(src: DType) -> tuple[CastRule, ...]:
     )
     for dst, saturate, round_mode, opset, rounding, overflow in choices:
         try:
-            rule = resolve(
-                src, dst, saturate=saturate, round_mode=round_mode, opset=opset, rounding=rounding, overflow=overflow
-            )
+            rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))
         except (TypeError, ValueError):
             # These do not go together.
             continue

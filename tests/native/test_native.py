@@ -29,6 +29,7 @@ from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
+from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled, lanes
 from gpucast.native import cast as host_native_cast
@@ -54,7 +55,7 @@ def _rules() -> dict[CastRule, dict[str, Any]]:
     found = {}
     for src, dst, attributes in itertools.product(DTYPES, DTYPES, ATTRIBUTES):
         try:
-            rule = resolve(src, dst, **attributes)
+            rule = resolve(src, dst, Options(**attributes))
         except (TypeError, ValueError):
             continue
         if host_native_cast.is_counted(rule):

@@ -19,6 +19,7 @@ from gpucast.codegen.host import file_unit
 from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled
 from gpucast.native import cast as native_cast
@@ -91,7 +92,7 @@ def test_every_rule_is_the_references(src: str, native: None, exhaustive: bool) 
 def test_all_rules_are_known() -> None:
     """Every rule that an attribute leads to has a function, but for random rounding and what keeps its type."""
     sample = dict.fromkeys(
-        resolve(dtype(src), dtype(dst), **attributes)
+        resolve(dtype(src), dtype(dst), Options(**attributes))
         for src in ("FLOAT", "INT8")
         for dst, attributes in (
             ("FLOAT8E4M3FNUZ", {"opset": 19}),
@@ -103,7 +104,7 @@ def test_all_rules_are_known() -> None:
     for rule in sample:
         assert rule in native_cast._rules(rule.src)
     assert not native_cast.is_known(resolve(dtype("FLOAT"), dtype("FLOAT")))
-    assert not native_cast.is_known(resolve(dtype("FLOAT"), dtype("FLOAT16"), rounding="stochastic"))
+    assert not native_cast.is_known(resolve(dtype("FLOAT"), dtype("FLOAT16"), Options(rounding="stochastic")))
     assert not native_cast.is_known(resolve(dtype("STRING"), dtype("FLOAT")))
 
 

@@ -23,6 +23,7 @@ from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWr
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu.chunks import pairs
@@ -180,7 +181,7 @@ class Casting:
     @cached_property
     def _rule(self) -> CastRule:
         assert self.tensor.dtype is not None
-        return resolve(self.tensor.dtype, self.dtype, **self.request.attributes)
+        return resolve(self.tensor.dtype, self.dtype, Options(**self.request.attributes))
 
     @property
     def _on_host(self) -> bool:

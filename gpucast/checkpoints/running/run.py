@@ -24,6 +24,7 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
+from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
@@ -59,6 +60,8 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
     """After an error: what little is unfinished goes, if nobody else works on it."""
     if staging.is_whole:
         outcome.left = f"{staging.folder}: was not removed"
+        if staging.discard_alone():
+            outcome.left = ""
     elif staging.is_own():
         is_little = options.share is None and not staging.is_worth_keeping()
         if not (is_little and staging.discard_alone()):
@@ -290,7 +293,8 @@ def _announce_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], reque
         if len(plan.names) > 1:
             quantization_native.announce(tensor.dtype, 2 * tensor.nbytes)
         else:
-            native_cast.announce(resolve(tensor.dtype, plan.dtype, **request.attributes), tensor.nbytes)
+            rule = resolve(tensor.dtype, plan.dtype, CastOptions(**request.attributes))
+            native_cast.announce(rule, tensor.nbytes)
 
 
 def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:

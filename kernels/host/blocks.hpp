@@ -281,6 +281,7 @@ struct Equal {
 
 GPUCAST_EXPORT void each_run(gpucast::Run* run, gpucast::Array src, gpucast::Array dst, const gpucast::Blocks* blocks,
                              gpucast::Array of, void* more) {
+    const gpucast::Exactly exactly;
     gpucast::each_run(run, src, dst, blocks, of, more);
 }
 

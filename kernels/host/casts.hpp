@@ -3,6 +3,24 @@
 // instructions of them.
 namespace gpucast {
 
+// While one of these lives, this thread rounds to nearest and keeps subnormal numbers, whatever another library has set.
+struct Exactly {
+#if defined(__SSE2__)
+    const u32 before = __builtin_ia32_stmxcsr();
+    Exactly() { __builtin_ia32_ldmxcsr(0x1f80); }
+    ~Exactly() { __builtin_ia32_ldmxcsr(before); }
+#elif defined(__aarch64__)
+    u64 before;
+    Exactly() {
+        asm volatile("mrs %0, fpcr" : "=r"(before));
+        asm volatile("msr fpcr, %0" : : "r"(u64(0)) : "memory");
+    }
+    ~Exactly() { asm volatile("msr fpcr, %0" : : "r"(before) : "memory"); }
+#else
+    Exactly() {}
+#endif
+};
+
 // The unsigned integer that holds a code in an array.
 template <u32 Bytes>
 struct StoredAs;
@@ -159,9 +177,11 @@ GPUCAST_INLINE void cast_counted(const void* from, void* to, u64 n, u32* stats) 
 #define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
 #define GPUCAST_CAST(NAME, SRC, DST, ...)                                                         \
     GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n) {                  \
+        const gpucast::Exactly exactly;                                                           \
         gpucast::cast_array<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n);                \
     }
 #define GPUCAST_COUNTED_CAST(NAME, SRC, DST, ...)                                                 \
     GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n, unsigned* stats) { \
+        const gpucast::Exactly exactly;                                                           \
         gpucast::cast_counted<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n, stats);       \
     }

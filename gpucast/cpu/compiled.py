@@ -18,7 +18,6 @@ Array = npt.NDArray[Any]
 #: Casts flat, native codes into all of a second array, which does not overlap the first. Threads may share it.
 CompiledCast = Callable[[Array, Array], Any]
 
-
 #: The compiled casts that have been found.
 READY: dict[CastRule, CompiledCast] = {}
 #: Who is asked for the compiled cast of a rule, given the bytes of sources that are about to be cast.

@@ -217,8 +217,8 @@ def _codes(src: DType) -> Array:
             near |= (np.uint64(src.bias) + spread[::2] % np.uint64(300) - np.uint64(150)) << np.uint64(52)
         else:
             near >>= spread[::2] % np.uint64(64)
-    found: Array = codes.astype(src.code_numpy)
-    return found
+    # In order, because blocks of small numbers are cast in another way.
+    return np.sort(codes.astype(src.code_numpy))
 
 
 def _pointer(x: Array) -> ctypes.c_void_p:

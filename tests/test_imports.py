@@ -20,6 +20,7 @@ LAYERS = (
     ("core",),
     ("reference", "arrays", "codegen", "compile"),
     ("cpu", "gpu"),
+    ("native",),
     ("casting", "files"),
     ("quantization", "mixed", "layers"),
     ("interop", "parity"),
@@ -65,7 +66,7 @@ STRANGERS = [
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
+SEAMS = {"gpucast.gpu", "gpucast.native", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
 OPTIONAL = {"cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm"}

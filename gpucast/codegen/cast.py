@@ -28,6 +28,7 @@ FILES = (
     "to_int.cuh",
     "to_float.cuh",
     "to_e8m0.cuh",
+    "element.cuh",
     "layout.cuh",
     "table.cuh",
     "cast.cu",

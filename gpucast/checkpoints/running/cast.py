@@ -28,12 +28,12 @@ from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu.chunks import pairs
-from gpucast.cpu.native import cast as host_native_cast
-from gpucast.cpu.native.cast import CastStats, FilePosition
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
 from gpucast.gpu import devices
+from gpucast.native import cast as native_cast
+from gpucast.native.cast import CastStats, CountedCast, FilePosition
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
 _BLOCK = 1 << 17
@@ -132,11 +132,11 @@ class Casting:
             positioned.note(rule.dst.nbytes(part.size), total)
         return lost
 
-    def _native(self) -> host_native_cast.NativeCast | None:
-        """As `host_native_cast.find`."""
+    def _native(self) -> CountedCast | None:
+        """As `gpucast.native.cast.find_counted`."""
         if not self._on_host or self.request.seed is not None:
             return None
-        return host_native_cast.find(self._rule)
+        return native_cast.find_counted(self._rule)
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""

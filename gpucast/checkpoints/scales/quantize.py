@@ -28,7 +28,7 @@ from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import host
 
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")

@@ -19,8 +19,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
-from gpucast.quantization import api
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import api, host
 from gpucast.reference import quantize as reference
 
 #: Called as `gpucast.quantization.cpu.quantize.quantize`: (x, format, *, axis, scale, random).

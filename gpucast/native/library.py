@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C library of the host (`host_native.c`, `host_native_blocks.c`), compiled on this machine and cached.
+"""The host's compiled library: units of the kernels' text (`gpucast.codegen.host`), compiled here and cached.
 
 It only makes casts quicker: where there is no compiler, or the cache folder cannot be written or is not private, NumPy
 does the work, silently and with the same bits. A library is code that runs in this process. So it is loaded only from
 files that nobody else can have written (`gpucast.core.trusted_files`), and used only after it passed a trial
-(`gpucast.cpu.native.trial`); otherwise it is compiled again. Its key in the cache includes the sources, the compiler
-with its options, and the processor's features. The compiler runs in a thread of its own, and only when there is so much
-to cast that compiling pays off.
+(`gpucast.native.trial`); otherwise it is compiled again. Its key in the cache includes the text, the compiler with its
+options, and the processor's features. The compiler runs in a thread of its own, and only when there is so much to cast
+by a unit that compiling it pays off.
 
 Environment: ``GPUCAST_NATIVE=0``: never use it; ``1``: compile it however little there is to cast.
 ``GPUCAST_CACHE_DIR``, ``GPUCAST_CACHE_READ`` and ``GPUCAST_CACHE_SIZE`` as for kernels.
@@ -18,19 +18,22 @@ import contextlib
 import ctypes
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
+from gpucast.codegen.host import HostUnit
 from gpucast.compile import cxx, processes
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import NATIVE, cache_folder, read_folder
 from gpucast.core import trusted_files
-from gpucast.cpu.native import trial
+from gpucast.native import threads, trial
 
 #: Bytes of sources from which compiling pays off: NumPy takes a second or two for them, as the compiler does.
 WORTH = 1 << 30
@@ -40,34 +43,23 @@ THREAD = "gpucast-compiler"
 _TIMEOUT = 30.0
 
 #: Loops are vectorized, but not their epilogues, which halves the compile time. Each operation is rounded by itself,
-#: whatever options $CC holds. Nobody reads floating-point exceptions, so both sides of a choice may be computed. The
-#: compiler of ziglang enables sanitizers by default.
+#: whatever options $CXX holds. Nobody reads floating-point exceptions or errno, so both sides of a choice may be
+#: computed. The compiler of ziglang enables sanitizers by default.
 _FLAGS = (
-    "-std=c11", "-O3", "--param", "vect-epilogues-nomask=0", "-fno-fast-math", "-ffp-contract=off",
-    "-fno-trapping-math", "-fno-sanitize=all", "-fPIC", "-shared",
-)  # fmt: skip
-
-_LOADS = ("float", "upper_half", "half")
-#: The functions that the library must have.
-FUNCTIONS = (
-    "cast_file", "each_run", "equal", "sum_words",
-    "float_to_small8", "float_to_small16", "float_to_upper16",
-    "upper_half_to_small8", "upper_half_to_small16", "upper_half_to_upper32",
-    "half_to_small8", "half_to_upper16", "half_to_upper32",
-    *(f"look{bits}" for bits in (8, 16, 32)),
-    *(f"{kind}_of_{bits}" for kind in ("largest", "range") for bits in (16, 32)),
-    *(f"{load}_{what}" for load in _LOADS for what in ("whole", "multiplied", "near", "divided", "beyond")),
+    "-std=c++17", "-O3", "--param", "vect-epilogues-nomask=0", "-fno-fast-math", "-ffp-contract=off",
+    "-fno-trapping-math", "-fno-math-errno", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all",
+    "-Wno-unknown-pragmas", "-fPIC", "-shared",
 )  # fmt: skip
 
 
 class NativeLibrary:
-    """The library of a process. Safe to use from several threads and after a fork."""
+    """One unit's library in a process. Safe to use from several threads and after a fork."""
 
     #: Held while a library is looked for. A single lock for all, so that a forked child has only one to renew.
     lock = threading.Lock()
 
-    def __init__(self, cache: Cache, worth: int = WORTH) -> None:
-        self._cache, self._worth = cache, worth
+    def __init__(self, unit: HostUnit, cache: Cache, worth: int = WORTH) -> None:
+        self._unit, self._cache, self._worth = unit, cache, worth
         self._library: ctypes.CDLL | None = None
         self._command: tuple[str, ...] = ()
         self._searched = self._compiled = False
@@ -83,8 +75,10 @@ class NativeLibrary:
     def key(self) -> str:
         """The name of the library in the cache. CompilerMissing without a compiler."""
         if not self._command:
-            self._command = tuple(cxx.find("c", "native"))
-        return _key(self._command, cxx.versions(self._command))
+            self._command = tuple(cxx.find("native"))
+        machine = (platform.system(), platform.machine(), str(sys.maxsize), _features())
+        versions = cxx.versions(self._command)
+        return digest("native", self._unit.text, *machine, *_flags(), str(len(versions)), *self._command, *versions)
 
     def _search(self, nbytes: int) -> None:
         if not self._searched:
@@ -106,7 +100,7 @@ class NativeLibrary:
             if data is None:
                 return None
             with _private_folder() as folder:
-                return _loaded(data, folder)
+                return self._loaded(data, folder)
         except trial.Unfit:
             self._cache.drop(key)
         except (OSError, cxx.CompilerMissing, ValueError):
@@ -120,21 +114,24 @@ class NativeLibrary:
                 return
             key = self.key()
             with _private_folder() as folder:
-                made = Path(folder) / "made.so"
-                command = [*self._command, *_flags(), "-o", str(made), *map(str, _SOURCES)]
+                text, made = Path(folder) / "unit.cpp", Path(folder) / "made.so"
+                text.write_text(self._unit.text, encoding="utf-8")
+                command = [*self._command, *_flags(), "-o", str(made), str(text)]
                 # Compilers write intermediate files to the temporary folder, so that must be private too.
                 environment = {**os.environ, "TMPDIR": folder}
                 commands.run(command, timeout=_TIMEOUT, cwd=folder, env=environment).check_returncode()
                 data = made.read_bytes()
-                library = _loaded(data, folder)
+                library = self._loaded(data, folder)
         except (OSError, subprocess.SubprocessError, cxx.CompilerMissing, ValueError):
             return
         self._cache.put(key, data)
         self._library = library
 
-
-_SOURCES = tuple(Path(__file__).with_name(f"host_native{part}.c") for part in ("", "_blocks"))
-_HEADER = Path(__file__).with_name("host_native.h")
+    def _loaded(self, data: bytes, folder: str) -> ctypes.CDLL:
+        # A loaded library no longer needs its file.
+        path = Path(folder) / "native.so"
+        path.write_bytes(data)
+        return trial.load(str(path), self._unit.functions)
 
 
 @contextlib.contextmanager
@@ -143,13 +140,6 @@ def _private_folder() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="gpucast-native-", ignore_cleanup_errors=True) as folder:
         trusted_files.Folder(folder).close()
         yield folder
-
-
-def _loaded(data: bytes, folder: str) -> ctypes.CDLL:
-    # A loaded library no longer needs its file.
-    path = Path(folder) / "native.so"
-    path.write_bytes(data)
-    return trial.load(str(path), FUNCTIONS)
 
 
 @lru_cache(maxsize=1)
@@ -170,13 +160,6 @@ def _features() -> str:
         return ""
 
 
-@lru_cache(maxsize=8)
-def _key(command: tuple[str, ...], versions: tuple[str, ...]) -> str:
-    machine = (platform.system(), platform.machine(), str(sys.maxsize), _features())
-    sources = (path.read_bytes() for path in (_HEADER, *_SOURCES))
-    return digest("native", *sources, *machine, *_flags(), str(len(command)), *command, *versions)
-
-
 def _renew_lock() -> None:
     """Run in the child of a fork: the thread that may have held the lock does not exist there to release it."""
     NativeLibrary.lock = threading.Lock()
@@ -186,27 +169,54 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def library(nbytes: int = 0) -> ctypes.CDLL | None:
-    """`Native.library` of this process."""
+def library(make: Callable[..., HostUnit], *arguments: Any, nbytes: int = 0) -> ctypes.CDLL | None:
+    """The library of the unit ``make(*arguments)``, if there is one; `nbytes`: bytes of sources about to be cast."""
     with NativeLibrary.lock:
-        native = _native()
+        native = _native(make, *arguments)
     return None if native is None else native.library(nbytes)
 
 
-@lru_cache(maxsize=1)
-def _native() -> NativeLibrary | None:
-    """None where it is switched off or cannot be cached: on Windows it is not known who may write a file.
+@lru_cache(maxsize=256)
+def _native(make: Callable[..., HostUnit], *arguments: Any) -> NativeLibrary | None:
+    cache = _cache()
+    worth = 0 if os.environ.get("GPUCAST_NATIVE") == "1" else WORTH
+    return None if cache is None else NativeLibrary(make(*arguments), cache, worth)
 
-    Also None on big-endian machines, because it writes words to little-endian files as they are.
-    """
-    try:
-        size_limit = limit("native")
-    except ValueError:
+
+@lru_cache(maxsize=1)
+def _cache() -> Cache | None:
+    """None where the library is never used."""
+    if why_not():
         return None
-    asked = os.environ.get("GPUCAST_NATIVE")
-    if asked == "0" or not size_limit or not trusted_files.OWNERS_ARE_KNOWN:
-        return None
+    return Cache(os.path.join(cache_folder(), NATIVE), limit("native"), private=True, also=read_folder(NATIVE))
+
+
+def why_not() -> str:
+    """Why this process never uses the library, "" where it may. A compiler may be missing all the same."""
+    if os.environ.get("GPUCAST_NATIVE") == "0":
+        return "GPUCAST_NATIVE=0"
+    if not trusted_files.OWNERS_ARE_KNOWN:
+        return "this system does not tell who may write a file"
     if sys.byteorder != "little":
-        return None
-    cache = Cache(os.path.join(cache_folder(), NATIVE), size_limit, private=True, also=read_folder(NATIVE))
-    return NativeLibrary(cache, 0 if asked == "1" else WORTH)
+        # Nobody has tried it there, and files hold little-endian words.
+        return "this machine is big-endian"
+    try:
+        threads.most()
+        return "" if limit("native") else "GPUCAST_CACHE_SIZE=0"
+    except ValueError as error:
+        return str(error)
+
+
+def status() -> str:
+    """What casts long arrays of the host, and why, in a line for `gpucast info`."""
+    why = why_not()
+    folder = os.path.join(cache_folder(), NATIVE)
+    compiled, _ = Cache(folder).usage()
+    try:
+        command = "" if why else shlex.join(cxx.find("native"))
+    except cxx.CompilerMissing as error:
+        why = str(error)
+    if why:
+        return f"NumPy alone: {why}"
+    when = "at once" if os.environ.get("GPUCAST_NATIVE") == "1" else f"when {WORTH >> 30} GB of a type are cast"
+    return f"compiled by {command} {when}, else NumPy; {compiled} parts are in {folder}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library that the machine's C compiler makes: its casts and counts are the reference's, and nothing needs it."""
+"""The library that the machine's compiler makes of the kernels' text: the reference's results, and nothing needs it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +23,21 @@ import gpucast
 from gpucast import cli, files
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.streaming import checksums
+from gpucast.codegen.cast import kernel_name
+from gpucast.codegen.host import HostUnit, file_unit
 from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
-from gpucast.cpu import lanes
-from gpucast.cpu.native import cast as host_native_cast
-from gpucast.cpu.native import library as host_native
-from gpucast.cpu.native.cast import CastStats, FilePosition
+from gpucast.cpu import compiled, lanes
+from gpucast.native import cast as host_native_cast
+from gpucast.native import library as host_native
+from gpucast.native.cast import CastStats, FilePosition
 from gpucast.parity import hard_values
-from gpucast.quantization.cpu import native as quantization_native
-from gpucast.quantization.cpu import quantize as quantization_host
+from gpucast.quantization import host as quantization_host
+from gpucast.quantization import native as quantization_native
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.reference import casting as reference
 from gpucast.reference.quantize import quantize as quantize_by_reference
@@ -47,14 +51,14 @@ ATTRIBUTES = [
 
 
 def _rules() -> dict[CastRule, dict[str, Any]]:
-    """The rules that the library knows, each with attributes that lead to it."""
+    """The rules with casts that count, each with attributes that lead to it."""
     found = {}
     for src, dst, attributes in itertools.product(DTYPES, DTYPES, ATTRIBUTES):
         try:
             rule = resolve(src, dst, Options(**attributes))
         except (TypeError, ValueError):
             continue
-        if host_native_cast.is_known(rule):
+        if host_native_cast.is_counted(rule):
             found[rule] = attributes
     return found
 
@@ -66,12 +70,21 @@ def _name(rule: Any) -> str:
     return f"{rule.src}-{rule.dst}-{rule.overflow}{'-nan' * rule.infinity_is_nan}" if isinstance(rule, CastRule) else ""
 
 
-def made(folder: Path, worth: int = 0) -> host_native.NativeLibrary:
-    """The library in a cache folder, after the compiler had its turn."""
-    native = host_native.NativeLibrary(Cache(str(folder), private=True), worth)
-    native.library(worth)
+def made(folder: Path, unit: HostUnit | None = None) -> host_native.NativeLibrary:
+    """The library of a unit (that for files) in a cache folder, after the compiler had its turn."""
+    native = _library(folder, unit or file_unit())
+    native.library()
     finish()
     return native
+
+
+def _library(folder: Path, unit: HostUnit | None = None, worth: int = 0) -> host_native.NativeLibrary:
+    return host_native.NativeLibrary(unit or file_unit(), Cache(str(folder), private=True), worth)
+
+
+def _kept(folder: Path) -> Path:
+    """The file of the unit for files."""
+    return folder / f"{_library(folder).key()}.kernel"
 
 
 def finish() -> None:
@@ -83,21 +96,31 @@ def finish() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        cxx.find("c", "test")
+        cxx.find("test")
     except cxx.CompilerMissing:
-        pytest.skip("no C compiler")
+        pytest.skip("no C++ compiler")
     kept = tmp_path_factory.mktemp("cache") / "native"
     assert made(kept).library() is not None
     return kept
 
 
-@pytest.fixture
-def library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    native = host_native.NativeLibrary(Cache(str(folder), private=True))
-    monkeypatch.setattr(host_native, "_native", lambda: native)
-    found = native.library()
+@lru_cache(maxsize=64)
+def _made(folder: Path, make: Callable[..., HostUnit], *arguments: Any) -> ctypes.CDLL:
+    found = made(folder, make(*arguments)).library()
     assert found is not None
     return found
+
+
+@pytest.fixture
+def library(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every unit is there when it is asked for."""
+    monkeypatch.setattr(compiled, "READY", {})
+    monkeypatch.setattr(host_native, "library", lambda *unit, nbytes=0: _made(folder, *unit))
+
+
+def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "READY", {})
+    monkeypatch.setattr(host_native, "library", lambda *unit, nbytes=0: None)
 
 
 def test_it_knows_what_checkpoints_hold() -> None:
@@ -107,10 +130,10 @@ def test_it_knows_what_checkpoints_hold() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_casts_are_the_references(rule: CastRule, library: ctypes.CDLL) -> None:
+def test_casts_are_the_references(rule: CastRule, library: None) -> None:
     src, dst = rule.src, rule.dst
     codes = hard_values.codes(src, dst, 1, 0.05, 5_000) if src.bits > 16 else np.arange(1 << 16, dtype=np.uint16)
-    cast = host_native_cast.find(rule)
+    cast = host_native_cast.find_counted(rule)
     assert cast is not None
     out = np.empty(codes.size, dst.code_numpy)
     cast(codes, out)
@@ -120,9 +143,9 @@ def test_casts_are_the_references(rule: CastRule, library: ctypes.CDLL) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=_name)
-def test_counts_are_those_of_the_report(rule: CastRule, library: ctypes.CDLL) -> None:
+def test_counts_are_those_of_the_report(rule: CastRule, library: None) -> None:
     src, dst, attributes = rule.src, rule.dst, RULES[rule]
-    cast = host_native_cast.find(rule)
+    cast = host_native_cast.find_counted(rule)
     assert cast is not None
     values = np.random.default_rng(5).uniform(-2, 2, 2000) * 2.0 ** np.random.default_rng(6).integers(-30, 0, 2000)
     ordinary = np.concatenate([values[:500], values, [0.0, -0.0, 0.0]])
@@ -143,10 +166,10 @@ COUNTS = ("elements", "nonzero", "saturated", "infinite", "nan", "nan_lost", "un
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 15, 33, 100])
-def test_any_length_and_address(size: int, library: ctypes.CDLL) -> None:
+def test_any_length_and_address(size: int, library: None) -> None:
     x = np.random.default_rng(size).standard_normal(size + 3).astype(np.float32)[3:]
     for rule in (rule for rule in RULES if rule.src.name == "FLOAT"):
-        cast, out = host_native_cast.find(rule), np.full(size + 2, 0x55, rule.dst.code_numpy)
+        cast, out = host_native_cast.find_counted(rule), np.full(size + 2, 0x55, rule.dst.code_numpy)
         assert cast is not None
         seen = cast(x.view(np.uint32), out[1:-1])
         assert np.array_equal(out[1:-1], reference.apply(x, rule).view(rule.dst.code_numpy))
@@ -154,12 +177,12 @@ def test_any_length_and_address(size: int, library: ctypes.CDLL) -> None:
         assert seen.source_zeros == 0
 
 
-def test_sums_are_those_of_numpy(library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_those_of_numpy(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     data = np.random.default_rng(2).integers(0, 256, 5003, dtype=np.uint8)
     data[1000:3000] = 255
     cases = [(data[start:], position) for start in range(9) for position in (0, 3, 8)] + [(data[:5], 6), (data[:0], 0)]
     found = [checksums.checksum(*case) for case in cases]
-    monkeypatch.setattr(host_native, "_native", lambda: None)
+    without_library(monkeypatch)
     assert found == [checksums.checksum(*case) for case in cases]
 
 
@@ -171,7 +194,7 @@ def test_sums_are_those_of_numpy(library: ctypes.CDLL, monkeypatch: pytest.Monke
 def test_files_are_the_same_without_it(
     to: str,
     suffix: str,
-    library: ctypes.CDLL,
+    library: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -184,8 +207,9 @@ def test_files_are_the_same_without_it(
     half = {f"half.{name}": value[:10_000].astype(np.float16) for name, value in tensors.items()}
     files.save(str(tmp_path / f"in{suffix}"), {**tensors, **half, "big": x[:99].astype(">f4")})
     told = []
-    for native in (host_native._native(), None):
-        monkeypatch.setattr(host_native, "_native", lambda native=native: native)
+    for is_there in (True, False):
+        if not is_there:
+            without_library(monkeypatch)
         target = tmp_path / f"out{suffix}"
         argv = ["convert", str(tmp_path / f"in{suffix}"), str(target), "--to", to, "--scale", "none", "--allow-loss"]
         assert cli.main(argv) == 0
@@ -201,9 +225,9 @@ def _tensors(path: Path) -> dict[str, bytes]:
         return {tensor.name: tensor.read().tobytes() for tensor in file.tensors}
 
 
-def test_a_call_of_the_system_that_fails_is_told(library: ctypes.CDLL, tmp_path: Path) -> None:
+def test_a_call_of_the_system_that_fails_is_told(library: None, tmp_path: Path) -> None:
     rule = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
-    cast, path = host_native_cast.find(rule), tmp_path / "file"
+    cast, path = host_native_cast.find_counted(rule), tmp_path / "file"
     assert cast is not None
     path.write_bytes(bytes(4000))
     with path.open("rb") as source, (tmp_path / "out").open("w+b") as target:
@@ -220,10 +244,10 @@ def test_a_call_of_the_system_that_fails_is_told(library: ctypes.CDLL, tmp_path:
 
 @pytest.mark.parametrize("to", ["BFLOAT16", "FLOAT8E4M3FN"])
 @pytest.mark.parametrize("size", [1, 5, 32768, 70_003])
-def test_files_are_cast_and_summed(size: int, to: str, library: ctypes.CDLL, tmp_path: Path) -> None:
+def test_files_are_cast_and_summed(size: int, to: str, library: None, tmp_path: Path) -> None:
     rule, x = resolve(dtype("FLOAT"), dtype(to)), np.random.default_rng(size).standard_normal(size).astype(np.float32)
     (tmp_path / "in").write_bytes(b"123" + x.tobytes())
-    cast = host_native_cast.find(rule)
+    cast = host_native_cast.find_counted(rule)
     assert cast is not None
     with (tmp_path / "in").open("rb") as source, (tmp_path / "out").open("w+b") as target:
         done = cast.file(
@@ -236,7 +260,7 @@ def test_files_are_cast_and_summed(size: int, to: str, library: ctypes.CDLL, tmp
 
 
 def test_errors_of_the_system_are_the_same(
-    library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    library: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files.save(str(tmp_path / "in.safetensors"), {"x": np.ones(1 << 22, np.float32)})
 
@@ -244,7 +268,7 @@ def test_errors_of_the_system_are_the_same(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # As the library finds it, and then Python.
-    monkeypatch.setattr(host_native_cast.NativeCast, "file", lambda *_: None)
+    monkeypatch.setattr(host_native_cast.CountedCast, "file", lambda *_: None)
     monkeypatch.setattr(os, "pwrite", full)
     argv = ["convert", str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors"), "--to", "BFLOAT16"]
     assert cli.main(argv) == 1
@@ -256,7 +280,7 @@ def test_errors_of_the_system_are_the_same(
 
 @pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "FLOAT16"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_quantized_arrays_are_the_references(name: str, src: str, library: ctypes.CDLL) -> None:
+def test_quantized_arrays_are_the_references(name: str, src: str, library: None) -> None:
     format, rng = FORMATS[name], np.random.default_rng(4)
     ordinary = rng.standard_normal((32, 96))
     # Midpoints of codes, zeros, numbers of all sizes, ragged blocks, and what NumPy has to answer.
@@ -274,19 +298,21 @@ def test_quantized_arrays_are_the_references(name: str, src: str, library: ctype
             assert found.scales.tobytes() == wanted.scales.tobytes()
             for part in ("zero_points", "global_scale"):
                 assert np.array_equal(getattr(found, part), getattr(wanted, part)), part
-    grid = BlockGrid.of(format, x.shape, 1)
-    assert quantization_native.find(np.zeros(grid.shape, x.dtype), grid, format) is not None
+    # Blocks of an axis are whole rows of axis 0, and columns of axis 1: there each element would take a call.
+    grids = [BlockGrid.of(format, x.shape, axis) for axis in ((0, 1) if format.block == "axis" else (1,))]
+    taken = [quantization_native.find(np.zeros(grid.shape, x.dtype), grid, format) is not None for grid in grids]
+    assert taken == [True, False][: len(grids)]
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "int8_32", "int8_axis", "int4_zp_128", "uint4_zp_32"])
-def test_quotients_beside_midpoints(name: str, library: ctypes.CDLL) -> None:
+def test_quotients_beside_midpoints(name: str, library: None) -> None:
     x, _ = beside_midpoints(FORMATS[name], 1)
     found, wanted = (how(x, FORMATS[name], axis=1) for how in (quantization_host.quantize, quantize_by_reference))
     assert found.data.tobytes() == wanted.data.tobytes()
 
 
 @pytest.mark.parametrize("name", ["float8e4m3fn_axis", "float8e5m2_axis"])
-def test_quotients_beside_midpoints_of_subnormal_codes(name: str, library: ctypes.CDLL) -> None:
+def test_quotients_beside_midpoints_of_subnormal_codes(name: str, library: None) -> None:
     """One in a block, which nothing else sends the slower way."""
     format, count = FORMATS[name], 2000
     element, rng = format.element, np.random.default_rng(8)
@@ -303,7 +329,7 @@ def test_quotients_beside_midpoints_of_subnormal_codes(name: str, library: ctype
 
 
 @pytest.mark.parametrize("row", ["FLOAT", "BFLOAT16", "FLOAT8E4M3FN"])
-def test_a_look_at_codes(row: str, library: ctypes.CDLL) -> None:
+def test_a_look_at_codes(row: str, library: None) -> None:
     kind = dtype(row)
     codes = np.array([0, kind.sign_code, 5, kind.sign_code | 9, 0, 7] * 9, kind.code_numpy)
     assert host_native_cast.look(codes, kind.code_mask & ~kind.sign_code) == (9, 27)
@@ -321,7 +347,7 @@ def test_a_look_at_codes(row: str, library: ctypes.CDLL) -> None:
 def test_scaled_files_are_the_same_without_it(
     to: str,
     scale: str,
-    library: ctypes.CDLL,
+    library: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -337,8 +363,9 @@ def test_scaled_files_are_the_same_without_it(
     }
     files.save(str(tmp_path / "in.safetensors"), tensors)
     told = []
-    for native in (host_native._native(), None):
-        monkeypatch.setattr(host_native, "_native", lambda native=native: native)
+    for is_there in (True, False):
+        if not is_there:
+            without_library(monkeypatch)
         target = tmp_path / "out.safetensors"
         argv = ["convert", str(tmp_path / "in.safetensors"), str(target), "--to", to, "--scale", scale]
         assert cli.main([*argv, "--allow-loss"]) == 0
@@ -356,7 +383,7 @@ WIDE = ("FLOAT", "BFLOAT16", "FLOAT16")
 def test_nothing_is_compiled_for_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setattr(cxx, "find", lambda *_: asked.append("c") or ["false"])
-    native = host_native.NativeLibrary(Cache(str(tmp_path / "native"), private=True), 1000)
+    native = _library(tmp_path / "native", worth=1000)
     assert native.library(999) is None
     assert not (tmp_path / "native").exists()
     # It is asked for once.
@@ -368,7 +395,7 @@ def test_nothing_is_compiled_for_little_work(tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false", f"{sys.executable} -c pass"])
 def test_without_a_compiler_that_works(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setenv("CXX", compiler)
     assert made(tmp_path / "native").library() is None
     assert list(tmp_path.glob("native/*")) == []
 
@@ -392,7 +419,7 @@ def test_a_folder_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_file_that_others_may_write_is_not_loaded(folder: Path, tmp_path: Path) -> None:
-    (kept,) = folder.iterdir()
+    kept = _kept(folder)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     copy = tmp_path / "native" / kept.name
@@ -400,31 +427,31 @@ def test_a_file_that_others_may_write_is_not_loaded(folder: Path, tmp_path: Path
     copy.write_bytes(kept.read_bytes())
     for mode, loaded in ((0o644, True), (0o664, False), (0o646, False)):
         copy.chmod(mode)
-        native = host_native.NativeLibrary(Cache(str(copy.parent), private=True))
+        native = _library(copy.parent, worth=1)
         assert (native.library() is not None) == loaded
 
 
 def test_a_damaged_file_is_not_loaded(folder: Path, tmp_path: Path) -> None:
-    (kept,) = folder.iterdir()
+    kept = _kept(folder)
     (tmp_path / "native").mkdir()
     data = kept.read_bytes()
     for damaged in (b"", data[:100], data[:-1], data[:5000] + b"x" + data[5001:]):
         (tmp_path / "native" / kept.name).write_bytes(damaged)
         (tmp_path / "native" / kept.name).chmod(0o600)
-        assert host_native.NativeLibrary(Cache(str(tmp_path / "native"), private=True)).library() is None
+        assert _library(tmp_path / "native", worth=1).library() is None
     # What is no library, but as it was kept.
     cache = Cache(str(tmp_path / "native"), private=True)
-    cache.put(host_native.NativeLibrary(cache).key(), b"\x7fELF")
-    assert host_native.NativeLibrary(Cache(str(tmp_path / "native"), private=True)).library() is None
+    cache.put(_library(tmp_path / "native").key(), b"\x7fELF")
+    assert _library(tmp_path / "native", worth=1).library() is None
 
 
-def test_a_library_that_computes_something_else_is_not_used(
-    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_computes_something_else_is_not_used(library: None, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
-    other = resolve(dtype("FLOAT"), dtype("FLOAT8E5M2"))
-    wrong = host_native_cast.NativeCast(library, other)._conversion
-    monkeypatch.setattr(host_native_cast, "conversion", lambda rule: wrong)
+    wrong = kernel_name(resolve(dtype("FLOAT"), dtype("BFLOAT16")))
+    assert host_native_cast.find(rule) is not None
+    # The function of another rule stands under the name of this one.
+    monkeypatch.setattr(host_native_cast, "kernel_name", lambda rule: wrong)
+    compiled.READY.clear()
     host_native_cast._checked.cache_clear()
     assert host_native_cast.find(rule) is None
     host_native_cast._checked.cache_clear()
@@ -435,28 +462,37 @@ def test_a_library_that_computes_something_else_is_not_used(
 )
 def test_it_can_be_switched_off(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUCAST_NATIVE")
-    assert host_native._native.__wrapped__() is not None
+    assert host_native._cache.__wrapped__() is not None
     monkeypatch.setenv(name, value)
-    assert host_native._native.__wrapped__() is None
+    assert host_native._cache.__wrapped__() is None
 
 
 def test_a_conversion_says_how_much_there_is_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said: list[int] = []
-    monkeypatch.setattr(host_native, "library", lambda nbytes=0: said.append(nbytes))
+    said: dict[str, int] = {}
+
+    def note(make: Callable[..., HostUnit], *arguments: Any, nbytes: int = 0) -> None:
+        name = "-".join(map(str, (make.__module__.split(".")[1], make.__name__, *arguments)))
+        said[name] = said.get(name, 0) + nbytes
+
+    monkeypatch.setattr(host_native, "library", note)
     x = np.ones((64, 64))
     tensors = {"w": x.astype(np.float32), "half": x.astype(np.float16), "wide": x, "ids": np.arange(9)}
     files.save(str(tmp_path / "in.safetensors"), tensors)
-    for scale, most in (("none", 6), ("mx", 12)):
+    native = {"native-_counted_unit-FLOAT": 4, "native-_counted_unit-FLOAT16": 2, "codegen-file_unit": 6}
+    quantized = {"quantization-_unit-FLOAT": 8, "quantization-_unit-FLOAT16": 4, "codegen-equal_unit": 12}
+    for scale, wanted in (("none", native), ("mx", quantized)):
         target = str(tmp_path / f"{scale}.safetensors")
         argv = ["convert", str(tmp_path / "in.safetensors"), target, "--to", "FLOAT8E4M3FN", "--scale", scale]
         assert cli.main([*argv, "--quiet"]) == 0
-        assert sum(said) == most * x.size
+        found = {name: nbytes for name, nbytes in said.items() if nbytes and not name.startswith("native-_unit")}
+        assert found == {name: times * x.size for name, times in wanted.items()}
         said.clear()
 
 
 def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> None:
     code = (
-        "import sys, threading; from gpucast.cpu.native import library as host_native; native = host_native._native()\n"
+        "import sys, threading; from gpucast.native import library as host_native\n"
+        "from gpucast.codegen.host import file_unit; native = host_native._native(file_unit)\n"
         "native.library()\n"
         "[t.join() for t in threading.enumerate() if t.name == host_native.THREAD]\n"
         "print(native.library() is not None)"
@@ -470,7 +506,7 @@ def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> Non
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in running] == ["True", "True"]
     (kept,) = (tmp_path / "native").iterdir()
-    assert kept.name == next(folder.iterdir()).name
+    assert kept.name == _kept(folder).name
 
 
 # ---- all codes ----
@@ -479,12 +515,13 @@ def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "to", ["FLOAT16", "BFLOAT16", *(row.name for row in DTYPES if row.bits == 8 and row.family == "float")]
 )
-def test_codes_of_float(to: str, library: ctypes.CDLL, exhaustive: bool) -> None:
+def test_codes_of_float(to: str, library: None, exhaustive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = resolve(dtype("FLOAT"), dtype(to))
     cast, block = host_native_cast.find(rule), 1 << 16
     assert cast is not None
     low, out = np.arange(block, dtype=np.uint32), np.empty(block, rule.dst.code_numpy)
     wanted = np.empty(block, rule.dst.numpy)
+    without_library(monkeypatch)
     lane = lanes.lane(rule, 1 << 32, block)
     for high in range(0, 1 << 16, 1 if exhaustive else 1009):
         codes = low | np.uint32(high << 16)

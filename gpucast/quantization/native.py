@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization by the host's C library: the extremes of blocks, and the codes of quotients.
+"""Quantization by the host's compiled library: the extremes of blocks, and the codes of quotients.
 
 NumPy does what the library does not support: infinities and NaN, DOUBLE, short blocks.
 """
@@ -14,48 +14,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.codegen.host import HostUnit, equal_unit, quotient_unit
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.formats import SOURCES, Format
 from gpucast.core.rule import resolve
 from gpucast.cpu.encode import decode, encode
-from gpucast.cpu.native import cast
-from gpucast.cpu.native import library as host_native
+from gpucast.native import library as host_native
 from gpucast.quantization.cpu.blocks import BlockGrid
 
 Array = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
+_SOURCES = tuple(kind for kind in SOURCES if kind is not _DOUBLE)
 #: The shortest blocks worth it: each row of a block costs a call, and NumPy is quicker for shorter rows.
 _SHORTEST = 16
-#: `SHORT` of host_native_blocks.c.
+#: `short_block` of kernels/host/blocks.hpp.
 _COUNTS = 32
 
 
 class _Blocks(ctypes.Structure):
-    """`Blocks` of host_native_blocks.c."""
+    """`Blocks` of kernels/host/blocks.hpp."""
 
     _fields_ = [(name, ctypes.c_uint64 * 3) for name in ("shape", "lengths", "grid")]
 
 
 class _Array(ctypes.Structure):
-    """`Array` of host_native_blocks.c."""
+    """`Array` of kernels/host/blocks.hpp."""
 
     _fields_ = (("first", ctypes.c_void_p), ("itemsize", ctypes.c_uint64))
 
 
-class _Quotient(ctypes.Structure):
-    """`Quotient` of host_native_blocks.c."""
-
-    _fields_ = (("rule", cast.Conversion), ("zeros", ctypes.c_uint32))
-
-
 class _Integers(ctypes.Structure):
-    """`Integers` of host_native_blocks.c."""
+    """`Integers` of kernels/host/blocks.hpp."""
 
     _fields_ = (("least", ctypes.c_int32), ("most", ctypes.c_int32), ("mask", ctypes.c_uint32))
 
 
-#: `Step` of host_native_blocks.c.
+#: `Step` of kernels/host/blocks.hpp.
 _STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
 
 
@@ -64,23 +59,20 @@ class NativeQuantizer:
 
     def __init__(self, library: ctypes.CDLL, src: DType, format: Format) -> None:
         self._library, self._src, self._format = library, src, format
-        self._each, self._load = library["each_run"], cast.load(src)
+        self._each, element = library["each_run"], format.element
         #: Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         self._powers = format.scale is _E8M0
-        self._run, self._more = self._integers() if format.element.family == "int" else self._floats()
+        self._more: ctypes.Structure | None = None
+        if element.family == "int":
+            self._run = self._of_source("Whole")
+            self._more = _Integers(int(element.min), int(element.max), element.code_mask)
+        else:
+            # With a global scale the divisor is a product, which is rounded when it becomes a FLOAT.
+            division = "Multiplied" if self._powers else "Near" if format.global_scale else "Divided"
+            self._run = library[f"{division}_{element.name}"]
 
-    def _integers(self) -> tuple[Any, ctypes.Structure]:
-        element = self._format.element
-        return self._library[f"{self._load}_whole"], _Integers(int(element.min), int(element.max), element.code_mask)
-
-    def _floats(self) -> tuple[Any, ctypes.Structure]:
-        format = self._format
-        # With a global scale the divisor is a product, which is rounded when it becomes a FLOAT.
-        how = "multiplied" if self._powers else "near" if format.global_scale else "divided"
-        # A midpoint of two codes has two significant bits more than their mantissa.
-        zeros = (1 << (_FLOAT.mantissa_bits - 1 - format.element.mantissa_bits)) - 1
-        conversion = cast.conversion(resolve(self._src, format.element))
-        return self._library[f"{self._load}_{how}"], _Quotient(conversion, zeros)
+    def _of_source(self, work: str) -> Any:
+        return self._library[f"{work}_{self._src.name}"]
 
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
@@ -88,7 +80,7 @@ class NativeQuantizer:
         results = np.zeros((*grid.counts, 1 + ranges), src.code_numpy)
         # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
         results[..., :-1] = src.sign_code
-        run = self._library[f"{'range' if ranges else 'largest'}_of_{src.bits}"]
+        run = self._of_source("Range" if ranges else "Largest")
         of_blocks = _array(results, results.itemsize * (1 + ranges))
         self._each(run, _array(source), _array(source), _blocks(grid), of_blocks, None)
         if (results & (src.sign_code - 1)).max(initial=0) > src.max_code:
@@ -106,7 +98,7 @@ class NativeQuantizer:
             of_blocks = np.ascontiguousarray(d)
         else:
             of_blocks = (1 / d if self._powers else d).astype(np.float32)
-        more = ctypes.byref(self._more)
+        more = None if self._more is None else ctypes.byref(self._more)
         self._each(self._run, _array(source), _array(data), _blocks(grid), _array(of_blocks), more)
 
     def beyond(self, source: Array, grid: BlockGrid, limits: Array) -> int:
@@ -117,43 +109,50 @@ class NativeQuantizer:
         below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
         counts = np.zeros(_COUNTS, np.uint32)
         x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
-        self._each(self._library[f"{self._load}_beyond"], x, x, _blocks(grid), _array(below), more)
+        self._each(self._of_source("Beyond"), x, x, _blocks(grid), _array(below), more)
         return int(counts.sum(dtype=np.uint64))
 
 
 def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
     """How many codes of a contiguous UINT8 array equal `of_blocks` of their block; None without the library."""
-    library = host_native.library()
+    library = host_native.library(equal_unit)
     if library is None or not _is_long_enough(grid):
         return None
     count, x = ctypes.c_uint64(), _array(codes)
-    library["each_run"](library["equal"], x, x, _blocks(grid), _array(of_blocks), ctypes.byref(count))
+    library["each_run"](library["Equal"], x, x, _blocks(grid), _array(of_blocks), ctypes.byref(count))
     return count.value
 
 
 def find(source: Array, grid: BlockGrid, format: Format) -> NativeQuantizer | None:
     """The quantizer for a native, contiguous array; None where NumPy has to do it."""
     src = dtype(source.dtype)
-    if src is _DOUBLE or not source.size or not _is_long_enough(grid):
+    if src not in _SOURCES or not source.size or not _is_long_enough(grid):
         return None
-    library = host_native.library()
+    library = host_native.library(_unit, src)
     return None if library is None else _checked(library, src, format)
 
 
+def announce(src: DType, nbytes: int) -> None:
+    """Say that this many bytes of a type are about to be quantized, which may be worth a compiler's time."""
+    if src in _SOURCES:
+        host_native.library(_unit, src, nbytes=nbytes)
+        host_native.library(equal_unit, nbytes=nbytes)
+
+
+def _unit(src: DType) -> HostUnit:
+    return quotient_unit(src, [resolve(_FLOAT, kind) for kind in DTYPES if kind.family == "float" and kind.bits <= 8])
+
+
 def _is_long_enough(grid: BlockGrid) -> bool:
-    return min(_SHORTEST, grid.shape[2]) <= grid.lengths[2] and grid.shape[2] < 1 << 32
+    return grid.lengths[2] >= _SHORTEST and grid.shape[2] < 1 << 32
 
 
 @lru_cache(maxsize=64)
 def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantizer | None:
     """The quantizer, or None if the library does not support this cast or was compiled wrongly."""
     element, integers = format.element, format.element.family == "int"
-    if integers:
-        # Scales with a smaller range may give quotients that are too large for the library's integers.
-        is_known = format.scale in (_FLOAT, _E8M0)
-    else:
-        is_known = cast.is_known(resolve(src, element))
-    if not is_known:
+    # Scales with a smaller range may give quotients that are too large for the library's integers.
+    if integers and format.scale not in (_FLOAT, _E8M0):
         return None
     native, shape = NativeQuantizer(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]

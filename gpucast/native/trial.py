@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loads the host's C library and checks it before it is used.
+"""Loads a library of the host and checks it before it is used.
 
 A library runs code when it is loaded: one that was linked with -ffast-math makes the processor treat subnormal numbers
 as zero from then on, in NumPy too. So the state of the floating-point unit is saved before and restored afterwards, and

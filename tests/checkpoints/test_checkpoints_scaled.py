@@ -218,6 +218,14 @@ def test_verify_notices_another_global_scale(
         assert "is not what the reference gives" in failure(capsys, "in", "out", *options)
 
 
+def test_verify_of_a_global_scale_beside_codes_of_many_reads() -> None:
+    # Codes that are packed in bytes are read 2^19 at a time, and compared 2^20 at a time.
+    save("in/model.safetensors", {"l.weight": numbers(2064, 1024)})
+    Path("in/config.json").write_text("{}")
+    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "compressed-tensors"]
+    assert convert("in", "out", *options, "--verify") == 0
+
+
 #: Scales of one kind, and of two.
 ON_DEVICE = [("FLOAT8E4M3FN", "block"), ("FLOAT4E2M1", "nvfp4")]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from gpucast.checkpoints.planning.identity import Identity
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan
+from gpucast.checkpoints.scales.fused import FusedGroup
 from gpucast.checkpoints.scales.per_file import FileScales
 from gpucast.core.version import __version__
 
@@ -29,6 +31,8 @@ class FilePlan:
     external: str | None = None
     #: Which tensors are codes and scales.
     scales: FileScales = field(default_factory=FileScales)
+    #: The weights that share a global scale, by each of their names in this file.
+    groups: Mapping[str, FusedGroup] = field(default_factory=dict)
 
     def changed(self, quick: bool = False) -> str | None:
         """The first input file that has changed since planning. `quick` compares only sizes and times."""

@@ -12,7 +12,8 @@ from gpucast.checkpoints.planning.selection import Choice, read_as
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.dequantized import Dequantized
-from gpucast.checkpoints.scales.per_file import FileScales
+from gpucast.checkpoints.scales.fused import FusedGroup
+from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
 from gpucast.checkpoints.scales.quantize import Scaled
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.seeds import tensor_seed
@@ -66,12 +67,20 @@ class TensorPlan:
 class TensorPlanner:
     """Plans the tensors of an open file; `tensors` are read as the request asks."""
 
-    def __init__(self, file: TensorFile, request: Request, alone: bool, scales: FileScales) -> None:
-        self._path, self._request, self._scales = file.path, request, scales
+    def __init__(
+        self,
+        file: TensorFile,
+        request: Request,
+        alone: bool,
+        scales: FileScales,
+        groups: Mapping[str, FusedGroup] | None = None,
+    ) -> None:
+        """`groups`: the weights that share a global scale, by each of their names."""
+        self._path, self._request, self._scales, self._groups = file.path, request, scales, groups or {}
         self.tensors: list[Tensor] = file.tensors
         if request.source_dtype is not None:
             self.tensors = read_as(file.tensors, request.source_dtype, request.choice, file.path)
-        self.tensors = _read_as_numbers(self.tensors, scales, file.path)
+        self.tensors = read_as_numbers(self.tensors, scales, file.path)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
         self._metadata = file.metadata
@@ -96,7 +105,9 @@ class TensorPlanner:
     def scaled(self, tensor: Tensor) -> Scaled | None:
         """How a tensor is quantized, if it gets scales; None if it gets none."""
         stored = self._all_stored().get(tensor.name)
-        return None if stored is None else Scaled(tensor, stored, self._request.random(tensor.name))
+        if stored is None:
+            return None
+        return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the written file."""
@@ -141,19 +152,6 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
     return scaling.scaled_storage(tensor, dtype, request.scale, request.style, request.attributes, path, asked_for)
-
-
-def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
-    """The tensors, with codes and their scales replaced by one tensor of numbers."""
-    if not scales.dropped:
-        return list(tensors)
-    named = {tensor.name: tensor for tensor in tensors}
-    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
-    return [
-        numbers.get(tensor.name, tensor)
-        for tensor in tensors
-        if tensor.name in numbers or tensor.name not in scales.dropped
-    ]
 
 
 def _nbytes(spec: Spec) -> int | None:

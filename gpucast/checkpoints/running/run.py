@@ -206,7 +206,7 @@ class _Run:
     def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        planner = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        planner = TensorPlanner(source, self._plan.request, self._plan.single, file.scales, file.groups)
         if self._options.device in (None, "cpu"):
             host_native.library(_native_work(planner.tensors, file.tensors, self._plan.request))
         specs = {tensor.name: planner.plan(tensor, out)[1] for tensor in planner.tensors}

@@ -28,7 +28,7 @@ def verify(source_path: str, written: str, file: FilePlan, plan: ConversionPlan,
     """
     compared = 0
     with TensorFile(source_path) as before, TensorFile(written) as after:
-        planner = TensorPlanner(before, plan.request, alone=plan.single, scales=file.scales)
+        planner = TensorPlanner(before, plan.request, plan.single, file.scales, file.groups)
         sources = {tensor.name: tensor for tensor in planner.tensors}
         found = {tensor.name: tensor for tensor in after.tensors}
         by_place = list(after.tensors)

@@ -118,3 +118,16 @@ def _numbers(tensor: DetectedTensor, path: str) -> Tensor:
     if tensor.stored is not None:
         return Dequantized.of(tensor, {}, path)
     return LoadedTensor(tensor.base, _FLOAT, (1, 1), tensor.kind, 0, np.zeros((1, 1), np.float32))
+
+
+def read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
+    """The tensors, with codes and their scales replaced by one tensor of numbers."""
+    if not scales.dropped:
+        return list(tensors)
+    named = {tensor.name: tensor for tensor in tensors}
+    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
+    return [
+        numbers.get(tensor.name, tensor)
+        for tensor in tensors
+        if tensor.name in numbers or tensor.name not in scales.dropped
+    ]

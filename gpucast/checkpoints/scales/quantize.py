@@ -10,9 +10,11 @@ from typing import Any
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses.scaled_counts import counted
 from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.scales.fused import FusedGroup
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.scales.styles import Unsuitable
 from gpucast.checkpoints.streaming.pieces import (
+    Engine,
     Quantizer,
     by_reference,
     dequantized,
@@ -123,6 +125,8 @@ class Scaled:
     stored: Stored
     #: The random bits for stochastic rounding.
     random: Random | None = None
+    #: The weights that share its global scale, if there are more.
+    group: FusedGroup | None = None
 
     @property
     def specs(self) -> Sequence[Spec]:
@@ -137,7 +141,7 @@ class Scaled:
         """
         stored, format = self.stored, self.stored.format
         engine = host.quantize if device in (None, "cpu") else on_device(str(device))
-        quantize = Quantizer(self.tensor, format, engine, self.random)
+        quantize = self._quantizer(engine)
         scales: list[Parts] = []
 
         def work(piece: tuple[int, Array]) -> tuple[Array, Array, Array, CastReport, Parts]:
@@ -162,6 +166,10 @@ class Scaled:
             if part != "data":
                 write(spec, [arrays[part]])
 
+    def _quantizer(self, engine: Engine) -> Quantizer:
+        among = None if self.group is None else self.group.extremes
+        return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
+
     def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
         """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
 
@@ -173,7 +181,7 @@ class Scaled:
             if tensors[part].dtype is not spec.dtype or tensors[part].shape != spec.shape:
                 actual = f"{tensors[part].kind} {tensors[part].shape}"
                 raise FileError(f"{caller}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
-        quantize = Quantizer(self.tensor, format, by_reference, self.random)
+        quantize = self._quantizer(by_reference)
         # All but the codes is read now: the tensors of a file share its stream, in which the codes then go on.
         loaded = stored.loaded_parts(tensors)
         global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None

@@ -93,8 +93,8 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--style",
         choices=scale_styles.STYLES,
-        default=scale_styles.STYLES[0],
-        help="the names under which scales are stored, and the config.json for who reads them (default: %(default)s)",
+        help="the names under which scales are stored, and the config.json for who reads them (default: "
+        f"{scale_styles.STYLES[0]}; beside a config.json it must be given)",
     )
 
 

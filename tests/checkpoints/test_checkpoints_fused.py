@@ -78,7 +78,8 @@ def test_a_change_of_a_joined_weight_elsewhere_is_noticed() -> None:
     save("in/a.safetensors", {"l.q_proj.weight": numbers(16, 64)})
     save("in/b.safetensors", {"l.k_proj.weight": numbers(16, 64)})
     Path("in/config.json").write_text("{}")
-    request = checkpoints.Request(checkpoints.Choice(dtype("FLOAT4E2M1")), {}, "nvfp4", style="compressed-tensors")
+    choice = checkpoints.Choice(dtype("FLOAT4E2M1"))
+    request = checkpoints.Request(choice, {}, "nvfp4", asked_style="compressed-tensors")
     plan = checkpoints.make_plan("in", "out", request)
     save("in/b.safetensors", {"l.k_proj.weight": numbers(16, 64, seed=1)})
     assert plan.files[0].changed() is not None

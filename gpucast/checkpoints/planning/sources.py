@@ -37,6 +37,22 @@ class Source:
     indexes: tuple[tuple[str, Index], ...] = ()
 
 
+def _inside(folder: str, name: str, path: str, what: str) -> str:
+    """As `inside`. The links of a snapshot in the cache of Hugging Face are followed to the blobs beside it."""
+    return inside(folder, name, path, what, _blobs(folder))
+
+
+def _blobs(folder: str) -> str | None:
+    """Where the files of a snapshot are: huggingface_hub keeps REPOSITORY/snapshots/REVISION, whose files are links to
+    REPOSITORY/blobs. None if the folder is not, or not in, such a snapshot."""
+    parts = os.path.realpath(folder).split(os.sep)
+    for place in range(len(parts) - 2, 0, -1):
+        if parts[place] == "snapshots" and parts[place - 1].startswith(("models--", "datasets--", "spaces--")):
+            blobs = os.sep.join([*parts[:place], "blobs"])
+            return blobs if os.path.isdir(blobs) and not os.path.islink(blobs) else None
+    return None
+
+
 def find(path: str, target: str) -> Source:
     """The files of `path` that are converted to `target`. FileError; OSError if they cannot be read."""
     if os.path.isdir(path):
@@ -91,14 +107,14 @@ def _names(folder: str) -> Iterator[str]:
 
 def _item(folder: str, name: str, path: str, what: str) -> SourceFile:
     suffix = os.path.splitext(name)[1].lower()
-    return SourceFile(inside(folder, name, path, what), name, suffix in SUFFIXES)
+    return SourceFile(_inside(folder, name, path, what), name, suffix in SUFFIXES)
 
 
 def _check_shards(index_file: Index) -> None:
     if not index_file.weight_map:
         raise FileError(f"{index_file.path}: the weight_map is empty")
     for name in index_file.files:
-        inside(os.path.dirname(index_file.path) or ".", name, index_file.path, "weight_map names")
+        _inside(os.path.dirname(index_file.path) or ".", name, index_file.path, "weight_map names")
         if not name.endswith(".safetensors"):
             raise FileError(f"{index_file.path}: weight_map names {name!r}; expected .safetensors files")
 

@@ -35,13 +35,18 @@ class Request:
     source_dtype: DType | None = None
     #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
     detail: Detail = "counts"
-    #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`.
-    style: str = scale_styles.STYLES[0]
+    #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`; None where nobody said.
+    asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
+
+    @property
+    def style(self) -> str:
+        """How scales are stored."""
+        return self.asked_style or scale_styles.STYLES[0]
 
     def random(self, name: str) -> Random | None:
         """The random bits for the tensor `name`; None without stochastic rounding."""

@@ -100,7 +100,7 @@ def _check_known(
         if tensor.dtype is not None and tensor.dtype.is_float and is_cast(tensor) and not is_asked_for(tensor):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
-                "here; cast it by name with --include or --rule, or keep it with --exclude"
+                "here; keep it and its codes as they are with --exclude, or, if it is none, cast it by name with --rule"
             )
     for path, tensor, scale in catalogue.unmatched_codes(every):
         # Integer codes are kept anyway, but they have no meaning without their scales.
@@ -108,8 +108,8 @@ def _check_known(
         if is_cast(lost) and not is_asked_for(lost):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
-                f"in a form that is not known here; cast {lost.name!r} by name with --include or --rule, or keep "
-                "it with --exclude"
+                f"in a form that is not known here: cast alone, either loses its meaning; keep both as they are with "
+                f"--exclude {tensor.name!r} --exclude {scale.name!r}"
             )
 
 

@@ -34,6 +34,11 @@ from gpucast.quantization import files as quantized_files
 
 #: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui")
+#: What loads each style, for people.
+LOADERS = (
+    "deepseek (transformers, vLLM, SGLang), compressed-tensors (vLLM, transformers), comfyui (ComfyUI), or gpucast "
+    "(gpucast alone: other loaders take the codes for weights)"
+)
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")
 

@@ -31,7 +31,7 @@ from gpucast.files.inside import within
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
 or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
-and IN and OUT may be the same file. From an index or a folder OUT is a new folder; what holds no tensors is copied.
+and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no tensors is copied.
 The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
 OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
 
@@ -124,6 +124,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a file that exists")
     parser.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
 
 
@@ -167,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
     if args.scheduler is not None:
         # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
-    plan = checkpoints.make_plan(*paths, request)
+    plan = checkpoints.make_plan(*paths, request, args.overwrite)
     if args.report is not None:
         _check_report(args.report, plan)
     if args.dry_run:

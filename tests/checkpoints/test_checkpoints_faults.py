@@ -65,7 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--quiet"])
+    return main(["convert", *argv, "--overwrite", "--quiet"])
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -85,7 +85,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
     more = 100 if exhaustive else 1
     cases = [
         {
-            "argv": ["convert", *argv.split(), "--quiet"],
+            "argv": ["convert", *argv.split(), "--overwrite", "--quiet"],
             "folder": str(tmp_path / name),
             "seed": argv,
             "points": n * more,
@@ -166,7 +166,9 @@ def test_a_full_disk_keeps_what_is_worth_it(
     assert leftovers(folder, "in.safetensors", "out.safetensors") == []
 
 
-def test_no_room_left_on_a_small_file_system(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_room_left_on_a_small_file_system(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mount = folder / "small"
     mount.mkdir()
     mounted = subprocess.run(
@@ -177,7 +179,11 @@ def test_no_room_left_on_a_small_file_system(folder: Path, capsys: pytest.Captur
         pytest.skip("no right to mount a file system; test_an_error_of_the_system tries the error")
     try:
         files.save("in.safetensors", {f"t{i}": BIG for i in range(3)})
-        message = failure(capsys, "in.safetensors", "small/out.safetensors", "--to", "FLOAT16")
+        command = "in.safetensors", "small/out.safetensors", "--to", "FLOAT16"
+        assert "needs 1,572,864 bytes" in failure(capsys, *command)
+        # As if others had taken the room since.
+        monkeypatch.setattr(staging, "check_space", lambda *told: None)
+        message = failure(capsys, *command)
         assert message == "gpucast convert: small/out.safetensors: No space left on device\n"
         assert list(mount.iterdir()) == []
     finally:

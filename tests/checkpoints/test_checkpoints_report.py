@@ -195,7 +195,7 @@ def test_verify_agrees_with_every_type(row: DType, folder: Path, capsys: pytest.
     common = ["--to", row.name, "--scale", "none", "--allow-loss", "--exclude", "t", "--rule", "k=keep", *rounding]
     assert main(["convert", "in.npz", "out.npz", *common, "--verify", "all"]) == 0
     assert "verified: 1,607 elements are what the reference gives" in capsys.readouterr().out
-    assert main(["convert", "in.npz", "out.npz", *common, "--verify", "--json"]) == 0
+    assert main(["convert", "in.npz", "out.npz", *common, "--overwrite", "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verified_elements"] == 1024 + 5 + 2
 
 

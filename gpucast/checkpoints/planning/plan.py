@@ -62,6 +62,8 @@ class ConversionPlan:
     indexes: tuple[tuple[str, str], ...] = ()
     #: Metadata keys of the source that the target's format cannot hold.
     dropped: tuple[str, ...] = ()
+    #: Whether a file that is at the target may be replaced.
+    overwrite: bool = True
 
     @property
     def converted(self) -> list[tuple[FilePlan, TensorPlan]]:

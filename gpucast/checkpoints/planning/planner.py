@@ -21,8 +21,9 @@ from gpucast.checkpoints.scales.per_file import FileScales, scales_by_file
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 
 
-def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
-    """The plan for converting `path` to `target`. Nothing is written yet.
+def make_plan(path: str, target: str, request: Request, overwrite: bool = True) -> ConversionPlan:
+    """The plan for converting `path` to `target`. Nothing is written yet. With `overwrite` a file that is at `target`
+    may be replaced; a folder never is.
 
     FileError for everything that cannot be done: malformed files, types that cannot be cast or stored, names that
     collide. OSError for files that cannot be read.
@@ -59,7 +60,7 @@ def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
     configs = model_config.texts(kept, request, bool(source.indexes), path)
     indexes += tuple(configs.items())
     kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
-    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
+    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)), overwrite)
 
 
 def _file(

@@ -55,6 +55,10 @@ def _blobs(folder: str) -> str | None:
 
 def find(path: str, target: str) -> Source:
     """The files of `path` that are converted to `target`. FileError; OSError if they cannot be read."""
+    if os.path.isdir(path) or path.endswith(index.SUFFIX):
+        suffix = os.path.splitext(target)[1].lower()
+        if suffix in SUFFIXES:
+            raise FileError(f"{target}: is the name of a file ({suffix}), and {path} gives a folder; name a folder")
     if os.path.isdir(path):
         return _folder(path, target)
     if path.endswith(index.SUFFIX):

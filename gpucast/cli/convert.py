@@ -31,7 +31,8 @@ from gpucast.files.inside import within
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
 or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
-and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no tensors is copied.
+and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no
+tensors is copied.
 The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
 OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
 

@@ -260,9 +260,11 @@ class _Run:
             statistics.errors = None
         elif scaled is not None:
 
-            def observe(x: Array, restored: Array, report: CastReport) -> None:
-                statistics.add(x, restored, report)
-                self._advance(tensor.nbytes * x.size // max(1, tensor.size))
+            def observe(report: CastReport, examined: list[tuple[Array, Array, float]]) -> None:
+                statistics.report += report
+                for before, after, largest in examined:
+                    statistics.examine(before, after, largest)
+                self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
 
             detailed = request.detail != "counts"
             scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses.scaled_counts import counted
+from gpucast.checkpoints.losses.sample import runs_of_piece
+from gpucast.checkpoints.losses.scaled_counts import counted, largest_error
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.fused import FusedGroup
 from gpucast.checkpoints.scales.stored import Stored
@@ -21,6 +25,7 @@ from gpucast.checkpoints.streaming.pieces import (
     joined,
     matrices,
     on_device,
+    quantizable,
     sliced,
 )
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
@@ -42,9 +47,9 @@ _SAMPLE = 1 << 10
 
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
-#: Called with each piece of the source (flat), the values that it will be read back as (scales applied; meaningless
-#: unless details are asked for), and the counts of losses: for progress and statistics.
-Observe = Callable[[Array, Array, CastReport], None]
+#: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
+#: they will be read back (scales applied), and their largest relative error.
+Observe = Callable[[CastReport, list[tuple[Array, Array, float]]], None]
 
 
 def is_needed(src: DType | None, dst: DType) -> bool:
@@ -139,25 +144,25 @@ class Scaled:
         Unless `detailed`, the observer gets no values and no largest error. Memory use grows with the number of scales,
         not with the number of elements.
         """
-        stored, format = self.stored, self.stored.format
+        stored, format, size = self.stored, self.stored.format, self.tensor.size
         engine = host.quantize if device in (None, "cpu") else on_device(str(device))
         quantize = self._quantizer(engine)
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, Array]) -> tuple[Array, Array, Array, CastReport, Parts]:
+        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, list[tuple[Array, Array, float]], Parts]:
             start, x = piece
             parts = quantize(x, start)
-            restored = dequantized(parts, format) if detailed else None
-            report = counted(x, parts, format, restored)
-            shown = x if restored is None else restored
-            return x.reshape(-1), shown.reshape(-1), stored.pack(parts.data), report, replace(parts, data=None)
+            chosen = runs_of_piece(size, start, x.size) if detailed else []
+            values, examined = x.reshape(-1), []
+            if chosen:
+                restored = dequantized(parts, format).reshape(-1)
+                examined = [(values[run], restored[run], largest_error(values[run], restored[run])) for run in chosen]
+            return stored.pack(parts.data), counted(x, parts, format), examined, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
-            for x, restored, packed, report, parts in prefetcher.in_order(
-                work, placed(matrices(self.tensor, stored.cut))
-            ):
+            for packed, report, examined, parts in prefetcher.in_order(work, placed(matrices(self.tensor, stored.cut))):
                 scales.append(parts)
-                observe(x, restored, report)
+                observe(report, examined)
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
@@ -186,12 +191,15 @@ class Scaled:
         loaded = stored.loaded_parts(tensors)
         global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
         stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
+        samples = _samples(stored, everything, whole_rows=self.random is not None)
         compared = 0
-        for (start, x), (codes, parts) in zip(placed(matrices(self.tensor, stored.cut)), stored_pieces, strict=True):
-            rows = len(x) if everything else _sampled(format, x.shape[1])
-            wanted = quantize(x[:rows], start)
-            same = _same(wanted.data, codes[:rows]) and all(
-                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[: array.size])
+        for piece, (codes, parts) in zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True):
+            if piece is None:
+                continue
+            start, chosen, x = piece
+            wanted = quantize(x, start)
+            same = _same(wanted.data, codes[chosen.rows, chosen.columns]) and all(
+                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[chosen.block :][: array.size])
                 for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
                 if array is not None
             )
@@ -213,10 +221,61 @@ def unexpected(report: CastReport) -> CastReport:
     return replace(report, saturated=0, underflowed=0)
 
 
-def _sampled(format: Format, columns: int) -> int:
-    """The number of first rows of a piece to compare: about `_SAMPLE` elements, in whole blocks."""
-    block = format.block[0] if format.min_ndim == 2 and isinstance(format.block, tuple) else 1
-    return max(1, _SAMPLE // columns // block) * block
+@dataclass(frozen=True)
+class _Sample:
+    """What is compared of a piece: these rows and columns, whose scales begin with that of block `block`."""
+
+    rows: slice
+    columns: slice
+    block: int = 0
+
+
+def _samples(stored: Stored, everything: bool, whole_rows: bool) -> Iterator[_Sample | None]:
+    """For each piece what is compared of it, whole blocks always: about `_SAMPLE` elements, or all; None for nothing.
+
+    A block that is much larger is compared of so many fewer pieces, the first among them.
+    """
+    format, block = stored.format, stored.format.block
+    chance = np.random.default_rng(math.prod(stored.shape))
+    wait = 0
+    for rows, columns in stored.cut.shapes():
+        if everything:
+            yield _Sample(slice(rows), slice(columns))
+            continue
+        if format.min_ndim == 1 or isinstance(block, str):
+            yield _Sample(slice(min(rows, max(1, _SAMPLE // columns))), slice(columns))
+            continue
+        height, width = format.lengths((rows, columns), 1)
+        # Random bits go by whole rows.
+        width = columns if whole_rows else width
+        tiles = max(1, _SAMPLE // (height * width))
+        if wait:
+            wait -= 1
+            yield None
+            continue
+        wait = max(0, height * width // _SAMPLE - 1)
+        first = int(chance.integers(-(-columns // width)))
+        yield _Sample(slice(height), slice(first * width, (first + tiles) * width), first)
+
+
+def _chosen(
+    tensor: Tensor, stored: Stored, samples: Iterator[_Sample | None]
+) -> Iterator[tuple[int, _Sample, Array] | None]:
+    """For each piece the index of its first element, what is compared of it, and that part of the source; or None."""
+    cut, start = stored.cut, 0
+    placed = tensor.part(0, 1) is not None and not (tensor.dtype is not None and tensor.dtype.packed)
+    pieces = None if placed else matrices(tensor, cut)
+    for (rows, columns), sample in zip(cut.shapes(), samples, strict=True):
+        x = None if pieces is None else next(pieces)
+        if sample is None:
+            yield None
+        else:
+            if x is None:
+                part = tensor.part(start, len(range(rows)[sample.rows]) * columns)
+                assert part is not None
+                x = quantizable(part.read()).reshape(-1, columns)
+            yield start, sample, x[sample.rows, sample.columns]
+        start += rows * columns
 
 
 def _same(wanted: Array, actual: Array) -> bool:

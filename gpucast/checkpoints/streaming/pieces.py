@@ -104,10 +104,14 @@ def shaped(chunks: Iterable[Array], cut: Cut) -> Iterator[Array]:
 
 
 def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
-    """The pieces of a tensor as matrices. Narrow floats become FLOAT, which holds them exactly."""
+    """The pieces of a tensor as matrices, of values that can be quantized."""
     size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
-    for x in shaped(tensor.pieces(max(_GROUP, size)), cut):
-        yield x if tensor.dtype in SOURCES else cast(x, "FLOAT")
+    return (quantizable(x) for x in shaped(tensor.pieces(max(_GROUP, size)), cut))
+
+
+def quantizable(x: Array) -> Array:
+    """The same values in a type that can be quantized: narrow floats become FLOAT, which holds them exactly."""
+    return x if dtype(x.dtype) in SOURCES else cast(x, "FLOAT")
 
 
 def grouped(chunks: Iterable[Array]) -> Iterator[Array]:

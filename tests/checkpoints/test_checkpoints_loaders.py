@@ -212,10 +212,10 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "torchao": ({"l._weight_qdata": F8, "l._weight_scale": ROWS}, "'l._weight_scale' is named like a scale"),
     # optimum-quanto 0.2.7.
     "quanto": ({"l.weight._data": I8, "l.weight._scale": ROWS}, "'l.weight._scale' is named like a scale"),
-    # DeepSeek-V4: FLOAT4E2M1, two to an INT8.
+    # As DeepSeek-V4, whose 8 bytes are 16 codes, but groups have 32.
     "experts of DeepSeek-V4": (
         {"l.w1.weight": I8, "l.w1.scale": np.full((6, 1), 2, ml_dtypes.float8_e8m0fnu)},
-        "'l.w1.scale' beside it may be its scales",
+        "has scales, 'l.w1.scale', in a form that is not known",
     ),
     "ComfyUI's asym_w4a8_int8": (
         {"l.weight": I8, "l.weight_s_rel": F8, "l.weight_s_channel": np.ones(6, np.float32)},
@@ -294,3 +294,56 @@ def test_transformers_reads_the_numbers_that_gpucast_reads(package: str, options
         with torch.no_grad():
             logits.append(loaded.eval()(torch.arange(8)[None]).logits.numpy())
     assert_same(logits[0], logits[1])
+
+
+def pack(codes: Any) -> Any:
+    raw = codes.view(np.uint8)
+    return raw[..., 0::2] | raw[..., 1::2] << 4
+
+
+def logits_of(path: str, **options: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        return loaded.eval()(torch.arange(8)[None]).logits.float().numpy()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_reads_gpt_oss_as_gpucast_does() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**sizes, **heads, dtype="bfloat16")
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained("in")
+    tensors = files.load("in/model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        weight = np.ascontiguousarray(tensors.pop(name).transpose(0, 2, 1)).astype(np.float32)
+        q = quantized(weight, "FLOAT4E2M1", "mx")
+        tensors[f"{name}_blocks"] = pack(q.get().data.get()).reshape(*q.scales.shape, 16)
+        tensors[f"{name}_scales"] = q.scales.view(np.uint8)
+    save("in/model.safetensors", tensors, {"format": "pt"})
+    document = json.loads(Path("in/config.json").read_text())
+    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    Path("in/config.json").write_text(json.dumps(document))
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    whole = transformers.Mxfp4Config(dequantize=True)
+    assert_same(logits_of("out"), logits_of("in", quantization_config=whole))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_takes_the_type_that_the_weights_have() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "dtype": "float32"}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**sizes, **heads))
+    model.save_pretrained("in")
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    loaded = transformers.AutoModelForCausalLM.from_pretrained("out")
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}

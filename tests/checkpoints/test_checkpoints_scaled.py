@@ -155,7 +155,8 @@ def test_report_and_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["in.safetensors", "out.safetensors", "--to", "INT4", "--scale", "block"]
     assert main(["convert", *options, "--dry-run"]) == 0
     table = capsys.readouterr().out
-    assert "kept: fewer than 2 dimensions" in table
+    assert "kept (1)" in table
+    assert table.endswith("\n(1) fewer than 2 dimensions\n")
     assert main(["convert", *options, "--dry-run", "--json"]) == 0
     planned = {tensor["name"]: tensor for tensor in json.loads(capsys.readouterr().out)["tensors"]}
     assert planned["w"]["bytes_out"] == x.size // 2 + 64 * 4

@@ -116,8 +116,7 @@ def test_the_summary_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["convert", "in.npz", "out.npz", "--to", "float16"]) == 0
     assert capsys.readouterr().out == (
         "left alone: 'n' (INT64), 't' (STRING)\n"
-        "out.npz: 2 tensors cast to FLOAT16, 3,000 elements, 24,000 -> 6,000 bytes; 0 saturated, 0 wrapped, "
-        "1 became infinite, 0 became NaN, 0 became zero\n"
+        "out.npz: 2 tensors cast to FLOAT16, 3,000 elements, 24 kB -> 6 kB; 1 became infinite\n"
     )
 
 

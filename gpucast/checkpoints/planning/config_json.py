@@ -22,6 +22,8 @@ _OLDER = "hf_quant_config.json"
 #: Where a config.json tells the type of the weights, and what it calls each. The first name is the older one.
 _DTYPES = ("torch_dtype", "dtype")
 _TORCH = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
+#: What DeepSeek-V4 calls the type of its experts' codes; vLLM reads it beside the quantization_config.
+_EXPERTS = "expert_dtype"
 #: The types of tensors that hold codes.
 _CODES = ("UINT8", "INT8", "INT32", "FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT4E2M1")
 #: The part of an expert's tensor name that follows the name of its layer.
@@ -165,5 +167,9 @@ def _text(file: FilePlan, quantization: dict[str, Any] | None, document: dict[st
     document = document_of(file.path) if document is None else document
     if document is None:
         raise FileError(f"{file.path}: is no JSON object, and its quantization_config must change")
-    kept = {key: value for key, value in document.items() if key not in ENTRIES}
-    return json.dumps(kept if quantization is None else {**kept, ENTRIES[0]: quantization}, indent=2) + "\n"
+    kept = {key: value for key, value in document.items() if key not in (*ENTRIES, _EXPERTS)}
+    if quantization is not None:
+        # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
+        kept |= {_EXPERTS: quantization.get("quant_method")} if _EXPERTS in document else {}
+        kept |= {ENTRIES[0]: quantization}
+    return json.dumps(kept, indent=2) + "\n"

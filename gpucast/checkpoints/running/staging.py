@@ -25,8 +25,7 @@ from gpucast.checkpoints.planning.plan import FilePlan
 from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.job import Job
 from gpucast.checkpoints.running.locks import lock
-from gpucast.checkpoints.running.place import check_place
-from gpucast.checkpoints.running.space import check_space
+from gpucast.checkpoints.running.place import check_place, check_space
 from gpucast.checkpoints.running.unfinished import FILES, Busy, Unfinished, path_of
 from gpucast.checkpoints.streaming.journal import Journal
 from gpucast.core.places import status_of

@@ -70,6 +70,12 @@ def scales_by_file(
             of_file[path].detected.append(tensor)
             of_file[path].metadata |= {ENTRY + tensor.base, comfyui.METADATA}
         of_file[path].styles[cast].add(tensor.style)
+    for path, half, family in catalogue.unmatched_halves(every):
+        if not is_excluded(half.name):
+            raise FileError(
+                f"{path}: tensor {half.name!r} is half of a weight of {family}, and its other half is missing; leave "
+                "it as it is with --exclude"
+            )
     _check_known(catalogue, every, is_cast, is_asked_for)
     for path, file in catalogue.files.items():
         markers = set(filter(comfyui.is_marker, file.tensors))

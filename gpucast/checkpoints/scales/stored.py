@@ -43,6 +43,13 @@ class Stored:
     metadata: tuple[tuple[str, str], ...] = ()
     #: The layer's description for ComfyUI, as JSON.
     layer: bytes = b""
+    #: Whether the weight of the model has the last two dimensions the other way round.
+    transposed: bool = False
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of the weight of the model."""
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
     @property
     def cut(self) -> Cut:

@@ -84,7 +84,7 @@ def test_deepseek_v4_is_read() -> None:
     tensors, wanted = deepseek_v4()
     save("in/model.safetensors", tensors)
     Path("in/config.json").write_text(json.dumps(CONFIG))
-    assert convert("in", "out", "--to", "FLOAT", "--exclude", "*hc_*", "--verify", "all") == 0
+    assert convert("in", "out", "--to", "FLOAT", "--verify", "all") == 0
     found = files.load("out/model.safetensors")
     assert set(found) == {name for name in tensors if not name.endswith(".scale")}
     for name, numbers_wanted in wanted.items():
@@ -100,7 +100,7 @@ def test_deepseek_v4_gets_other_scales() -> None:
     save("in/model.safetensors", tensors)
     Path("in/config.json").write_text(json.dumps(CONFIG))
     options = ["--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek"]
-    assert convert("in", "out", *options, "--exclude", "*hc_*", "--verify") == 0
+    assert convert("in", "out", *options, "--verify") == 0
     config = json.loads(Path("out/config.json").read_text())
     assert config["expert_dtype"] == "fp8"
     assert header("out/model.safetensors")["layers.0.attn.wq_a.weight_scale_inv"] == ("F32", [2, 1])

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gpucast
 from codes import assert_same
 from gpucast import files
 from scaled_files import convert, failure, header, numbers, quantized, save
@@ -334,6 +335,41 @@ def test_transformers_reads_gpt_oss_as_gpucast_does() -> None:
     assert convert("in", "out", "--to", "BFLOAT16") == 0
     whole = transformers.Mxfp4Config(dequantize=True)
     assert_same(logits_of("out"), logits_of("in", quantization_config=whole))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_reads_deepseek_v4_as_gpucast_does() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    if not hasattr(transformers, "DeepseekV4Config"):
+        pytest.skip("this transformers has no DeepSeek-V4")
+    sizes = {"vocab_size": 64, "hidden_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "head_dim": 64, "q_lora_rank": 128, "n_routed_experts": 4, "o_groups": 2}
+    sizes |= {"num_experts_per_tok": 2, "o_lora_rank": 64, "sliding_window": 16, "num_nextn_predict_layers": 0}
+    kinds = {"mlp_layer_types": ["moe"] * 2, "layer_types": ["sliding_attention"] * 2}
+    torch.manual_seed(0)
+    config = transformers.DeepseekV4Config(**sizes, **kinds, partial_rotary_factor=0.5, dtype="bfloat16")
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained("in")
+    tensors = files.load("in/model.safetensors")
+    dense = [name for name in tensors if ".attn.w" in name or ".shared_experts." in name]
+    routed = [name for name in tensors if ".experts." in name]
+    assert len(dense) == 2 * 8 and len(routed) == 2 * 12
+    for name in dense + routed:
+        to, block = ("FLOAT8E4M3FN", (128, 128)) if name in dense else ("FLOAT4E2M1", (32,))
+        format = gpucast.quantization.Format("v4", to, "FLOAT8E8M0", block, "up")
+        q = gpucast.quantize(tensors[name].astype(np.float32), format)
+        data = q.get().data
+        tensors[name] = data if name in dense else pack(data.get()).view(np.int8)
+        tensors[name.replace(".weight", ".scale")] = q.scales
+    save("in/model.safetensors", tensors, {"format": "pt"})
+    document = json.loads(Path("in/config.json").read_text())
+    entry = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    document |= {"quantization_config": entry | {"expert_dtype": "fp4"}, "expert_dtype": "fp4"}
+    Path("in/config.json").write_text(json.dumps(document))
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    # Without a GPU transformers dequantizes to BFLOAT16.
+    assert_same(logits_of("out"), logits_of("in"))
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -38,6 +38,8 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     scale = plan.request.scale
     if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
         lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
+    if kept := sum(result.plan.lossless for result in results):
+        lines.append(f"lossless: {_count(kept, 'tensor')} with every value kept and compared; the scales alone moved")
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:
@@ -83,7 +85,7 @@ def plan_table(plan: ConversionPlan) -> str:
             lines.append((file.name, "", "", "copied", "", f"{file.bytes_in:,}", f"{file.bytes_in:,}"))
         for tensor in file.tensors or ():
             note = f" ({reasons.index(tensor.why) + 1})" if tensor.why else ""
-            target = f"kept{note}" if tensor.dtype is None else tensor.dtype.name
+            target = f"kept{note}" if tensor.dtype is None else tensor.dtype.name + " (lossless)" * tensor.lossless
             becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
             shape = "x".join(map(str, tensor.shape)) or "scalar"
             lines.append((file.name, tensor.name, tensor.kind, target, shape, f"{tensor.bytes_in:,}", becomes))

@@ -15,6 +15,7 @@ from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.checkpoints.scales.fused import FusedGroup
 from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
 from gpucast.checkpoints.scales.quantize import Scaled
+from gpucast.checkpoints.scales.repack import Repacked, keeps_values
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.seeds import tensor_seed
 from gpucast.core.dtypes import DType
@@ -67,6 +68,8 @@ class TensorPlan:
     names: tuple[str, ...]
     #: Why the tensor is kept although it was chosen to be cast.
     why: str = ""
+    #: Whether every value is kept: its codes stay, and its scales are stored in another way.
+    lossless: bool = False
 
 
 class TensorPlanner:
@@ -90,10 +93,13 @@ class TensorPlanner:
         self._fixed = file.model.inputs if file.model is not None else set()
         self._metadata = file.metadata
         self._stored: dict[str, Stored] | None = None
+        #: Whether a tensor keeps all its values, where that has been found out.
+        self._repacked: dict[str, bool] = {}
 
     def plan(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
         """The plan of a tensor, and the tensors to write to the file `out` for it."""
         dtype, why = self._checked_target(tensor, out)
+        lossless = False
         if dtype is None:
             specs: list[Spec] = [files.kept(tensor, out)]
         else:
@@ -101,17 +107,23 @@ class TensorPlanner:
             if scaled is not None and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
             specs = [Spec(tensor.name, dtype, tensor.shape)] if scaled is None else list(scaled.specs)
+            lossless = isinstance(scaled, Repacked)
         sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
         bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)
         kind = tensor.kind if tensor.dtype is None or isinstance(tensor, Dequantized) else tensor.dtype.name
         names = tuple(spec.name for spec in specs)
-        return TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
+        plan = TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why, lossless)
+        return plan, specs
 
     def scaled(self, tensor: Tensor) -> Scaled | None:
         """How a tensor is quantized, if it gets scales; None if it gets none."""
         stored = self._all_stored().get(tensor.name)
         if stored is None:
             return None
+        if tensor.name not in self._repacked:
+            self._repacked[tensor.name] = keeps_values(tensor, stored)
+        if self._repacked[tensor.name]:
+            return Repacked(tensor, stored)
         return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
 
     def metadata(self) -> dict[str, str]:

@@ -77,6 +77,12 @@ class Dequantized(Tensor):
     def read(self) -> Array:
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
 
+    def opened(self, stack: contextlib.ExitStack) -> tuple[Stored, dict[str, Tensor]]:
+        """How it is stored, and its parts, opened anew: in streams of their own, which end with `stack`."""
+        stored = self.detected.stored
+        assert stored is not None
+        return stored, {part: self._opened(spec.name, stack) for part, spec in stored.specs.items()}
+
     def _pieces(self) -> Iterator[Array]:
         stored = self.detected.stored
         assert stored is not None
@@ -91,9 +97,10 @@ class Dequantized(Tensor):
                 yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
 
     def _tensor(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+        return self.tensors[name] if self.detected.paths[name] == self.path else self._opened(name, stack)
+
+    def _opened(self, name: str, stack: contextlib.ExitStack) -> Tensor:
         path = self.detected.paths[name]
-        if path == self.path:
-            return self.tensors[name]
         for tensor in stack.enter_context(TensorFile(path)).tensors:
             if tensor.name == name:
                 return tensor

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucast.checkpoints.scales import comfyui, config_json, deepseek_v4, gpt_oss
+from gpucast.checkpoints.scales import comfyui, config_json
 from gpucast.checkpoints.scales.dequantized import DetectedTensor
+from gpucast.checkpoints.scales.families import deepseek_v4, gpt_oss
 from gpucast.checkpoints.scales.forms import Candidate, is_narrow, stored_by_gpucast, stored_by_others
 from gpucast.checkpoints.scales.styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile

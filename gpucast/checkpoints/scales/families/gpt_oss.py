@@ -9,7 +9,7 @@ Source: transformers, integrations/mxfp4.py convert_moe_packed_tensors (`out.tra
 
 from __future__ import annotations
 
-from gpucast.checkpoints.scales.families import Family
+from gpucast.checkpoints.scales.families.family import Family
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format

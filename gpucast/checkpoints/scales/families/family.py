@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The families of published checkpoints that name codes and scales in ways of their own."""
+"""What is known of a family of checkpoints: the names of codes and scales, and how they store a weight."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ finegrained_fp8.py Fp8Dequantize and quantizers/quantizer_finegrained_fp8.py, wh
 
 from __future__ import annotations
 
-from gpucast.checkpoints.scales.families import Family
+from gpucast.checkpoints.scales.families.family import Family
 from gpucast.files import Tensor
 
 

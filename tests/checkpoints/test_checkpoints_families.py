@@ -128,6 +128,48 @@ def test_a_norm_named_scale_is_no_scale() -> None:
     assert header("out/model.safetensors") == {"l.scale": ("BF16", [4]), "l.weight": ("BF16", [4, 4])}
 
 
+# ---- ComfyUI's NVFP4 ----
+
+
+def test_nvfp4_of_comfyui() -> None:
+    x = numbers(144, 80)
+    files.save("in.safetensors", {"m.l.weight": x, "m.odd.weight": numbers(15, 80), "m.l.bias": x[0]})
+    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "comfyui", "--verify", "all"]
+    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    found = header("out.safetensors")
+    assert found["m.l.weight"] == ("U8", [144, 40])
+    # Whole tiles of 128 rows of 4 scales.
+    assert found["m.l.weight_scale"] == ("F8_E4M3", [256, 8])
+    assert found["m.l.weight_scale_2"] == ("F32", [])
+    assert found["m.odd.weight"] == ("F32", [15, 80])
+    written, q = files.load("out.safetensors"), quantized(x, "FLOAT4E2M1", "nvfp4")
+    assert json.loads(written["m.l.comfy_quant"].tobytes())["format"] == "nvfp4"
+    raw = q.data.get().view(np.uint8)
+    assert_same(written["m.l.weight"], raw[:, 0::2] << 4 | raw[:, 1::2])
+    # NVIDIA, cuBLAS: "Scaling Factors Layout" of 1D blocks.
+    for row, column in ((0, 0), (31, 3), (32, 0), (127, 4), (128, 0), (143, 4)):
+        tile = row // 128 * 2 + column // 4
+        place = tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column % 4
+        assert written["m.l.weight_scale"].reshape(-1)[place] == q.scales[row, column]
+    assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT") == 0
+    assert_same(files.load("back.safetensors")["m.l.weight"], q.dequantize())
+
+
+@pytest.mark.parametrize("wrong", ["weight_scale", "weight_scale_2", "shape"])
+def test_nvfp4_of_comfyui_whose_parts_do_not_fit(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"l.weight": numbers(16, 64)})
+    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "comfyui"]
+    assert convert("in.safetensors", "q.safetensors", *options) == 0
+    tensors = files.load("q.safetensors")
+    if wrong == "shape":
+        tensors["l.weight_scale"] = tensors["l.weight_scale"][:16]
+    else:
+        del tensors[f"l.{wrong}"]
+    files.save("q.safetensors", tensors)
+    assert "l.weight" in failure(capsys, "q.safetensors", "out.safetensors", "--to", "FLOAT")
+    assert not Path("out.safetensors").exists()
+
+
 # ---- gpt-oss ----
 
 

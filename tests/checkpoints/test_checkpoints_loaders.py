@@ -383,3 +383,29 @@ def test_transformers_takes_the_type_that_the_weights_have() -> None:
     assert convert("in", "out", "--to", "BFLOAT16") == 0
     loaded = transformers.AutoModelForCausalLM.from_pretrained("out")
     assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}
+
+
+def test_comfy_kitchen_reads_nvfp4_as_gpucast_does() -> None:
+    torch = pytest.importorskip("torch")
+    kitchen = pytest.importorskip("comfy_kitchen.backends.eager.quantization")
+    files.save("in.safetensors", {"l.weight": numbers(144, 80)})
+    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "comfyui"]
+    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT") == 0
+    written = {name: torch.from_numpy(x.view(np.uint8)) for name, x in files.load("out.safetensors").items() if x.ndim}
+    scale = torch.from_numpy(np.array(files.load("out.safetensors")["l.weight_scale_2"]))
+    blocks = written["l.weight_scale"].view(torch.float8_e4m3fn)
+    found = kitchen.dequantize_nvfp4(written["l.weight"], scale, blocks, torch.float32).numpy()
+    # It multiplies scale and scale first, in FLOAT.
+    np.testing.assert_allclose(found, files.load("back.safetensors")["l.weight"], rtol=2**-22)
+    # And what it writes is read.
+    x = torch.from_numpy(numbers(64, 128, seed=3))
+    scale = x.abs().max() / (448 * 6)
+    data, blocks = kitchen.quantize_nvfp4(x, scale)
+    layer = np.frombuffer(json.dumps({"format": "nvfp4"}).encode(), np.uint8)
+    scales = {"l.weight_scale": blocks.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)}
+    parts = {"l.weight": data.numpy(), "l.weight_scale_2": scale.numpy(), "l.comfy_quant": layer}
+    files.save("k.safetensors", parts | scales)
+    assert convert("k.safetensors", "k.npz", "--to", "FLOAT") == 0
+    wanted = kitchen.dequantize_nvfp4(data, scale, blocks, torch.float32).numpy()
+    np.testing.assert_allclose(files.load("k.npz")["l.weight"], wanted, rtol=2**-22)

@@ -466,7 +466,7 @@ def test_what_a_style_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
         in message
     )
     message = said("--to", "FLOAT8E4M3FN", "--scale", "per-channel", "--style", "comfyui")
-    assert "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor alone" in message
+    assert "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and" in message
     for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E2M3", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
         assert "cannot hold" in said("--to", to, "--scale", scale, "--style", "compressed-tensors")
     message = said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")

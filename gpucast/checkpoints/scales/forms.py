@@ -84,6 +84,8 @@ def stored_by_others(
         raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
+    if layer is not None and layer.get("format") == comfyui.NVFP4 and element.name == "UINT8":
+        return comfyui.stored_nvfp4(data.name, tensors)
     if layer is not None and not comfyui.is_plain(layer, element):
         raise _Problem(f"{caller} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
     symmetric = "zero_points" not in tensors

@@ -92,6 +92,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
     )
     parser.add_argument(
+        "--mx-rule",
+        choices=scaling.MX_RULES,
+        help="for --scale mx: the power of two below what a block needs, which clamps its largest values (OCP MX), or "
+        "above (default: up for float8 with --style compressed-tensors, else floor)",
+    )
+    parser.add_argument(
         "--style",
         choices=scale_styles.STYLES,
         help="the names under which scales are stored, and the config.json for who reads them (default: "
@@ -164,11 +170,13 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
-    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
+    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed, args.mx_rule)
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
+    if args.mx_rule is not None and args.scale != "mx":
+        raise ValueError("--mx-rule goes with --scale mx")
     plan = checkpoints.make_plan(*paths, request, args.overwrite)
     if args.report is not None:
         _check_report(args.report, plan)

@@ -260,7 +260,8 @@ def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[di
     weight = NAMES["l.weight"][:rows]
     save("in/model.safetensors", {**NAMES, "l.weight": weight})
     Path("in/config.json").write_text(json.dumps({"model_type": "llama", **config}))
-    assert convert("in", "out", "--to", to, "--scale", scale, "--style", style, "--verify") == 0
+    rule = ["--mx-rule", "floor"] if scale == "mx" else []
+    assert convert("in", "out", "--to", to, "--scale", scale, "--style", style, *rule, "--verify") == 0
     assert convert("out", "back", "--to", "FLOAT", "--verify") == 0
     back, wanted = files.load("back/model.safetensors"), quantized(weight, to, scale).dequantize()
     if (style, scale) == ("compressed-tensors", "nvfp4"):

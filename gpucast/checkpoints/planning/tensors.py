@@ -40,6 +40,8 @@ class Request:
     asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None
+    #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: as the style does.
+    mx_rule: str | None = None
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
@@ -168,7 +170,9 @@ class TensorPlanner:
 def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
     """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
-    return scaling.scaled_storage(tensor, dtype, request.scale, request.style, request.attributes, path, asked_for)
+    return scaling.scaled_storage(
+        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.mx_rule
+    )
 
 
 def _nbytes(spec: Spec) -> int | None:

@@ -79,7 +79,9 @@ def stored_nvfp4(name: str, tensors: Mapping[str, Tensor]) -> Stored:
     if len(data.shape) != 2 or not data.size or data.shape[1] * 2 % MULTIPLE:
         raise ValueError(f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of 16 codes")
     specs = nvfp4(name, (data.shape[0], data.shape[1] * 2))
-    held = tensors | {"global_scale": tensors["second_scale"]} if "second_scale" in tensors else tensors
+    held = dict(tensors)
+    if "second_scale" in held:
+        held["global_scale"] = held["second_scale"]
     for part, spec in specs.items():
         if part not in held:
             raise ValueError(f"tensor {data.name!r}: {spec.name!r} is missing")

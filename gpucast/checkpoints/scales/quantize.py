@@ -40,6 +40,10 @@ from gpucast.quantization.cpu import quantize as host
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
 
+#: The values of --mx-rule: a block's scale is the power of two below its largest magnitude over that of the type (OCP
+#: MX), or the next one above, with which nothing is clamped.
+MX_RULES = ("floor", "up")
+
 _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
 _MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mxfp6e2m3", "FLOAT6E3M2": "mxfp6e3m2"}
 #: Elements of a piece that are compared when a sample is verified.
@@ -59,8 +63,9 @@ def is_needed(src: DType | None, dst: DType) -> bool:
     return src.is_float and 0 < dst.bits <= 8
 
 
-def formats(dtype: DType) -> dict[str, Format]:
+def formats(dtype: DType, mx_rule: str = MX_RULES[0]) -> dict[str, Format]:
     """The format that each value of --scale stands for, given the type of the codes."""
+    ending = "" if mx_rule == "floor" else f"_{mx_rule}"
     name = dtype.name.lower()
     if dtype.family == "int" and dtype.bits <= 8:
         base = name if dtype.signed else f"{name}_zp"
@@ -69,10 +74,15 @@ def formats(dtype: DType) -> dict[str, Format]:
     if name in ("float8e4m3fn", "float8e5m2"):
         by_scale = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
     if dtype.name in _MX:
-        by_scale["mx"] = FORMATS[_MX[dtype.name]]
+        by_scale["mx"] = FORMATS[_MX[dtype.name] + ending]
     if dtype.name == "FLOAT4E2M1":
-        by_scale = {"mx": FORMATS["mxfp4"], "nvfp4": FORMATS["nvfp4"]}
+        by_scale = {"mx": FORMATS["mxfp4" + ending], "nvfp4": FORMATS["nvfp4"]}
     return by_scale
+
+
+def default_mx_rule(style: str, dtype: DType) -> str:
+    """The rule of a style for codes of a type. MXFP8 with "floor" clamps; its squared error is 1.4 times as large."""
+    return "up" if style == "compressed-tensors" and dtype.bits == 8 else MX_RULES[0]
 
 
 def scaled_storage(
@@ -83,6 +93,7 @@ def scaled_storage(
     attributes: Mapping[str, Any],
     path: str,
     asked_for: bool = True,
+    mx_rule: str | None = None,
 ) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
@@ -93,7 +104,7 @@ def scaled_storage(
         return None
     caller = f"{path}: tensor {tensor.name!r}"
     assert tensor.dtype is not None
-    known = formats(dtype)
+    known = formats(dtype, mx_rule or default_mx_rule(style, dtype))
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(

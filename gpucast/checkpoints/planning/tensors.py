@@ -40,7 +40,7 @@ class Request:
     asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None
-    #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: as the style does.
+    #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: the style's.
     mx_rule: str | None = None
 
     def __post_init__(self) -> None:

@@ -69,3 +69,15 @@ def test_too_little_room_is_told_before_the_work(
         if status:
             assert "out: needs 133 bytes, and 132 are free there" in capsys.readouterr().err
             assert leftovers(Path(), "in") == []
+
+
+@pytest.mark.parametrize("name", ["model.bin", "consolidated.00.pth", "x.PT"])
+def test_files_of_pytorch_are_refused_with_advice(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(name).write_bytes(b"PK")
+    assert "save them as .safetensors first" in failure(capsys, name, "out.safetensors")
+    # What is no weights is copied.
+    Path("in/training_args.bin").write_bytes(b"PK")
+    assert main(["convert", "in", "out", "--to", "FLOAT16", "--quiet"]) == 0
+    assert Path("out/training_args.bin").read_bytes() == b"PK"
+    Path("in/pytorch_model-00001-of-00002.bin").write_bytes(b"PK")
+    assert "pytorch_model-00001-of-00002.bin: holds weights" in failure(capsys, "in", "other")

@@ -17,6 +17,14 @@ from gpucast.files.tensor import FileError
 SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
 
 
+#: Files of PyTorch, which may run a program when they are read.
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_ADVICE = (
+    "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
+    "(safetensors.torch.save_file, or save_pretrained of transformers)"
+)
+
+
 @dataclass(frozen=True)
 class SourceFile:
     """An input file, and its name (with slashes) relative to the source and to the target."""
@@ -71,6 +79,8 @@ def find(path: str, target: str) -> Source:
         return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"{path}: is no regular file")
+    if path.lower().endswith(_PICKLED):
+        raise FileError(f"{path}: {_ADVICE}")
     return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
 
 
@@ -86,6 +96,9 @@ def _folder(path: str, target: str) -> Source:
                 _check_shards(index_file)
                 indexes.append((name, index_file))
                 continue
+        pickled = os.path.basename(name).lower()
+        if "pytorch_model" in pickled and pickled.endswith(_PICKLED):
+            raise FileError(f"{item.path}: {_ADVICE}, or remove it")
         items.append(item)
     if not any(item.tensors for item in items):
         raise FileError(f"{path}: has no file of {', '.join(SUFFIXES)}")

@@ -169,7 +169,8 @@ def _text(file: FilePlan, quantization: dict[str, Any] | None, document: dict[st
         raise FileError(f"{file.path}: is no JSON object, and its quantization_config must change")
     kept = {key: value for key, value in document.items() if key not in (*ENTRIES, _EXPERTS)}
     if quantization is not None:
-        # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
-        kept |= {_EXPERTS: quantization.get("quant_method")} if _EXPERTS in document else {}
+        if _EXPERTS in document and quantization["quant_method"] == "fp8":
+            # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
+            kept[_EXPERTS] = "fp8"
         kept |= {ENTRIES[0]: quantization}
     return json.dumps(kept, indent=2) + "\n"

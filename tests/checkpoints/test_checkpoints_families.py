@@ -170,6 +170,17 @@ def test_nvfp4_of_comfyui_whose_parts_do_not_fit(wrong: str, capsys: pytest.Capt
     assert not Path("out.safetensors").exists()
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_scales_that_are_no_numbers_are_refused(wrong: float, capsys: pytest.CaptureFixture[str]) -> None:
+    weight, scales = numbers(256, 256).astype(ml_dtypes.float8_e4m3fn), np.ones((2, 2), np.float32)
+    scales[1, 0] = wrong
+    save("in/1.safetensors", {"l.weight": weight, "m.weight": numbers(4, 4)})
+    save("in/2.safetensors", {"l.weight_scale_inv": scales})
+    message = failure(capsys, "in", "out", "--to", "BFLOAT16", "--dry-run")
+    assert "in/2.safetensors: 1 of the 4 scales 'l.weight_scale_inv' are infinite or NaN" in message
+    assert convert("in", "out", "--to", "BFLOAT16", "--exclude", "l.weight") == 0
+
+
 # ---- gpt-oss ----
 
 

@@ -106,6 +106,8 @@ class TensorPlanner:
         if dtype is None:
             specs: list[Spec] = [files.kept(tensor, out)]
         else:
+            if isinstance(tensor, Dequantized):
+                tensor.check_scales()
             scaled = self.scaled(tensor)
             if scaled is not None and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")

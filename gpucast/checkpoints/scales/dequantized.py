@@ -18,7 +18,7 @@ from gpucast.core.formats import Parts
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 
-_DOUBLE = dtype("DOUBLE")
+_DOUBLE, _FLOAT = dtype("DOUBLE"), dtype("FLOAT")
 #: Elements of a matrix that are transposed at a time, about.
 _PIECE = 1 << 20
 
@@ -76,6 +76,28 @@ class Dequantized(Tensor):
 
     def read(self) -> Array:
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
+
+    def check_scales(self) -> None:
+        """FileError for FLOAT scales of float8 that are no numbers. (Other scales are NaN where a block has no meaning;
+        float8 has NaN of its own.)"""
+        stored = self.detected.stored
+        if stored is None or stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
+            return
+        scales, name = self.scales(), stored.specs["scales"].name
+        wrong = int(np.count_nonzero(~np.isfinite(scales)))
+        if wrong:
+            raise FileError(
+                f"{self.detected.paths[name]}: {wrong:,} of the {scales.size:,} scales {name!r} are infinite or NaN; "
+                f"leave {self.name!r} as it is with --exclude"
+            )
+
+    def scales(self) -> Array:
+        """The scales, in the type and shape of the format."""
+        stored = self.detected.stored
+        assert stored is not None
+        with contextlib.ExitStack() as stack:
+            scales: Array = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
+            return scales
 
     def opened(self, stack: contextlib.ExitStack) -> tuple[Stored, dict[str, Tensor]]:
         """How it is stored, and its parts, opened anew: in streams of their own, which end with `stack`."""

@@ -52,11 +52,10 @@ def keeps_values(tensor: Tensor, stored: Stored) -> bool:
 
 def _are_powers(tensor: Dequantized) -> bool:
     """Whether all scales are powers of two that FLOAT8E8M0 holds."""
-    with contextlib.ExitStack() as stack:
-        stored, tensors = tensor.opened(stack)
-        if tensors["scales"].size > _SCALES:
-            return False
-        scales = stored.loaded_parts({"scales": tensors["scales"]}).scales
+    assert tensor.detected.stored is not None
+    if tensor.detected.stored.specs["scales"].size > _SCALES:
+        return False
+    scales = tensor.scales()
     narrow = cast(cast(scales, _E8M0), _FLOAT)
     return bool((narrow == scales).all())
 

@@ -81,6 +81,7 @@ INSIDE = {
     ("cli.self_test", "parity.cases"): "the same",
     ("cli.self_test", "parity.compare"): "the same",
     ("gpucast", "interop.cuda_array"): "the table of other libraries: loaded when an array of theirs has come",
+    ("gpucast", "interop.dask"): "the same",
     ("gpucast", "interop.dlpack"): "the same",
     ("gpucast", "interop.jax"): "the same",
     ("gpucast", "interop.torch"): "the same",

@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import NoReturn
 
 from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
 from gpucast.core import interruption
@@ -21,9 +22,16 @@ from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, of commands too, whose errors are short: the usage of `convert` alone has a dozen lines."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n(see {self.prog} --help)\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gpucast.casting.cast import cast
@@ -24,19 +26,18 @@ _BLOCK = 1 << 15
 _CODES = 1 << 17
 
 
-def counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
-    """The losses of a piece, counted as for a cast of its quotients. The largest error needs `restored`."""
+def counted(x: Array, parts: Parts, format: Format) -> CastReport:
+    """The losses of a piece, counted as for a cast of its quotients, without the largest error."""
     scales = cast(parts.scales, "DOUBLE")
     nonzero = None if np.isnan(scales).any() else _nonzero_of_finite(x.reshape(-1))
     if nonzero is None:
-        return _of_all(_values(x), parts, format, dequantized(parts, format) if restored is None else restored)
+        return replace(_of_all(_values(x), parts, format, dequantized(parts, format)), max_relative_error=0.0)
     if format.zero_points:
         saturated, kept = 0, _not_zero_points(parts, format)
     else:
         saturated, kept = _saturated(x, parts, format, scales), _nonzero_codes(parts.data, format.element)
-    error = 0.0 if restored is None else _largest_error(_values(x).reshape(-1), restored.reshape(-1))
     # Zeros always stay zeros, so every other zero is a loss.
-    return CastReport(x.size, nonzero, saturated=saturated, underflowed=nonzero - kept, max_relative_error=error)
+    return CastReport(x.size, nonzero, saturated=saturated, underflowed=nonzero - kept)
 
 
 def _values(x: Array) -> Array:
@@ -118,13 +119,15 @@ def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> Cas
     return report
 
 
-def _largest_error(before: Array, after: Array) -> float:
-    """The largest relative error of flat finite values that are not zero."""
-    largest = 0.0
+def largest_error(before: Array, after: Array) -> float:
+    """The largest relative error of flat values that are finite before and after, and not zero before."""
+    largest, values = 0.0, _values(before)
     with np.errstate(all="ignore"):
         for part in spans(before.size, _BLOCK):
-            x = before[part].astype(np.float64)
-            error = relative(np.abs(after[part] - x), np.abs(x))
+            x, y = values[part].astype(np.float64), after[part]
+            error = relative(np.abs(y - x), np.abs(x))
+            if not (finite := np.isfinite(x) & np.isfinite(y)).all():
+                error = error[finite]
             largest = max(largest, float(error.max(initial=0.0)))
     return largest
 

@@ -209,7 +209,7 @@ class _Run:
     def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO, changed: list[int]) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        planner = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        planner = TensorPlanner(source, self._plan.request, self._plan.single, file.scales, file.groups)
         if self._options.device in (None, "cpu"):
             _announce_work(planner.tensors, file.tensors, self._plan.request)
         specs = {tensor.name: planner.plan(tensor, out)[1] for tensor in planner.tensors}
@@ -264,9 +264,11 @@ class _Run:
             statistics.errors = None
         elif scaled is not None:
 
-            def observe(x: Array, restored: Array, report: CastReport) -> None:
-                statistics.add(x, restored, report)
-                self._advance(tensor.nbytes * x.size // max(1, tensor.size))
+            def observe(report: CastReport, examined: list[tuple[Array, Array, float]]) -> None:
+                statistics.report += report
+                for before, after, largest in examined:
+                    statistics.examine(before, after, largest)
+                self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
 
             detailed = request.detail != "counts"
             scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)

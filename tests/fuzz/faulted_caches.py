@@ -25,7 +25,8 @@ from fuzz import native_cache
 from fuzz.shim import Shim, numbers
 from gpucast import reference
 from gpucast.compile.cache import Cache
-from gpucast.cpu.native import library as native
+from gpucast.native.cast import NativeCast
+from gpucast.native.library import NativeLibrary
 
 _KEY, _VALUE = "k" * 64, bytes(range(256)) * 40
 _X = np.linspace(-3, 3, 4096, dtype=np.float32)
@@ -41,10 +42,12 @@ def _kept(folder: str) -> str:
 
 
 def _loaded(folder: str) -> str:
-    """Look for the host's library in its cache, and cast, with it or without."""
-    found = native.NativeLibrary(Cache(folder), worth=1 << 62)
-    found.library(_X.nbytes)
-    return "" if gpucast.cast(_X, "FLOAT16").tobytes() == _HALVES else "wrong bits"
+    """Look for the host's library in its cache, and cast, with it and without."""
+    library, out = NativeLibrary(native_cache.UNIT, Cache(folder), worth=1 << 62).library(_X.nbytes), _X.astype("f2")
+    if library is not None:
+        out[:] = 0
+        NativeCast(library, native_cache.RULE)(_X.view(np.uint32), out.view(np.uint16))
+    return "" if {out.tobytes(), gpucast.cast(_X, "FLOAT16").tobytes()} == {_HALVES} else "wrong bits"
 
 
 _WORK: dict[str, Callable[[str], str]] = {"kept": _kept, "loaded": _loaded}

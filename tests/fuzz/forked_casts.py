@@ -18,7 +18,8 @@ from fuzz import many_casts, native_cache
 from gpucast.casting import plan_cache
 from gpucast.compile.cache import Cache
 from gpucast.compile.cache_folder import NATIVE, cache_folder
-from gpucast.cpu.native import library
+from gpucast.cpu import compiled
+from gpucast.native import cast, library
 
 #: Seconds after which a child that hangs is ended by the system.
 _HANGS = 120
@@ -33,7 +34,7 @@ def main(forks: int) -> dict[str, Any]:
                 made[number] += 1
                 if not call.is_right():
                     problems.append(f"thread {number}: wrong bits")
-                library.library()
+                cast.find(native_cache.RULE)
 
     problems: list[str] = []
     native_cache.fill(Cache(os.path.join(cache_folder(), NATIVE)))
@@ -44,10 +45,11 @@ def main(forks: int) -> dict[str, Any]:
         # Every plan is made anew, and the library looked for, here and in the children.
         plan_cache.PLANS.clear()
         library._native.cache_clear()
+        compiled.READY.clear()
         child = os.fork()
         if child == 0:
             signal.alarm(_HANGS)
-            library.library(1)
+            cast.find(native_cache.RULE, 1)
             os._exit(0 if all(call.is_right() for call in calls[number % 7 :: 7]) else 1)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status:

@@ -8,6 +8,7 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gpucast.cli import arguments
@@ -46,6 +47,14 @@ def add(commands: Any) -> None:
         "--limit", metavar="S", type=arguments.positive, default=60.0,
         help="seconds for a solver's answer (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--paths", choices=("full", "all"), default="full",
+        help="a thread in the middle of an array, or also the ends of arrays and all alignments (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--known", metavar="FILE", action="append", default=[],
+        help="a certificate: PTX that it has proved is not proved again (may be repeated)",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the certificate: what was proved of which PTX")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)
@@ -57,18 +66,19 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
     arch = cubin.compiler().parse(args.arch)
+    known = certificate.proved([json.loads(Path(path).read_text()) for path in args.known], args.paths)
     with arguments.created(args.json) as json_file:
         proofs = []
         cases = _cases(args)
         with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-            for proof in certificate.prove(cases, arch, asked, args.limit):
+            for proof in certificate.prove(cases, arch, asked, args.limit, args.paths, known):
                 proofs.append(proof)
                 advance(1)
                 if args.pairs or not proof.verdict.proved:
                     print(certificate.explain(proof), flush=True)
         if json_file is not None:
             date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-            found = certificate.certificate(proofs, arch, asked, args.limit, date)
+            found = certificate.certificate(proofs, arch, asked, args.limit, args.paths, date)
             json_file.write(json.dumps(found, indent=1).encode() + b"\n")
     failed = sum(not proof.verdict.proved for proof in proofs)
     print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ import pytest
 from gpucast.cli import main
 from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.spec import CastSpec
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
-from gpucast.parity.cases import cases, stochastic_cases
-from gpucast.parity.proof import certificate
+from gpucast.parity import plan
+from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
+from gpucast.parity.proof import certificate, mutants
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.launches import Launch, edges, full_tile
 from gpucast.parity.proof.machine import Unknown
@@ -152,3 +154,61 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert "INT4 to FLOAT16, sm_90: proved by exhaustion" in out
     assert out.endswith("2 of 2 rules proved for sm_90\n")
     assert '"rules": 2,\n "proved": 2,' in path.read_text()
+
+
+def test_the_picture_marks_proved_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # One of its pairs has a further rule, which is not proved.
+    assert main(["prove", "INT4:INT2", "INT4:BOOL", "--rule", "default", "--json", "proof.json", "--no-progress"]) == 0
+    asked = ["--backend", "host", "--pair", "INT4:BOOL", "--picture", "x.svg", "--proof", "proof.json", "--no-progress"]
+    assert main(["parity", *asked]) == 0
+    text = Path("x.svg").read_text(encoding="utf-8")
+    assert re.findall(r"<title>(\w+ to \w+): .*, proved for every input</title>", text) == ["INT4 to BOOL"]
+    assert "every rule proved for every input: 1<" in text
+    assert text.count("<circle") == 2
+
+
+def test_what_a_certificate_has_proved_is_not_proved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "proof.json"
+    assert main(["prove", "INT4:FLOAT16", "--json", str(path), "--no-progress"]) == 0
+    monkeypatch.setattr(certificate, "Prover", None)
+    again = ["prove", "INT4:FLOAT16", "--arch", "sm_80", "--no-progress", "--known", str(path)]
+    assert main(again) == 0
+    assert main([*again, "--paths", "all"]) == 1
+    assert "'NoneType' object is not callable" in capsys.readouterr().err
+
+
+# ---- what every change must pass ----
+
+
+@pytest.mark.parametrize("src", WIDE, ids=str)
+def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
+    problems = [
+        str(proof)
+        for proof in certificate.prove([cases(src, dst)[0] for dst in NUMERIC], "sm_90", SOLVERS)
+        if not proof.verdict.proved
+    ]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("arch", "paths", "count"), [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 2)]
+)
+def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
+    chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]
+    problems = [str(proof) for proof in certificate.prove(chosen, arch, SOLVERS, 60, paths) if not proof.verdict.proved]
+    assert problems == []
+
+
+@pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "FLOAT8E5M2:BFLOAT16"])
+def test_mutants_are_found_or_proved_equal(pair: str) -> None:
+    """Most of those that are equal choose another path, which gives the same result."""
+    source, text = compiled(pair)
+    t.forget()
+    judged = mutants.judge(source, read(text), full_tile(source, [21]), SOLVERS, seed=3, count=12)
+    assert judged["open"] == 0
+    assert judged["found"] >= 6

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,20 +19,22 @@ from gpucast.core.version import __version__
 from gpucast.parity.backends import KernelsBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes
+from gpucast.parity.plan import all_cases, all_pairs
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import full_tile
+from gpucast.parity.proof.launches import edges, full_tile
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import versions
 
+Paths = Literal["full", "all"]
 #: A thread of the second half of its block's first warp.
 _THREAD = 21
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one rule. `digest` is the SHA-256 of the PTX."""
+    """What came of one rule. `digest` is the SHA-256 of the PTX without its comments and its target."""
 
     case: Case
     arch: str
@@ -66,19 +69,38 @@ def ptx(source: KernelSource, arch: str) -> str:
     return compiled.code.rstrip(b"\0").decode()
 
 
-def prove(cases: Iterable[Case], arch: str, solvers: Sequence[str], limit: float) -> Iterator[Proof]:
-    """The proofs of some rules. `solvers`: each of them must agree, within `limit` seconds for a question."""
+def digest(text: str) -> str:
+    """What the PTX of a kernel is known by: equal for architectures for which NVRTC makes the same."""
+    lines = (line for line in text.splitlines() if not line.startswith(("//", ".target")))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def prove(
+    cases: Iterable[Case],
+    arch: str,
+    solvers: Sequence[str],
+    limit: float = 60.0,
+    paths: Paths = "full",
+    known: Mapping[str, Verdict] | None = None,
+) -> Iterator[Proof]:
+    """The proofs of some rules. `solvers`: each of them must agree, within `limit` seconds for a question. `paths`:
+    "full" is one thread of a block without ends, "all" adds `edges`. `known`: verdicts by the digest of the PTX.
+    """
     for case in cases:
         source = CastSpec.of(case.rule).source()
         text = ptx(source, arch)
+        key = digest(text)
+        if known is not None and key in known:
+            yield Proof(case, arch, source.name, key, known[key])
+            continue
         t.forget()
         prover = Prover(source, read(text), solvers, limit)
         try:
-            verdict = prover.prove([full_tile(source, [_THREAD])])
+            verdict = prover.prove([full_tile(source, [_THREAD]), *(edges(source) if paths == "all" else ())])
         except Unknown as unknown:
             verdict = prover.verdict
             verdict.problem = str(unknown)
-        yield Proof(case, arch, source.name, hashlib.sha256(text.encode()).hexdigest(), verdict)
+        yield Proof(case, arch, source.name, key, verdict)
 
 
 def explain(proof: Proof) -> str:
@@ -103,7 +125,9 @@ def explain(proof: Proof) -> str:
     return "\n".join([*lines, *(f"  {name}: {describe(rule.dst, result)}" for name, result in results)])
 
 
-def certificate(proofs: Sequence[Proof], arch: str, solvers: Sequence[str], limit: float, date: str) -> dict[str, Any]:
+def certificate(
+    proofs: Sequence[Proof], arch: str, solvers: Sequence[str], limit: float, paths: Paths, date: str
+) -> dict[str, Any]:
     """All proofs of an architecture, for a file."""
     installed = versions()
     return {
@@ -113,7 +137,29 @@ def certificate(proofs: Sequence[Proof], arch: str, solvers: Sequence[str], limi
         "nvrtc": ".".join(map(str, cubin.compiler().version)),
         "solvers": {name: installed[name] for name in solvers},
         "seconds_per_question": limit,
+        "paths": paths,
         "rules": len(proofs),
         "proved": sum(proof.verdict.proved for proof in proofs),
         "proofs": [proof.as_json() for proof in proofs],
     }
+
+
+def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str, Verdict]:
+    """What certificates say was proved, by the digest of the PTX."""
+    return {
+        proof["ptx"]: Verdict(proof["seconds"], launches=proof["launches"])
+        for found in certificates
+        if found["paths"] in (paths, "all")
+        for proof in found["proofs"]
+        if proof["verdict"] == "proved"
+    }
+
+
+def proved_pairs(certificates: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """The pairs, by name, of which each certificate has proved every rule."""
+    found: list[set[tuple[str, str]]] = []
+    for one in certificates:
+        counts = Counter((proof["src"], proof["dst"]) for proof in one["proofs"] if proof["verdict"] == "proved")
+        rules = Counter((case.rule.src.name, case.rule.dst.name) for case in all_cases(all_pairs()))
+        found.append({pair for pair, count in rules.items() if counts[pair] == count})
+    return set.intersection(*found) if found else set()

@@ -46,11 +46,12 @@ class Launch:
 @dataclass
 class Outcome:
     """`elements`: the codes written, by index. `pads`: what the last byte holds above the last element. `table`: shared
-    memory."""
+    memory. `executed`: instructions, by number."""
 
     elements: dict[int, Term] = field(default_factory=dict)
     pads: list[Term] = field(default_factory=list)
     table: dict[int, Term] = field(default_factory=dict)
+    executed: set[int] = field(default_factory=set)
 
 
 def _bytes(term: Term) -> list[Term]:
@@ -134,6 +135,13 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
         missing = next(byte for byte in memory.writable if byte not in memory.written)
         raise Fault(f"the byte {missing - dst_base} of the result is not written")
     found = _outcome(memory, dst_base, dst.bits, n)
+    found.executed = machine.executed
+    if launch.threads is not None and launch.dst == 0:
+        block, width = source.elements * source.threads, source.tile * source.threads
+        begins = (number * block + thread * source.tile for number, thread in asked)
+        tiles = (begin + place for begin in begins for place in range(0, block, width))
+        if set(found.elements) != {i for tile in tiles for i in range(tile, min(tile + source.tile, n))}:
+            raise Fault("threads do not write their own elements")
     found.table = {byte: memory.known[byte] for byte in memory.shared if byte in memory.known}
     return found
 

@@ -118,6 +118,8 @@ class Machine:
                 raise ValueError(f"proof: the parameter {name} has {kernel.params[name][0]} bytes, not {len(data)}")
             at = self._place(name, data, at)
         self._constants: dict[tuple[str, int], Term] = {}
+        #: The instructions that threads have come to, by number.
+        self.executed: set[int] = set()
 
     def _place(self, name: str, data: Sequence[Term], at: int) -> int:
         self.symbols[name] = at
@@ -145,6 +147,7 @@ class Machine:
                 steps += 1
                 if steps > _LIMIT:
                     raise Fault("a thread does not end")
+                self.executed.add(here.at)
                 instruction = self.kernel.body[here.at]
                 name = instruction.name
                 if name.startswith("bra"):

@@ -12,7 +12,7 @@ import numpy as np
 from gpucast.codegen.cast import KernelSource
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.launches import Launch, Outcome, run, seed
-from gpucast.parity.proof.machine import Fault
+from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.numbers import Array, evaluate
 from gpucast.parity.proof.ptx import Kernel
 from gpucast.parity.proof.solvers import ask
@@ -133,7 +133,10 @@ class Prover:
         condition = without_look_ups(t.invert(t.eq(got, wanted)))
         for solver in self.solvers:
             begin = time.monotonic()
-            answer = ask(solver, condition, self.limit)
+            try:
+                answer = ask(solver, condition, self.limit)
+            except TypeError as error:
+                raise Unknown(str(error)) from error
             self._spent(solver, begin)
             if answer.state == "sat":
                 return answer.model
@@ -146,18 +149,21 @@ class Prover:
         self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.monotonic() - begin
 
 
-def exhaust(got: Term, wanted: Term, found: Sequence[Term]) -> dict[str, int] | None:
-    """The first of all inputs for which two terms differ. Fault where a look-up leaves its table."""
-    total = sum(x.width for x in found)
-    numbers, low, inputs = np.arange(1 << total, dtype=np.uint64), 0, {}
+def _every(found: Sequence[Term]) -> dict[Term, Array]:
+    """All values of some unknowns together: those of the first vary fastest."""
+    numbers, low, inputs = np.arange(1 << sum(x.width for x in found), dtype=np.uint64), 0, {}
     for x in found:
         inputs[x] = numbers >> np.uint64(low) & np.uint64((1 << x.width) - 1)
         low += x.width
-    differs = _evaluate(got, inputs) != _evaluate(wanted, inputs)
-    at = int(np.broadcast_to(differs, numbers.shape).argmax())
-    if not np.broadcast_to(differs, numbers.shape)[at]:
-        return None
-    return {x.param: int(values[at]) for x, values in inputs.items()}
+    return inputs
+
+
+def exhaust(got: Term, wanted: Term, found: Sequence[Term]) -> dict[str, int] | None:
+    """The first of all inputs for which two terms differ. Fault where a look-up leaves its table."""
+    inputs = _every(found)
+    differs = np.atleast_1d(_evaluate(got, inputs) != _evaluate(wanted, inputs))
+    at = int(differs.argmax())
+    return {x.param: int(values[at]) for x, values in inputs.items()} if differs[at] else None
 
 
 def _evaluate(term: Term, inputs: Mapping[Term, Array]) -> Array:
@@ -168,14 +174,14 @@ def _evaluate(term: Term, inputs: Mapping[Term, Array]) -> Array:
 
 
 def without_look_ups(condition: Term) -> Term:
-    """The same with comparisons in place of look-ups, whose every address comes from one narrow input."""
+    """The same with comparisons in place of look-ups, whose addresses come from a few narrow inputs."""
     done: dict[Term, Term] = {}
     for term in t.in_order(condition):
         found = t.variables(term) if term.op == "lookup" else []
-        if len(found) == 1 and found[0].width <= EXHAUSTED:
-            values = _evaluate(term, {found[0]: np.arange(1 << found[0].width)})
+        if found and sum(x.width for x in found) <= EXHAUSTED:
+            values = _evaluate(term, _every(found))
             starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
-            done[term] = t.search(found[0], starts[1:], values[starts].tolist(), term.width)
+            done[term] = t.search(t.join(found), starts[1:], values[starts].tolist(), term.width)
         else:
             done[term] = t.rebuild(term, tuple(done[arg] for arg in term.args))
     return done[condition]

@@ -21,7 +21,7 @@ from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes
 from gpucast.parity.plan import all_cases, all_pairs
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import edges, full_tile
+from gpucast.parity.proof.launches import Launch, edges, full_tile, strided
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
@@ -84,23 +84,45 @@ def prove(
     known: Mapping[str, Verdict] | None = None,
 ) -> Iterator[Proof]:
     """The proofs of some rules. `solvers`: each of them must agree, within `limit` seconds for a question. `paths`:
-    "full" is one thread of a block without ends, "all" adds `edges`. `known`: verdicts by the digest of the PTX.
+    "full" is one thread of a block without ends, "all" adds `edges`, and kernels of other layouts. `known`: verdicts by
+    the digest of the PTX.
     """
     for case in cases:
-        source = CastSpec.of(case.rule).source()
-        text = ptx(source, arch)
-        key = digest(text)
-        if known is not None and key in known:
-            yield Proof(case, arch, source.name, key, known[key])
-            continue
-        t.forget()
-        prover = Prover(source, read(text), solvers, limit)
-        try:
-            verdict = prover.prove([full_tile(source, [_THREAD]), *(edges(source) if paths == "all" else ())])
-        except Unknown as unknown:
-            verdict = prover.verdict
-            verdict.problem = str(unknown)
-        yield Proof(case, arch, source.name, key, verdict)
+        sources = _sources(case, paths)
+        texts = [ptx(source, arch) for source in sources]
+        key = digest("\n".join(texts))
+        verdict = None if known is None else known.get(key)
+        if verdict is None:
+            verdict = Verdict()
+            for source, text in zip(sources, texts, strict=True):
+                t.forget()
+                prover = Prover(source, read(text), solvers, limit, verdict)
+                try:
+                    prover.prove(_launches(source, paths))
+                except Unknown as unknown:
+                    verdict.problem = str(unknown)
+                if verdict.problem:
+                    break
+        yield Proof(case, arch, sources[0].name, key, verdict)
+
+
+def _sources(case: Case, paths: Paths) -> list[KernelSource]:
+    """The kernels of a rule: the contiguous one, and for all paths also those of other layouts."""
+    rule, found = case.rule, [CastSpec.of(case.rule)]
+    if paths == "all":
+        found += [CastSpec.of(rule, unpacked=True)] * rule.src.packed + [CastSpec.of(rule, "strided")]
+        if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:
+            found.append(CastSpec.of(rule, "transposed"))
+    return [spec.source() for spec in found]
+
+
+def _launches(source: KernelSource, paths: Paths) -> Iterator[Launch]:
+    if source.shape != "contiguous":
+        yield from strided(source)
+        return
+    yield full_tile(source, [_THREAD])
+    if paths == "all":
+        yield from edges(source)
 
 
 def explain(proof: Proof) -> str:
@@ -109,7 +131,7 @@ def explain(proof: Proof) -> str:
     rule = proof.case.rule
     if found is None or proof.case.random is not None:
         return str(proof)
-    code = found.codes.get(found.index, 0)
+    code = found.codes.get(found.index, 0) & rule.src.code_mask
     codes = np.array([code], rule.src.code_numpy)
     lines = [f"{proof}\n  {found.launch}, element {found.index}: {describe(rule.src, code)}"]
     lines += [

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.cast import KernelSource, square_side
 from gpucast.codegen.fused import FusedArguments
+from gpucast.codegen.strides import Dims, squares
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.cases import RANDOM
 from gpucast.parity.proof import terms as t
@@ -34,12 +37,16 @@ class Launch:
     src_bit: int = 0
     dst: int = 0
     threads: tuple[tuple[int, int], ...] | None = None
+    #: The dimensions, for a kernel that is not contiguous, and the elements that its grid is made for.
+    dims: Dims | None = None
+    grid: int | None = None
     #: The bytes of the argument `KernelSource.more`; `random`: its seed is unknown, its offset this one.
     more: bytes | None = None
     random: int | None = None
 
     def __str__(self) -> str:
         some = "" if self.threads is None else f", threads {', '.join(map(str, self.threads))}"
+        some += "" if self.dims is None else f", {self.dims}"
         return f"n={self.n}, src+{self.src}.{self.src_bit}, dst+{self.dst}{some}"
 
 
@@ -98,6 +105,33 @@ def edges(source: KernelSource) -> Iterator[Launch]:
         yield _with_random(source, Launch(2 * block + block // 2 - 1, src, bits[-1], dst, ends))
 
 
+def strided(source: KernelSource) -> Iterator[Launch]:
+    """Launches of a strided or a transposed kernel at listed shapes: rows with gaps, a permutation, both sides
+    backwards, elements that are not aligned, and squares that are not full. A packed side is a stream, at every bit."""
+    src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
+    if source.shape == "transposed":
+        side = square_side(source.src_bits, source.rule.dst.bits)
+        for rows, columns in ((side, side), (side // 4 + 1, side + side // 4)):
+            count = rows * columns
+            dims = Dims((2, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
+            found = squares(dims, src, dst, side)
+            assert found is not None
+            yield Launch(2 * count, dims=found[0], grid=found[1], more=found[0].to_bytes())
+        return
+    shapes = [
+        Dims((5, 7), (9 * src, src), (8 * dst, dst)),
+        Dims((3, 4, 5), (src, 3 * src, 12 * src), (20 * dst, 5 * dst, dst)),
+        Dims((4, 9), (-10 * src, -src), (-9 * dst, dst)),
+        Dims((11,), (src + 1,), (dst + 1,)),
+        Dims((1,), (src,), (dst,)),
+    ]
+    for number, dims in enumerate(shapes):
+        bit = 2 * number % 8 if source.src_bits < 8 else 0
+        launch = _with_random(source, Launch(math.prod(dims.lengths), number, bit, 3 * number % _VECTOR, dims=dims))
+        given = FusedArguments(offset=RANDOM.offset, dims=dims) if launch.random is not None else dims
+        yield replace(launch, more=given.to_bytes())
+
+
 def _with_random(source: KernelSource, launch: Launch) -> Launch:
     if source.rule.rounding != STOCHASTIC:
         return launch
@@ -110,12 +144,19 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
     Fault where it leaves its arrays, or writes a byte twice or, with all threads, not at all."""
     n, src_bits, dst = launch.n, source.src_bits, source.rule.dst
     src_base, dst_base = _SOURCE + launch.src, _RESULT + launch.dst
-    size = dst.nbytes(n)
     memory = Memory(
         source=range(src_base, src_base + (launch.src_bit + n * src_bits + 7) // 8),
         element=lambda byte: _source_byte(byte, launch, src_bits),
-        writable=range(dst_base, dst_base + size),
+        writable=range(dst_base, dst_base + dst.nbytes(n)),
     )
+    places = None
+    if launch.dims is not None and src_bits >= 8:
+        memory.source = range(0)
+        for index, at in enumerate(_offsets(launch.dims.lengths, launch.dims.src)):
+            memory.known.update(enumerate(_bytes(element(index, src_bits)), src_base + at))
+    if launch.dims is not None and dst.bits >= 8:
+        places = [dst_base + at for at in _offsets(launch.dims.lengths, launch.dims.dst)]
+        memory.writable = frozenset(at + byte for at in places for byte in range(dst.bits // 8))
     numbers = ((src_base, 64), (launch.src_bit, 32), (dst_base, 64), (n, 64))
     params = [_bytes(const(*number)) for number in numbers]
     if launch.more is not None:
@@ -125,16 +166,25 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
     machine = Machine(kernel, memory, params)
     memory.known.update(table or {})
     asked = launch.threads
-    if asked is None:
+    if asked is None and launch.grid is not None:
+        blocks = range(source.blocks(launch.grid))
+        asked = tuple((block, number) for block in blocks for number in range(source.threads))
+    elif asked is None:
         busy = min(n // source.tile + 3, source.threads)
         asked = tuple((0, number) for number in (*range(busy), *range(busy, source.threads)[-1:]))
     for block in sorted({block for block, _ in asked}):
         chosen = {number for where, number in asked if where == block}
+        if not table:
+            memory.empty()
         _run_block(machine, block, chosen, chosen if table else set(range(source.threads)))
-    if launch.threads is None and len(memory.written) != size:
+    if launch.threads is None and len(memory.written) != len(memory.writable):
         missing = next(byte for byte in memory.writable if byte not in memory.written)
         raise Fault(f"the byte {missing - dst_base} of the result is not written")
-    found = _outcome(memory, dst_base, dst.bits, n)
+    if places is None:
+        found = _outcome(memory, dst_base, dst.bits, n)
+    else:
+        size = dst.bits // 8
+        found = Outcome({i: t.join(memory.written[at + byte] for byte in range(size)) for i, at in enumerate(places)})
     found.executed = machine.executed
     if launch.threads is not None and launch.dst == 0:
         block, width = source.elements * source.threads, source.tile * source.threads
@@ -144,6 +194,12 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
             raise Fault("threads do not write their own elements")
     found.table = {byte: memory.known[byte] for byte in memory.shared if byte in memory.known}
     return found
+
+
+def _offsets(lengths: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
+    """Where the elements lie, in row-major order."""
+    for index in itertools.product(*map(range, lengths)):
+        yield sum(place * stride for place, stride in zip(index, strides, strict=True))
 
 
 def _run_block(machine: Machine, block: int, chosen: set[int], every: set[int]) -> None:

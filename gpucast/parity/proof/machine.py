@@ -6,7 +6,7 @@ are taken, and come together again where they meet.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpucast.parity.proof import terms as t
@@ -40,11 +40,17 @@ class Memory:
     #: The addresses of the source, and what is there.
     source: range = range(0)
     element: Callable[[int], Term] | None = None
-    writable: range = range(0)
+    writable: Collection[int] = range(0)
     written: dict[int, Term] = field(default_factory=dict)
     #: Shared memory: its addresses. Threads write to it before a barrier, each to places of its own.
     shared: range = range(0)
     _image: bytes | None = None
+
+    def empty(self) -> None:
+        """Forget what is in shared memory: another block has its own."""
+        for byte in self.shared:
+            self.known.pop(byte, None)
+        self._image = None
 
     def load(self, address: Term, size: int, aligned: int) -> list[Term]:
         if not address.constant:

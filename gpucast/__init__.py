@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from gpucast.core import interruption as interruption  # isort: split
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ from gpucast.casting.creation import empty, empty_like, from_bytes
 from gpucast.casting.loss_counts import CastReport
 from gpucast.casting.report import cast_report
 from gpucast.codegen.device_function import device_function
+from gpucast.core import packages
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET
 from gpucast.core.version import __version__ as __version__
 from gpucast.warmup.api import warmup
 
@@ -55,6 +58,17 @@ __all__ = [
     "warmup",
 ]
 
+packages.publish(globals())
+packages.keep_names(__name__, {
+    "cast": "casting.cast",
+    "cast_many": "casting.batch",
+    "creation": "casting.creation",
+    "device_function": "codegen.device_function",
+    "errors": "core.errors",
+    "packed": "arrays.packed",
+    "report": "casting.report",
+})  # fmt: skip
+
 
 def _torch() -> adapters.ArrayAdapter:
     from gpucast.interop.torch import ADAPTER
@@ -64,6 +78,12 @@ def _torch() -> adapters.ArrayAdapter:
 
 def _jax() -> adapters.ArrayAdapter:
     from gpucast.interop.jax import ADAPTER
+
+    return ADAPTER
+
+
+def _dask() -> adapters.ArrayAdapter:
+    from gpucast.interop.dask import ADAPTER
 
     return ADAPTER
 
@@ -84,15 +104,24 @@ def _cuda_array() -> adapters.ArrayAdapter:
 adapters.register(
     adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=("compiler", "is_compiling")),
     adapters.Library("jax", "Array", _jax),
+    adapters.Library("dask.array", "Array", _dask),
     adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
     adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
 )
 
 
-def __getattr__(name: str) -> Any:
-    """What is imported when it is used, so that ``import gpucast`` stays quick."""
-    if name in ("mixed", "quantization"):
-        return importlib.import_module(f"gpucast.{name}")
-    if name in ("Quantized", "dequantize", "quantize"):
-        return getattr(importlib.import_module("gpucast.quantization"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """The names that are for users."""
+    return [*__all__, "__version__"]
+
+
+# Hidden from type checkers, which would take any name for one of ours.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What is imported when it is used, so that ``import gpucast`` stays quick."""
+        if name in ("mixed", "quantization"):
+            return importlib.import_module(f"gpucast.{name}")
+        if name in ("Quantized", "dequantize", "quantize"):
+            return getattr(importlib.import_module("gpucast.quantization"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,8 @@ from typing import Any
 
 from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, resolve
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import STOCHASTIC, OverflowKeyword, Rounding, RoundMode, resolve
 
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -20,10 +21,10 @@ def device_function(
     dst: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
 ) -> str:
     """CUDA text that defines ``__device__ D gpucast_<src>_to_<dst>(S value)``, with the same rule as `cast`.
 
@@ -50,12 +51,7 @@ def device_function(
     rule = resolve(
         dtype(src, caller="device_function: src="),
         dtype(dst, caller="device_function: dst="),
-        saturate=saturate,
-        round_mode=round_mode,
-        opset=opset,
-        rounding=rounding,
-        overflow=overflow,
-        caller="device_function",
+        Options(saturate, round_mode, opset, rounding, overflow, caller="device_function"),
     )
     if "string" in (rule.src.family, rule.dst.family):
         raise ValueError(

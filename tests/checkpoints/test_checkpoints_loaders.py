@@ -261,6 +261,7 @@ def test_the_older_config_of_modelopt_goes_with_the_scales() -> None:
 # ---- transformers itself ----
 
 
+@pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(

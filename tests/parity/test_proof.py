@@ -14,6 +14,7 @@ from gpucast.cli import main
 from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.parity import plan
 from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
@@ -29,7 +30,7 @@ SOLVERS = ("bitwuzla",)
 
 def compiled(pair: str, arch: str = "sm_90", **attributes: Any) -> tuple[KernelSource, str]:
     src, dst = map(dtype, pair.split(":"))
-    source = CastSpec.of(resolve(src, dst, **attributes)).source()
+    source = CastSpec.of(resolve(src, dst, Options(**attributes))).source()
     return source, certificate.ptx(source, arch)
 
 

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         if json_file is not None:
             date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
             found = certificate.certificate(proofs, arch, asked, args.limit, args.paths, date)
-            json_file.write(json.dumps(found, indent=1).encode() + b"\n")
+            json_file.write(certificate.text(found).encode())
     failed = sum(not proof.verdict.proved for proof in proofs)
     print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")
     if failed:

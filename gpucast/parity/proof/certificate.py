@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -164,6 +165,12 @@ def certificate(
         "proved": sum(proof.verdict.proved for proof in proofs),
         "proofs": [proof.as_json() for proof in proofs],
     }
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """A certificate as JSON, with a line for each proof."""
+    head = json.dumps({name: value for name, value in found.items() if name != "proofs"}, indent=1).removesuffix("\n}")
+    return f'{head},\n "proofs": [\n' + ",\n".join(map(json.dumps, found["proofs"])) + "\n ]\n}\n"
 
 
 def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str, Verdict]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.cli import bench, convert, dtypes, info, kernel, parity, prove, warmup
 from gpucast.core import interruption
 from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
-    for module in (bench, convert, dtypes, info, kernel, parity, warmup):
+    for module in (bench, convert, dtypes, info, kernel, parity, prove, warmup):
         module.add(commands)
     return parser
 

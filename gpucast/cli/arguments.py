@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -35,6 +36,17 @@ def count(text: str) -> int:
 
 def at_least_one(text: str) -> int:
     return _number(text, 1)
+
+
+def size(text: str) -> int:
+    """Bytes: "5GB" is 5 * 10^9 of them, "5GiB" 5 * 2^30."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
+    if found is not None and (found[2] or not found[3]):
+        base = 1024 if found[3] else 1000
+        number = int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+        if number > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is no size; expected bytes as 5000000, 5GB or 4GiB")
 
 
 def _number(text: str, least: int) -> int:

@@ -41,11 +41,13 @@ _OPTIONS = st.lists(
         st.tuples(st.just("--overflow"), st.sampled_from(["wrap", "saturate", "junk"])),
         st.tuples(st.just("--round-mode"), st.sampled_from(["up", "down", "nearest", "junk"])),
         st.tuples(st.sampled_from(["--seed", "--opset"]), _NUMBERS),
+        st.tuples(st.just("--shard-size"), _NUMBERS | st.sampled_from(["1KB", "5GB", "1iB", "2GiB"])),
         st.tuples(st.just("--device"), st.sampled_from(["cpu", "cuda", "cuda:7", "tpu"])),
         st.tuples(st.just("--shard"), st.sampled_from(["0/1", "0/2", "1/2", "2/2", "x", "0/0", "auto"])),
         st.tuples(st.just("--report"), _PATHS | st.sampled_from(["report.json", "report.html"])),
         st.tuples(st.sampled_from([
             "--allow-loss", "--dry-run", "--verify", "--restart", "--json", "--no-progress", "--quiet", "--no-saturate",
+            "--overwrite",
         ])),
     ),
     max_size=4,

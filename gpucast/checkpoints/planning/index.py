@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.files import limits
@@ -22,8 +22,8 @@ SUFFIX = ".index.json"
 class Index:
     path: str
     #: The complete document; entries unknown to gpucast are kept.
-    document: Mapping[str, Any]
-    weight_map: Mapping[str, str]
+    document: Mapping[str, Any] = field(default_factory=dict)
+    weight_map: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> list[str]:

@@ -43,6 +43,8 @@ class Request:
     seed: int | None = None
     #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: the style's.
     mx_rule: str | None = None
+    #: Checkpoints are written in files of at most so many bytes of tensors; None: in those that they have.
+    shard_size: int | None = None
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -45,6 +45,8 @@ CONFIGURED = ("deepseek", "compressed-tensors")
 #: The metadata entry of a tensor in our own style.
 ENTRY = "gpucast.quantized."
 _WEIGHT = "weight"
+#: What follows the name of such a tensor in those of its scales.
+_OWN = (".scales", ".zero_points", ".global_scale")
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
 #: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, the
 #: last layer, routers of mixtures of experts, and the projections into layers that predict further tokens. Sources:
@@ -96,6 +98,13 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
         if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
             raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
     return _MAKE[style](name, shape, format)
+
+
+def described_by(name: str, metadata: Mapping[str, str]) -> str:
+    """The tensor whose entry in the metadata describes the tensor `name`: itself, or the codes that it scales; `name`
+    where none does."""
+    base = next((name.removesuffix(ending) for ending in _OWN if name.endswith(ending)), name)
+    return base if ENTRY + base in metadata else name
 
 
 def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -> Stored:

@@ -204,7 +204,8 @@ def run(args: argparse.Namespace) -> int:
     options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
     outcome = Outcome(plan)
     try:
-        with progress_bar(options.bytes_of(plan), not (args.quiet or args.no_progress)) as advance:
+        wanted = not (args.quiet or args.no_progress)
+        with progress_bar(options.bytes_of(plan), wanted, stage=lambda: outcome.stage) as advance:
             if args.scheduler is None:
                 checkpoints.run(plan, options, outcome, advance)
             else:

@@ -10,14 +10,23 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
-    """A function that is called with the units done since its last call. The bar appears on stderr after a second."""
+def progress_bar(
+    total: int, wanted: bool, unit: str = "B", stage: Callable[[], str] | None = None
+) -> Iterator[Callable[[int], object]]:
+    """A function that is called with the units done since its last call, 0 where another `stage` begins, which the bar
+    then names. The bar appears on stderr after a second."""
     bar_class = _tqdm() if wanted and sys.stderr.isatty() else None
     if bar_class is None:
         yield lambda done: None
         return
     with bar_class(total=total, unit=unit, unit_scale=True, delay=1, leave=False, file=sys.stderr) as bar:
-        yield bar.update
+
+        def advance(done: int) -> None:
+            if stage is not None and stage() != bar.desc:
+                bar.set_description_str(stage(), refresh=not done)
+            bar.update(done)
+
+        yield advance
 
 
 def _tqdm() -> Any:

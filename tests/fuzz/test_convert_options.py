@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fuzz import jobs, programs
@@ -80,6 +80,8 @@ def test_any_options_end_in_a_result_or_one_error(tmp_path: Path, monkeypatch: p
     os.mkfifo("fifo.npz")
     made = contents()
 
+    # Few options that are drawn go together; one that is a result is there for certain.
+    @example("in.safetensors", "out.npz", "FLOAT16", [])
     @given(_PATHS, _PATHS, _NAMES, _OPTIONS)
     def convert(source: str, target: str, to: str, options: list[tuple[str, ...]]) -> None:
         with tempfile.TemporaryDirectory() as scratch:

@@ -115,6 +115,7 @@ class _Run:
             if not staging.is_published():
                 for result in results:
                     self._check_loss(result.file, result.plan, result.statistics)
+            self._begin("publishing")
             staging.publish()
             outcome.results = results
             try:
@@ -146,6 +147,10 @@ class _Run:
         report = scaling.unexpected(statistics.report) if scaled else statistics.report
         loss.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
+    def _begin(self, stage: str) -> None:
+        self._outcome.stage = stage
+        self._advance(0)
+
     def _resumed(self, nbytes: int) -> None:
         self._outcome.resumed += nbytes
         self._advance(nbytes)
@@ -153,12 +158,14 @@ class _Run:
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
         stamps = {known.path: Stamp.of(known.path) for known in file.identity}
         _check_unchanged(file)
+        self._begin("copying" if file.tensors is None else "casting")
         if file.tensors is None:
             self._copy(file, part)
         else:
             with opened(file, self._plan.request, self._plan.single) as source:
                 self._convert(file, source, part, [known.changed for known in stamps.values()])
         part.flush()
+        self._begin("writing to the disk")
         try:
             os.fsync(part.fileno())
         except OSError:
@@ -201,6 +208,7 @@ class _Run:
     def _compared(self, file: FilePlan, written: str) -> int:
         """The elements of a written file that were compared with the reference. FileError where it is not that."""
         plan = self._plan
+        self._begin("verifying")
         _check_unchanged(file)
         name = plan.target if plan.single else os.path.join(plan.target, file.name)
         return verify(written, file, plan, self._options.verify == "all", name)

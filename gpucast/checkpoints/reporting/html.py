@@ -137,7 +137,8 @@ def _sampled(tensors: Sequence[Mapping[str, Any]]) -> str:
     seen, elements = (sum(tensor[key] for tensor in sampled) for key in ("examined", "elements"))
     return (
         " Counts are of all values; errors, signal to noise and histograms of "
-        f"{cells.count(len(sampled), 'large tensor')} are those of a sample, {cells.share(seen, elements)} of their values."
+        f"{cells.count(len(sampled), 'large tensor')} are those of a sample, {cells.share(seen, elements)} of their "
+        "values."
     )
 
 

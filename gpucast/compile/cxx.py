@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
 from typing import Literal
+
+from gpucast.compile.nvrtc_files import package_folders
 
 Language = Literal["c", "c++"]
 
@@ -31,7 +31,10 @@ def find(language: Language, caller: str) -> list[str]:
     variable, names, of_zig = _COMMANDS[language]
     chosen = os.environ.get(variable)
     if chosen:
-        command = shlex.split(chosen)
+        command = []
+        # What cannot be split has a quotation without an end.
+        with contextlib.suppress(ValueError):
+            command = shlex.split(chosen)
         if not command or shutil.which(command[0]) is None:
             wanted = f"set it to a {language.upper()} compiler or unset it"
             raise CompilerMissing(f"{caller}: {variable}={chosen!r} is not a command; {wanted}")
@@ -39,8 +42,11 @@ def find(language: Language, caller: str) -> list[str]:
     for name in names:
         if shutil.which(name) is not None:
             return [name]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", of_zig]
+    for folder in package_folders():
+        # By its path: "-m ziglang" would first look in the current folder, whose files may be anybody's.
+        script = os.path.join(folder, "ziglang", "__main__.py")
+        if os.path.isfile(script):
+            return [sys.executable, script, of_zig]
     raise CompilerMissing(
         f"{caller}: no {language.upper()} compiler; install {names[0]} or {names[1]}, set {variable}, or run: "
         f"{shlex.quote(sys.executable)} -m pip install ziglang"
@@ -57,9 +63,6 @@ def versions(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _version(word: str) -> str:
-    if word == "ziglang":
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(word)
     # The path of a script need not be executable.
     found = shutil.which(word) or word
     try:

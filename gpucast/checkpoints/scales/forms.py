@@ -85,7 +85,9 @@ def stored_by_others(
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and not comfyui.is_plain(layer, element):
-        raise _Problem(f"{caller} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
+        raise _Problem(
+            f"{caller} of {element.name} has ComfyUI's format {comfyui.shown(layer)}, which is not known here"
+        )
     symmetric = "zero_points" not in tensors
     if element.name == "UINT8":
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):

@@ -38,7 +38,7 @@ KNOWN: dict[tuple[str, str, str], str] = {
         "the assembler loads the halves that count alone, in narrower accesses to the same sectors",
     ),
     **_misses(("sm_90",), "FLOAT INT16", "FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", _BY_FLOAT),
-    **_misses(("sm_90",), "INT16", "FLOAT8E5M2 FLOAT8E5M2FNUZ", _BY_FLOAT),
+    **_misses(("sm_90",), "INT16", "FLOAT8E5M2FNUZ", _BY_FLOAT),
     **_misses(("sm_90",), _BYTES, "FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", _LOOK_UP),
     **_misses(("sm_90",), _FLOAT8, "INT4 UINT4 INT2 UINT2", _LOOK_UP),
     **_misses(("sm_90",), "INT4 UINT4 FLOAT4E2M1", "INT2 UINT2 FLOAT6E2M3 FLOAT6E3M2", _LOOK_UP),

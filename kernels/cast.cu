@@ -59,7 +59,7 @@ template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
 GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (is_small<Dst>() && by_float) {
+    if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
     } else {
         u32 part[N];
@@ -115,12 +115,52 @@ struct Arithmetic {
                 if constexpr (Src::is_bool) lanes = nonzero_lanes(lanes);
                 put_lanes<Dst::bits, 4>(out, i, lanes & repeated<8>(u32(Dst::mask)));
             }
-        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>()) {
+        } else if constexpr (SrcBits == 8 && Src::bits == 8 && Dst::is_bool) {
+#pragma unroll
+            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = bool_lanes<Src>(in.word[i]);
+        } else if constexpr (SrcBits == 4 && Src::is_int && Dst::is_int && Dst::bits == 8 && Rule::overflow() == Overflow::wrap) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 8; ++i) bytes_of_nibbles<Src>(in.word[i], out.word[2 * i], out.word[2 * i + 1]);
+        } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4; ++i) halves_of_bytes<Src>(in.word[i], out.word[2 * i], out.word[2 * i + 1]);
+        } else if constexpr (SrcBits == 8 && has_unpacking<Src, Dst>(Rule())) {
+            const u32 words = Dst::bits / 8;
+            u32 nan = 0, found[Elements / 4][words];
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4; ++i) {
+                unpack<Src, Dst>(in.word[i], found[i]);
+                nan |= float8_nan_bits<Src>(in.word[i]);
+            }
+            if ((nan & repeated<8>(0x80)) != 0) {
+                ptx::mark_rare();
+#pragma unroll
+                for (u32 i = 0; i < Elements / 4; ++i) finish_unpacked<Src, Dst>(in.word[i], found[i]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
+        } else if constexpr (has_float32<Src>() && Src::has_nan && !is_same<Src, Dst> && Dst::bits == 16 && has_packing<Dst>(Rule())) {
+            // One test for all of the tile, because NaN is rare.
+            Word codes[Elements / 2][2];
+            u32 nan = 0;
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; ++i) {
+                codes[i][0] = get<SrcBits, Word>(in, 2 * i);
+                codes[i][1] = get<SrcBits, Word>(in, 2 * i + 1);
+                out.word[i] = packed_lanes<Src, Dst>(codes[i]);
+                nan |= nan_bits<16>(out.word[i]);
+            }
+            if ((nan & repeated<16>(0x8000)) != 0) {
+                ptx::mark_rare();
+#pragma unroll
+                for (u32 i = 0; i < Elements / 2; ++i) out.word[i] = finished_lanes<Src, Dst>(out.word[i], codes[i]);
+            }
+        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_packing<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
-        } else if constexpr (has_integer_halves<Src, Dst>()) {
+        } else if constexpr (has_integer_halves<Src, Dst>() && !has_packing<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));

@@ -36,11 +36,8 @@ FUSED = (
 #: Layout -> the share of a copy that it is to reach.
 GOALS = {"transposed": 0.80, "strided": 0.60}
 
-_ELEMENTWISE = "each element is loaded and stored alone, and its address tested"
-
 #: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
 KNOWN: dict[tuple[str, str, str], str] = {
-    **{("transposed", src, dst): _ELEMENTWISE for src, dst in PAIRS if src != "DOUBLE"},
     **{("strided", src, dst): "one element a thread, whose place takes divisions" for src, dst in PAIRS},
 }
 

@@ -344,36 +344,78 @@ GPUCAST_INLINE void cast_strided(
 
 // ---- transposed: the dense dimension of the source is not that of the destination ----
 
+// Casts a whole square to shared memory.
+template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, typename Rule>
+GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Side>& square, Rule) {
+    typedef SquarePart<SrcBits, Side, Threads> Part;
+    const u32 warps = Threads / 32, steps = (Part::count + warps - 1) / warps, warp = threadIdx.x / 32;
+    if (u32(Part::count) < warps && warp >= u32(Part::count)) return;
+    Tile<Part::bytes> in[steps][4];
+#pragma unroll
+    for (u32 i = 0; i < steps; ++i) {
+        const Part part(warp + i * warps);
+        part.load(src, stride, in[i]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < steps; ++i) {
+        const Part part(warp + i * warps);
+        Tile<SrcBits / 2> turned[Part::rows];
+        part.turn(in[i], turned);
+#pragma unroll
+        for (u32 k = 0; k < Part::rows; ++k) {
+            Tile<Dst::bits / 2> codes = {};
+            Arithmetic<Src, Dst, SrcBits, Rule>().template tile<4>(turned[k], codes, 0);
+            u32* to = reinterpret_cast<u32*>(square.code + (part.row + k) * Square<Dst::bits, Side>::stride + part.column);
+#pragma unroll
+            for (u32 j = 0; j < Tile<Dst::bits / 2>::words; ++j) to[j] = codes.word[j];
+        }
+    }
+}
+
 // One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
-// destination's, the last. Squares at the edges may be smaller.
+// destination's, the last. Squares at the edges may be smaller, and arrays may lie at any address; both are cast element
+// by element.
 template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename Rule>
 GPUCAST_INLINE void cast_transposed(
     const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, Rule rule) {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef typename Square<Dst::bits, Side>::Code Code;
     const u32 row = dims.count - 2, column = dims.count - 1;
-    const u64 across = (dims.length[column] + Side - 1) / Side, down = (dims.length[row] + Side - 1) / Side;
-    const u64 outer = blockIdx.x / across;
-    const u64 first_column = (blockIdx.x - outer * across) * Side, first_row = outer % down * Side;
+    // Numbers of squares, which are fewer than the blocks of a launch.
+    const u32 across = u32((dims.length[column] + Side - 1) / Side), down = u32((dims.length[row] + Side - 1) / Side);
+    const u32 line = blockIdx.x / across, outer = line / down;
+    const u64 first_column = u64(blockIdx.x - line * across) * Side, first_row = u64(line - outer * down) * Side;
     const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
-    const Offsets at = offsets(dims, row, outer / down);
-    src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * dims.src[column];
-    dst += at.dst + i64(first_row) * dims.dst[row] + i64(first_column) * dims.dst[column];
+    const Offsets at = offsets(dims, row, outer);
+    const i64 src_stride = dims.src[column], dst_stride = dims.dst[row];
+    src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * src_stride;
+    dst += at.dst + i64(first_row) * dst_stride + i64(first_column) * dims.dst[column];
     const u32 stride = Square<Dst::bits, Side>::stride;
+    const u32 src_word = SrcBits < 32 ? 4 : SrcBits / 8, dst_word = Dst::bits < 32 ? 4 : Dst::bits / 8;
+    const bool whole = rows >= Side && columns >= Side && ((address(src) | u64(src_stride)) & (src_word - 1)) == 0
+                       && ((address(dst) | u64(dst_stride)) & (dst_word - 1)) == 0;
+    if (whole) {
+        cast_square<Src, Dst, SrcBits, Side, Threads>(src, src_stride, square, rule);
+    } else {
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
-        const u32 r = i % Side, c = i / Side;
-        if (r < rows && c < columns) {
-            const Word code = load_element<SrcBits, Word>(src + r * (SrcBits / 8) + i64(c) * dims.src[column]);
-            square.code[c * stride + r] = Code(cast_code<Src, Dst>(code, rule));
+        for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
+            const u32 r = i % Side, c = i / Side;
+            if (r < rows && c < columns) {
+                const Word code = load_element<SrcBits, Word>(src + r * (SrcBits / 8) + i64(c) * src_stride);
+                square.code[r * stride + c] = Code(cast_code<Src, Dst>(code, rule));
+            }
         }
     }
     GPUCAST_BARRIER();
+    if (whole) {
+        store_square<Dst::bits, Side, Threads>(dst, dst_stride, square);
+    } else {
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
-        const u32 r = i / Side, c = i % Side;
-        if (r < rows && c < columns) {
-            store_element<Dst::bits>(dst + i64(r) * dims.dst[row] + c * (Dst::bits / 8), Word(square.code[c * stride + r]));
+        for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
+            const u32 r = i / Side, c = i % Side;
+            if (r < rows && c < columns) {
+                store_element<Dst::bits>(dst + i64(r) * dst_stride + c * (Dst::bits / 8), Word(square.code[r * stride + c]));
+            }
         }
     }
 }

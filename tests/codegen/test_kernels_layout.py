@@ -177,7 +177,13 @@ def test_strides(src: DType, dst: DType, view: str, kernels: HostKernels) -> Non
 
 WHOLE = [row for row in BY_WIDTH if not row.packed]
 #: Shapes, and the order of the axes in the memory of the source.
-TRANSPOSES = [((130, 70), (1, 0)), ((65, 17), (1, 0)), ((3, 70, 2, 33), (2, 0, 3, 1)), ((16, 5, 16), (2, 1, 0))]
+TRANSPOSES = [
+    ((130, 70), (1, 0)),
+    ((132, 196), (1, 0)),
+    ((65, 17), (1, 0)),
+    ((3, 70, 2, 33), (2, 0, 3, 1)),
+    ((16, 5, 16), (2, 1, 0)),
+]
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.product(WHOLE, WHOLE)), ids=str)
@@ -203,6 +209,21 @@ def test_transposes(src: DType, dst: DType) -> None:
             assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
             rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
             assert not rest.any(), "written beside the elements"
+
+
+@pytest.mark.parametrize("name", ["INT8", "INT16", "INT32", "INT64"])
+def test_whole_squares_are_read_and_written_by_words(name: str) -> None:
+    """Without the test of addresses a GPU would stop, so where they are aligned words are taken."""
+    source = kernel_source(resolve(dtype(name), dtype("U" + name)), "transposed")
+    broken = re.sub(r"const bool whole = [^;]*;", "const bool whole = rows >= Side && columns >= Side;", source.prelude)
+    assert broken != source.prelude
+    kernels = host_build.build([replace(source, prelude=broken)], optimize=False)
+    size = source.src_bits // 8
+    memory, out = np.zeros(64 * 64 * size + 16, np.uint8), np.zeros((64, 64 * size), np.uint8)
+    dims = Dims((64, 64), (size, 64 * size), (64 * size, size)).to_bytes()
+    kernels.run(source.rule, Arguments(memory.ctypes.data, out.ctypes.data, 64 * 64, more=dims), "transposed")
+    with pytest.raises(RuntimeError, match="misaligned"):
+        kernels.run(source.rule, Arguments(memory.ctypes.data + 1, out.ctypes.data, 64 * 64, more=dims), "transposed")
 
 
 def test_what_is_not_a_transpose() -> None:

@@ -313,33 +313,62 @@ GPUCAST_INLINE void cast_contiguous(
 
 // ---- any strides ----
 
-// One thread casts the elements that fill whole bytes of the destination together, so that no two threads write to one
-// byte. A packed side has no strides: it is the row-major stream.
-template <u32 SrcBits, u32 DstBits, u32 Threads, u32 MaxDims, typename Converter>
+// One thread casts `Unroll` elements, a block's width apart, of a destination of whole bytes. Of a packed destination it
+// casts the elements that fill whole bytes together, so that no two threads write to one byte. A packed side has no
+// strides: it is the row-major stream.
+template <u32 SrcBits, u32 DstBits, u32 Unroll, u32 Threads, u32 MaxDims, typename Converter>
 GPUCAST_INLINE void cast_strided(
     const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, u32 number, Converter& converter) {
     typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
-    const u32 group = Unit<DstBits>::elements;
-    const i64 first = (i64(number) * Threads + threadIdx.x) * group;
-    const i64 last = first + group < n ? first + group : n;
-    Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
-#pragma unroll 1
-    for (i64 i = first; i < last; ++i) {
+    const auto cast = [&](i64 i, i64& to) {
         const Offsets at = n >> 32 ? offsets(dims, dims.count, u64(i)) : offsets(dims, dims.count, u32(i));
+        to = at.dst;
         Word code;
         if constexpr (SrcBits < 8) {
             code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
         } else {
             code = load_element<SrcBits, Word>(src + at.src);
         }
-        code = converter.one(code, i);
-        if constexpr (DstBits < 8) {
-            writer.put(code);
-        } else {
-            store_element<DstBits>(dst + at.dst, code);
+        return converter.one(code, i);
+    };
+    i64 to;
+    if constexpr (DstBits < 8) {
+        const i64 first = (i64(number) * Threads + threadIdx.x) * Unroll;
+        const i64 last = first + Unroll < n ? first + Unroll : n;
+        Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
+#pragma unroll 1
+        for (i64 i = first; i < last; ++i) writer.put(cast(i, to));
+        writer.finish();
+    } else {
+        const i64 begin = i64(number) * (Threads * Unroll) + threadIdx.x;
+        if constexpr (SrcBits >= 8) {
+            const i64 src_step = dims.src[0], dst_step = dims.dst[0];
+            const bool aligned = ((address(src) | u64(src_step)) & (SrcBits / 8 - 1)) == 0
+                                 && ((address(dst) | u64(dst_step)) & (DstBits / 8 - 1)) == 0;
+            // One dimension, in which no place is searched for, and all of the block.
+            if (dims.count == 1 && aligned && begin - threadIdx.x + Threads * Unroll <= n) {
+                const u8* from = src + begin * src_step;
+                u8* place = dst + begin * dst_step;
+                Tile<SrcBits / 8> in[Unroll];
+#pragma unroll
+                for (u32 u = 0; u < Unroll; ++u) load_aligned(from + u * (Threads * src_step), in[u]);
+#pragma unroll
+                for (u32 u = 0; u < Unroll; ++u) {
+                    Tile<DstBits / 8> out = {};
+                    put<DstBits>(out, 0, converter.one(get<SrcBits, Word>(in[u], 0), begin + u * Threads));
+                    store_aligned(place + u * (Threads * dst_step), out);
+                }
+                return;
+            }
+        }
+#pragma unroll 1
+        for (u32 u = 0; u < Unroll; ++u) {
+            const i64 i = begin + u * Threads;
+            if (i >= n) break;
+            const Word code = cast(i, to);
+            store_element<DstBits>(dst + to, code);
         }
     }
-    if constexpr (DstBits < 8) writer.finish();
 }
 
 // ---- transposed: the dense dimension of the source is not that of the destination ----
@@ -444,12 +473,12 @@ GPUCAST_INLINE void cast_transposed(
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
             src, src_bit, dst, n, blockIdx.x, converter);                                                              \
     }
-#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, THREADS)                                                   \
+#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, UNROLL, THREADS)                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
         const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
-        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, THREADS>(                                                  \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, UNROLL, THREADS>(                                          \
             src, src_bit, dst, n, dims, blockIdx.x, converter);                                                        \
     }
 #define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \

@@ -314,14 +314,17 @@ struct Offsets {
 template <typename Index, u32 MaxDims>
 GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, Index i) {
     Offsets found = {0, 0};
+    if (count == 0) return found;
 #pragma unroll 1
-    for (u32 d = count; d-- > 0;) {
+    for (u32 d = count; --d > 0;) {
         const Index rest = i / Index(dims.length[d]);
         const i64 place = i64(i - rest * Index(dims.length[d]));
         found.src += place * dims.src[d];
         found.dst += place * dims.dst[d];
         i = rest;
     }
+    found.src += i64(i) * dims.src[0];
+    found.dst += i64(i) * dims.dst[0];
     return found;
 }
 

@@ -127,8 +127,8 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
     types = [src, dst]
     entry = entries(rule, src_bits) if shape == "contiguous" else None
     if shape == "strided":
-        tile = elements = _unit(dst.bits)
-        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {THREADS})\n"
+        tile = elements = strided_elements(src_bits, dst.bits)
+        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {elements}, {THREADS})\n"
     elif shape == "transposed":
         side = square_side(src_bits, dst.bits)
         tile = elements = side * side // THREADS
@@ -219,6 +219,12 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     if looks_up:
         return 8 if dst_bits == 64 else 4
     return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 24) else 2
+
+
+def strided_elements(src_bits: int, dst_bits: int) -> int:
+    """Elements of a thread of the strided shape: whole bytes of a packed destination, else as many as take enough bytes
+    under way."""
+    return _unit(dst_bits) if dst_bits < 8 else 8 if src_bits <= 16 else 4
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:

@@ -120,11 +120,11 @@ struct Arithmetic {
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = bool_lanes<Src>(in.word[i]);
         } else if constexpr (SrcBits == 4 && Src::is_int && Dst::is_int && Dst::bits == 8 && Rule::overflow() == Overflow::wrap) {
 #pragma unroll
-            for (u32 i = 0; i < Elements / 8; ++i) bytes_of_nibbles<Src>(in.word[i], out.word[2 * i], out.word[2 * i + 1]);
+            for (u32 i = 0; i < Elements / 4; i += 2) bytes_of_nibbles<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
         } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
 #pragma unroll
-            for (u32 i = 0; i < Elements / 4; ++i) halves_of_bytes<Src>(in.word[i], out.word[2 * i], out.word[2 * i + 1]);
-        } else if constexpr (SrcBits == 8 && has_unpacking<Src, Dst>(Rule())) {
+            for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
+        } else if constexpr (SrcBits == 8 && Src::bits == 8 && has_unpacking<Src, Dst>(Rule())) {
             const u32 words = Dst::bits / 8;
             u32 nan = 0, found[Elements / 4][words];
 #pragma unroll
@@ -139,7 +139,34 @@ struct Arithmetic {
             }
 #pragma unroll
             for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
-        } else if constexpr (has_float32<Src>() && Src::has_nan && !is_same<Src, Dst> && Dst::bits == 16 && has_packing<Dst>(Rule())) {
+        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_unpacking<Src, Dst>(Rule())) {
+            u32 halves[4];
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; ++i) {
+                if (i % 4 == 0) ptx::cvt_f16x8_e2m1(in.word[i / 4], halves);
+                if constexpr (is_float16<Dst>()) {
+                    out.word[i] = halves[i % 4];
+                } else {
+                    float low, high;
+                    ptx::cvt_f32_f16x2(halves[i % 4], low, high);
+                    put<Dst::bits>(out, 2 * i, ptx::bits(low) >> (32 - Dst::bits));
+                    put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
+                }
+            }
+        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 16) {
+            const u32 count = Elements < 8 ? Elements : 8;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += count) {
+                Word codes[count];
+                float some[count], x[8] = {};
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
+                floats_without_nan<Src>(codes, some);
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) x[j] = some[j];
+                put<4 * count>(out, i / count, ptx::cvt_e2m1x8(x));
+            }
+        } else if constexpr (has_packing<Dst>(Rule()) && Dst::bits == 16 && has_float32<Src>() && Src::has_nan && !is_same<Src, Dst>) {
             // One test for all of the tile, because NaN is rare.
             Word codes[Elements / 2][2];
             u32 nan = 0;
@@ -155,12 +182,12 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 i = 0; i < Elements / 2; ++i) out.word[i] = finished_lanes<Src, Dst>(out.word[i], codes[i]);
             }
-        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_packing<Dst>(Rule())) {
+        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
-        } else if constexpr (has_integer_halves<Src, Dst>() && !has_packing<Dst>(Rule())) {
+        } else if constexpr (has_integer_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));

@@ -9,7 +9,7 @@ namespace gpucast {
 
 // ---- types that instructions know ----
 
-// Whether a type is FLOAT4E2M1, FLOAT8E4M3FN or FLOAT8E5M2, and whether an instruction rounds numbers to it.
+// Whether a type is FLOAT4E2M1, FLOAT8E4M3FN or FLOAT8E5M2, and whether instructions round numbers to it.
 template <typename DType>
 GPUCAST_CONSTANT bool is_float4() {
     if constexpr (!DType::is_float) return false;
@@ -29,6 +29,13 @@ template <typename DType>
 GPUCAST_CONSTANT bool has_conversion() {
     if constexpr (is_float4<DType>()) return GPUCAST_SPECIFIC;
     else return GPUCAST_FLOAT8 && (is_e4m3<DType>() || is_e5m2<DType>());
+}
+
+// The same for FLOAT6E2M3 and FLOAT6E3M2, which only casts use.
+template <typename DType>
+GPUCAST_CONSTANT bool has_float6_conversion() {
+    if constexpr (!DType::is_float || DType::bits != 6) return false;
+    else return GPUCAST_SPECIFIC && ((DType::mantissa_bits == 3 && DType::bias == 1) || (DType::mantissa_bits == 2 && DType::bias == 3));
 }
 
 // ---- numbers as floats ----

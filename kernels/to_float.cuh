@@ -144,8 +144,8 @@ GPUCAST_CONSTANT bool is_float16() {
 template <typename Dst, typename Rule>
 GPUCAST_CONSTANT bool has_packing(Rule) {
     if constexpr (!Dst::is_float) return false;
-    else if constexpr (Dst::bits == 8) return has_conversion<Dst>() && Rule::overflow() == Overflow::saturate && !Rule::infinity_is_nan();
-    else return GPUCAST_ARCH >= 800 && (is_float16<Dst>() || is_upper_half<Dst>()) && Rule::overflow() == Overflow::infinity;
+    else if constexpr (Dst::bits == 16) return GPUCAST_ARCH >= 800 && (is_float16<Dst>() || is_upper_half<Dst>()) && Rule::overflow() == Overflow::infinity;
+    else return Dst::bits == 8 && has_conversion<Dst>() && Rule::overflow() == Overflow::saturate && !Rule::infinity_is_nan();
 }
 
 // As many numbers as fill a word, to its lanes.
@@ -190,11 +190,35 @@ GPUCAST_INLINE u32 finished_lanes(u32 lanes, const Word (&codes)[N]) {
     return with_signed_nan<Dst>(lanes, sign);
 }
 
+// The same with the types that have no NaN.
+template <typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_instruction(Rule rule) {
+    return has_packing<Dst>(rule) || has_float6_conversion<Dst>() || (is_float4<Dst>() && has_conversion<Dst>());
+}
+
+// Floats for a type without NaN, where it becomes the zero of the other sign.
+template <typename Src, u32 N, typename Word>
+GPUCAST_INLINE void floats_without_nan(const Word (&codes)[N], float (&x)[N]) {
+    float any = 0;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        x[i] = float32_for_small<Src>(codes[i]);
+        any = Src::has_nan ? ptx::max_nan(any, x[i]) : any;
+    }
+    if (any != any) {
+        ptx::mark_rare();
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            if (x[i] != x[i]) x[i] = ptx::as_float(~sign_of<Src>(codes[i]) & 0x80000000);
+        }
+    }
+}
+
 // Whether an instruction gives FLOAT16 of the source, and so FLOAT and BFLOAT16, all but NaN as the rule says.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool has_unpacking(Rule) {
     if constexpr (!Src::is_float || !Dst::is_float) return false;
-    else return Src::bits == 8 && has_conversion<Src>() && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
+    else return has_conversion<Src>() && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
         && !(Src::has_inf && Rule::overflow() == Overflow::saturate);
 }
 
@@ -256,6 +280,10 @@ GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], Rule rule) {
             ptx::mark_rare();
             return finished_lanes<Src, Dst>(lanes, codes);
         }
+    } else if constexpr (has_float6_conversion<Dst>() && N == 4) {
+        float x[N];
+        floats_without_nan<Src>(codes, x);
+        return Dst::mantissa_bits == 3 ? ptx::cvt_e2m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e3m2x4(x[0], x[1], x[2], x[3]);
     } else {
         u32 sign[N], magnitude[N];
 #pragma unroll

@@ -43,6 +43,8 @@ MAX_DIMS = 40
 
 #: Bits, mantissa bits and bias of FLOAT8E4M3FN and FLOAT8E5M2, which instructions of newer GPUs know.
 _FLOAT8 = ((8, 3, 7), (8, 2, 15))
+#: The same of FLOAT4E2M1.
+_FLOAT4 = (4, 1, 1)
 
 _FAMILIES = {"bool": "BoolFamily", "int": "IntFamily", "float": "FloatFamily", "e8m0": "E8M0Family"}
 
@@ -175,6 +177,8 @@ def without_table(rule: CastRule) -> str:
     src, dst = rule.src, rule.dst
     known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
     wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
+    if wide and src.is_float and (src.bits, src.mantissa_bits, src.bias) == _FLOAT4:
+        return "GPUCAST_SPECIFIC"
     return "GPUCAST_FLOAT8" if known and wide and not (src.has_inf and rule.overflow == "saturate") else ""
 
 

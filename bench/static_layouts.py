@@ -15,10 +15,10 @@ from bench.static_budget import GATED
 from bench.static_kernels import StaticKernel, kernel
 from bench.static_model import judged
 from gpucast.casting.fused import fused_rule
-from gpucast.cli import disassembler
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import STOCHASTIC, resolve
 

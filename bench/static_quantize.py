@@ -12,9 +12,9 @@ from bench.sass_paths import full_tile, reach
 from bench.static_budget import GATED
 from bench.static_kernels import StaticKernel, kernel
 from bench.static_model import Estimate, judged
-from gpucast.cli import disassembler
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule

@@ -61,7 +61,7 @@ STRANGERS = [
 SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
-OPTIONAL = {"cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm"}
+OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
 #: The other imports inside functions, and why.
 INSIDE = {
     ("compile.nvrtc_search", "importlib.metadata"): "slow, and needed for one message",

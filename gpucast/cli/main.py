@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.cli import bench, convert, dtypes, info, kernel, parity, prove, warmup
 from gpucast.core.version import __version__
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
-    for module in (bench, convert, dtypes, info, kernel, parity, warmup):
+    for module in (bench, convert, dtypes, info, kernel, parity, prove, warmup):
         module.add(commands)
     args = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):

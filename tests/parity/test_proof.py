@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proofs of kernels from their PTX, and what becomes of planted faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gpucast.cli import main
+from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.spec import CastSpec
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.parity.cases import cases, stochastic_cases
+from gpucast.parity.proof import certificate
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.launches import Launch, edges, full_tile
+from gpucast.parity.proof.machine import Unknown
+from gpucast.parity.proof.prove import Prover, Verdict
+from gpucast.parity.proof.ptx import read
+
+SOLVERS = ("bitwuzla",)
+
+
+def compiled(pair: str, arch: str = "sm_90", **attributes: Any) -> tuple[KernelSource, str]:
+    src, dst = map(dtype, pair.split(":"))
+    source = CastSpec.of(resolve(src, dst, **attributes)).source()
+    return source, certificate.ptx(source, arch)
+
+
+def verdict(source: KernelSource, text: str, launches: Iterable[Launch]) -> Verdict:
+    t.forget()
+    return Prover(source, read(text), SOLVERS, 60).prove(launches)
+
+
+def changed(text: str, old: str, new: str, count: int = 1) -> str:
+    assert old in text, f"the kernel no longer has {old!r}: plant another fault"
+    return text.replace(old, new) if count == 0 else text.replace(old, new, count)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
+     "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0"],
+)  # fmt: skip
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_every_rule_of_a_pair_is_proved(pair: str, arch: str) -> None:
+    src, dst = map(dtype, pair.split(":"))
+    every = [*cases(src, dst), *stochastic_cases(src, dst)]
+    problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS, 60) if not proof.verdict.proved]
+    assert problems == []
+
+
+@pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "UINT16:DOUBLE", "FLOAT:INT2"])
+def test_every_edge_and_alignment_is_proved(pair: str) -> None:
+    source, text = compiled(pair)
+    found = verdict(source, text, edges(source))
+    assert found.problem == ""
+    assert found.launches == len(list(edges(source)))
+
+
+def fault_in_table(text: str) -> str:
+    """Another code in all copies of one entry."""
+    table = re.search(r"= \{([\d, ]+)\}", text)
+    assert table is not None
+    numbers = table[1].split(", ")
+    for copy in range(4):
+        numbers[16 * 9 + 4 * copy] = str(int(numbers[16 * 9 + 4 * copy]) ^ 1)
+    return text.replace(table[1], ", ".join(numbers))
+
+
+FAULTS = [
+    ("table entry", "FLOAT8E4M3FN:FLOAT16", fault_in_table),
+    ("rounding constant", "FLOAT:FLOAT8E4M3FN", lambda text: changed(text, "1233125376", "1233125377", 0)),
+    ("limit", "FLOAT:FLOAT8E4M3FN", lambda text: changed(text, "1138753536", "1137704960", 0)),
+    ("shift", "FLOAT:INT64", lambda text: re.sub(r"(shr\.u32 \t%r\d+, %r\d+), 23;", r"\1, 22;", text)),
+    ("comparison", "INT64:BOOL", lambda text: re.sub(r"setp\.(eq|ne)\.s64 (.*), 0;", r"setp.\1.s64 \2, 1;", text)),
+]
+
+
+@pytest.mark.parametrize(("pair", "plant"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
+def test_a_fault_in_the_arithmetic_has_a_counterexample(pair: str, plant: Any) -> None:
+    source, text = compiled(pair)
+    faulty = plant(text)
+    assert faulty != text
+    found = verdict(source, faulty, [full_tile(source, [21])])
+    assert found.problem == "an element differs from the specification"
+    example = found.counterexample
+    assert example is not None and example.got != example.wanted
+    # It is one: the reference gives what the specification wants.
+    code = example.codes[example.index]
+    [case] = [case for case in cases(source.rule.src, source.rule.dst) if case.rule == source.rule]
+    proof = certificate.Proof(case, "sm_90", source.name, "", found)
+    wanted = certificate.describe(source.rule.dst, example.wanted)
+    text = certificate.explain(proof)
+    assert f"reference: {wanted}" in text and f"host build: {wanted}" in text
+    assert certificate.describe(source.rule.src, code) in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # The elements of the last tile: one more, and one fewer.
+        ("setp.lt.u32 p, i, %r228; @p st.u8 [%rd57+2], b;", "setp.le.u32 p, i, %r228; @p st.u8 [%rd57+2], b;"),
+        ("@p st.u8 [%rd57+1], b; add.u32 i, i, 1;", "@p st.u8 [%rd57+1], b; add.u32 i, i, 2;"),
+        # The bytes that are read: one beyond the array.
+        ("setp.lt.u32 p, i, %r116; @p ld.u8 %r391, [%rd33];", "setp.le.u32 p, i, %r116; @p ld.u8 %r391, [%rd33];"),
+        # The mask of the words that are shifted together.
+        ("and.b32  \t%r144, %r143, 24;", "and.b32  \t%r144, %r143, 16;"),
+        # How far from the ends a shifted load keeps.
+        ("selp.b64 \t%rd4, 0, 5, %p3;", "selp.b64 \t%rd4, 0, 1, %p3;"),
+        # What is a whole tile.
+        ("setp.le.s64 \t%p16, %rd6, %rd15;", "setp.lt.s64 \t%p16, %rd5, %rd15;"),
+    ],
+)
+def test_a_fault_at_an_edge_is_found(old: str, new: str) -> None:
+    source, text = compiled("FLOAT:FLOAT8E4M3FN")
+    faulty = changed(text, old, new)
+    assert verdict(source, faulty, [full_tile(source, [21])]).proved
+    assert verdict(source, faulty, edges(source)).problem != ""
+
+
+def test_a_wrong_random_word_is_found() -> None:
+    case = stochastic_cases(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))[0]
+    source = CastSpec.of(case.rule).source()
+    text = certificate.ptx(source, "sm_90")
+    faulty = changed(text, str(0xD2511F53 - 2**32), str(0xD2511F53 - 2**32 + 2), 0)
+    assert "random word" in verdict(source, faulty, [full_tile(source, [21])]).problem
+
+
+def test_an_unknown_instruction_is_an_error_that_names_it() -> None:
+    source, text = compiled("FLOAT:FLOAT8E4M3FN")
+    with pytest.raises(Unknown, match=r"the instruction min\.ftz\.f32 is unknown .*min\.ftz\.f32 %f293"):
+        verdict(source, changed(text, "min.f32", "min.ftz.f32", 0), [full_tile(source, [21])])
+
+
+def test_an_unanswered_question_is_no_proof() -> None:
+    source, text = compiled("DOUBLE:INT64", rounding="nearest_even")
+    t.forget()
+    found = Prover(source, read(text), SOLVERS, 0.001).prove([full_tile(source, [21])])
+    assert found.problem == "bitwuzla gave no answer within 0.001 s"
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    path = tmp_path / "proof.json"
+    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", "--solver", "z3", "--json", str(path), "--no-progress"]) == 0
+    out = capsys.readouterr().out
+    assert "FLOAT to INT8, sm_90: proved by z3" in out
+    assert "INT4 to FLOAT16, sm_90: proved by exhaustion" in out
+    assert out.endswith("2 of 2 rules proved for sm_90\n")
+    assert '"rules": 2,\n "proved": 2,' in path.read_text()

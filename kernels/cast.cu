@@ -175,7 +175,7 @@ struct Arithmetic {
                 codes[i][0] = get<SrcBits, Word>(in, 2 * i);
                 codes[i][1] = get<SrcBits, Word>(in, 2 * i + 1);
                 out.word[i] = packed_lanes<Src, Dst>(codes[i]);
-                nan |= nan_bits<16>(out.word[i]);
+                nan |= nan_bits<Dst>(out.word[i]);
             }
             if ((nan & repeated<16>(0x8000)) != 0) {
                 ptx::mark_rare();

@@ -156,19 +156,19 @@ GPUCAST_INLINE u32 packed(const float (&x)[N]) {
     return is_e4m3<Dst>() ? ptx::cvt_e4m3x4(x[0], b, c, d) : ptx::cvt_e5m2x4(x[0], b, c, d);
 }
 
-// The top bits of the lanes that are the instruction's NaN, which has all bits set but its sign; other bits are
-// arbitrary.
-template <u32 Lane>
+// The top bits of the lanes that are NaN; other bits are arbitrary. Of 8 bits the instruction's NaN has all bits set but
+// its sign.
+template <typename Dst>
 GPUCAST_INLINE u32 nan_bits(u32 lanes) {
-    if constexpr (Lane == 16) return (lanes + repeated<16>(1)) & ~lanes;
-    return (lanes & repeated<8>(0x7f)) + repeated<8>(1);
+    if constexpr (Dst::bits == 16) return (lanes & repeated<16>(0x7fff)) + repeated<16>(0x7fff - u32(Dst::inf_code));
+    else return (lanes & repeated<8>(0x7f)) + repeated<8>(1);
 }
 
 // NaN with its sign, the top bit of a number's `sign`, in place of the instruction's.
 template <typename Dst, u32 N>
 GPUCAST_INLINE u32 with_signed_nan(u32 lanes, const u32 (&sign)[N]) {
     constexpr u32 lane = Dst::bits;
-    const u32 nan = ptx::prmt(nan_bits<lane>(lanes), 0, lane == 16 ? 0xbb99 : 0xba98);
+    const u32 nan = ptx::prmt(nan_bits<Dst>(lanes), 0, lane == 16 ? 0xbb99 : 0xba98);
     const u32 own = (high_lanes<lane>(sign) & repeated<lane>(u32(Dst::sign_code))) | repeated<lane>(u32(Dst::nan_code));
     return (lanes & ~nan) | (own & nan);
 }
@@ -276,7 +276,7 @@ GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], Rule rule) {
         } else if constexpr (Dst::bits == 16) {
             return finished_lanes<Src, Dst>(lanes, codes);
         } else {
-            if ((nan_bits<8>(lanes) & repeated<8>(0x80)) == 0) return lanes;
+            if ((nan_bits<Dst>(lanes) & repeated<8>(0x80)) == 0) return lanes;
             ptx::mark_rare();
             return finished_lanes<Src, Dst>(lanes, codes);
         }

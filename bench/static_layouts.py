@@ -20,6 +20,7 @@ from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.compile import disassembler
 from gpucast.core.dtypes import dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, resolve
 
 PAIRS = (
@@ -65,7 +66,7 @@ def _sources() -> Iterator[tuple[str, KernelSource]]:
         yield "misaligned", kernel_source(rule)
     for src, dst, ops, random in FUSED:
         rounding = STOCHASTIC if random else None
-        rule = fused_rule(dtype(src), dtype(dst), scaled=ops.scaling != "none", rounding=rounding)
+        rule = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=ops.scaling != "none")
         yield "fused", fused_source(rule, ops)
 
 

@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import pydoc
 import re
 from pathlib import Path
@@ -86,8 +88,20 @@ def _exists(name: str) -> bool:
     return True
 
 
+def name_sources(*packages: str) -> None:
+    """Give classes the modules that define them: there autodoc finds the comments on their attributes. (Their own
+    ``__module__`` is the public one, which pickles name.)"""
+    for package in map(importlib.import_module, packages):
+        for member in map(package.__dict__.get, package.__all__):
+            methods = vars(member).values() if inspect.isclass(member) else ()
+            source = next((method.__module__ for method in methods if inspect.isfunction(method)), None)
+            if source is not None:
+                member.__module__ = source
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.setup_extension("sphinx.ext.autodoc")
+    name_sources("gpucast", "gpucast.dtypes", "gpucast.layers", "gpucast.mixed", "gpucast.quantization")
     app.add_directive("generated", Generated)
     app.add_directive("moduletext", ModuleText)
     app.connect("autodoc-process-docstring", house_style, priority=400)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from gpucast.core import interruption as interruption  # isort: split
+
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ from gpucast.casting.creation import empty, empty_like, from_bytes
 from gpucast.casting.loss_counts import CastReport
 from gpucast.casting.report import cast_report
 from gpucast.codegen.device_function import device_function
+from gpucast.core import packages
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET
 from gpucast.core.version import __version__ as __version__
 from gpucast.warmup.api import warmup
 
@@ -54,6 +57,17 @@ __all__ = [
     "reference",
     "warmup",
 ]
+
+packages.publish(globals())
+packages.keep_names(__name__, {
+    "cast": "casting.cast",
+    "cast_many": "casting.batch",
+    "creation": "casting.creation",
+    "device_function": "codegen.device_function",
+    "errors": "core.errors",
+    "packed": "arrays.packed",
+    "report": "casting.report",
+})  # fmt: skip
 
 
 def _torch() -> adapters.ArrayAdapter:

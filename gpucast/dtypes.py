@@ -4,6 +4,9 @@
 Pickles name `_row` here: what was pickled before the table moved can be read, and the other way round.
 """
 
+from gpucast.core import packages
 from gpucast.core.dtypes import DTYPES, DType, FInfo, IInfo, Lookup, _row, dtype, finfo, iinfo
 
 __all__ = ["DTYPES", "DType", "FInfo", "IInfo", "Lookup", "_row", "dtype", "finfo", "iinfo"]
+
+packages.publish(globals())

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.parity.compare import wanted_codes
-from host_driver import HostDriver, device_array
+from host_driver import HostDriver, both_shapes, device_array
 
 #: Bytes per second of the fake's copies; its copy kernel is a tenth quicker than its memcpy.
 MEMCPY, COPY_KERNEL = 1.0e9, 1.1e9
@@ -139,6 +139,13 @@ class TimedDriver(HostDriver):
         return timed
 
 
+def built_driver(pairs: Iterable[tuple[DType, DType]]) -> TimedDriver:
+    """A driver of a fake machine, which has the kernels of some pairs."""
+    driver = TimedDriver(FakeMachine())
+    driver.prepare(both_shapes(resolve(*pair) for pair in pairs))
+    return driver
+
+
 class FakeRival:
     """Casts by the reference, at a speed of its own; `wrong` of its results differ, and `broken` ones raise."""
 
@@ -174,3 +181,17 @@ class FakeRival:
 
     def codes(self, result: Any, dst: DType, count: int) -> np.ndarray:
         return np.asarray(result[:count])
+
+
+class IdleRival:
+    """Does nothing for a while, or cannot even that, for the reason that it `lacks`."""
+
+    def __init__(self, machine: FakeMachine, name: str, lacks: str = "") -> None:
+        self.machine, self.name, self.lacks = machine, name, lacks
+
+    def prepare_many(self, *_: Any) -> Callable[[], None]:
+        if self.lacks:
+            raise NotImplementedError(self.lacks)
+        return lambda: self.machine.spend(1e-3)
+
+    prepare_quantize = prepare_many

@@ -16,10 +16,11 @@ from gpucast import PackedArray
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import driver as launch
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 
 #: Blocks of random words begin within vectors, and the sum with an index has 65 bits.
 RANDOM = Random(seed=0xFEDCBA9876543210, offset=2**64 - 3)
@@ -52,7 +53,7 @@ CASES = [
 
 
 def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> CastRule:
-    return fused_rule(src, dst, scaled=asked.scaling != "none", rounding=STOCHASTIC if random else None)
+    return fused_rule(src, dst, Options(rounding=STOCHASTIC if random else None), scaled=asked.scaling != "none")
 
 
 #: The kernels of the cases: each takes a part of a second to build, and half of that where it shares a program.
@@ -77,11 +78,8 @@ def in_use() -> Iterator[HostDriver]:
     driver = _prepared()
     driver.launched.clear()
     driver.capture = False
-    before = launch.use(driver)
-    try:
+    with installed(driver):
         yield driver
-    finally:
-        launch.use(before)
 
 
 def on_host(x: Any) -> np.ndarray:

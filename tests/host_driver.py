@@ -18,7 +18,19 @@ import numpy as np
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.core.rule import CastRule
+from gpucast.gpu import driver as launch
 from gpucast.parity import host_build
+
+
+@contextlib.contextmanager
+def installed(driver: Any) -> Iterator[Any]:
+    """Put a driver in the place of CUDA's for the length of a ``with`` block, which gets it."""
+    before = launch.use(driver)
+    try:
+        yield driver
+    finally:
+        launch.use(before)
+
 
 #: Kernels by name, text and optimization, and batch kernels. All drivers share them, because building one takes longer
 #: than a test.

@@ -140,6 +140,8 @@ def case(argv: list[str], folder: Path, how: str, again: Sequence[str] = (), eve
             if how == "kill":
                 # External data has its place, the model that refers to it not yet.
                 allowed.append(before | {name: data for name, data in after.items() if name.endswith(".data")})
+            if how == "interrupt" and any(".partial" in name for name in os.listdir(where)):
+                problems.append(f"{step}left unfinished work")
             if left not in allowed:
                 problems.append(f"{step}left {sorted(left)}")
             code, _ = convert(again or argv)

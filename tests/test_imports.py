@@ -36,17 +36,24 @@ NARROW = {
     "core.checks": set(),
     "core.dtypes": set(),
     "core.errors": set(),
-    "core.lazy": set(),
-    "core.options": {"core.dtypes", "core.rule"},
+    "core.packages": set(),
+    "core.options": {"core.dtypes"},
     "core.version": set(),
-    "core.rule": {"core.checks", "core.dtypes"},
+    "core.rule": {"core.checks", "core.dtypes", "core.options"},
     "core.text": {"core.dtypes"},
     "core.random": {"core.checks", "core.rule"},
     "reference.rounding": {"core.dtypes"},
-    "reference.casting": {"core.dtypes", "core.random", "core.rule", "core.text", "reference.rounding"},
+    "reference.casting": {
+        "core.dtypes",
+        "core.options",
+        "core.random",
+        "core.rule",
+        "core.text",
+        "reference.rounding",
+    },
     "reference.quantize": {"core.dtypes", "core.formats", "reference.casting"},
     "arrays.bitpacking": set(),
-    "codegen.cast": {"core.dtypes", "core.rule"},
+    "codegen.cast": {"core.dtypes", "core.options", "core.rule"},
     "codegen.strides": {"codegen.cast"},
     "gpu.devices": {"core.errors", "gpu", "gpu.driver"},
 }
@@ -57,7 +64,7 @@ STRANGERS = [
     ("quantization.cpu", "reference"), ("quantization.cpu", "codegen"),
 ]  # fmt: skip
 
-#: Packages that load their modules when they are first used (`gpucast.core.lazy`): the seam to GPUs.
+#: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
 SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
@@ -105,7 +112,7 @@ def _targets(node: ast.AST) -> list[str]:
 def _imports(module: str) -> set[str]:
     """The modules of ours that a module imports or, at a seam, uses: anywhere in its text, for types alone, too."""
     if module in SEAMS:
-        return {"gpucast.core.lazy"}
+        return {"gpucast.core.packages"}
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     found: set[str] = set()
     seams: dict[str, str] = {}

@@ -9,8 +9,9 @@ adapter is imported with the first array that needs it.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from gpucast.core.options import Options
 CastFunction = Callable[[Any, Any, Options], Any]
 
 
-class ArrayAdapter:
+class ArrayAdapter(ABC):
     """How the arrays of one library, or of all that speak one protocol, come in and go back.
 
     Arrays of ours are those of NumPy and CuPy, and PackedArrays. Only `take` has no default: the other defaults are
@@ -31,21 +32,18 @@ class ArrayAdapter:
     message of an error.
     """
 
-    #: Whether the arrays share launches with ours in `gpucast.cast_many`, which then asks `empty_like` and `stream`.
-    shares_launches: ClassVar[bool] = False
-
     # ---- one array ----
 
     def accepts(self, x: Any) -> bool:
         """Whether `x`, an object with the attributes of the protocol, comes in by it. Default: always."""
         return True
 
+    @abstractmethod
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
         """`x` as an array of ours over the same memory; `writing` where it is to be changed.
 
         TypeError or ValueError for an `x` whose memory cannot be read, or written.
         """
-        raise self._lacks("take")
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         """The cast of `x` as its library has arrays; `cast` does it for arrays of ours. Errors as for `gpucast.cast`.
@@ -59,7 +57,7 @@ class ArrayAdapter:
             return options.out
         return x if y is array else self.give_back(y, x, options.caller)
 
-    def finish(self, *arrays: Any) -> None:
+    def finish(self, *arrays: Any) -> None:  # noqa: B027 (a default)
         """Called when a cast of these arrays of ours was given to a device. Default: nothing waits for it."""
 
     def give_back(self, y: Any, like: Any, caller: str) -> Any:
@@ -70,21 +68,31 @@ class ArrayAdapter:
         """The shape of the elements of `x`. Default: as NumPy finds it."""
         return np.shape(x)
 
-    def check_scale(self, scale: Any, caller: str) -> None:
+    def check_scale(self, scale: Any, caller: str) -> None:  # noqa: B027 (a default)
         """ValueError for a `scale` of the library that its arrays are not to be multiplied with. Default: none is."""
 
-    def check_into(self, x: Any, caller: str) -> None:
+    def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
         """ValueError for an `x` that is not to be cast into an `out`. Default: none is."""
 
     # ---- other forms ----
 
     def from_packed(self, x: Any) -> Any:
-        """An array of the library over the memory of a PackedArray. ValueError for a shape that it does not have."""
-        raise self._lacks("from_packed")
+        """An array of the library over the memory of a PackedArray. ValueError for a shape that it does not have.
+
+        Default: TypeError, for a library that has no packed elements.
+        """
+        raise TypeError(f"PackedArray: {self._name} has no packed {x.dtype}; expected PyTorch, or pass x.data")
 
     def export(self, x: Any) -> Any:
-        """An object over the memory of an array of ours that speaks the protocol; BufferError where it cannot."""
-        raise self._lacks("export")
+        """An object over the memory of an array of ours that speaks the protocol; BufferError where it cannot.
+
+        Default: TypeError, for a protocol that arrays of ours speak themselves, or that they do not speak.
+        """
+        raise TypeError(f"{type(x).__name__}: {self._name} exports no arrays; expected DLPack")
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__.removesuffix("Adapter")
 
     # ---- compilers and transforms of functions ----
 
@@ -96,43 +104,51 @@ class ArrayAdapter:
         """The result of a function, into which the library's compiler does not look. Default: there is no compiler."""
         return function(*arguments)
 
-    # ---- a batch of arrays in one launch ----
 
-    def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
-        """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
-        raise self._lacks("empty_like")
+class BatchPlanner(ABC):
+    """How plans of `gpucast.cast_many` look at contiguous arrays of one class.
 
+    Any method may raise anything for arrays that no plan is for.
+    """
+
+    @abstractmethod
+    def describe(self, arrays: Sequence[Any]) -> list[Any]:
+        """All that a cast depends on but addresses and values; equal for arrays that are alike."""
+
+    @abstractmethod
+    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+        """Where their elements begin."""
+
+    @abstractmethod
+    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
+        """Memory for the results of contiguous arrays, as the caller gets them."""
+
+    @abstractmethod
     def stream(self, device: int) -> int:
         """The stream, on the device of that index, that casts are given to."""
-        raise self._lacks("stream")
+
+    def written(self, outs: Sequence[Any]) -> None:  # noqa: B027 (a default)
+        """Called for outs, in which nothing is wrong, before they are written. Default: nothing is done."""
+
+
+class BatchAdapter(ArrayAdapter):
+    """The adapter of a library whose arrays share launches with ours in `gpucast.cast_many`."""
+
+    @abstractmethod
+    def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
+        """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
+
+    @abstractmethod
+    def stream(self, device: int) -> int:
+        """The stream, on the device of that index, that casts are given to."""
 
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
         """The results of casts, as what the library differentiates through. Default: as they are."""
         return results
 
-    # ---- a batch of arrays like those of an earlier call; anything may be raised for one that no plan is for ----
-
-    def has_plans(self, kind: type) -> bool:
-        """Whether what follows (and `stream`) is there for arrays of exactly this class. Default: for none."""
-        return False
-
-    def describe(self, arrays: Sequence[Any]) -> list[Any]:
-        """All that a cast depends on but addresses and values; equal for arrays that are alike."""
-        raise self._lacks("describe")
-
-    def addresses(self, arrays: Sequence[Any]) -> list[int]:
-        """Where their elements begin."""
-        raise self._lacks("addresses")
-
-    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        """Memory for the results of contiguous arrays, as the caller gets them."""
-        raise self._lacks("allocate")
-
-    def written(self, outs: Sequence[Any]) -> None:
-        """Called for outs, in which nothing is wrong, before they are written. Default: nothing is done."""
-
-    def _lacks(self, hook: str) -> NotImplementedError:
-        return NotImplementedError(f"{type(self).__name__} has no {hook}")
+    def planner(self, kind: type) -> BatchPlanner | None:
+        """How plans look at arrays of exactly this class; None, the default, where no plan is for them."""
+        return None
 
 
 #: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.

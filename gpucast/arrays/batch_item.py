@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpucast.arrays.adapters import ArrayAdapter
+from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter
 from gpucast.arrays.operand import Operand
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
@@ -44,4 +44,4 @@ class BatchItem:
     @property
     def is_alone(self) -> bool:
         """Whether it is of a library whose arrays share no launches with ours."""
-        return self.adapter is not None and not self.adapter.shares_launches
+        return self.adapter is not None and not isinstance(self.adapter, BatchAdapter)

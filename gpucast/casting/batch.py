@@ -11,15 +11,14 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.arrays import adapters, tree
-from gpucast.arrays.adapters import ArrayAdapter, untraced
+from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items, batch_plans, dispatch
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET, Options
 
 
 def cast_many(
@@ -178,9 +177,9 @@ def _run(items: Sequence[BatchItem]) -> None:
 
 def _attach(items: Sequence[BatchItem], scale: Any) -> None:
     """Let libraries differentiate through the cast."""
-    by_adapter: dict[ArrayAdapter, list[BatchItem]] = {}
+    by_adapter: dict[BatchAdapter, list[BatchItem]] = {}
     for item in items:
-        if item.adapter is not None:
+        if isinstance(item.adapter, BatchAdapter):
             by_adapter.setdefault(item.adapter, []).append(item)
     for adapter, own in by_adapter.items():
         results = adapter.attach([item.given for item in own], [item.result for item in own], scale)
@@ -189,7 +188,7 @@ def _attach(items: Sequence[BatchItem], scale: Any) -> None:
 
 
 def _allocate(item: BatchItem) -> None:
-    if item.adapter is not None:
+    if isinstance(item.adapter, BatchAdapter):
         item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
         item.target = operand(target, item.rule.dst)
     elif item.source.device is not None:
@@ -247,7 +246,8 @@ def _cast_on_devices(items: Sequence[BatchItem]) -> None:
         key = (device, item.adapter)
         if key not in streams:
             with driver.on(device):
-                streams[key] = driver.stream() if item.adapter is None else item.adapter.stream(device)
+                adapter = item.adapter
+                streams[key] = adapter.stream(device) if isinstance(adapter, BatchAdapter) else driver.stream()
         groups.setdefault((device, streams[key]), []).append(item)
     ready = []
     for (device, stream), group in groups.items():

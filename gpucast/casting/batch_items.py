@@ -43,13 +43,13 @@ def checked(
     fused = _fused(items, options, finite)
     if not items:
         # The attributes are checked all the same, for the source that takes any of them.
-        rule_of(options, dtype("FLOAT"), dst, options.caller)
+        rule_of(dtype("FLOAT"), dst, options)
     rules: dict[DType, CastRule] = {}
     start = 0
     for item in items:
         rule = rules.get(item.source.dtype)
         if rule is None:
-            rule = rules[item.source.dtype] = rule_of(options, item.source.dtype, dst, item.caller)
+            rule = rules[item.source.dtype] = rule_of(item.source.dtype, dst, options._replace(caller=item.caller))
             if fused is not _NOTHING and "string" in (rule.src.family, rule.dst.family):
                 name = "finite" if options.scale is None else "scale"
                 raise ValueError(

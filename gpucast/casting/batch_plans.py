@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter
+from gpucast.arrays.adapters import BatchAdapter, BatchPlanner
 from gpucast.arrays.batch_item import BatchItem
 from gpucast.arrays.batch_overlap import disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 _PLANS_OF_KEY = 8
 
 
-class Cupy(ArrayAdapter):
-    """Arrays of CuPy, which are ours: how plans look at them."""
+class CupyPlanner(BatchPlanner):
+    """Arrays of CuPy."""
 
     describe_one: Callable[[Any], Any] = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
     address: Callable[[Any], int] = attrgetter("data.ptr")
@@ -59,7 +59,7 @@ class Cupy(ArrayAdapter):
             return driver.stream()
 
 
-class Packed(Cupy):
+class PackedPlanner(CupyPlanner):
     """PackedArrays over CuPy's."""
 
     describe_one = attrgetter("dtype", "shape", "data.data.device_id")
@@ -67,7 +67,7 @@ class Packed(Cupy):
 
 
 #: By the classes of arrays.
-_ADAPTERS: dict[type, ArrayAdapter] = {PackedArray: Packed()}
+_PLANNERS: dict[type, BatchPlanner] = {PackedArray: PackedPlanner()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,18 @@ def run(
         if found is None:
             return None
         plan, fused = found
-        adapter = _ADAPTERS[type(given[0])]
+        planner = _PLANNERS[type(given[0])]
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
         if not _is_disjoint(src, to, plan, fused):
             return None
         if outs is not None:
-            _ADAPTERS[type(outs[0])].written(outs)
+            _PLANNERS[type(outs[0])].written(outs)
     except Exception:  # The checked path takes it, or tells what is wrong.
         return None
     device = plan.device
-    with gpu.driver.driver().using(adapter.stream(device), device):
+    with gpu.driver.driver().using(planner.stream(device), device):
         if outs is None or to is None:
-            outs = adapter.allocate(given, dst)
+            outs = planner.allocate(given, dst)
             to = _addresses(outs, plan)
         plan.launch(src, to, fused)
     return outs
@@ -156,11 +156,11 @@ def _described(arrays: Sequence[Any]) -> list[Any]:
     kind = type(arrays[0])
     if set(map(type, arrays)) != {kind}:
         raise TypeError("arrays of several classes")
-    return _ADAPTERS[kind].describe(arrays)
+    return _PLANNERS[kind].describe(arrays)
 
 
 def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> npt.NDArray[np.uint64]:
-    found = np.array(_ADAPTERS[type(arrays[0])].addresses(arrays), np.uint64)
+    found = np.array(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
     return found if plan.used is None else found[plan.used]
 
 
@@ -223,14 +223,16 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
 
 
 def _register(x: Any) -> None:
-    """Find the adapter of x's class. TypeError for a class that no plan is for."""
+    """Find how plans look at arrays of x's class. TypeError for a class that no plan is for."""
     kind = type(x)
-    if kind in _ADAPTERS:
+    if kind in _PLANNERS:
         return
     adapter = adapters.find(x)
-    if adapter is None and kind is getattr(namespace(x), "ndarray", None) and kind is not np.ndarray:
-        _ADAPTERS[kind] = Cupy()
-    elif adapter is not None and adapter.has_plans(kind):
-        _ADAPTERS[kind] = adapter
-    else:
+    planner: BatchPlanner | None = None
+    if isinstance(adapter, BatchAdapter):
+        planner = adapter.planner(kind)
+    elif adapter is None and kind is getattr(namespace(x), "ndarray", None) and kind is not np.ndarray:
+        planner = CupyPlanner()
+    if planner is None:
         raise TypeError(f"no plan is for {kind.__name__}")
+    _PLANNERS[kind] = planner

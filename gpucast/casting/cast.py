@@ -20,8 +20,8 @@ from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import Options, destination
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, STOCHASTIC, CastRule
+from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.cpu import fast_path
 from gpucast.gpu import devices
 
@@ -172,7 +172,7 @@ def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
         plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or offset is _NO_OFFSET) else None
     except Exception:  # x has no dtype, or some part no hash. The checked path takes it, or tells what is wrong.
         key, plan = None, None
-    if plan is not None and device is None and copy is True:
+    if plan is not None and device is None and (copy is True or (copy is False and plan.changes)):
         result = plan.run(x, out) if scaled is None else plan.run(x, out, seed, offset, scale, amax)
         if result is not None:
             return result
@@ -192,7 +192,7 @@ def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, pla
         if array is not x:
             return cast_with(array, to, options)
         source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-        rule = rule_of(options, source.dtype, destination(to, caller), caller)
+        rule = rule_of(source.dtype, destination(to, caller), options)
     plain = plan is not None and options.seed is options.scale is options.amax is None
     fused = None if plain else resolve_fused(options, rule, source.device)
     if not isinstance(options.copy, (bool, np.bool_)):

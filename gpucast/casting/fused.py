@@ -13,32 +13,20 @@ infinity. What is there already counts too: the larger code, as a 32-bit integer
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 
-_DOUBLE = dtype("DOUBLE")
+_DOUBLE, _DEFAULT = dtype("DOUBLE"), Options()
 
 
-def fused_rule(src: DType, dst: DType, *, scaled: bool, **attributes: Any) -> CastRule:
+def fused_rule(src: DType, dst: DType, options: Options = _DEFAULT, *, scaled: bool) -> CastRule:
     """The rule of a fused cast: scaled, how `dst` is reached from DOUBLE. Attributes and errors as for `resolve`."""
-    rule = resolve(src, dst, **attributes)
-    return replace(resolve(_DOUBLE, dst, **attributes), src=src) if scaled else rule
+    rule = resolve(src, dst, options)
+    return replace(resolve(_DOUBLE, dst, options), src=src) if scaled else rule
 
 
-def rule_of(options: Options, src: DType, dst: DType, caller: str) -> CastRule:
-    """The rule that a cast follows for one array. Errors as for `resolve`, for the caller `caller`."""
-    return fused_rule(
-        src,
-        dst,
-        scaled=options.scale is not None,
-        saturate=options.saturate,
-        round_mode=options.round_mode,
-        opset=options.opset,
-        rounding=options.rounding,
-        overflow=options.overflow,
-        versions=options.versions,
-        caller=caller,
-    )
+def rule_of(src: DType, dst: DType, options: Options) -> CastRule:
+    """The rule that a call follows for one array. Errors as for `resolve`."""
+    return fused_rule(src, dst, options, scaled=options.scale is not None)

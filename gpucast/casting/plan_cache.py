@@ -43,6 +43,11 @@ class Plan:
     def dtypes(self) -> Collection[DType]:
         return self.rule.src, self.rule.dst
 
+    @property
+    def changes(self) -> bool:
+        """Whether the result is never the source itself, so that ``copy=False`` asks for the same as ``copy=True``."""
+        return self.rule.src is not self.rule.dst
+
 
 #: The keys are those of `gpucast.casting.cast.cast_with` and of `gpucast.casting.batch_plans`. They name the types of
 #: numbers, because 1, 1.0 and True are equal, and not all of them legal.

@@ -12,7 +12,8 @@ from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, CastRule, resolve
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu import text as host_strings
 from gpucast.cpu.chunks import elements, spans
@@ -46,12 +47,7 @@ def cast_report(
     rule = resolve(
         dtype(x.dtype, caller="cast_report: x.dtype="),
         dtype(to, caller="cast_report: to="),
-        saturate=saturate,
-        round_mode=round_mode,
-        opset=opset,
-        rounding=rounding,
-        overflow=overflow,
-        caller="cast_report",
+        Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report"),
     )
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")

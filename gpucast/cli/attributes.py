@@ -8,9 +8,8 @@ from typing import Any
 
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, STOCHASTIC
-
-_NAMES = ("saturate", "round_mode", "opset", "rounding", "overflow")
+from gpucast.core.options import ATTRIBUTES, DEFAULT_OPSET
+from gpucast.core.rule import ROUND_MODES, ROUNDINGS, STOCHASTIC
 
 
 def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
@@ -37,7 +36,7 @@ def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
 
 def of(args: argparse.Namespace) -> dict[str, Any]:
     """The given attributes, as keywords of `gpucast.cast`."""
-    return {name: getattr(args, name) for name in _NAMES}
+    return {name: getattr(args, name) for name in ATTRIBUTES}
 
 
 def dtype(text: str) -> DType:

@@ -23,6 +23,7 @@ from gpucast.cli import arguments, attributes
 from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType
+from gpucast.core.errors import printable, printable_lines
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target
@@ -184,30 +185,37 @@ def run(args: argparse.Namespace) -> int:
                 cluster.run_on(args.scheduler, plan, options, outcome, advance)
     except BaseException:
         if outcome.kept is not None:
-            print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
+            kept = printable(outcome.kept)
+            print(f"what is finished is kept in {kept}: the same command goes on from there", file=sys.stderr)
         _warn_of_rest(outcome)
         raise
     _warn_of_rest(outcome)
     if not outcome.waiting and not outcome.was_written:
-        with arguments.created(args.report) as file:
-            if file is not None:
-                document = report.report(outcome)
-                text = (
-                    html.page(document)
-                    if args.report.lower().endswith(".html")
-                    else json.dumps(document, indent=1) + "\n"
-                )
-                file.write(text.encode())
+        try:
+            _write_report(args.report, outcome)
+        except BaseException:
+            print(printable(f"{plan.target} is written and whole"), file=sys.stderr)
+            raise
     if args.json:
         print(json.dumps(report.summary(outcome)))
     elif not args.quiet:
-        print(outcome_text(outcome, bool(options.files_of(plan))))
+        print(printable_lines(outcome_text(outcome, bool(options.files_of(plan)))))
     return 0
+
+
+def _write_report(path: str | None, outcome: Outcome) -> None:
+    with arguments.created(path) as file:
+        if path is None or file is None:
+            return
+        document = report.report(outcome)
+        page = html.page(document) if path.lower().endswith(".html") else json.dumps(document, indent=1) + "\n"
+        file.write(page.encode())
 
 
 def _warn_of_rest(outcome: Outcome) -> None:
     if outcome.left is not None:
-        print(f"{outcome.plan.target} is written and whole; {outcome.left}", file=sys.stderr)
+        left = f"; {outcome.left}" if outcome.left else ""
+        print(printable(f"{outcome.plan.target} is written and whole{left}"), file=sys.stderr)
 
 
 def _check_report(path: str, plan: ConversionPlan) -> None:

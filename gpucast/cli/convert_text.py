@@ -8,6 +8,7 @@ from gpucast.checkpoints import ConversionPlan, Outcome
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.reporting import summary as report
+from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed.
 _NAMED = 20
@@ -59,8 +60,8 @@ def _description(tensor: TensorPlan) -> str:
 
 
 def _shown(text: str) -> str:
-    """Text from a file, made safe for a terminal: unprintable characters are escaped."""
-    return text if text.isprintable() else repr(text)
+    """A text from a file, as part of a line: in quotes where escapes take the place of characters."""
+    return text if text.isprintable() else f"'{printable(text)}'"
 
 
 def plan_table(plan: ConversionPlan) -> str:

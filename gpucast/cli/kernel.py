@@ -13,6 +13,7 @@ from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin as compiler
 from gpucast.compile import disassembler
 from gpucast.compile import nvidia as driver
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.files.atomic import replacing
 
@@ -36,7 +37,7 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rule = resolve(args.src, args.dst, **attributes.of(args), caller="kernel")
+    rule = resolve(args.src, args.dst, Options(**attributes.of(args), caller="kernel"))
     source = CastSpec.of(rule, args.shape, args.unpacked).source()
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")

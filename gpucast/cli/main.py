@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 
 from gpucast.cli import bench, convert, dtypes, info, kernel, parity, prove, warmup
+from gpucast.core import interruption
+from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
 
 
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Names of tensors and files may hold characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        interruption.imported()
         with _terminable():
             code: int = args.run(args)
             sys.stdout.flush()
@@ -44,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail(args, "interrupted", 130)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
+        where = printable(f"{error.filename}: ") if error.filename is not None else ""
         return _fail(args, f"{where}{error.strerror or error}")
     except MemoryError as error:
         return _fail(args, f"out of memory: {error}" if str(error) else "out of memory")
@@ -53,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(args: argparse.Namespace, message: str, code: int = 1) -> int:
-    print(f"gpucast {args.command}: {message}", file=sys.stderr)
+    print(f"gpucast {args.command}: {printable_lines(message)}", file=sys.stderr)
     return code
 
 

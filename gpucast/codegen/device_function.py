@@ -7,7 +7,8 @@ from typing import Any
 
 from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, resolve
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import STOCHASTIC, resolve
 
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -50,12 +51,7 @@ def device_function(
     rule = resolve(
         dtype(src, caller="device_function: src="),
         dtype(dst, caller="device_function: dst="),
-        saturate=saturate,
-        round_mode=round_mode,
-        opset=opset,
-        rounding=rounding,
-        overflow=overflow,
-        caller="device_function",
+        Options(saturate, round_mode, opset, rounding, overflow, caller="device_function"),
     )
     if "string" in (rule.src.family, rule.dst.family):
         raise ValueError(

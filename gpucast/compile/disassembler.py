@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 
+from gpucast.compile.nvrtc_files import package_folders
+
 _NAME = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
 #: Where the wheel nvidia-cuda-nvdisasm installs it, relative to the folder of Python packages.
 _WHEEL = "nvidia/cu13/bin"
@@ -20,8 +22,8 @@ class DisassemblerMissing(ValueError):
 
 def find() -> str:
     """The path of nvdisasm: from the wheel, PATH or a CUDA toolkit."""
-    for entry in sys.path:
-        path = os.path.join(entry or os.curdir, _WHEEL, _NAME)
+    for folder in package_folders():
+        path = os.path.join(folder, _WHEEL, _NAME)
         if os.path.isfile(path):
             return path
     roots = [os.environ.get("CUDA_PATH"), os.environ.get("CUDA_HOME"), "/usr/local/cuda"]

@@ -27,10 +27,19 @@ def builtins_name(version: tuple[int, int]) -> str:
     return f"nvrtc-builtins64_{major}{minor}.dll" if _WINDOWS else f"libnvrtc-builtins.so.{major}.{minor}"
 
 
+def package_folders() -> Iterator[str]:
+    """The folders of Python packages, without the current folder, which ``python -c`` and ``python -m`` have in
+    `sys.path`: its files may be anybody's."""
+    here = os.path.realpath(os.curdir)
+    for entry in sys.path:
+        if os.path.isabs(entry) and os.path.realpath(entry) != here:
+            yield entry
+
+
 def wheel_folders(major: int) -> Iterator[str]:
     """Where the wheel of a CUDA major would have put its libraries."""
-    for entry in sys.path:
-        yield os.path.join(entry or os.curdir, _WHEELS[major])
+    for folder in package_folders():
+        yield os.path.join(folder, _WHEELS[major])
 
 
 def in_wheels(major: int) -> Iterator[str]:

@@ -408,10 +408,6 @@ def _row(name: str) -> DType:
     return dtype(name)
 
 
-# Pickles name it by its public path, as those of earlier versions do.
-_row.__module__ = "gpucast.dtypes"
-
-
 @dataclass(frozen=True)
 class FInfo:
     """Limits of a floating type, as exact Python floats. Attribute names follow numpy.finfo."""

@@ -1,12 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of `gpucast.cast` or `cast_like` asks for, apart from the array and the type."""
+"""What one call of `gpucast.cast` or `cast_like` asks for, apart from the array and the type; the operators' versions.
+
+Source: the Cast and CastLike schemas of ONNX opsets 1 to 28.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET
+
+#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+DEFAULT_OPSET = 28
+
+#: The opsets in which a new version of each operator appeared.
+CAST_VERSIONS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
 
 
 class Options(NamedTuple):

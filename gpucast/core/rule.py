@@ -14,13 +14,7 @@ import numpy as np
 
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType
-
-#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
-DEFAULT_OPSET = 28
-
-#: The opsets in which a new version of each operator appeared.
-CAST_VERSIONS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
-CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
+from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
 
 #: First versions (of both operators) that have the attribute.
 SATURATE_SINCE = 19
@@ -66,24 +60,19 @@ def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller
     return max(version for version in versions if version <= number)
 
 
-def resolve(
-    src: DType,
-    dst: DType,
-    *,
-    saturate: Any = True,
-    round_mode: Any = "up",
-    opset: Any = DEFAULT_OPSET,
-    rounding: Any = None,
-    overflow: Any = None,
-    versions: tuple[int, ...] = CAST_VERSIONS,
-    caller: str = "cast",
-) -> CastRule:
-    """Check the attributes of a cast and return its rule.
+_DEFAULT = Options()
+
+
+def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
+    """Check the attributes of a cast, the only options that matter here, and return its rule.
 
     TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean; ValueError for every
     other value that is illegal, newer than the version, or meaningless for the destination.
     """
-    version = newest_version(opset, versions, caller)
+    saturate, round_mode, opset, overflow = options.saturate, options.round_mode, options.opset, options.overflow
+    rounding: Any = options.rounding
+    caller = options.caller
+    version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
         # A row without an opset is no ONNX type: versions say nothing about it.
         if row.opset is not None and row.opset > version:

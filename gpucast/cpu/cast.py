@@ -26,7 +26,8 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, random
     if "string" in (rule.src.family, rule.dst.family):
         # All of it before the target is touched: a text that is no number leaves that as it was.
         texts = source.array.get() if source.packed else source.data
-        result = operand((host_strings.parse if rule.src.family == "string" else host_strings.format)(texts, rule))
+        convert = host_strings.parse if rule.src.family == "string" else host_strings.format
+        result = operand(convert(texts, rule), rule.dst)
     else:
         # The chunks of packed arrays, which have equal layouts if they share memory, are read before they are written.
         direct = target is not None and (source.packed or not np.may_share_memory(source.data, target.data))

@@ -46,7 +46,7 @@ def flat(x: Array, out: Array, *, row_major: bool = False) -> tuple[Array, Array
     if not (of_x.c_contiguous and of_out.c_contiguous):
         if row_major:
             return None
-        order = np.argsort([-stride for stride in x.strides], kind="stable")
+        order = sorted(range(x.ndim), key=x.strides.__getitem__, reverse=True)
         x, out = x.transpose(order), out.transpose(order)
         of_x, of_out = x.flags, out.flags
         if not (of_x.c_contiguous and of_out.c_contiguous):

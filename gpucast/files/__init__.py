@@ -4,6 +4,7 @@
 Each format holds those of the 26 types that it can represent.
 """
 
+from gpucast.core import packages
 from gpucast.files.formats import MODEL, SUFFIXES, TensorFile, check, create, kept, load, on_host, save, writing
 from gpucast.files.tensor import FileError, Spec, Tensor, Writer
 
@@ -23,3 +24,5 @@ __all__ = [
     "save",
     "writing",
 ]
+
+packages.publish(globals())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks file names that come from another file: they may only lead to files in the same folder."""
+"""Checks file names that come from another file, and opens them: they may only lead to files in the same folder."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import stat
 from pathlib import PurePosixPath, PureWindowsPath
 
 from gpucast.files.tensor import FileError
+
+#: With O_PATH a folder need not be readable to be gone through.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 
 
 def inside(folder: str, name: str, path: str, what: str) -> str:
@@ -43,3 +46,35 @@ def within(folder: str, path: str) -> bool:
     except ValueError:
         # The two are on different drives.
         return False
+
+
+def open_inside(folder: str, path: str) -> int:
+    """A descriptor of a file that `inside` gave, for reading. What is checked is what is open: after links have been
+    resolved, each folder is opened in the one above it and no link is followed, so that one put there in between leads
+    nowhere.
+
+    FileError if it has come to lie elsewhere, or is no regular file. OSError.
+    """
+    real, target = os.path.realpath(folder), os.path.realpath(path)
+    if not within(real, target):
+        raise FileError(f"{path}: is a link that leads out of the folder, which is not followed")
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.open not in os.supports_dir_fd:
+        handle = os.open(target, flags)
+    else:
+        *folders, name = os.path.relpath(target, real).split(os.sep)
+        at = os.open(real, _FOLDER)
+        try:
+            for part in folders:
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+                os.close(at)
+                at = below
+            handle = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        finally:
+            os.close(at)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileError(f"{path}: is no regular file")
+    return handle

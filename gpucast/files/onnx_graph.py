@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.files.tensor import FileError
 
@@ -32,7 +33,9 @@ def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
             raise FileError(f"{path}: the model imports no operators of ONNX, so no Cast can be added to it")
         try:
             resolve(
-                onnx_type, dtype(types[name]), opset=opset, caller=f"{path}: initializer {name!r}: Cast of the model"
+                onnx_type,
+                dtype(types[name]),
+                Options(opset=opset, caller=f"{path}: initializer {name!r}: Cast of the model"),
             )
         except (TypeError, ValueError) as error:
             raise FileError(f"{error}; onnx.version_converter brings a model to a newer opset") from None

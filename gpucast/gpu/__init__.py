@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from gpucast.core import lazy
+from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.gpu import batch as batch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gpucast.gpu import driver as driver
     from gpucast.gpu import fast_path as fast_path
 else:
-    __getattr__ = lazy.submodules(__name__, "batch", "cast", "driver", "fast_path")
+    __getattr__ = packages.submodules(__name__, "batch", "cast", "driver", "fast_path")
 
 #: Called when another driver takes the place of the one in use: what was worked out with that one no longer holds.
 ON_NEW_DRIVER: list[Callable[[], None]] = []

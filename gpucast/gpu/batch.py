@@ -17,7 +17,7 @@ from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import cast as device_cast
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 
 #: Bytes of which the address of a destination is a multiple where its first tile begins with its first element.
 _ALIGNED = 16
@@ -126,9 +126,9 @@ class Prepared:
         # A short list of arguments is quicker to give.
         spec = spec_of(ARGUMENT_BYTES[0])
         if len(n) > spec.source().capacity:
-            spec = spec_of(launch.driver().argument_bytes)
+            spec = spec_of(driver.driver().argument_bytes)
         source = spec.source()
-        self._kernel = launch.many_kernel(spec, device)
+        self._kernel = driver.many_kernel(spec, device)
         places = np.array(kind)
         self._n = np.array(n, np.int64)
         self._elements = source.elements[places]

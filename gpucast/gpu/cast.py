@@ -17,7 +17,7 @@ from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 
 _BYTE = np.dtype(np.uint8)
 _LAST = 2**64 - 1
@@ -29,10 +29,10 @@ _LAST = 2**64 - 1
 def new(shape: tuple[int, ...], kind: DType) -> Any:
     """An array without set values on the current device: packed, or tagged with NumPy's dtype."""
     if not kind.packed:
-        return launch.driver().empty(shape, kind.numpy)
+        return driver.driver().empty(shape, kind.numpy)
     # Past __init__, whose checks take longer than all else here.
     array = object.__new__(PackedArray)
-    array.data = launch.driver().empty((kind.nbytes(math.prod(shape)),), _BYTE)
+    array.data = driver.driver().empty((kind.nbytes(math.prod(shape)),), _BYTE)
     array.dtype, array.shape = kind, shape
     return array
 
@@ -40,7 +40,7 @@ def new(shape: tuple[int, ...], kind: DType) -> Any:
 def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], kind: DType) -> Any:
     """The same for whole bytes, without gaps, with the axes in the order in memory that `strides` have ("K")."""
     dtype = kind.numpy
-    return launch.driver().empty(shape, dtype, _strides_like(shape, strides, dtype.itemsize))
+    return driver.driver().empty(shape, dtype, _strides_like(shape, strides, dtype.itemsize))
 
 
 @lru_cache(maxsize=1024)
@@ -65,7 +65,7 @@ def empty_like(source: Operand, kind: DType) -> Operand:
 
 def check_allocation() -> None:
     """RuntimeError while a CUDA graph is captured."""
-    if launch.driver().capturing():
+    if driver.driver().capturing():
         raise RuntimeError("cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out=")
 
 
@@ -89,7 +89,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
 
     Allocates nothing with a target. RuntimeError for what a CUDA graph capture cannot take in.
     """
-    with launch.driver().on(_device(source)):
+    with driver.driver().on(_device(source)):
         if target is None:
             target = empty_like(source, rule.dst)
         if source.size:
@@ -105,7 +105,7 @@ def _device(source: Operand) -> int:
 
 def launch_of(
     source: Operand, rule: CastRule, target: Operand, fused: FusedInputs | None = None
-) -> tuple[launch.Kernel, tuple[Any, ...]]:
+) -> tuple[driver.Kernel, tuple[Any, ...]]:
     """The kernel, loaded, that casts an array with elements on the current device, and its arguments."""
     layout = layout_of(source, target, fused)
     ops: FusedOps | None = None
@@ -113,7 +113,7 @@ def launch_of(
     if fused is not None:
         ops, more = fused_kernel(fused, layout.dims)
     unpacked = rule.src.packed and not source.packed
-    kernel = launch.cast_kernel(rule, layout.shape, unpacked, ops, _device(source))
+    kernel = driver.cast_kernel(rule, layout.shape, unpacked, ops, _device(source))
     return kernel, (source.address, target.address, layout.n, more)
 
 
@@ -191,39 +191,39 @@ def fused_kernel(fused: FusedInputs, dims: Dims | None) -> tuple[FusedOps, Fused
 
 def to_host(x: Any) -> Any:
     """A copy in host memory: NumPy, with ml_dtypes where NumPy lacks the type, or a PackedArray."""
-    driver = launch.driver()
-    with driver.on(_index(x)):
+    cuda = driver.driver()
+    with cuda.on(_index(x)):
         if isinstance(x, PackedArray):
-            return PackedArray(driver.to_host(x.data), x.dtype, x.shape)
+            return PackedArray(cuda.to_host(x.data), x.dtype, x.shape)
         if not x.flags.c_contiguous:
             x = _copy(x)
         kind = dtype(x.dtype)
-        return driver.to_host(x.view(kind.code_numpy)).view(kind.numpy).reshape(x.shape)
+        return cuda.to_host(x.view(kind.code_numpy)).view(kind.numpy).reshape(x.shape)
 
 
 def to_device(x: Any, device: int) -> Any:
     """A copy on a device of a host array or of an array on another device."""
-    driver = launch.driver()
+    cuda = driver.driver()
     if isinstance(x, PackedArray):
         return PackedArray(to_device(x.data, device), x.dtype, x.shape)
     if not isinstance(x, np.ndarray) and not x.flags.c_contiguous:
-        with driver.on(_index(x)):
+        with cuda.on(_index(x)):
             x = _copy(x)
     kind = dtype(x.dtype)
     if isinstance(x, np.ndarray):
         codes = np.ascontiguousarray(x, dtype=kind.numpy).reshape(-1).view(kind.code_numpy)
-        with driver.on(device):
-            return driver.to_device(codes).view(kind.numpy).reshape(x.shape)
+        with cuda.on(device):
+            return cuda.to_device(codes).view(kind.numpy).reshape(x.shape)
     source = _index(x)
-    with driver.on(source):
-        written = driver.stream()
-    with driver.on(device):
+    with cuda.on(source):
+        written = cuda.stream()
+    with cuda.on(device):
         # The copy waits for x, and what frees or changes x waits for the copy.
-        driver.follow(written, source)
-        copy = driver.to_device(x.view(kind.code_numpy))
-        copied = driver.stream()
-    with driver.on(source):
-        driver.follow(copied, device)
+        cuda.follow(written, source)
+        copy = cuda.to_device(x.view(kind.code_numpy))
+        copied = cuda.stream()
+    with cuda.on(source):
+        cuda.follow(copied, device)
     return copy.view(kind.numpy).reshape(x.shape)
 
 

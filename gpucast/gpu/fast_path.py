@@ -24,7 +24,7 @@ from gpucast.core.fused_ops import Scaling, scaling_of
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import cast as device_cast
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -34,15 +34,15 @@ def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
 
     Source and target may also be one and the same memory.
     """
-    driver = launch.driver()
-    current, capturing, empty, kind, tag = driver.current, driver.capturing, driver.empty, rule.dst, rule.dst.numpy
+    cuda = driver.driver()
+    current, capturing, empty, kind, tag = cuda.current, cuda.capturing, cuda.empty, rule.dst, rule.dst.numpy
     from_packed, to_packed = source.packed, rule.dst.packed
     array: Any = namespace(source.data).ndarray
     unpacked = rule.src.packed and not from_packed
     src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
     itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
     transposes = not (from_packed or to_packed)
-    kernels: dict[int, launch.Kernel] = {}
+    kernels: dict[int, driver.Kernel] = {}
 
     def run(x: Any, out: Any) -> Any:
         if from_packed:
@@ -96,7 +96,7 @@ def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
                 False,
                 transposes,
             )
-            launch.cast_kernel(rule, shape, unpacked, None, device)(begin, target, n, dims)
+            driver.cast_kernel(rule, shape, unpacked, None, device)(begin, target, n, dims)
             return out
         if (
             given
@@ -108,7 +108,7 @@ def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
         try:
             kernel = kernels[device]
         except KeyError:
-            kernel = kernels[device] = launch.kernel(CastSpec(rule, "contiguous", unpacked), device)
+            kernel = kernels[device] = driver.kernel(CastSpec(rule, "contiguous", unpacked), device)
         kernel(begin, target, n, None)
         return out
 
@@ -120,12 +120,12 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
 
     It takes contiguous arrays alone.
     """
-    driver = launch.driver()
-    current, capturing, kind, tag = driver.current, driver.capturing, rule.dst, rule.dst.numpy
+    cuda = driver.driver()
+    current, capturing, kind, tag = cuda.current, cuda.capturing, rule.dst, rule.dst.numpy
     array: Any = namespace(source.data).ndarray
     unpacked = rule.src.packed
     rounding = STOCHASTIC if rule.rounding == STOCHASTIC else None
-    kernels: dict[tuple[int, Scaling, bool], launch.Kernel] = {}
+    kernels: dict[tuple[int, Scaling, bool], driver.Kernel] = {}
 
     def single(value: Any, kind: np.dtype[Any], device: int) -> bool:
         return (
@@ -189,7 +189,7 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
         kernel = kernels.get(key)
         if kernel is None:
             ops = FusedOps(scaling, amax is not None)
-            kernel = launch.kernel(CastSpec(rule, "contiguous", unpacked, ops), device)
+            kernel = driver.kernel(CastSpec(rule, "contiguous", unpacked, ops), device)
             kernels[key] = kernel
         kernel(begin, target, n, FusedArguments(number, scale_at, amax_at, 0, *(random or (0, 0))))
         return out

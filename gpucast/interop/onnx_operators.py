@@ -13,7 +13,8 @@ from onnx.reference.op_run import OpRun
 
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
+from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS
+from gpucast.core.rule import ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
 
 Array = npt.NDArray[Any]
 

@@ -8,6 +8,9 @@ Example::
     dx = layer.backward(dy)
 """
 
+from gpucast.core import packages
 from gpucast.layers.cast import Cast, CastLike
 
 __all__ = ["Cast", "CastLike"]
+
+packages.publish(globals())

@@ -20,10 +20,11 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import as_array
 from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like
-from gpucast.casting.fused import fused_rule
+from gpucast.casting.fused import rule_of
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 
 __all__ = ["Cast", "CastLike"]
@@ -46,7 +47,8 @@ class _Layer:
         if not isinstance(training, (bool, np.bool_)):
             raise TypeError(f"{self._caller}: training={training!r} must be True or False")
         # Nothing is cast here: any pair of types checks whether the attributes are legal.
-        resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), saturate=saturate, round_mode=round_mode, caller=self._caller)
+        options = Options(saturate=saturate, round_mode=round_mode, caller=self._caller)
+        resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), options)
         self.name = name
         self.saturate = saturate
         self.round_mode = round_mode
@@ -109,7 +111,8 @@ class _Layer:
                 "or a "
                 "PackedArray"
             )
-        rule = fused_rule(src, dst, scaled=True, saturate=self.saturate, round_mode=self.round_mode, caller=caller)
+        options = Options(saturate=self.saturate, round_mode=self.round_mode, scale=coefficient, caller=caller)
+        rule = rule_of(src, dst, options)
         source = operand(as_array(dy, caller), src)
         return dispatch.cast(source, rule, None, None, caller, FusedInputs(scale=coefficient)).array
 

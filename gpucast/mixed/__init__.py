@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from gpucast.core import packages
 from gpucast.mixed.loss_scale import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale
 from gpucast.mixed.policy import Policy, get_policy
 from gpucast.mixed.select import select_tree
@@ -16,3 +17,5 @@ __all__ = [
     "get_policy",
     "select_tree",
 ]
+
+packages.publish(globals())

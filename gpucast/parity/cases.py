@@ -10,17 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import (
-    DEFAULT_OPSET,
-    ROUND_MODE_SINCE,
-    ROUND_MODES,
-    ROUNDINGS,
-    STOCHASTIC,
-    CastRule,
-    has_stochastic,
-    resolve,
-)
+from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, has_stochastic, resolve
 
 NUMERIC = tuple(dtype for dtype in DTYPES if dtype.family != "string")
 SMALL = tuple(dtype for dtype in NUMERIC if dtype.bits <= 16)
@@ -69,7 +61,7 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
         opset = keywords["opset"]
         if max(src.opset or 1, dst.opset or 1) > opset or (opset < ROUND_MODE_SINCE and keywords["round_mode"] != "up"):
             continue
-        rule = resolve(src, dst, **keywords)
+        rule = resolve(src, dst, Options(**keywords))
         found.setdefault(rule, Case(rule, tuple(pair for pair in keywords.items() if pair[1] != defaults[pair[0]])))
     return tuple(found.values())
 

@@ -4,8 +4,12 @@
 The public functions are `gpucast.quantize` and `gpucast.dequantize`. `gpucast.reference.quantize` defines every result.
 """
 
+from gpucast.core import packages
 from gpucast.core.formats import FORMATS, Format
 from gpucast.quantization.api import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 
 __all__ = ["FORMATS", "Format", "Quantized", "dequantize", "quantize"]
+
+packages.publish(globals())
+packages.keep_names(__name__, {"calls": "quantization.api", "formats": "core.formats"})

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The specification of quantization, under its public name; it is `gpucast.reference.quantize`."""
 
+from gpucast.core import packages
 from gpucast.reference.quantize import dequantize, quantize
 
 __all__ = ["dequantize", "quantize"]
+
+packages.publish(globals())

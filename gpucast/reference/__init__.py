@@ -5,6 +5,9 @@ It works on values, not on bits, and shares only the dtype table with the host p
 is evidence. `gpucast.reference.casting` explains how it works.
 """
 
+from gpucast.core import packages
 from gpucast.reference.casting import cast
 
 __all__ = ["cast"]
+
+packages.publish(globals())

@@ -19,8 +19,9 @@ import numpy.typing as npt
 
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.reference.rounding import (
     POWERS,
     floor_log2,
@@ -53,11 +54,7 @@ def cast(
     rule = resolve(
         dtype(array.dtype),
         dtype(to, caller="cast: to="),
-        saturate=saturate,
-        round_mode=round_mode,
-        opset=opset,
-        rounding=rounding,
-        overflow=overflow,
+        Options(saturate, round_mode, opset, rounding, overflow),
     )
     random = resolve_random(rounding, seed, offset)
     return apply(array, rule, None if random is None else random_words(random, array.size))

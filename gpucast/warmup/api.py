@@ -15,7 +15,7 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.options import ATTRIBUTES
+from gpucast.core.options import ATTRIBUTES, Options
 from gpucast.core.rule import STOCHASTIC, has_stochastic
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
         rounding = attributes.get("rounding")
         for format, src in itertools.product([find(name, _CALLER) for name in formats], _USUAL):
             if rounding == STOCHASTIC:
-                fused_rule(src, format.element, scaled=False, caller=_CALLER, rounding=rounding)
+                fused_rule(src, format.element, Options(caller=_CALLER, rounding=rounding), scaled=False)
             yield from kinds.of_quantize(format, src, rounding)
     if request.mixed:
         from gpucast.warmup import kinds
@@ -152,7 +152,7 @@ def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSou
         asked |= {(False, False, True)} if has_stochastic(dst) and src.family != "string" else set()
     for scaled, amax, random in sorted(asked):
         given = {**request.attributes, **({"rounding": STOCHASTIC} if random else {})}
-        rule = fused_rule(src, dst, scaled=scaled, caller=_CALLER, **given)
+        rule = fused_rule(src, dst, Options(caller=_CALLER, **given), scaled=scaled)
         for unpacked in (False, True) if rule.src.packed else (False,):
             yield from _of_cast(CastSpec(rule, unpacked=unpacked), scaled, amax, request)
 

@@ -20,12 +20,11 @@ import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray, files
 from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, find
+from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter, BatchPlanner, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.gpu import driver as launch
 from gpucast.interop import cuda_array, dlpack
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 
 BUILTIN = [row for row in DTYPES if row.family != "string" and row.numpy.isbuiltin == 1]
 
@@ -62,10 +61,8 @@ class Speaker:
 
 @pytest.fixture
 def driver() -> Iterator[HostDriver]:
-    driver = HostDriver()
-    before = launch.use(driver)
-    yield driver
-    launch.use(before)
+    with installed(HostDriver()) as driver:
+        yield driver
 
 
 def test_which_adapter_an_object_has(driver: HostDriver) -> None:
@@ -157,14 +154,14 @@ def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: p
         def __init__(self, x: np.ndarray) -> None:
             self.x = x
 
-    class Adapter(ArrayAdapter):
+    class SomeAdapter(ArrayAdapter):
         def take(self, x: Any, caller: str, writing: bool = False) -> Any:
             return x.x
 
-    loads: list[Adapter] = []
-    adapter = Adapter()
+    loads: list[SomeAdapter] = []
+    adapter = SomeAdapter()
 
-    def load() -> Adapter:
+    def load() -> SomeAdapter:
         loads.append(adapter)
         return adapter
 
@@ -177,17 +174,33 @@ def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: p
     assert find(x) is None and not loads
     library.Array = Array  # type: ignore[attr-defined]
     assert find(x) is adapter and adapters.of_library("a_library") is adapter
-    assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming() and not adapter.has_plans(Array)
-    assert adapter.untraced(int, "3") == 3 and adapter.attach([x], ["y"], None) == ["y"]
+    assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming()
+    assert adapter.untraced(int, "3") == 3
     assert_same(gpucast.cast(x, "INT8"), np.array([1, -2], np.int8))
     assert gpucast.cast(x, "FLOAT", copy=False) is x
     out = Array(np.zeros(2, np.int8))
     assert gpucast.cast(x, "INT8", out=out) is out and out.x.tolist() == [1, -2]
     many = gpucast.cast_many([x, x.x], "INT8", scale=2.0)
     assert [y.tolist() for y in many] == [[3, -5], [3, -5]]
-    for hook in (adapter.from_packed, adapter.export, adapter.stream):
-        with pytest.raises(NotImplementedError, match=f"Adapter has no {hook.__name__}"):
-            hook(0)
+    packed = PackedArray.pack(np.zeros(2, np.uint8), "INT4")
+    with pytest.raises(TypeError, match=r"PackedArray: Some has no packed INT4; expected PyTorch, or pass x\.data"):
+        adapter.from_packed(packed)
+    with pytest.raises(TypeError, match="PackedArray: Some exports no arrays; expected DLPack"):
+        adapter.export(packed)
+
+
+@pytest.mark.parametrize("kind", [ArrayAdapter, BatchAdapter, BatchPlanner])
+def test_what_is_without_a_default_has_to_be_defined(kind: type[Any]) -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        kind()
+
+
+def test_defaults_of_arrays_that_share_launches() -> None:
+    class Shared(BatchAdapter):
+        take = empty_like = stream = lambda self, *arguments: arguments[0]  # type: ignore[assignment]
+
+    shared = Shared()
+    assert shared.attach(["x"], ["y"], None) == ["y"] and shared.planner(np.ndarray) is None
 
 
 def test_who_names_other_libraries() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fake_machine import COPY_KERNEL, LAUNCH, MEMCPY, FakeMachine, FakeRival, TimedDriver
+from fake_machine import COPY_KERNEL, LAUNCH, MEMCPY, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.benchmark import buffers, ceilings, check, contenders, latency, timing
 from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, make_sets, moved_bytes, sets_of, source_codes
 from gpucast.benchmark.contenders import Ours
@@ -18,10 +18,8 @@ from gpucast.benchmark.machine import HostMachine
 from gpucast.benchmark.pairs import Measurement, Pairs
 from gpucast.benchmark.timing import Times, Work, measure, verdict
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import resolve
-from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
-from host_driver import both_shapes
+from host_driver import installed
 
 FLOAT, HALF, INT8, INT4, BYTE = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT8", "INT4", "UINT8"))
 PAIRS = [(FLOAT, HALF), (INT4, HALF), (FLOAT, INT4), (INT8, BYTE)]
@@ -29,9 +27,7 @@ PAIRS = [(FLOAT, HALF), (INT4, HALF), (FLOAT, INT4), (INT8, BYTE)]
 
 @pytest.fixture(scope="module")
 def built() -> TimedDriver:
-    driver = TimedDriver(FakeMachine())
-    driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
-    return driver
+    return built_driver(PAIRS)
 
 
 @pytest.fixture
@@ -43,9 +39,8 @@ def machine() -> FakeMachine:
 def driver(built: TimedDriver, machine: FakeMachine) -> Iterator[TimedDriver]:
     built.machine = machine
     built.sources.clear()
-    before = launch.use(built)
-    yield built
-    launch.use(before)
+    with installed(built):
+        yield built
 
 
 def times(median: float, p5: float, p95: float) -> Times:

@@ -30,15 +30,13 @@ from bench import (
 )
 from bench.gpu_plan import Budget, Estimator, MeasurementTask
 from bench.gpu_results import Results
-from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver
+from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.benchmark import buffers, ceilings, check, latency, timing
 from gpucast.benchmark.contenders import Ours
 from gpucast.benchmark.timing import LEAST
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
-from host_driver import both_shapes
 
 FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
 PAIRS = [(src, dst) for src in (FLOAT, HALF, INT4) for dst in (FLOAT, HALF, INT4)]
@@ -48,9 +46,7 @@ FOREVER = 1e6
 
 @pytest.fixture(scope="module")
 def built() -> TimedDriver:
-    driver = TimedDriver(FakeMachine())
-    driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
-    return driver
+    return built_driver(PAIRS)
 
 
 @pytest.fixture

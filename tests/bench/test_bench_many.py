@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from bench import gpu_many
 from bench.gpu_many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
-from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, TimedDriver
+from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, IdleRival, TimedDriver
 from gpucast import dtype
-from gpucast.gpu import driver as launch
+from host_driver import installed
 
 
 @pytest.fixture
@@ -23,23 +22,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     monkeypatch.setattr(gpu_many, "_SAMPLES", 5)
     monkeypatch.setattr(gpu_many, "_CALLS", 2)
     fake = FakeMachine()
-    before = launch.use(TimedDriver(fake))
-    try:
+    with installed(TimedDriver(fake)):
         yield fake
-    finally:
-        launch.use(before)
-
-
-class Rival:
-    """Does nothing for a while, or cannot even that."""
-
-    def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
-        self.machine, self.name, self.fails = machine, name, fails
-
-    def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Any:
-        if self.fails:
-            raise NotImplementedError("no such pair")
-        return lambda: self.machine.spend(1e-3)
 
 
 def test_a_transformer_has_300_tensors_of_315_million_elements() -> None:
@@ -59,7 +43,7 @@ def test_arrays_lie_one_behind_the_other(machine: FakeMachine) -> None:
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[3]], ids=str)
 def test_every_way_is_checked_and_timed(case: BatchCase, machine: FakeMachine) -> None:
-    rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
+    rivals = [IdleRival(machine, "idle"), IdleRival(machine, "none", "no such pair")]
     lines = {line["name"]: line for line in measure_case(machine, case, rivals, layers=2, width=8)}
     json.dumps(list(lines.values()))
     assert lines["none"]["left_out"] == "NotImplementedError: no such pair"

@@ -5,40 +5,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 
 from bench import gpu_quantize
 from bench.gpu_quantize import OURS, QuantizeCase, difference, filled, measure_case
-from fake_machine import FakeMachine, TimedDriver
+from fake_machine import FakeMachine, IdleRival, TimedDriver
 from gpucast import quantize
-from gpucast.gpu import driver as launch
+from host_driver import installed
 
 
 @pytest.fixture
 def machine() -> Iterator[FakeMachine]:
     fake = FakeMachine()
-    before = launch.use(TimedDriver(fake))
-    try:
+    with installed(TimedDriver(fake)):
         yield fake
-    finally:
-        launch.use(before)
-
-
-class Rival:
-    def __init__(self, machine: FakeMachine, name: str, fails: bool) -> None:
-        self.machine, self.name, self.fails = machine, name, fails
-
-    def prepare_quantize(self, case: QuantizeCase, data: Any) -> Any:
-        if self.fails:
-            raise NotImplementedError("no such format")
-        return lambda: self.machine.spend(1e-3)
 
 
 def test_every_way_is_checked_and_timed(machine: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
-    rivals = [Rival(machine, "idle", False), Rival(machine, "none", True)]
+    rivals = [IdleRival(machine, "idle"), IdleRival(machine, "none", "no such format")]
     found = measure_case(machine, QuantizeCase("BFLOAT16", "mxfp4"), rivals, rows=4, columns=256)
     lines = {line["name"]: line for line in found}
     json.dumps(found)
@@ -59,7 +45,7 @@ def test_every_way_is_checked_and_timed(machine: FakeMachine, capsys: pytest.Cap
 def test_other_ways(machine: FakeMachine, case: QuantizeCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of all results, beside what two calls take."""
     monkeypatch.setattr(gpu_quantize, "_SAMPLES", 2)
-    found = {line["name"]: line for line in measure_case(machine, case, [Rival(machine, "idle", False)], 64, 64)}
+    found = {line["name"]: line for line in measure_case(machine, case, [IdleRival(machine, "idle")], 64, 64)}
     results = 1 + (case.transpose == "both")
     assert found[OURS]["bytes"] == 64 * 64 * 4 + results * (64 * 64 + 64 * 64 // 32) and "problem" not in found[OURS]
     assert ("gpucast, two calls" in found) == (results == 2)

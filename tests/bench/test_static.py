@@ -30,6 +30,7 @@ from gpucast.codegen.cast import kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin
 from gpucast.core.dtypes import DType
+from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
@@ -37,7 +38,7 @@ DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]
 
 
 def rule(src: str, dst: str, **attributes: object) -> CastRule:
-    return resolve(dtype(src), dtype(dst), **attributes)
+    return resolve(dtype(src), dtype(dst), Options(**attributes))
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
@@ -85,7 +86,7 @@ def test_fused_casts_keep_their_instructions() -> None:
     sources = []
     for src, dst, scaling, flags, _ in FUSED:
         rounding = STOCHASTIC if "random" in flags else None
-        one = fused_rule(dtype(src), dtype(dst), scaled=scaling != "none", rounding=rounding)
+        one = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=scaling != "none")
         sources.append(fused_source(one, FusedOps(scaling, "amax" in flags, "finite" in flags)))
     for kernel, (*_, most) in zip(facts(sources, "sm_90"), FUSED, strict=True):
         assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)

@@ -206,6 +206,39 @@ def test_subclasses_of_ndarray() -> None:
             call()
 
 
+class Odd(np.ndarray):
+    """Changes what every way to reshape, to look into, and to fill an array means."""
+
+    def _refused(self, *args: Any, **keywords: Any) -> Any:
+        raise AssertionError
+
+    reshape = view = ravel = transpose = copy = fill = __setitem__ = __getitem__ = _refused  # type: ignore[assignment]
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+@pytest.mark.parametrize("kind", [np.matrix, Odd])
+@pytest.mark.parametrize("shape", [(2, 3), (3, 50_001)])
+def test_out_is_a_subclass_that_changes_what_reshaping_means(kind: Any, shape: tuple[int, ...]) -> None:
+    """From a PackedArray it was half written, and of `cast_many` other outs were written though the call failed."""
+    x = (np.arange(np.prod(shape)).reshape(shape) % 7).astype(np.float32)
+    packed = PackedArray.pack(x.astype(gpucast.dtype("INT4").numpy))
+    for source in (x, packed, x[:, ::-1], x.astype("U1")):
+        for to in ("FLOAT16", "STRING", "INT8"):
+            wanted = gpucast.cast(source.get() if source is packed else source, to)
+            store, other = np.empty_like(wanted), np.zeros(3, np.float16)
+            out = store.view(kind)
+            # Twice: the second time by the plan of the first.
+            for _ in range(2):
+                store[...] = 0
+                assert gpucast.cast(source, to, out=out) is out
+                assert_same(store, wanted)
+            if to == "FLOAT16" and (source is packed or source.dtype.kind == "f"):
+                store[...] = 0
+                gpucast.cast_many([np.ones(3, np.float32), source], to, out=[other, out])
+                assert_same(store, wanted)
+                assert other.tolist() == [1, 1, 1]
+
+
 def test_strided_numbers_to_text() -> None:
     x = np.arange(12.0).reshape(6, 2)
     for view in (x[:, 0], x[::-2, 1], np.broadcast_to(x[0, 1], (5,)), x.astype(np.float32)[:, 1]):

@@ -25,6 +25,7 @@ from gpucast.casting.fused import fused_rule
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, sorted_kinds
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, device_array, download, upload
@@ -614,7 +615,7 @@ def test_the_machine_code_keeps_the_budget_of_one_cast(exhaustive: bool) -> None
 @pytest.mark.parametrize(("arch", "number"), [("sm_100a", 0), ("sm_80", 1), ("sm_90", 2), ("sm_80", 3)])
 def test_kernels_compile_without_local_memory(arch: str, number: int, exhaustive: bool) -> None:
     attributes, ops, sources, to = SETS[number]
-    rules = [fused_rule(dtype(src), dtype(to), scaled=ops.scaling != "none", **attributes) for src in sources]
+    rules = [fused_rule(dtype(src), dtype(to), Options(**attributes), scaled=ops.scaling != "none") for src in sources]
     kinds = sorted_kinds(CastSpec.of(rule, ops=ops) for rule in rules)
     for major in INSTALLED if exhaustive else INSTALLED[:1]:
         for limit in ARGUMENT_BYTES if exhaustive else ARGUMENT_BYTES[1:]:

@@ -25,6 +25,7 @@ from gpucast import PackedArray
 from gpucast.casting import plan_cache as plans
 from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 
@@ -181,7 +182,7 @@ def test_every_attribute_has_its_own_plan(on_device: bool, cuda: Cuda) -> None:
         for to, keywords in calls:
             gpucast.cast(x, to, **keywords)
     assert [plan.rule for plan in plans.PLANS.values()] == [
-        resolve(dtype("FLOAT"), dtype(to), **keywords) for to, keywords in calls
+        resolve(dtype("FLOAT"), dtype(to), Options(**keywords)) for to, keywords in calls
     ]
 
 

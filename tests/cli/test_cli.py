@@ -84,6 +84,37 @@ def test_an_interrupted_conversion_leaves_nothing(number: signal.Signals, tmp_pa
     assert (tmp_path / "y.npz").read_bytes() == b"old"
 
 
+#: A `sitecustomize` that interrupts the process when it imports a module.
+INTERRUPT = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}: signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+"""
+#: What the command that pip installs looks like.
+SCRIPT = "import sys\nfrom gpucast.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+
+
+@pytest.mark.parametrize("module", ["ml_dtypes", "gpucast.casting.cast", "gpucast.cli.warmup"])
+@pytest.mark.parametrize("started", ["script", "module", "import"])
+def test_an_interruption_while_modules_are_imported(started: str, module: str, tmp_path: Path) -> None:
+    """It is one line, whatever is imported; a program that is not ours gets its exception."""
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPT.format(module=module))
+    (tmp_path / "gpucast").write_text(SCRIPT)
+    command = {
+        "script": [str(tmp_path / "gpucast")],
+        "module": ["-m", "gpucast"],
+        "import": ["-c", "try:\n import gpucast.cli\nexcept KeyboardInterrupt:\n print('ours')"],
+    }[started]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    run = subprocess.run(
+        [sys.executable, *command, "dtypes"], env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    wanted = (0, "ours\n", "") if started == "import" else (130, "", "gpucast: interrupted\n")
+    assert (run.returncode, run.stdout, run.stderr) == wanted
+
+
 def test_memory_that_runs_out_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def greedy() -> None:
         raise MemoryError("Unable to allocate 1 EiB")

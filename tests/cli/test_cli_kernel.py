@@ -23,6 +23,7 @@ from gpucast.compile import cubin as compiler
 from gpucast.compile import disassembler
 from gpucast.compile import nvidia as driver
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, select_tree
@@ -70,11 +71,11 @@ def test_the_text(capsysbinary: pytest.CaptureFixture[bytes], machine: Path) -> 
     # No compiler was needed.
     assert not machine.exists()
     attributes = ["--no-saturate", "--shape", "strided"]
-    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), saturate=False)
+    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), Options(saturate=False))
     assert kernel(capsysbinary, *attributes) == kernel_source(rule, "strided").text.encode()
     assert main(["kernel", "INT4", "INT8", "--unpacked", "--overflow", "saturate"]) == 0
     assert b"gpucast_int4_to_int8_saturate_unpacked" in capsysbinary.readouterr().out
-    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), rounding="stochastic")
+    rule = resolve(dtype("float32"), dtype("float8e4m3fn"), Options(rounding="stochastic"))
     assert kernel(capsysbinary, "--rounding", "stochastic") == fused_source(rule, FusedOps()).text.encode()
 
 
@@ -153,6 +154,19 @@ def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         disassembler.disassemble(b"cubin")
 
 
+def test_no_disassembler_is_taken_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its files may be anybody's, and `sys.path` has it as "" or by its name."""
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for place in ("bin", "nvidia/cu13/bin"):
+        tool = tmp_path / place / "nvdisasm"
+        tool.parent.mkdir(parents=True)
+        tool.write_text("#!/bin/sh\n")
+        tool.chmod(0o755)
+    assert disassembler.find() == str(tmp_path / "bin" / "nvdisasm")
+
+
 def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
     count = warmup([("FLOAT", "FLOAT8E4M3FN"), (dtype("uint4"), "int8"), ("FLOAT", 17)], ["sm_90", "sm_75"])
     assert count == 2 * (2 + 4)
@@ -185,7 +199,7 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     assert scaled == shapes(f"{there}_stochastic_scaled_amax", f"{same}_stochastic_scaled_amax")
     assert warmup([("FLOAT", "BFLOAT16")], "sm_90", rounding="stochastic") == 2
     kept = compiler.compiler().cache.usage()[0]
-    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic"), FusedOps())
+    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic")), FusedOps())
     assert compiler.compile_for(source.text, source.name, (9, 0))
     assert compiler.compiler().cache.usage()[0] == kept
 

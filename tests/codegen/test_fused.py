@@ -24,6 +24,7 @@ from gpucast.codegen.fused import FusedArguments, FusedOps, fused_source
 from gpucast.compile import cubin as compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
@@ -100,7 +101,7 @@ def test_the_host_is_the_exact_model(src: DType) -> None:
         codes = hard_codes(src, dst, 24)
         for j, scale in enumerate((None, WIDE[i % 4], NARROW[i % 6])):
             random = RANDOM if has_stochastic(dst) and (i + j) % 2 else None
-            rule = fused_rule(src, dst, scaled=scale is not None, rounding=random and STOCHASTIC)
+            rule = fused_rule(src, dst, Options(rounding=random and STOCHASTIC), scaled=scale is not None)
             random = random if rule.rounding == STOCHASTIC else None
             for case in (codes, finite_codes(codes, src)):
                 amax, finite = np.zeros((), np.float32), np.ones(1, bool)

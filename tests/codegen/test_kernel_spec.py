@@ -13,6 +13,7 @@ from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.warmup.api import WarmupRequest, tasks
 
@@ -52,7 +53,7 @@ def test_each_kernel_has_one_specification() -> None:
 def test_a_cast_is_plain_or_fused() -> None:
     """There is one way to say so: operations that are none are no operations."""
     plain = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
-    random = resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic")
+    random = resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic"))
     assert CastSpec.of(plain) == CastSpec(plain)
     assert CastSpec.of(random) == CastSpec(random, ops=FusedOps())
     assert CastSpec.of(plain, ops=FusedOps(amax=True)) == CastSpec(plain, ops=FusedOps(amax=True))

@@ -16,6 +16,7 @@ import pytest
 
 from gpucast.codegen.cast import kernel_source, prelude, tile_elements
 from gpucast.core.dtypes import dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
@@ -23,7 +24,7 @@ from gpucast.parity.cases import NUMERIC, rules
 
 def test_names_are_the_works_and_tell_every_kernel() -> None:
     assert kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))).name == "gpucast_float32_to_float8e4m3fn"
-    rounded = resolve(dtype("FLOAT"), dtype("INT4"), rounding="nearest_even", overflow="saturate")
+    rounded = resolve(dtype("FLOAT"), dtype("INT4"), Options(rounding="nearest_even", overflow="saturate"))
     assert kernel_source(rounded, "strided").name == "gpucast_float32_to_int4_saturate_nearest_even_strided"
     sources = [
         kernel_source(rule, shape, unpacked=unpacked)

@@ -19,6 +19,7 @@ from gpucast import PackedArray
 from gpucast.arrays.operand import operand
 from gpucast.codegen.cast import join, kernel_file, kernel_source, options, prelude, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast
@@ -51,11 +52,11 @@ def test_which_types_are_rounded_at_random() -> None:
     for src in DTYPES:
         for dst in DTYPES:
             if src.family != "string" and has_stochastic(dst):
-                rule = resolve(src, dst, rounding="stochastic")
+                rule = resolve(src, dst, Options(rounding="stochastic"))
                 assert (rule.rounding == "stochastic") == (src is not dst)
             else:
                 with pytest.raises(ValueError, match=r"^cast: rounding='stochastic' does not apply to (text|\w+); exp"):
-                    resolve(src, dst, rounding="stochastic")
+                    resolve(src, dst, Options(rounding="stochastic"))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +245,7 @@ def test_exact_values_never_change(dst: DType) -> None:
     for src in map(dtype, ("FLOAT", "DOUBLE")):
         x = gpucast.cast(codes.view(dst.numpy), src)
         wanted = gpucast.cast(x, dst).view(dst.code_numpy)
-        rule = resolve(src, dst, rounding="stochastic")
+        rule = resolve(src, dst, Options(rounding="stochastic"))
         for word in (0, 1, 2**31, 2**32 - 1):
             words = np.full(x.size, word, np.uint32)
             got = reference.apply(x, rule, words).view(dst.code_numpy)
@@ -260,7 +261,7 @@ def test_the_mean_over_all_words_is_the_number(one: str, other: str) -> None:
     32 bits, else within 2^-32 of a step.
     """
     src, dst = dtype(one), dtype(other)
-    rule = resolve(src, dst, rounding="stochastic")
+    rule = resolve(src, dst, Options(rounding="stochastic"))
     codes = every_code(src)[5::17]
     values = [exact.decode(src, code) for code in codes.tolist()]
     inside = [x.kind == "finite" and x.magnitude <= Fraction(dst.max) for x in values]
@@ -297,7 +298,7 @@ def test_the_mean_of_many_roundings(dst: DType) -> None:
     n = 1 << 16
     for value in (1.2, -0.3, 2.0**-9 + 2.0**-21, 0.37 * gpucast.finfo(dst).smallest_subnormal):
         x = np.full(n, value, np.float32)
-        got = on_host(x, resolve(dtype("FLOAT"), dst, rounding="stochastic"), random=Random(17)).astype(float)
+        got = on_host(x, resolve(dtype("FLOAT"), dst, Options(rounding="stochastic")), random=Random(17)).astype(float)
         (low, high), wanted = np.unique(got), float(x[0])
         p = (wanted - low) / (high - low)
         assert abs(got.mean() - wanted) <= 5 * (high - low) * (p * (1 - p) / n) ** 0.5
@@ -306,7 +307,7 @@ def test_the_mean_of_many_roundings(dst: DType) -> None:
 # ---- whole arrays on the host ----
 
 
-RULE = resolve(dtype("FLOAT"), dtype("BFLOAT16"), rounding="stochastic")
+RULE = resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic"))
 
 
 def test_words_go_by_the_row_major_index() -> None:
@@ -351,7 +352,7 @@ def test_an_offset_continues_a_stream() -> None:
 )
 def test_packed_arrays(one: str, other: str) -> None:
     src, dst = dtype(one), dtype(other)
-    rule, random = resolve(src, dst, rounding="stochastic"), Random(3, 2**64 - 5)
+    rule, random = resolve(src, dst, Options(rounding="stochastic")), Random(3, 2**64 - 5)
     x = random_codes(src, 70_001, 6).view(src.numpy)
     wanted = reference.apply(x, rule, reference.random_words(random, x.size))
     got = on_host(PackedArray.pack(x) if src.packed else x, rule, random=random)

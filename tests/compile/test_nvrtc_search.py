@@ -68,6 +68,21 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
 
 
+def test_nothing_is_taken_from_the_current_folder(machine: Machine) -> None:
+    """Its files may be anybody's. ``python -c`` has it in `sys.path` as "", ``python -m`` by its name."""
+    machine.put(f"here/{WHEEL[13]}", 13)
+    machine.put(f"here/below/{WHEEL[13]}", 13)
+    (machine.root / "link").symlink_to("here")
+    machine.monkeypatch.chdir(machine.root / "here")
+    machine.monkeypatch.setattr(nvrtc_search, "_TOOLKIT", ())
+    names = ["", ".", "below", "../here", str(machine.root / "here"), str(machine.root / "link")]
+    machine.monkeypatch.setattr(sys, "path", names)
+    with pytest.raises(DeviceUnavailable, match="NVRTC, the compiler of the CUDA kernels, was not found"):
+        find()
+    machine.monkeypatch.setattr(sys, "path", [*names, str(machine.root / "here" / "below")])
+    assert find() == NvrtcCopy(str(machine.root / "here" / "below" / WHEEL[13] / file_name(13)))
+
+
 def test_the_order_of_the_places(machine: Machine) -> None:
     """Each place added here comes before all that were there."""
     toolkit = machine.put("toolkit/lib64", 13)

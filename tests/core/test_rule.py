@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpucast.core.dtypes import DTYPES, dtype
-from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, CastRule, newest_version, resolve
+from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, Options
+from gpucast.core.rule import CastRule, newest_version, resolve
 from gpucast.parity.cases import NUMERIC
 
 FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E5M2", "FLOAT8E8M0"))
@@ -51,10 +52,10 @@ def test_each_version_takes_its_types(opset: int) -> None:
         assert row.opset is not None
         for src, dst in ((row, FLOAT), (FLOAT, row)):
             if row.opset <= opset:
-                assert resolve(src, dst, opset=opset).dst is dst
+                assert resolve(src, dst, Options(opset=opset)).dst is dst
             else:
                 with pytest.raises(TypeError, match=rf"{row.name} entered at opset {row.opset}; opset={opset}"):
-                    resolve(src, dst, opset=opset)
+                    resolve(src, dst, Options(opset=opset))
 
 
 def test_versions_have_equal_rules_but_for_fnuz_infinities() -> None:
@@ -63,7 +64,7 @@ def test_versions_have_equal_rules_but_for_fnuz_infinities() -> None:
         for dst in DTYPES:
             found = {}
             for opset in range(max(src.opset or 0, dst.opset or 0), 29):
-                found.setdefault(resolve(src, dst, opset=opset), []).append(opset)
+                found.setdefault(resolve(src, dst, Options(opset=opset)), []).append(opset)
             old = [opsets for rule, opsets in found.items() if rule.infinity_is_nan]
             assert len(found) == 1 + len(old)
             assert old in ([], [[opset for opset in range(19, 24) if opset >= max(src.opset or 0, dst.opset or 0)]])
@@ -74,25 +75,26 @@ def test_versions_have_equal_rules_but_for_fnuz_infinities() -> None:
 def test_attributes_reach_only_the_types_that_they_act_on(row: Any) -> None:
     src = dtype("DOUBLE") if row is not dtype("DOUBLE") else FLOAT
     float8 = row.name in ("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ")
-    assert (resolve(src, row, saturate=False) != resolve(src, row)) == (float8 or row is E8M0)
-    assert (resolve(src, row, round_mode="down") != resolve(src, row)) == (row is E8M0)
+    assert (resolve(src, row, Options(saturate=False)) != resolve(src, row)) == (float8 or row is E8M0)
+    assert (resolve(src, row, Options(round_mode="down")) != resolve(src, row)) == (row is E8M0)
 
 
 def test_the_rules_themselves() -> None:
     assert resolve(FLOAT, E4M3) == CastRule(FLOAT, E4M3, overflow="saturate")
-    assert resolve(FLOAT, E4M3, saturate=False) == CastRule(FLOAT, E4M3, overflow="nan")
-    assert resolve(FLOAT, E5M2, saturate=False) == CastRule(FLOAT, E5M2, overflow="infinity")
-    assert resolve(FLOAT, FNUZ, opset=23) == CastRule(FLOAT, FNUZ, overflow="saturate", infinity_is_nan=True)
-    assert resolve(FLOAT, E8M0, saturate=False, round_mode="nearest") == CastRule(
+    assert resolve(FLOAT, E4M3, Options(saturate=False)) == CastRule(FLOAT, E4M3, overflow="nan")
+    assert resolve(FLOAT, E5M2, Options(saturate=False)) == CastRule(FLOAT, E5M2, overflow="infinity")
+    assert resolve(FLOAT, FNUZ, Options(opset=23)) == CastRule(FLOAT, FNUZ, overflow="saturate", infinity_is_nan=True)
+    assert resolve(FLOAT, E8M0, Options(saturate=False, round_mode="nearest")) == CastRule(
         FLOAT, E8M0, overflow="nan", round_mode="nearest"
     )
     int8 = dtype("INT8")
     assert resolve(FLOAT, int8) == CastRule(FLOAT, int8, overflow="wrap", rounding="truncate")
-    assert resolve(FLOAT, int8, overflow="saturate", rounding="nearest_even").rounding == "nearest_even"
+    assert resolve(FLOAT, int8, Options(overflow="saturate", rounding="nearest_even")).rounding == "nearest_even"
     assert resolve(FLOAT, dtype("FLOAT16")).overflow == "infinity"
-    assert resolve(FLOAT, dtype("FLOAT16"), overflow="saturate").overflow == "saturate"
+    assert resolve(FLOAT, dtype("FLOAT16"), Options(overflow="saturate")).overflow == "saturate"
     # The same type is a copy, whatever else was asked.
-    assert resolve(E4M3, E4M3, saturate=False) == resolve(FLOAT, FLOAT, overflow="saturate").__class__(E4M3, E4M3)
+    assert resolve(E4M3, E4M3, Options(saturate=False)) == CastRule(E4M3, E4M3)
+    assert resolve(FLOAT, FLOAT, Options(overflow="saturate")) == CastRule(FLOAT, FLOAT)
 
 
 @pytest.mark.parametrize(
@@ -126,19 +128,19 @@ def test_the_rules_themselves() -> None:
 )
 def test_illegal_attributes(dst: str, attributes: dict[str, Any], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
-        resolve(FLOAT, dtype(dst), **attributes)
+        resolve(FLOAT, dtype(dst), Options(**attributes))
 
 
 def test_rounding_and_overflow_do_not_apply_to_integer_text() -> None:
     text = dtype("STRING")
     for attributes in ({"rounding": "truncate"}, {"overflow": "saturate"}):
         with pytest.raises(ValueError, match="does not apply to text"):
-            resolve(text, dtype("INT8"), **attributes)  # type: ignore[arg-type]
-    assert resolve(text, dtype("FLOAT16"), overflow="saturate").overflow == "saturate"
+            resolve(text, dtype("INT8"), Options(**attributes))  # type: ignore[arg-type]
+    assert resolve(text, dtype("FLOAT16"), Options(overflow="saturate")).overflow == "saturate"
 
 
 def test_boolean_forms_of_saturate() -> None:
     for true in (True, np.True_, 1):
-        assert resolve(FLOAT, E4M3, saturate=true) == resolve(FLOAT, E4M3)
+        assert resolve(FLOAT, E4M3, Options(saturate=true)) == resolve(FLOAT, E4M3)
     for false in (False, np.False_, 0):
-        assert resolve(FLOAT, E4M3, saturate=false).overflow == "nan"
+        assert resolve(FLOAT, E4M3, Options(saturate=false)).overflow == "nan"

@@ -25,6 +25,7 @@ from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
+from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes
 from gpucast.cpu.native import cast as host_native_cast
@@ -50,7 +51,7 @@ def _rules() -> dict[CastRule, dict[str, Any]]:
     found = {}
     for src, dst, attributes in itertools.product(DTYPES, DTYPES, ATTRIBUTES):
         try:
-            rule = resolve(src, dst, **attributes)
+            rule = resolve(src, dst, Options(**attributes))
         except (TypeError, ValueError):
             continue
         if host_native_cast.is_known(rule):

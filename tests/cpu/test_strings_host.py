@@ -17,6 +17,7 @@ from codes import every_code, random_codes
 from decimals import boundaries, text_of
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.cpu import text as host_strings
 from gpucast.cpu.chunks import CHUNK
@@ -46,7 +47,7 @@ def objects(texts: Any) -> np.ndarray:
 
 
 def parse(texts: Any, to: DType, **attributes: Any) -> np.ndarray:
-    return host_strings.parse(objects(texts), resolve(STRING, to, **attributes))
+    return host_strings.parse(objects(texts), resolve(STRING, to, Options(**attributes)))
 
 
 def show(x: np.ndarray) -> np.ndarray:

@@ -16,9 +16,8 @@ import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.gpu import driver as launch
 from gpucast.interop import dlpack
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 
 WHOLE = [row for row in DTYPES if row.family != "string" and not row.packed]
 PACKED = [row for row in DTYPES if row.packed]
@@ -66,10 +65,8 @@ class Oldest(Lender):
 
 @pytest.fixture
 def driver() -> Iterator[HostDriver]:
-    driver = HostDriver()
-    before = launch.use(driver)
-    yield driver
-    launch.use(before)
+    with installed(HostDriver()) as driver:
+        yield driver
 
 
 def kind(row: DType) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ import exact
 import gpucast
 from codes import codes_of
 from gpucast.core import rule
+from gpucast.core.options import Options
 from gpucast.interop.onnx import Backend
 
 with warnings.catch_warnings():
@@ -92,7 +93,7 @@ def test_node_case_bit_for_bit(name: str) -> None:
     opset = model.opset_import[0].version
     expected = exact.cast_codes(
         codes_of(inputs[0], src).reshape(-1).tolist(),
-        rule.resolve(src, dst, saturate=saturate, round_mode=round_mode, opset=opset),
+        rule.resolve(src, dst, Options(saturate=saturate, round_mode=round_mode, opset=opset)),
     )
     assert actual.shape == inputs[0].shape
     assert codes_of(actual, dst).reshape(-1).tolist() == expected

@@ -17,7 +17,7 @@ from gpucast import PackedArray, layers
 from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
-from host_driver import HostDriver, device_array, download, upload
+from host_driver import HostDriver, device_array, download, installed, upload
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
@@ -177,10 +177,8 @@ def test_gradients_of_other_libraries() -> None:
 
 @pytest.fixture
 def driver() -> Iterator[HostDriver]:
-    driver = HostDriver()
-    before = launch.use(driver)
-    yield driver
-    launch.use(before)
+    with installed(HostDriver()) as driver:
+        yield driver
 
 
 def test_backward_on_a_device_is_one_launch(driver: HostDriver) -> None:

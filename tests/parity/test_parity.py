@@ -12,6 +12,7 @@ import pytest
 from codes import every_code
 from gpucast.codegen import cast as source
 from gpucast.codegen import fused
+from gpucast.core.options import Options
 from gpucast.gpu import devices as device
 from gpucast.parity import backends, compare, plan, sweep, work
 from gpucast.parity.backends import Array, CastCodes
@@ -87,7 +88,7 @@ def test_attributes_of_a_case_ask_for_its_rule() -> None:
     for one in plan.all_cases(plan.all_pairs()):
         attributes = dict(one.attributes)
         random = attributes.pop("seed", None), attributes.pop("offset", None)
-        assert resolve(one.rule.src, one.rule.dst, **attributes) == one.rule
+        assert resolve(one.rule.src, one.rule.dst, Options(**attributes)) == one.rule
         assert random == ((None, None) if one.random is None else one.random)
         assert (one.random is not None) == (one.rule.rounding == "stochastic")
     assert plan.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]

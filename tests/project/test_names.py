@@ -32,7 +32,8 @@ TEXTS = [path for path in texts() if not any(path.is_relative_to(other) for othe
 
 def is_there(name: str) -> bool:
     """Whether a dotted name leads to a module, or from one through attributes to anything."""
-    if KEY.fullmatch(name) or name == "gpucast.__main__":  # To import that one would run the command.
+    # To import these two would run the command, and set up the package anew.
+    if KEY.fullmatch(name) or name in ("gpucast.__main__", "gpucast.__init__"):
         return True
     first, *parts = name.split(".")
     found, path = importlib.import_module(first), ROOT / first

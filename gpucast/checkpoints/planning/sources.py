@@ -8,8 +8,9 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpucast.files import MODEL, index
-from gpucast.files.index import Index
+from gpucast.checkpoints.planning import index
+from gpucast.checkpoints.planning.index import Index
+from gpucast.files import MODEL
 from gpucast.files.inside import inside, within
 from gpucast.files.tensor import FileError
 

@@ -17,6 +17,7 @@ from gpucast.checkpoints.scales.quantize import Scaled
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.seeds import tensor_seed
 from gpucast.core.dtypes import DType
+from gpucast.core.options import Options
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
@@ -132,7 +133,9 @@ class TensorPlanner:
                 f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
                 "give --from T if these are raw elements of a type T, or leave it out with --exclude"
             )
-        resolve(tensor.dtype, dtype, **self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")
+        resolve(
+            tensor.dtype, dtype, Options(**self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")
+        )
         stored = scaled_storage(tensor, dtype, self._request, self._path)
         return (None, stored) if isinstance(stored, str) else (dtype, "")
 

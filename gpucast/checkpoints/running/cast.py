@@ -23,6 +23,8 @@ from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWr
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import printable
+from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu.chunks import pairs
@@ -77,7 +79,7 @@ class Casting:
         except FileError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{self.path}: tensor {self.tensor.name!r}: {error}") from None
+            raise ValueError(printable(f"{self.path}: tensor {self.tensor.name!r}: {error}")) from None
 
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """Parts of the tensor, each with the number of its first element."""
@@ -180,7 +182,7 @@ class Casting:
     @cached_property
     def _rule(self) -> CastRule:
         assert self.tensor.dtype is not None
-        return resolve(self.tensor.dtype, self.dtype, **self.request.attributes)
+        return resolve(self.tensor.dtype, self.dtype, Options(**self.request.attributes))
 
     @property
     def _on_host(self) -> bool:

@@ -23,7 +23,7 @@ from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.running.unfinished import Busy
-from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 from gpucast.files import FileError
 
@@ -38,7 +38,7 @@ _RETRIES = 2
 _LOST = "the connection to the scheduler is lost"
 
 
-class ClusterError(RuntimeError):
+class ClusterError(PrintableError, RuntimeError):
     """The cluster cannot do the work."""
 
 
@@ -68,31 +68,41 @@ def run_on(
     with _connected(address) as client:
         _check_versions(client)
         staging = Staging(plan)
-        staging.begin(options.restart)
-        options = dataclasses.replace(options, restart=False)
-        if staging.is_published():
-            # By a run that was killed right then.
-            staging.release()
-            run(plan, options, outcome, advance)
-            return
         try:
-            _check_sight(client, plan)
-            _convert(client, plan, options, outcome, advance)
-            _wait_until_seen(staging)
+            staging.begin(options.restart)
+            options = dataclasses.replace(options, restart=False)
+            # By a run that was killed right then.
+            was_published = staging.is_published()
+            if not was_published:
+                _check_sight(client, plan)
+                _convert(client, plan, options, outcome, advance)
+                _wait_until_seen(staging)
         except BaseException:
-            if staging.is_worth_keeping():
-                outcome.kept = staging.folder
-            else:
-                # What fails here as well does not hide the error that there was.
-                with contextlib.suppress(OSError, FileError):
-                    staging.give_up(_STOP)
+            # What fails here as well does not hide the error that there was.
+            with contextlib.suppress(OSError, FileError):
+                _keep_or_give_up(staging, outcome)
             raise
         finally:
             # The run below publishes, for which nobody else may work here.
             staging.release()
+    if was_published:
+        run(plan, options, outcome, advance)
+        return
     counts = outcome.resumed, outcome.verified
     run(plan, options, outcome)
     outcome.resumed, outcome.verified = counts
+
+
+def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
+    if not staging.is_own():
+        return
+    if staging.is_worth_keeping():
+        outcome.kept = staging.folder
+    elif staging.held.is_locked:
+        staging.give_up(_STOP)
+    else:
+        # This process has not come to work here; another one may.
+        staging.discard_alone()
 
 
 # ---- the cluster ----

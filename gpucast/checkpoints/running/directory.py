@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import tempfile
 import weakref
 from collections.abc import Iterator
 
@@ -211,11 +211,13 @@ def _why_not_private(status: os.stat_result) -> str:
 def _is_as_new(parent: Directory, why: str) -> bool:
     """Whether the file system says the same of a folder that we make: it knows no owners or modes (FAT, shares of
     Windows), or maps them (NFS: root to nobody), so that nothing can be told by them."""
+    # Named before it is made, so that it is removed even if Ctrl-C comes as soon as it is there.
+    new = os.path.join(parent.path, f".gpucast-{secrets.token_hex(8)}")
     try:
-        new = tempfile.mkdtemp(prefix=".gpucast-", dir=parent.path)
+        os.mkdir(new, 0o700)
+        return _why_not_private(os.lstat(new)) == why
     except OSError:
         return False
-    try:
-        return _why_not_private(os.lstat(new)) == why
     finally:
-        os.rmdir(new)
+        with contextlib.suppress(OSError):
+            os.rmdir(new)

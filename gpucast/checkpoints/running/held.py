@@ -53,6 +53,7 @@ class Held:
 
     def release(self) -> None:
         """Give the lock back; more than once is no error."""
-        held, self._lock = self._lock, None
-        if held is not None:
-            held.release()
+        if self._lock is not None:
+            # Forgotten after it was given back: an interrupted release is made good by the next one.
+            self._lock.release()
+            self._lock = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.checkpoints.running.directory import Directory, private
-from gpucast.checkpoints.running.locks import HAS_LOCKS, lock
+from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
 from gpucast.files import FileError
 
 _JOB, _DISCARDED, _LOCK = "job.json", "discarded.json", "lock"
@@ -140,10 +140,15 @@ class Lock:
 
     def __init__(self, folder: Directory, handle: int | None) -> None:
         self.folder = folder
-        self._close = (lambda: None) if handle is None else weakref.finalize(self, os.close, handle)
+        self._handle = handle
+        self._close = None if handle is None else weakref.finalize(self, os.close, handle)
 
     def release(self) -> None:
-        self._close()
+        if self._close is not None and self._close.alive:
+            assert self._handle is not None
+            # First, so that an interruption leaves at most a descriptor without a lock.
+            unlock(self._handle)
+            self._close()
 
 
 def acquire(parent: Directory, name: str, wait: bool, shared: bool, make: bool = False) -> Lock | None:
@@ -163,11 +168,16 @@ def acquire(parent: Directory, name: str, wait: bool, shared: bool, make: bool =
         except FileNotFoundError:
             # The folder has just been removed.
             continue
-        is_locked = lock(handle, wait, shared)
-        status = folder.status(_LOCK)
-        # Who discards removes the lock: then it is that of another folder.
-        if status is not None and os.path.samestat(status, os.fstat(handle)) and folder.bears_its_name(parent):
-            return held if is_locked else None
+        try:
+            is_locked = lock(handle, wait, shared)
+            status = folder.status(_LOCK)
+            # Who discards removes the lock: then it is that of another folder.
+            if status is not None and os.path.samestat(status, os.fstat(handle)) and folder.bears_its_name(parent):
+                return held if is_locked else None
+        except BaseException:
+            # The error's traceback keeps `held`, and with it the lock, which this process may want again.
+            held.release()
+            raise
         held.release()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from typing import IO
 
@@ -34,3 +35,11 @@ def lock(file: int | IO[bytes], wait: bool, shared: bool = False) -> bool:
         if error.errno not in _NONE:
             raise
     return True
+
+
+def unlock(file: int) -> None:
+    """Lift the lock on an open file, if there is one."""
+    if fcntl is not None:
+        # Closing lifts it as well.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)

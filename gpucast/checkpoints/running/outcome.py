@@ -61,7 +61,7 @@ class Outcome:
     resumed: int = 0
     #: Where finished work is kept after an error.
     kept: str | None = None
-    #: Why unfinished work could not be removed after the target was written, which is whole.
+    #: After an error when the target was written, which is whole: why unfinished work was not removed; "": it was.
     left: str | None = None
 
     @property

@@ -13,7 +13,7 @@ from gpucast import files
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
-from gpucast.checkpoints.planning.identity import stamp
+from gpucast.checkpoints.planning.identity import Stamp
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast import Casting
@@ -24,6 +24,7 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
+from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
 from gpucast.cpu.native import cast as host_native_cast
 from gpucast.cpu.native import library as host_native
@@ -59,6 +60,8 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
     """After an error: what little is unfinished goes, if nobody else works on it."""
     if staging.is_whole:
         outcome.left = f"{staging.folder}: was not removed"
+        if staging.discard_alone():
+            outcome.left = ""
     elif staging.is_own():
         is_little = options.share is None and not staging.is_worth_keeping()
         if not (is_little and staging.discard_alone()):
@@ -147,13 +150,13 @@ class _Run:
         self._advance(nbytes)
 
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
-        stamps = {known.path: stamp(known.path) for known in file.identity}
+        stamps = {known.path: Stamp.of(known.path) for known in file.identity}
         _check_unchanged(file)
         if file.tensors is None:
             self._copy(file, part)
         else:
             with TensorFile(file.path) as source:
-                self._convert(file, source, part)
+                self._convert(file, source, part, [known.changed for known in stamps.values()])
         part.flush()
         try:
             os.fsync(part.fileno())
@@ -161,7 +164,7 @@ class _Run:
             # What did not come to the disk may still read as if it had.
             self._staging.remove_parts(file)
             raise
-        changed = next((path for path, known in stamps.items() if stamp(path) != known), None)
+        changed = next((path for path, known in stamps.items() if Stamp.of(path) != known), None)
         if changed is not None:
             raise FileError(f"{changed}: was changed while it was converted")
         self._verify(file, self._staging.parts(file), self._staging.remove_parts)
@@ -203,7 +206,7 @@ class _Run:
 
     # ---- the tensors of a file ----
 
-    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
+    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO, changed: list[int]) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
         planner = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
@@ -214,8 +217,9 @@ class _Run:
         # A format whose tensors have fixed places is gone on with; the others begin anew.
         resumable = out.lower().endswith(".safetensors")
         journal = self._staging.journal(file)
-        # What was verified was the file as it was then.
-        records = [record for record in journal.read() if "name" in record] if resumable else []
+        # What was verified was the file as it was then. What was made of another source is done anew.
+        known = journal.read() if resumable else []
+        records = [record for record in known if "name" in record and record.get("changed") == changed]
         finished = {record.get("name"): record for record in records}
         target: Any = ChecksumFile(part) if resumable else part
         if not resumable:
@@ -239,7 +243,7 @@ class _Run:
                 result = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
-                record(result)
+                record(result | {"changed": changed})
 
     def _tensor(
         self,
@@ -290,7 +294,7 @@ def _native_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request
             continue
         if len(plan.names) > 1:
             work += 2 * tensor.nbytes
-        elif host_native_cast.is_known(resolve(tensor.dtype, plan.dtype, **request.attributes)):
+        elif host_native_cast.is_known(resolve(tensor.dtype, plan.dtype, CastOptions(**request.attributes))):
             work += tensor.nbytes
     return work
 

@@ -79,7 +79,8 @@ class Staging(Unfinished):
     def begin(self, restart: bool = False) -> None:
         """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be.
 
-        What another run was publishing when it ended is completed; what it was discarding is discarded.
+        What another run was publishing when it ended is completed; what it was discarding is discarded. After an error
+        the folder may have been made; then `is_own` says so.
         """
         for _ in range(_LOOKS):
             self.release()
@@ -95,6 +96,8 @@ class Staging(Unfinished):
                     return
                 # Who publishes or discards comes to an end; who has only just begun may work for long.
                 is_ending = not restart and self._is_ending()
+                # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
+                self.is_begun = True
                 if self.held.acquire(is_ending, shared=False, make=job is None and not is_stale):
                     restart = self._mend(restart)
                     continue
@@ -128,14 +131,9 @@ class Staging(Unfinished):
             # An empty folder is left over.
             self.discard()
         elif job is None:
-            try:
-                self._check_target()
-                jobs.write(self.own(), Job(self.plan.fingerprint), self.paths)
-                self._make_folders()
-            except BaseException:
-                with contextlib.suppress(OSError, FileError):
-                    self.discard()
-                raise
+            self._check_target()
+            jobs.write(self.own(), Job(self.plan.fingerprint), self.paths)
+            self._make_folders()
         elif job.publishing is not None:
             self.publication(self.own(), job).complete()
         return restart

@@ -67,7 +67,8 @@ class Unfinished:
         return job is not None and not job.is_discarded and job.fingerprint == self.plan.fingerprint
 
     def is_own(self) -> bool:
-        """Whether this process has begun the work, or gone on with it, and no other has put its own there since."""
+        """Whether this process has begun the work (or was about to), or gone on with it, and no other has put its own
+        there since."""
         job = self.read_job() if self.is_begun else None
         return self.is_begun and (job is None or (not job.is_discarded and job.fingerprint == self.plan.fingerprint))
 
@@ -153,10 +154,16 @@ class Unfinished:
     def publish(self) -> None:
         """Put the finished work in the place of the target, unless that has been done; for who has the job's lock
         alone. FileError where a result is missing, OSError: then nothing has been put there."""
-        if not self.is_published():
-            results = self.finished_results() if self.plan.single else (self._finished_folder(),)
-            self.publication(self.own(), Job(self.plan.fingerprint)).publish(results)
-        self.is_whole = True
+        try:
+            if not self.is_published():
+                results = self.finished_results() if self.plan.single else (self._finished_folder(),)
+                self.publication(self.own(), Job(self.plan.fingerprint)).publish(results)
+            self.is_whole = True
+        except BaseException:
+            # It may have been interrupted after the last rename.
+            with contextlib.suppress(OSError, FileError):
+                self.is_whole = self.is_published()
+            raise
 
     def _finished_folder(self) -> Result:
         """All finished files, indexes among them, as one result. FileError where one is missing."""
@@ -186,12 +193,13 @@ class Unfinished:
         jobs.discard(folder, self.held.parent)
 
     def discard_alone(self) -> bool:
-        """Remove it all if no other process works here; whether that was so."""
+        """Remove what is of this plan, or of none, if no other process works here; whether that was so."""
         with contextlib.suppress(FileNotFoundError):
             if not self.held.acquire(wait=False, shared=False):
                 return False
             try:
-                if self.is_own():
+                job = self.read_job()
+                if job is None or job.fingerprint == self.plan.fingerprint:
                     self.discard()
             finally:
                 self.release()

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
+from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
@@ -67,7 +68,7 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
                 if one != other:
                     raise FileError(f"{caller} was to be kept, and its bytes differ")
         return source.size
-    rule = resolve(source.dtype, expected_row, **request.attributes) if plan.dtype is not None else None
+    rule = resolve(source.dtype, expected_row, Options(**request.attributes)) if plan.dtype is not None else None
     random = request.random(plan.name)
     start = compared = 0
     chance = np.random.default_rng(source.size)

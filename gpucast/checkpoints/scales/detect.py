@@ -39,7 +39,7 @@ class _File:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     #: ComfyUI's descriptions of layers in the metadata.
-    layers: dict[str, Any] | None
+    layers: comfyui.Layers | None
 
 
 @dataclass

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-from gpucast.compile import cxx
+from gpucast.compile import cxx, processes
 from gpucast.compile.cache import Cache, digest, limit
 from gpucast.compile.cache_folder import NATIVE, cache_folder, read_folder
 from gpucast.core import trusted_files
@@ -95,7 +95,7 @@ class NativeLibrary:
         self._pending_bytes += nbytes
         if self._library is None and not self._compiled and self._pending_bytes >= self._worth:
             self._compiled = True
-            threading.Thread(target=self._compile, name=THREAD).start()
+            processes.in_background(self._compile, THREAD)
 
     def _cached(self) -> ctypes.CDLL | None:
         if self._cache.is_empty():
@@ -113,7 +113,7 @@ class NativeLibrary:
             pass
         return None
 
-    def _compile(self) -> None:
+    def _compile(self, commands: processes.Commands) -> None:
         try:
             # Compiling pays off only if later processes find the library in the cache.
             if not self._cache.is_writable():
@@ -124,10 +124,7 @@ class NativeLibrary:
                 command = [*self._command, *_flags(), "-o", str(made), *map(str, _SOURCES)]
                 # Compilers write intermediate files to the temporary folder, so that must be private too.
                 environment = {**os.environ, "TMPDIR": folder}
-                subprocess.run(
-                    command, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=_TIMEOUT, cwd=folder,
-                    env=environment,
-                )  # fmt: skip
+                commands.run(command, timeout=_TIMEOUT, cwd=folder, env=environment).check_returncode()
                 data = made.read_bytes()
                 library = _loaded(data, folder)
         except (OSError, subprocess.SubprocessError, cxx.CompilerMissing, ValueError):

@@ -4,28 +4,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpucast.arrays.adapters import ArrayAdapter, CastFunction
+from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Options, destination
+from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import CAST_VERSIONS
 from gpucast.gpu import devices
 from gpucast.interop.torch import batch, fused, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op
 from gpucast.interop.torch.tensors import DEFAULTS, named
 
 
-class TorchAdapter(ArrayAdapter):
+class TorchAdapter(BatchAdapter):
     """Tensors of PyTorch."""
-
-    shares_launches = True
 
     def take(self, x: torch.Tensor, caller: str, writing: bool = False) -> Any:
         return tensors.take(x, caller, writing)
@@ -97,21 +94,12 @@ class TorchAdapter(ArrayAdapter):
     def attach(self, sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
         return batch.attach(sources, results, scale)
 
-    def has_plans(self, kind: type) -> bool:
+    def planner(self, kind: type) -> BatchPlanner | None:
         # A subclass may redefine any method.
-        return kind in (torch.Tensor, torch.nn.Parameter)
+        return _PLANNER if kind in (torch.Tensor, torch.nn.Parameter) else None
 
-    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
-        return batch.describe(arrays)
 
-    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
-        return batch.addresses(arrays)
-
-    def allocate(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
-        return batch.allocate(arrays, dst)
-
-    def written(self, outs: Sequence[torch.Tensor]) -> None:
-        batch.written(outs)
+_PLANNER = batch.TensorPlanner()
 
 
 def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:

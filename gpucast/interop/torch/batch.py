@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gpucast.arrays.adapters import BatchPlanner
 from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
 from gpucast.interop.torch import tensors
@@ -45,32 +46,32 @@ _describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", 
 _requires_grad = attrgetter("requires_grad")
 
 
-def describe(arrays: Sequence[torch.Tensor]) -> list[Any]:
-    """As `ArrayAdapter.describe`. Tensors that take part in differentiation have no plan."""
-    if torch.is_grad_enabled() and any(map(_requires_grad, arrays)):
-        raise TypeError("a tensor requires grad")
-    if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
-        raise TypeError("a tensor is not contiguous, or a negated view")
-    return list(map(_describe, arrays))
+class TensorPlanner(BatchPlanner):
+    """Tensors that take no part in differentiation."""
 
+    def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        if torch.is_grad_enabled() and any(map(_requires_grad, arrays)):
+            raise TypeError("a tensor requires grad")
+        if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
+            raise TypeError("a tensor is not contiguous, or a negated view")
+        return list(map(_describe, arrays))
 
-def addresses(arrays: Sequence[torch.Tensor]) -> list[int]:
-    """As `ArrayAdapter.addresses`."""
-    return list(map(torch.Tensor.data_ptr, arrays))
+    def addresses(self, arrays: Sequence[torch.Tensor]) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, arrays))
 
+    def allocate(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
+        kind = tensors.TORCH_DTYPES[dst]
+        return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
 
-def allocate(arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
-    """As `ArrayAdapter.allocate`."""
-    kind = tensors.TORCH_DTYPES[dst]
-    return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
+    def stream(self, device: int) -> int:
+        return tensors.stream(device)
 
-
-def written(outs: Sequence[torch.Tensor]) -> None:
-    """As `ArrayAdapter.written`; ValueError before any of them counts as written."""
-    for out in outs:
-        tensors.check_writable(out, "cast_many")
-    for out in outs:
-        tensors.written(out)
+    def written(self, outs: Sequence[torch.Tensor]) -> None:
+        """ValueError before any of them counts as written."""
+        for out in outs:
+            tensors.check_writable(out, "cast_many")
+        for out in outs:
+            tensors.written(out)
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:

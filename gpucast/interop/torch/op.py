@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import DEFAULT_OPSET
+from gpucast.core.options import DEFAULT_OPSET
 from gpucast.interop.torch.tensors import DEFAULTS, dtype_of, fill, named, new
 
 _SCHEMA = (

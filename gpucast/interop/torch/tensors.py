@@ -14,7 +14,8 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, resolve
+from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
+from gpucast.core.rule import resolve
 from gpucast.gpu import devices
 
 #: torch's dtypes with one element per item; types below one byte take a byte each.
@@ -153,7 +154,7 @@ def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
 def check_attributes(
     src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], caller: str
 ) -> None:
-    resolve(src, dst, **named(attributes), versions=versions, caller=caller)
+    resolve(src, dst, Options(**named(attributes), versions=versions, caller=caller))
 
 
 def named(attributes: tuple[Any, ...]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpucast.core import lazy
+from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.mixed.gpu import kernels as kernels
 else:
-    __getattr__ = lazy.submodules(__name__, "kernels")
+    __getattr__ = packages.submodules(__name__, "kernels")

@@ -19,7 +19,7 @@ from gpucast.codegen.cast import KernelSource, kernel_file, kernel_source, optio
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 from gpucast.gpu.batch import Prepared
 from gpucast.gpu.cast import address, is_contiguous
 
@@ -44,8 +44,8 @@ class Adjustment:
 def adjust(state: Any, finite: Any, by: Adjustment) -> None:
     """Adjust a loss scale: `state` is a CuPy array, the words of ``struct LossScale``; `finite`: a byte there."""
     device = int(state.device.id)
-    with launch.driver().on(device):
-        kernel = launch.kernel(AdjustSpec(), device)
+    with driver.driver().on(device):
+        kernel = driver.kernel(AdjustSpec(), device)
         kernel(finite.data.ptr, state.data.ptr, 1, by)
 
 
@@ -56,7 +56,7 @@ def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     """
     device = device_index(chosen)
     assert device is not None
-    with launch.driver().on(device):
+    with driver.driver().on(device):
         results = [out if out is not None and is_contiguous(out) else empty_like(x) for x, _, out in triples]
         dense = [(_dense(x), _dense(y), result) for (x, y, _), result in zip(triples, results, strict=True) if x.size]
         if dense:

@@ -134,8 +134,8 @@ def _float(op: str, form: Format, mode: str) -> Callable[..., Term]:
 
 
 def _to_small(name: str) -> Callable[[Term, Term], Term]:
-    """Two floats to a small type, the second to the low code: nearest even, overflow saturates, NaN is all ones. Codes of
-    6 bits are in bytes."""
+    """Two floats to a small type, the second to the low code: nearest even, overflow saturates, NaN is all ones. Codes
+    of 6 bits are in bytes."""
     small, single = dtype(name), dtype("FLOAT")
 
     def code(a: Term) -> Term:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
+from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.core.rule import resolve
 from gpucast.cpu import cast, lanes
@@ -75,7 +76,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
-    lanes.apply(x, resolve(dtype(x.dtype), dst, **attributes), out)
+    lanes.apply(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
     return out
 
 
@@ -194,7 +195,7 @@ def _stochastic(
         q = divide(source[tile.elements], tile)
         np.copyto(q.reshape(tile.split), 0, where=spread(lost, tile))
         quotients[tile.elements] = q
-    rule = resolve(_DOUBLE, format.element, rounding="stochastic")
+    rule = resolve(_DOUBLE, format.element, Options(rounding="stochastic"))
     cast.into(quotients, rule, data, random)
 
 

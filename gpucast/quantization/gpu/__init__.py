@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpucast.core import lazy
+from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.quantization.gpu import quantize as quantize
     from gpucast.quantization.gpu import tiles as tiles
 else:
-    __getattr__ = lazy.submodules(__name__, "quantize", "tiles")
+    __getattr__ = packages.submodules(__name__, "quantize", "tiles")

@@ -22,8 +22,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule, resolve
-from gpucast.gpu import cast
-from gpucast.gpu import driver as launch
+from gpucast.gpu import cast, driver
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
@@ -48,10 +47,10 @@ def quantize(
     `Parts.data` is a PackedArray where elements are below one byte. RuntimeError while a CUDA graph is captured,
     because memory has to be allocated.
     """
-    driver, device, src = launch.driver(), device_index(x), dtype(x.dtype)
+    cuda, device, src = driver.driver(), device_index(x), dtype(x.dtype)
     assert device is not None
-    with driver.on(device):
-        if driver.capturing():
+    with cuda.on(device):
+        if cuda.capturing():
             raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
         if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
             x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
@@ -129,13 +128,13 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
     """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse."""
     device, kind = device_index(scales), dtype(scales.dtype)
     assert device is not None
-    with launch.driver().on(device):
+    with driver.driver().on(device):
         scales = _dense(scales)
         out = cast.new(shape if back else (size,), kind)
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
-            kernel = launch.kernel(swizzle_spec(kind, back), device)
+            kernel = driver.kernel(swizzle_spec(kind, back), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
 
@@ -147,12 +146,12 @@ def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
 
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
     """The numbers that parts on a device represent; their scales are in the layout "linear"."""
-    driver, device = launch.driver(), device_index(parts.data)
+    cuda, device = driver.driver(), device_index(parts.data)
     assert device is not None
     shape = parts.data.shape
     parts = Parts(*(None if part is None else _dense(part) for part in vars(parts).values()))
-    with driver.on(device):
-        if driver.capturing():
+    with cuda.on(device):
+        if cuda.capturing():
             raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
         out = cast.new(shape, to)
         if out.size:
@@ -163,7 +162,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
                 spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
             else:
                 spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
-            kernel = launch.kernel(spec, device)
+            kernel = driver.kernel(spec, device)
             kernel(_address(parts.data), _address(out), out.size, arguments)
     return out
 
@@ -231,7 +230,7 @@ class _ArrayQuantizer:
         large = kind in _COUNTING and self.x.size > _LARGE
         rule = CastRule(self.src, self.format.element)
         spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
-        kernel = launch.kernel(spec, self.device)
+        kernel = driver.kernel(spec, self.device)
         kernel(_address(self.x), _address(dst), n, arguments)
 
 

@@ -19,6 +19,7 @@ from gpucast.codegen.fused import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
+from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.quantization.cpu.blocks import BlockGrid
 
@@ -125,10 +126,10 @@ def columns_of(format: Format) -> list[str]:
 def format_struct(format: Format, stochastic: bool, name: str) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels."""
     element, scale = format.element, format.scale
-    of_element = resolve(_DOUBLE, element, rounding=STOCHASTIC) if stochastic else resolve(_FLOAT, element)
-    to_float = resolve(_DOUBLE, _FLOAT, overflow="saturate")
+    of_element = resolve(_DOUBLE, element, Options(rounding=STOCHASTIC)) if stochastic else resolve(_FLOAT, element)
+    to_float = resolve(_DOUBLE, _FLOAT, Options(overflow="saturate"))
     if scale.family == "e8m0":
-        of_scale = resolve(_DOUBLE, scale, round_mode="down" if format.rule == "floor" else "up")
+        of_scale = resolve(_DOUBLE, scale, Options(round_mode="down" if format.rule == "floor" else "up"))
     else:
         of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
     spread = float(element.max - element.min) if format.zero_points else format.divisor

@@ -12,7 +12,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
 
@@ -49,7 +49,7 @@ class TilePlan:
         )
         tiles = size.tiles(self.rows, self.columns)
         arguments = TileArguments(self.rows, self.columns, tiles, same, swapped, global_scale, **seed)
-        kernel = launch.kernel(self.spec, device)
+        kernel = driver.kernel(self.spec, device)
         kernel(x, results[0].data, self.matrices * math.prod(tiles) * size.tile_rows * size.tile_columns, arguments)
 
 

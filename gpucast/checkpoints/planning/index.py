@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpucast.files import limits
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"
-#: A larger index is refused before it is read.
-_LONGEST = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,13 @@ class Index:
 def read(path: str) -> Index:
     """Read an index. FileError if it is not one. The file names in it are not checked here."""
     size = os.path.getsize(path)
-    if size > _LONGEST:
-        raise FileError(f"{path}: has {size} bytes; expected an index of at most {_LONGEST}")
+    if size > limits.HEADER:
+        raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
     with open(path, "rb") as file:
         raw = file.read()
     try:
-        document = json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError):
+        document = limits.parsed_json(raw)
+    except ValueError:
         document = None
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):

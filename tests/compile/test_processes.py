@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands that are ended, with their children, when nobody waits for them: compilers that hang, and a stranger's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast import files
+from gpucast.compile.processes import Commands
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has ended")
+ROOT = Path(gpucast.__file__).parents[1]
+
+#: How a process ends after its compiler has begun to hang, and its exit code.
+ENDINGS = {
+    "exit": ("", 0),
+    "error": ("raise SystemExit(3)", 3),
+    "interrupt": ("import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(600)", -signal.SIGINT),
+}
+#: Waits until the compiler hangs.
+WAIT = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+
+
+@pytest.fixture
+def compiler(tmp_path: Path) -> Path:
+    """A compiler that hangs, and so does its child. When both run, their ids are in the file `pids` beside it."""
+    path = tmp_path / "compiler"
+    path.write_text('#!/bin/sh\ncd "${0%/*}"\nsleep 600 &\necho $$ $! > writing\nmv writing pids\nwait\n')
+    path.chmod(0o755)
+    return path
+
+
+def run(code: str, compiler: Path, *arguments: str, **variables: str) -> int:
+    """The exit code of a process, once that has ended with all that it started; all of it is ended should it hang."""
+    command = [sys.executable, "-c", code, str(compiler.with_name("pids")), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CC": str(compiler), "CXX": str(compiler), **variables}
+    try:
+        return subprocess.run(command, env=environment, check=False, timeout=300, stderr=subprocess.DEVNULL).returncode
+    finally:
+        assert ended(compiler)
+
+
+def ended(compiler: Path) -> bool:
+    """Whether the compiler and its child have ended, or end now that they have been told to; else they are ended."""
+    pids = [int(pid) for pid in compiler.with_name("pids").read_text().split()]
+    assert len(pids) == 2
+    for _ in range(1000):
+        if not any(map(is_running, pids)):
+            return True
+        time.sleep(0.01)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return False
+
+
+def is_running(pid: int) -> bool:
+    try:
+        # What has ended stays there until its parent, which is not ours, has looked.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_compiler_of_the_c_library_that_hangs(ending: str, compiler: Path, tmp_path: Path) -> None:
+    files.save(str(tmp_path / "in.npy"), {"in": np.ones(9, np.float32)})
+    last, code = ENDINGS[ending]
+    convert = (
+        "from gpucast import cli\nassert cli.main(['convert', *sys.argv[2:], '--to', 'BFLOAT16', '--quiet']) == 0\n"
+    )
+    arguments = str(tmp_path / "in.npy"), str(tmp_path / "out.npy")
+    cache = str(tmp_path / "cache")
+    program = "import sys\n" + convert + WAIT + last
+    assert run(program, compiler, *arguments, GPUCAST_NATIVE="1", GPUCAST_CACHE_DIR=cache) == code
+
+
+def test_a_compiler_of_the_host_build_that_hangs(compiler: Path) -> None:
+    """Ctrl-C, while the process waits for it."""
+    interrupt = (
+        "import signal, threading\n"
+        "def interrupt():\n"
+        + "".join(f"    {line}\n" for line in WAIT.splitlines())
+        + "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt).start()\n"
+        "from gpucast.core import dtypes, rule\n"
+        "from gpucast.parity import host_build\n"
+        "host_build.build([rule.resolve(dtypes.dtype('FLOAT'), dtypes.dtype('INT8'))])\n"
+    )
+    assert run(interrupt, compiler) == -signal.SIGINT
+
+
+def test_a_command_that_takes_too_long(compiler: Path) -> None:
+    """Here its child holds the pipes, and outlives it: that ends with it, too."""
+    text = compiler.read_text().replace("wait\n", "exit\n")
+    compiler.write_text(text)
+    with Commands() as commands, pytest.raises(subprocess.TimeoutExpired):
+        commands.run([str(compiler)], timeout=1)
+    assert ended(compiler)
+
+
+def test_commands_that_nobody_waits_for(compiler: Path) -> None:
+    results: list[int] = []
+    with Commands() as commands:
+        thread = threading.Thread(target=lambda: results.append(commands.run([str(compiler)]).returncode))
+        thread.start()
+        while not compiler.with_name("pids").exists():
+            time.sleep(0.01)
+    thread.join()
+    assert results == [-signal.SIGKILL] and ended(compiler)
+    with pytest.raises(subprocess.SubprocessError, match="compiler is not started, for nobody waits"):
+        commands.run([str(compiler)])
+
+
+def test_a_forked_child_leaves_them_to_its_parent(compiler: Path) -> None:
+    code = (
+        "import threading\n"
+        "from gpucast.compile.processes import in_background\n"
+        "in_background(lambda commands: commands.run([sys.argv[2]]), 'compiler')\n"
+        + WAIT
+        + "pids = open(sys.argv[1]).read().split()\n"
+        "child = os.fork()\n"
+        "if child == 0: sys.exit()\n"
+        "os.waitpid(child, 0)\n"
+        "for pid in pids: os.kill(int(pid), 0)\n"
+        "[thread] = [thread for thread in threading.enumerate() if thread.name == 'compiler']\n"
+        "assert thread.is_alive()\n"
+    )
+    assert run("import os, sys\n" + code, compiler, str(compiler)) == 0
+
+
+def test_what_a_command_says() -> None:
+    with Commands() as commands:
+        code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(len(sys.stdin.read()) + 3)"
+        done = commands.run([sys.executable, "-c", code])
+        assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
+        with pytest.raises(FileNotFoundError):
+            commands.run(["/no/such/command"])

@@ -403,7 +403,7 @@ GPUCAST_INLINE void cast_strided(
 // Casts a whole square to shared memory.
 template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, typename Rule>
 GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Side>& square, Rule) {
-    typedef SquarePart<SrcBits, Side, Threads> Part;
+    typedef SquarePart<SrcBits, Side> Part;
     const u32 warps = Threads / 32, steps = (Part::count + warps - 1) / warps, warp = threadIdx.x / 32;
     if (u32(Part::count) < warps && warp >= u32(Part::count)) return;
     Tile<Part::bytes> in[steps][4];

@@ -374,7 +374,7 @@ GPUCAST_INLINE void turn_bytes(const u32 (&column)[4], u32 (&row)[4][1]) {
 
 // A thread's part of a whole square of a source that is dense along the columns: word by word (elements of 64 bits: two
 // words) down four columns. Turned, it is four elements of each of `rows` rows.
-template <u32 Bits, u32 Side, u32 Threads>
+template <u32 Bits, u32 Side>
 struct SquarePart {
     enum : u32 {
         rows = Bits < 32 ? 32 / Bits : 1,

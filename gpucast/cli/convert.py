@@ -32,7 +32,8 @@ from gpucast.files.inside import within
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
 or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
-and IN and OUT may be the same file. From an index or a folder OUT is a new folder; what holds no tensors is copied.
+and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no
+tensors is copied.
 The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
 OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
 
@@ -92,10 +93,16 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
     )
     parser.add_argument(
+        "--mx-rule",
+        choices=scaling.MX_RULES,
+        help="for --scale mx: the power of two below what a block needs, which clamps its largest values (OCP MX), or "
+        "above (default: up for float8 with --style compressed-tensors, else floor)",
+    )
+    parser.add_argument(
         "--style",
         choices=scale_styles.STYLES,
-        default=scale_styles.STYLES[0],
-        help="the names under which scales are stored, and the config.json for who reads them (default: %(default)s)",
+        help="the names under which scales are stored, and the config.json for who reads them (default: "
+        f"{scale_styles.STYLES[0]}; beside a config.json it must be given)",
     )
 
 
@@ -125,6 +132,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a file that exists")
     parser.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
 
 
@@ -163,12 +171,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
-    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
+    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed, args.mx_rule)
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
-    plan = checkpoints.make_plan(*paths, request)
+    if args.mx_rule is not None and args.scale != "mx":
+        raise ValueError("--mx-rule goes with --scale mx")
+    plan = checkpoints.make_plan(*paths, request, args.overwrite)
     if args.report is not None:
         _check_report(args.report, plan)
     if args.dry_run:

@@ -19,6 +19,7 @@ from gpucast.compile.cache_folder import cache_folder, writable
 from gpucast.compile.cache_folder import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
+from gpucast.native import library as host_native
 
 _REQUIRED = ("numpy", "ml_dtypes")
 #: What each optional package is for, and the command that installs it.
@@ -66,6 +67,7 @@ def collect() -> dict[str, Any]:
         "compiler": _facts(compiled),
         "self_test": _facts(compared),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
+        "host_casts": host_native.status(),
         "advice": [*_cupy_advice(cupy, found), *_package_advice()],
         "gpu_casts": problem is None,
         "verdict": _verdict(problem),
@@ -174,6 +176,7 @@ def _as_text(facts: Mapping[str, Any]) -> str:
         + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)")
         + (f" (not used: {why}; kernels are kept in memory only)" if (why := cache_problem(cache["folder"])) else ""),
     }
+    lines["host casts"] = facts["host_casts"]
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]
     return "\n".join([*text, *(f"- {advice}" for advice in facts["advice"]), facts["verdict"]])

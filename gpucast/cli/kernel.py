@@ -7,10 +7,11 @@ import argparse
 import sys
 from typing import Any
 
-from gpucast.cli import attributes, disassembler
+from gpucast.cli import attributes
 from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.compile import nvidia as driver
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve

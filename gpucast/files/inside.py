@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import PurePosixPath, PureWindowsPath
@@ -14,11 +15,12 @@ from gpucast.files.tensor import FileError
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 
 
-def inside(folder: str, name: str, path: str, what: str) -> str:
+def inside(folder: str, name: str, path: str, what: str, beside: str | None = None) -> str:
     """The path of the regular file `name` in `folder`. Errors say that `path` names it, and as what (`what`).
 
     FileError for absolute names, names with "..", links that lead out of the folder, missing files and everything that
-    is not a regular file. A downloaded file must not be able to choose which files are read.
+    is not a regular file. A downloaded file must not be able to choose which files are read. `beside` is one more
+    folder that links may lead to.
     """
     context = f"{path}: {what} {name!r}"
     if not name or "\0" in name:
@@ -28,12 +30,18 @@ def inside(folder: str, name: str, path: str, what: str) -> str:
         if pure.is_absolute() or pure.drive or pure.root or ".." in pure.parts:
             raise FileError(f"{context} leads out of the folder; expected the name of a file within it")
     full = os.path.join(folder, name)
-    if not within(folder, full):
-        raise FileError(f"{context} is a link that leads out of the folder, which is not followed")
+    if not (within(folder, full) or (beside is not None and within(beside, full))):
+        raise FileError(
+            f"{context} is a link that leads out of the folder, which is not followed; `cp -rL` makes a folder of files"
+        )
     try:
         mode = os.stat(full).st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{context} is missing: there is no such file") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise FileError(f"{context} is too long for the name of a file") from None
+        raise
     if not stat.S_ISREG(mode):
         raise FileError(f"{context} is no regular file")
     return full

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.places import close_quietly
 from gpucast.files import limits, onnx_graph, onnx_pb, raw_data
 from gpucast.files.inside import inside, open_inside
 from gpucast.files.tensor import (
@@ -135,7 +136,7 @@ def _opened(folder: str, path: str) -> BinaryIO:
     """A file of external data. A model may have thousands, so each is closed when nobody reads it any more."""
     handle = open_inside(folder, path)
     file = open(handle, "rb", closefd=False)
-    weakref.finalize(file, os.close, handle)
+    weakref.finalize(file, close_quietly, handle)
     return file
 
 

@@ -58,6 +58,10 @@ class Tensor(ABC):
         for chunk in self.chunks(limit):
             yield LoadedTensor(self.name, self.dtype, chunk.shape, self.kind, chunk.nbytes, chunk)
 
+    def part(self, start: int, count: int) -> Tensor | None:
+        """Some of the elements as a flat tensor; None where it would take reading others. `start`: a multiple of 4."""
+        return None
+
     @property
     @abstractmethod
     def itemsize(self) -> int:
@@ -119,10 +123,19 @@ class StoredTensor(Tensor):
             return
         position = stream.tell()
         for count in _counts(self.size, self.itemsize, limit):
-            open_part: Callable[[], Any] = partial(Window, stream, position)
-            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
+            part = self._at(stream, position, count)
             position += part.nbytes
             yield part
+
+    def part(self, start: int, count: int) -> Tensor | None:
+        stream = self.open()
+        if self.fortran or not window.can_read(stream):
+            return None
+        return self._at(stream, stream.tell() + self._nbytes(start), count)
+
+    def _at(self, stream: BinaryIO, position: int, count: int) -> StoredTensor:
+        open_part: Callable[[], Any] = partial(Window, stream, position)
+        return replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
 
     def read(self) -> Array:
         if self.dtype is None:

@@ -72,7 +72,7 @@ def save(path: str, external: bool, proto: onnx.ModelProto | None = None) -> Non
 
 
 def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--quiet", "--scale", "none", "--allow-loss"])
+    return main(["convert", *argv, "--overwrite", "--quiet", "--scale", "none", "--allow-loss"])
 
 
 def run(path: str) -> np.ndarray:

@@ -108,7 +108,7 @@ def cases(folder: Path) -> list[tuple[str, str]]:
 def test_a_run_stopped_at_any_step_is_complete_or_undone(how: str, tmp_path: Path, exhaustive: bool) -> None:
     told = []
     for name, argv in cases(tmp_path):
-        command = ["convert", *argv.split(), "--quiet", "--to"]
+        command = ["convert", *argv.split(), "--overwrite", "--quiet", "--to"]
         # Another conversion, which takes the place of the one that was killed.
         again = {"again": [*command, "BFLOAT16", "--restart"]} if "restart" in how else {}
         if not (again and name == "empty"):

@@ -68,7 +68,7 @@ def test_scales_in_another_file_than_their_weight() -> None:
     assert_same(files.load("out/1.safetensors")["l.weight"], q.data)
     assert_same(files.load("out/2.safetensors")["l.weight_scale_inv"], q.scales)
     # And from shards to shards in the style of gpucast.
-    assert convert("in", "i4", "--to", "INT4", "--scale", "block", "--verify") == 0
+    assert convert("in", "i4", "--to", "INT4", "--scale", "block", "--style", "gpucast", "--verify") == 0
     index = json.loads(Path("i4/model.safetensors.index.json").read_text())
     assert index["weight_map"]["l.weight.scales"] == "1.safetensors"
     assert json.loads(Path("i4/config.json").read_text()) == {"vocab": 3}

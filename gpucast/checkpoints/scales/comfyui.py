@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gpucast.core.dtypes import DType
-from gpucast.files import limits
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS
+from gpucast.files import Spec, Tensor, limits
+from gpucast.quantization import swizzle
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
@@ -20,13 +24,18 @@ _MARKER = "scaled_fp8"
 #: Characters of a description that an error shows.
 _SHOWN = 80
 
+#: ComfyUI's name of NVFP4: the first of two codes in the high half of a byte, and the scales in the order that cuBLAS
+#: reads, as a matrix of whole tiles (comfy_kitchen, backends/eager/quantization.py quantize_nvfp4).
+NVFP4 = "nvfp4"
 #: ComfyUI's names of the formats in which a number is its code times a scale, and nothing is reordered.
 _FORMATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "INT8": "int8_tensorwise"}
+#: comfy-kitchen fills the rows and columns of NVFP4 up to a multiple of this.
+MULTIPLE = 16
 
 
 def layer(element: DType) -> bytes:
     """The JSON of a layer. It asks for a multiplication in full precision, since scales for the inputs are unknown."""
-    return json.dumps({"format": _FORMATS[element.name], "full_precision_matrix_mult": True}).encode()
+    return json.dumps({"format": _FORMATS.get(element.name, NVFP4), "full_precision_matrix_mult": True}).encode()
 
 
 def is_marker(name: str) -> bool:
@@ -79,6 +88,35 @@ def layer_of(base: str, text: bytes | None, layers: Layers | None) -> dict[str, 
     if text is not None:
         return _object(text)
     return None if layers is None else layers.of(base)
+
+
+def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
+    """The tensors that store a weight of this shape as NVFP4, by part."""
+    rows, columns = shape
+    return {
+        "data": Spec(name, dtype("UINT8"), (rows, columns // 2)),
+        "scales": Spec(f"{name}_scale", dtype("FLOAT8E4M3FN"), swizzle.padded(rows, columns // 16)),
+        "global_scale": Spec(f"{name}_scale_2", dtype("FLOAT"), ()),
+    }
+
+
+def stored_nvfp4(name: str, tensors: Mapping[str, Tensor]) -> Stored:
+    """How a weight is stored that ComfyUI describes as NVFP4. ValueError if its parts do not fit together."""
+    data = tensors["data"]
+    if len(data.shape) != 2 or not data.size or data.shape[1] * 2 % MULTIPLE:
+        raise ValueError(f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of 16 codes")
+    specs = nvfp4(name, (data.shape[0], data.shape[1] * 2))
+    held = dict(tensors)
+    if "second_scale" in held:
+        held["global_scale"] = held["second_scale"]
+    for part, spec in specs.items():
+        if part not in held:
+            raise ValueError(f"tensor {data.name!r}: {spec.name!r} is missing")
+        found = held[part]
+        if found.dtype is not spec.dtype or found.shape not in (spec.shape, spec.shape or (1,)):
+            raise ValueError(f"tensor {found.name!r} is {found.kind} {found.shape}; expected {spec.dtype} {spec.shape}")
+        specs[part] = replace(spec, shape=found.shape)
+    return Stored(name, (data.shape[0], data.shape[1] * 2), FORMATS[NVFP4], specs, "swapped bytes", swizzled=True)
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -37,12 +37,12 @@ def program(*argv: str, **keywords: Any) -> subprocess.Popen[str]:
 def test_python_m_gpucast(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones(3))
     run = program("convert", "x.npy", "y.npy", "--to", "FLOAT8E5M2", "--scale", "none", cwd=tmp_path)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate()
     assert (run.returncode, err) == (0, "")
     assert out.startswith("y.npy: 1 tensor cast to FLOAT8E5M2, 3 elements, 24 -> 3 bytes;")
     (tmp_path / "y.pdf").write_bytes(b"%PDF-1.7")
     run = program("convert", "y.pdf", "y.npy", "--to", "FLOAT", cwd=tmp_path)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate()
     assert (run.returncode, out) == (1, "")
     assert err.startswith("gpucast convert: y.pdf: unknown format")
 
@@ -51,7 +51,7 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     np.savez(tmp_path / "x.npz", é=np.arange(3), w=np.ones(3))
     run = program("convert", "x.npz", "y.npz", "--to", "FLOAT", cwd=tmp_path)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate()
     assert (run.returncode, err) == (0, "")
     assert out.startswith("left alone: '\\xe9' (INT64)\n")
 
@@ -62,7 +62,7 @@ def test_a_reader_that_leaves_is_no_traceback() -> None:
     assert run.stderr is not None
     run.stdout.close()
     assert run.stderr.read() == ""
-    assert run.wait(timeout=60) == 1
+    assert run.wait() == 1
     run.stderr.close()
 
 
@@ -72,13 +72,11 @@ def test_an_interrupted_conversion_leaves_nothing(number: signal.Signals, tmp_pa
     np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float16, (1 << 27,))
     (tmp_path / "y.npz").write_bytes(b"old")
     run = program("convert", "x.npy", "y.npz", "--to", "STRING", cwd=tmp_path)
-    deadline = time.monotonic() + 60
     while not leftovers(tmp_path, "x.npy", "y.npz"):
         assert run.poll() is None, run.communicate()
-        assert time.monotonic() < deadline
         time.sleep(0.01)
     run.send_signal(number)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate()
     assert (run.returncode, out, err) == (130, "", "gpucast convert: interrupted\n")
     assert leftovers(tmp_path, "x.npy") == ["y.npz"]
     assert (tmp_path / "y.npz").read_bytes() == b"old"
@@ -109,7 +107,7 @@ def test_an_interruption_while_modules_are_imported(started: str, module: str, t
     }[started]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     run = subprocess.run(
-        [sys.executable, *command, "dtypes"], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *command, "dtypes"], env=environment, capture_output=True, text=True, check=False
     )
     wanted = (0, "ours\n", "") if started == "import" else (130, "", "gpucast: interrupted\n")
     assert (run.returncode, run.stdout, run.stderr) == wanted

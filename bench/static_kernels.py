@@ -13,11 +13,11 @@ from typing import Literal
 from bench import cubin
 from bench.sass import Instruction, blocks, parse
 from bench.sass_paths import full_tile
-from gpucast.cli import disassembler
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.core.rule import CastRule, resolve
 
 #: Kernels per program. They share the prelude and the start of the disassembler, which take most of the time.

@@ -10,9 +10,9 @@ from bench import cubin
 from bench.sass import parse
 from bench.static_budget import budget, over
 from bench.static_kernels import StaticKernel, kernel
-from gpucast.cli import disassembler
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule

@@ -7,9 +7,9 @@ from bench import cubin
 from bench.sass import parse
 from bench.static_kernels import kernel
 from bench.static_quantize import StaticMeasurement
-from gpucast.cli import disassembler
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule

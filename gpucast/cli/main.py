@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from gpucast.cli import bench, convert, dtypes, info, kernel, parity, warmup
+from gpucast.cli import bench, convert, dtypes, fold, info, kernel, parity, warmup
 from gpucast.core import interruption
 from gpucast.core.version import __version__
 
@@ -26,10 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
-    for module in (bench, convert, dtypes, info, kernel, parity, warmup):
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in (bench, convert, dtypes, fold, info, kernel, parity, warmup):
         module.add(commands)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.exit(2, parser.format_help())
+    if unknown:
+        # Of the subcommand, whose usage helps more than that of `gpucast`.
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Names of tensors and files may hold characters that the terminal cannot show.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -43,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it. Without this, Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return _fail(args, "interrupted", 130)
+    except KeyboardInterrupt as stopped:
+        return _fail(args, ": ".join(filter(None, ["interrupted", str(stopped)])), 130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         return _fail(args, f"{where}{error.strerror or error}")

@@ -19,8 +19,7 @@ import pytest
 from bench import __main__ as command
 from bench.gpu_results import FOLDER
 from gpucast.benchmark import gpu
-from gpucast.cli import disassembler
-from gpucast.compile import cubin
+from gpucast.compile import cubin, disassembler
 from gpucast.gpu import devices
 
 # ---- python -m bench ----

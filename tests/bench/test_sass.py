@@ -9,8 +9,7 @@ import pytest
 
 from bench.sass import Access, Block, Instruction, UnknownCode, blocks, parse
 from bench.sass_paths import Path, full_tile
-from gpucast.cli import disassembler
-from gpucast.compile import cubin
+from gpucast.compile import cubin, disassembler
 
 
 def instructions(text: str) -> list[Instruction]:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from gpucast.cli import info, main
 from gpucast.compile import cache_folder
 from gpucast.compile import nvidia as driver
 from gpucast.core.dtypes import DTYPES
+from gpucast.parity import work
 from tensors import leftovers
 
 ROOT = Path(__file__).parents[2]
@@ -297,3 +299,34 @@ def test_the_library_does_not_load_the_command() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert run.stdout == "[]\n"
+
+
+def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([])
+    printed = capsys.readouterr()
+    assert printed.out == "" and "convert" in printed.err and "--version" in printed.err
+
+
+@pytest.mark.parametrize("argv", [["dtypes", "--nonsense"], ["kernel", "FLOAT", "INT8", "more"]])
+def test_wrong_use_of_a_command_shows_its_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(argv)
+    assert left.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"usage: gpucast {argv[0]} ") and f"unrecognized arguments: {argv[-1]}" in error
+
+
+def test_the_null_device_takes_all() -> None:
+    assert main(["kernel", "FLOAT", "INT8", "-o", os.devnull]) == 0
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_ctrl_c_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*arguments: Any, on_result: Any, **options: Any) -> None:
+        on_result(None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work, "run", interrupted)
+    assert main(["parity", "--pair", "INT4:INT8", "--backend", "host", "--defaults-only"]) == 130
+    assert capsys.readouterr().err == "gpucast parity: interrupted: 1 of 1 rules done\n"

@@ -15,11 +15,12 @@ import pytest
 import gpucast
 from bench import cubin
 from gpucast import dtype
-from gpucast.cli import disassembler, main
+from gpucast.cli import main
 from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source
 from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
 from gpucast.compile import nvidia as driver
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.options import Options

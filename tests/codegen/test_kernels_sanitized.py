@@ -19,11 +19,12 @@ _SCRIPT = Path(__file__).parents[1] / "sanitized_kernels.py"
 def sanitizer() -> str:
     """The library that must be in the process before the kernels are."""
     with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "out.o")
-        command = [*host_build.compiler(), "-fsanitize=address", "-x", "c++", "-c", "-", "-o", out]
-        subprocess.run(command, input="int f(int* p) { return *p; }", text=True, check=True)
+        source, out = Path(folder, "f.cpp"), Path(folder, "f.so")
+        source.write_text("int f(int* p) { return *p; }")
+        flags = host_build.flags(optimize=False, sanitize=True)
+        subprocess.run([*host_build.compiler(), *flags, str(source), "-o", str(out)], check=True)
         # That of ziglang takes the option and checks nothing.
-        if b"__asan_" not in Path(out).read_bytes():
+        if b"__asan_" not in out.read_bytes():
             pytest.skip("this C++ compiler has no AddressSanitizer; g++ and clang++ have")
     for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"):
         query = [*host_build.compiler(), f"-print-file-name={name}"]

@@ -155,7 +155,8 @@ st.save_file(done, dst)
 CONTENDERS = {
     "gpucast": _TIMED.format(
         imports="import gpucast.cli, gpucast.checkpoints",
-        work="assert gpucast.cli.main(['convert', src, dst, '--to', to, '--scale', scale, '--quiet']) == 0",
+        work="assert gpucast.cli.main(['convert', src, dst, '--to', to, '--scale', scale, '--overwrite', "
+        "'--quiet']) == 0",
     ),
     "safetensors.numpy": _TIMED.format(
         imports="import ml_dtypes, numpy as np, safetensors.numpy as st" + _NUMPY,

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class QuantizeCase:
     src: str
     format: str
     axis: int = -1
-    transpose: bool | str = False
+    transpose: bool | Literal["both"] = False
 
     def __str__(self) -> str:
         direction = {False: "", True: ", transposed", "both": ", both ways"}[self.transpose]

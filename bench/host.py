@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -120,7 +120,7 @@ def _sprinkle(x: Array, rule: CastRule, rng: np.random.Generator) -> None:
         numbers += [np.nan, -np.nan, np.inf, -np.inf, gpucast.finfo(src).smallest_subnormal]
     if dst.is_float:
         numbers.append(gpucast.finfo(dst).smallest_subnormal)
-    overflow = "saturate" if src.family == "int" else None
+    overflow: Literal["saturate"] | None = "saturate" if src.family == "int" else None
     specials = np.asarray(gpucast.cast(np.array(numbers), src, overflow=overflow))
     count = x.size // 100
     x[rng.choice(x.size, count, replace=False)] = rng.choice(specials.view(src.code_numpy), count).view(src.numpy)

@@ -4,7 +4,7 @@
 Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16. The formulas are what a user of
 NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN, infinity and ties. Both sides
 allocate their results, with one code per byte (the host path before its codes are packed). Both use only NumPy: without
-``GPUCAST_NATIVE=1`` the C library of `gpucast.cpu.native.library` is not used.
+``GPUCAST_NATIVE=1`` the compiled library of `gpucast.native.library` is not used.
 
 In each round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides
 alike. Times are processor time of the one thread that does all the work. The figures are written to
@@ -30,8 +30,7 @@ from gpucast import cast
 from gpucast.benchmark.machine import processor
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Parts
-from gpucast.quantization import FORMATS, Format
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import FORMATS, Format, host
 
 Array = npt.NDArray[Any]
 

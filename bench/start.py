@@ -4,7 +4,7 @@
 Needs nothing but Python 3.10 with venv and pip. It makes `.venv` in the checkout (or uses the one that is there),
 installs gpucast into it with what the job needs, and runs the job with it. CuPy and the CUDA compiler are installed for
 the CUDA major that the NVIDIA driver runs; without a driver the demonstration does without them, while the tests, which
-compile every kernel, take those of CUDA 12. The tests also compile the kernels for the host: where there is no C or C++
+compile every kernel, take those of CUDA 12. The tests also compile the kernels for the host: where there is no C++
 compiler, they bring along the one in the ziglang wheel.
 """
 
@@ -78,11 +78,10 @@ def cuda_extra() -> list[str]:
 
 
 def compiler_extra() -> list[str]:
-    """The extra with a C and C++ compiler, for a machine that lacks one of the two."""
+    """The extra with a C++ compiler, for a machine without one."""
     cxx = standard_library_module("cxx")
     try:
-        for language in ("c", "c++"):
-            cxx.find(language, "the tests")
+        cxx.find("the tests")
     except cxx.CompilerMissing:
         return ["compiler"]
     return []

@@ -81,6 +81,24 @@ def parity() -> str:
     )
 
 
+def proofs() -> str:
+    """What the committed certificates say, a line for each."""
+    lines = []
+    for path in sorted(FOLDER.glob("proof-*.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        seconds: dict[str, float] = {}
+        for proof in found["proofs"]:
+            for method, spent in proof["seconds"].items():
+                seconds[method] = seconds.get(method, 0.0) + spent
+        times = ", ".join(f"{method} {spent:,.0f} s" for method, spent in seconds.items())
+        lines.append(
+            f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} of {found['rules']:,} rules proved"
+            f" ({times}; NVRTC {found['nvrtc']}, {found['date']};"
+            f" [certificate](bench/results/{path.name}))"
+        )
+    return from_readme("\n".join(lines))
+
+
 def files() -> str:
     """A list of the committed results."""
     kinds = {".json": "figures", ".csv": "figures", ".md": "tables", ".svg": "picture", ".png": "picture"}
@@ -89,4 +107,10 @@ def files() -> str:
     return from_readme("\n".join(lines))
 
 
-TEXTS: dict[str, Callable[..., str]] = {"host-speed": host, "gpu-speed": gpu, "parity": parity, "result-files": files}
+TEXTS: dict[str, Callable[..., str]] = {
+    "host-speed": host,
+    "gpu-speed": gpu,
+    "parity": parity,
+    "proofs": proofs,
+    "result-files": files,
+}

@@ -80,7 +80,17 @@ def dlpack_name(row: DType) -> str:
 
 def names() -> str:
     """Every type under its names."""
-    head = ["ONNX", "No.", "Opset", "Bits", "NumPy, ml_dtypes", "PyTorch", "safetensors", "DLPack code, bits"]
+    head = [
+        "ONNX",
+        "No.",
+        "Opset",
+        "Bits",
+        "NumPy, ml_dtypes",
+        "PyTorch",
+        "safetensors",
+        "Taken text",
+        "DLPack code, bits",
+    ]
     return markdown(
         head,
         [
@@ -92,6 +102,7 @@ def names() -> str:
                 f"`{row.numpy_name}`",
                 f"`{torch_name(row)}`" if torch_name(row) else "",
                 f"`{row.safetensors}`" if row.safetensors else "",
+                ", ".join(f"`{text}`" for text in dtype.names(row)),
                 dlpack_name(row),
             ]
             for row in DTYPES

@@ -124,7 +124,7 @@ def trained() -> tuple[Weights, Images]:
 def convert(source: Path, target: Path, to: str, device: str) -> dict[str, Any]:
     """``gpucast convert SOURCE TARGET --to TO``; without scales and with --allow-loss: the loss is what we look at."""
     arguments = ["convert", str(source), str(target), "--to", to, "--scale", "none", "--allow-loss"]
-    arguments += ["--device", device, "--json"]
+    arguments += ["--device", device, "--json", "--overwrite"]
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         code = cli.main(arguments)

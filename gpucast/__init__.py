@@ -82,6 +82,12 @@ def _jax() -> adapters.ArrayAdapter:
     return ADAPTER
 
 
+def _dask() -> adapters.ArrayAdapter:
+    from gpucast.interop.dask import ADAPTER
+
+    return ADAPTER
+
+
 def _dlpack() -> adapters.ArrayAdapter:
     from gpucast.interop.dlpack import ADAPTER
 
@@ -98,15 +104,24 @@ def _cuda_array() -> adapters.ArrayAdapter:
 adapters.register(
     adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=("compiler", "is_compiling")),
     adapters.Library("jax", "Array", _jax),
+    adapters.Library("dask.array", "Array", _dask),
     adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
     adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
 )
 
 
-def __getattr__(name: str) -> Any:
-    """What is imported when it is used, so that ``import gpucast`` stays quick."""
-    if name in ("mixed", "quantization"):
-        return importlib.import_module(f"gpucast.{name}")
-    if name in ("Quantized", "dequantize", "quantize"):
-        return getattr(importlib.import_module("gpucast.quantization"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    """The names that are for users."""
+    return [*__all__, "__version__"]
+
+
+# Hidden from type checkers, which would take any name for one of ours.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """What is imported when it is used, so that ``import gpucast`` stays quick."""
+        if name in ("mixed", "quantization"):
+            return importlib.import_module(f"gpucast.{name}")
+        if name in ("Quantized", "dequantize", "quantize"):
+            return getattr(importlib.import_module("gpucast.quantization"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

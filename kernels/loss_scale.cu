@@ -11,7 +11,7 @@ struct LossScale {
 };
 
 struct Adjustment {
-    float factor, least;
+    float factor, backoff, least;
     u32 period;
 };
 
@@ -23,7 +23,7 @@ extern "C" __global__ void gpucast_adjust_loss_scale(
     gpucast::LossScale& now = *reinterpret_cast<gpucast::LossScale*>(state);
     float scale = now.scale;
     if (*finite == 0) {
-        scale = scale / by.factor;
+        scale = scale / by.backoff;
         if (scale < by.least) scale = by.least;
         now.counter = 0;
     } else if (++now.counter >= by.period) {

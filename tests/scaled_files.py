@@ -23,7 +23,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--quiet"])
+    return main(["convert", *argv, "--overwrite", "--quiet"])
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -20,6 +20,7 @@ LAYERS = (
     ("core",),
     ("reference", "arrays", "codegen", "compile"),
     ("cpu", "gpu"),
+    ("native",),
     ("casting", "files"),
     ("quantization", "mixed", "layers"),
     ("interop", "parity"),
@@ -65,10 +66,10 @@ STRANGERS = [
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
+SEAMS = {"gpucast.gpu", "gpucast.native", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
-OPTIONAL = {"cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm"}
+OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
 #: The other imports inside functions, and why.
 INSIDE = {
     ("compile.nvrtc_search", "importlib.metadata"): "slow, and needed for one message",
@@ -82,6 +83,7 @@ INSIDE = {
     ("parity.self_test", "parity.cases"): "the same",
     ("parity.self_test", "parity.compare"): "the same",
     ("gpucast", "interop.cuda_array"): "the table of other libraries: loaded when an array of theirs has come",
+    ("gpucast", "interop.dask"): "the same",
     ("gpucast", "interop.dlpack"): "the same",
     ("gpucast", "interop.jax"): "the same",
     ("gpucast", "interop.torch"): "the same",

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import gpucast
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.core.dtypes import DType
+from gpucast.core.rule import ROUND_MODES, RoundMode
 
 Array = npt.NDArray[Any]
 
@@ -22,7 +23,7 @@ class Setting:
     """The attributes of a cast; the opset matters only where it is below 24."""
 
     saturate: bool = True
-    round_mode: str = "up"
+    round_mode: RoundMode = "up"
     old: bool = False
 
     def attributes(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class System:
 
     def settings(self, src: DType, dst: DType) -> list[Setting]:
         """Every value of every attribute that means something for the pair."""
-        modes = ("up", "down", "nearest") if dst.family == "e8m0" else ("up",)
+        modes: tuple[RoundMode, ...] = ROUND_MODES if dst.family == "e8m0" else ("up",)
         choices = (True, False) if dst.saturate_applies else (True,)
         found = [Setting(saturate, mode) for saturate in choices for mode in modes]
         if dst.specials == "fnuz" and (src.opset or 0) <= 23:

@@ -83,6 +83,16 @@ class ArrayAdapter(ABC):
         """
         raise TypeError(f"PackedArray: {self._name} has no packed {x.dtype}; expected PyTorch, or pass x.data")
 
+    def from_array(self, x: Any) -> Any:
+        """An array of ours as one of the library, where it has such arrays. Default: as it is."""
+        return x
+
+    def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        """The cast of an array of ours that stands for one of the library. Default: `cast`, `finish`, `from_array`."""
+        y = cast(x, to, options)
+        self.finish(x, y)
+        return y if y is x or options.out is not None else self.from_array(y)
+
     def export(self, x: Any) -> Any:
         """An object over the memory of an array of ours that speaks the protocol; BufferError where it cannot.
 
@@ -96,8 +106,8 @@ class ArrayAdapter(ABC):
 
     # ---- compilers and transforms of functions ----
 
-    def is_transforming(self) -> bool:
-        """Whether arrays stand for values at the moment and have no memory to look at. Default: never."""
+    def is_transforming(self, x: Any) -> bool:
+        """Whether `x` stands for values that are not there yet, and has no memory to look at. Default: never."""
         return False
 
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -175,6 +185,8 @@ class Protocol(NamedTuple):
     load: Load
 
 
+#: The adapters of classes that are ours and whose arrays go back to another library all the same.
+_KEPT: dict[type, ArrayAdapter] = {}
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
 _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
 #: The classes of arrays of ours that are known at once.
@@ -195,20 +207,21 @@ def register(*entries: Library | Protocol) -> None:
             dtypes.FOREIGN.add((entry.name, entry.dtype))
 
 
-def register_ours(kind: type) -> None:
-    """Say that arrays of a class are ours, whatever protocol they speak."""
+def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
+    """Say that arrays of a class are ours, whatever protocol they speak; with an adapter, how they go back."""
     global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
     _OURS = (*_OURS, kind)
+    if adapter is not None:
+        _KEPT[kind] = adapter
 
 
 def find(x: Any) -> ArrayAdapter | None:
     """The adapter of `x`; None for what is no array of another library."""
     if type(x) in _PLAIN or isinstance(x, _OURS):
-        return None
-    for library in _LIBRARIES:
-        module = sys.modules.get(library.name)
-        if module is not None and isinstance(x, getattr(module, library.array, ())):
-            return library.load()
+        return _KEPT.get(type(x))
+    library = _library(x)
+    if library is not None:
+        return library.load()
     if namespace(x) is not None:
         return None
     for protocol in _PROTOCOLS:
@@ -216,6 +229,20 @@ def find(x: Any) -> ArrayAdapter | None:
             adapter = protocol.load()
             if adapter.accepts(x):
                 return adapter
+    return None
+
+
+def library_of(x: Any) -> str | None:
+    """The name of the registered library whose array `x` is."""
+    library = None if type(x) in _PLAIN or isinstance(x, _OURS) else _library(x)
+    return None if library is None else library.name
+
+
+def _library(x: Any) -> Library | None:
+    for library in _LIBRARIES:
+        module = sys.modules.get(library.name)
+        if module is not None and isinstance(x, getattr(module, library.array, ())):
+            return library
     return None
 
 

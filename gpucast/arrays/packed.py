@@ -11,17 +11,26 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast.arrays import adapters
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
 
-#: The elements up to which a PackedArray's repr shows its values.
-_SHOWN = 100
+#: `gpucast.cast`, which stands above and puts itself here.
+_CAST: list[Callable[..., Any]] = []
+
+
+def register_cast(cast: Callable[..., Any]) -> None:
+    """Say by what PackedArrays are converted to other types."""
+    _CAST[:] = [cast]
 
 
 def device_index(x: Any) -> int | None:
@@ -52,12 +61,48 @@ def as_array(x: Any, caller: str) -> Any:
         return adapter.take(x, caller)
     # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
     array = np.asarray(x)
-    if array.dtype == object and array.ndim == 0 and not isinstance(x, (str, np.ndarray, np.generic, type(None))):
-        raise TypeError(
-            f"{caller}: x is of type {type(x).__name__}; expected an array, a number, a text, or an object with "
-            "__dlpack__, __cuda_array_interface__ or __array__"
-        )
-    return array
+    return _numbers(x, array, caller) if array.dtype == object else array
+
+
+def _numbers(x: Any, array: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
+    """An array of objects as it is where they begin with a text, else as NumPy has these numbers.
+
+    TypeError, which names the first element that is none, for other objects.
+    """
+    if array.size == 0 or isinstance(array.item(0), (str, bytes)):
+        return array
+    flat = array.reshape(-1).tolist()
+    for i, element in enumerate(flat):
+        if not isinstance(element, (bool, int, float, complex, np.generic)) or isinstance(element, (str, bytes)):
+            if array.ndim == 0:
+                raise TypeError(f"{caller}: x is {_described(element)}")
+            found = repr(element) if element is None else f"of type {type(element).__name__}"
+            raise TypeError(f"{caller}: element {i} of x is {found}; expected a number, as element 0 is no text")
+        if isinstance(element, int) and not -(1 << 63) <= element < 1 << 64:
+            where = "x" if array.ndim == 0 else f"element {i} of x"
+            raise TypeError(
+                f"{caller}: {where} is an integer of {element.bit_length()} bits, which no type of Cast holds; pass it "
+                "as a float, or as text for its nearest number in another type"
+            )
+    return np.asarray(flat).reshape(array.shape)
+
+
+def _described(x: Any) -> str:
+    """What an object is that is no array, and what takes it, if something does."""
+    what = f"of type {type(x).__name__}"
+    if x is None:
+        return "None; expected an array, a number or a text"
+    if isinstance(x, ModuleType):
+        return f"the module {x.__name__}; expected an array"
+    if callable(getattr(x, "state_dict", None)):
+        return f"{what}, a model; cast its arrays: gpucast.cast_many(x.state_dict(), to)"
+    if hasattr(x, "graph") and hasattr(x, "SerializeToString"):
+        return f"{what}, a model; write it to a file, and cast its tensors with `gpucast convert`"
+    others = "; gpucast.cast_many takes dicts of arrays" if isinstance(x, dict) else ""
+    return (
+        f"{what}; expected an array, a number, a text, or an object with __dlpack__, __cuda_array_interface__ or "
+        f"__array__{others}"
+    )
 
 
 def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
@@ -82,6 +127,7 @@ class PackedArray:
 
     Attributes: `data`, `dtype` (the gpucast row), `shape`, and as on any array `ndim`, `size`, `nbytes`, `device`.
     Indexing copies and gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises.
+    `astype` is `gpucast.cast`; ``==`` compares values element by element, as NumPy does, where the data is.
     """
 
     __slots__ = ("data", "dtype", "shape")
@@ -165,7 +211,42 @@ class PackedArray:
         unpacked = self.get()
         if dtype is None or np.dtype(dtype) == unpacked.dtype:
             return unpacked
-        raise TypeError(f"PackedArray: unpacks to {unpacked.dtype}, not to {dtype}; use gpucast.cast to convert")
+        if np.dtype(dtype).kind in "OSTUc":
+            # Types that are no numbers of Cast: NumPy's own conversion.
+            return self._values().astype(dtype)
+        return np.asarray(_CAST[0](self.plain(), dtype))
+
+    def astype(self, dtype: Any) -> Any:
+        """``gpucast.cast(self, dtype)``: anything that `gpucast.dtype` takes."""
+        return _CAST[0](self, dtype)
+
+    def item(self, *index: Any) -> int | float:
+        """One element as a Python number, by an index as for ``numpy.ndarray.item``; without one, the only element."""
+        found: int | float = self._values().item(*index)
+        return found
+
+    def tolist(self) -> Any:
+        """The elements as Python numbers, in nested lists."""
+        return self._values().tolist()
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __eq__(self, other: object) -> Any:
+        return self._comparable(self) == self._comparable(other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._comparable(self) != self._comparable(other)
+
+    @staticmethod
+    def _comparable(x: Any) -> Any:
+        """A PackedArray, or an array of a type that NumPy lacks, as DOUBLE, which has all its values."""
+        if isinstance(x, PackedArray):
+            return _CAST[0](x.plain(), "DOUBLE")
+        return _CAST[0](x, "DOUBLE") if getattr(getattr(x, "dtype", None), "isbuiltin", 1) == 2 else x
 
     def to_torch(self) -> Any:
         """A tensor over the same memory (a copy of a read-only array), where the data is.
@@ -198,7 +279,7 @@ class PackedArray:
             raise TypeError(f"PackedArray: shape {wanted!r} must be made of ints") from None
         except ValueError:
             raise ValueError(f"PackedArray: cannot reshape {self.shape} to {wanted!r}") from None
-        return PackedArray(self.data, self.dtype, new)
+        return self._of(self.data, new)
 
     def __iter__(self) -> Iterator[PackedArray]:
         return (self[i] for i in range(len(self)))
@@ -207,7 +288,7 @@ class PackedArray:
         """A copy of what NumPy's indexing selects. Where an int or a slice comes first, only its rows are unpacked."""
         head, *rest = key if isinstance(key, tuple) and key else (key,)
         if not self.shape or isinstance(head, bool) or not isinstance(head, (int, np.integer, slice)):
-            return PackedArray.pack(self.codes()[key], self.dtype)
+            return self._packed(self.codes()[key])
         rows = range(self.shape[0])
         if isinstance(head, slice):
             rows = rows[head]
@@ -220,7 +301,7 @@ class PackedArray:
                 raise IndexError(f"PackedArray: index {head} is out of bounds for {len(rows)} rows") from None
             end, head = begin + 1, 0
         selected = (head, *rest)
-        return PackedArray.pack(self._rows(begin, end)[selected], self.dtype)
+        return self._packed(self._rows(begin, end)[selected])
 
     def _rows(self, begin: int, end: int) -> Any:
         """The codes of some rows, as `codes` gives them for all."""
@@ -239,7 +320,19 @@ class PackedArray:
         return self.transpose()
 
     def copy(self) -> PackedArray:
-        return PackedArray(self.data.copy(), self.dtype, self.shape)
+        return self._of(self.data.copy(), self.shape)
+
+    def plain(self) -> PackedArray:
+        """The same over the same data, as one whose casts are arrays of NumPy or CuPy, whatever it was made of."""
+        return self
+
+    def _packed(self, codes: Any) -> PackedArray:
+        packed = PackedArray.pack(codes, self.dtype)
+        return self._of(packed.data, packed.shape)
+
+    def _of(self, data: Any, shape: tuple[int, ...]) -> PackedArray:
+        """An array of the same kind over other data."""
+        return PackedArray(data, self.dtype, shape)
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # CuPy pickles its arrays by way of the host, and brings them back to the device that is current then.
@@ -247,15 +340,66 @@ class PackedArray:
 
     def __repr__(self) -> str:
         where = "" if isinstance(self.data, np.ndarray) else f", device={self.device}"
-        values = "..." if where or self.size > _SHOWN else np.array2string(self._values(), separator=", ")
-        return f"PackedArray({values}, dtype={self.dtype.name}, shape={self.shape}{where})"
+        return f"PackedArray({self.shown('PackedArray(')}, dtype={self.dtype.name}, shape={self.shape}{where})"
 
-    def _values(self) -> np.ndarray[Any, Any]:
+    def shown(self, prefix: str) -> str:
+        """The values as NumPy shows those of an array behind such a text: of a large one those at the edges."""
+        options = np.get_printoptions()
+        if self.size <= options["threshold"]:
+            return np.array2string(self._values(), separator=", ", prefix=prefix)
+        # The elements at the edges, and one more in their middle, which is not shown.
+        edge = options["edgeitems"]
+        axes = [range(n) if n <= 2 * edge else [*range(edge + 1), *range(n - edge, n)] for n in self.shape]
+        values = self._values(np.asarray(np.ravel_multi_index(np.ix_(*axes), self.shape)))
+        return np.array2string(values, separator=", ", threshold=0, edgeitems=edge, prefix=prefix)
+
+    def _values(self, places: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """The values on the host, as NumPy's int64 or float64: all, or those at some places in row-major order."""
+        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        bits = self.dtype.bits
+        if places is None:
+            codes = unpack_codes(data, bits, self.size).reshape(self.shape)
+        else:
+            first, skip = np.divmod(places * bits, 8)
+            # A code of 6 bits may lie in two bytes.
+            last = np.minimum(first + 1, data.size - 1)
+            codes = (data[first] | data[last].astype(np.uint16) << 8) >> skip & self.dtype.code_mask
         table = np.array([self.dtype.value(code) for code in range(self.dtype.code_mask + 1)])
-        return np.asarray(table[self.codes()])
+        return np.asarray(table[codes])
+
+
+class LibraryPackedArray(PackedArray):
+    """A PackedArray in place of an array of another library, which lacks the type: casts of it are arrays of that."""
+
+    __slots__ = ("library",)
+
+    def __init__(self, data: Any, dtype: Any, shape: Any, library: str) -> None:
+        super().__init__(data, dtype, shape)
+        #: The name of the library.
+        self.library = library
+
+    def plain(self) -> PackedArray:
+        return PackedArray(self.data, self.dtype, self.shape)
+
+    def _of(self, data: Any, shape: tuple[int, ...]) -> PackedArray:
+        return LibraryPackedArray(data, self.dtype, shape, self.library)
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return LibraryPackedArray, (self.data, self.dtype, self.shape, self.library)
+
+
+class _LibraryPackedAdapter(ArrayAdapter):
+    def take(self, x: LibraryPackedArray, caller: str, writing: bool = False) -> PackedArray:
+        return x.plain()
+
+    def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
+        plain = x.plain()
+        y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
+        return x if y is plain else y
 
 
 adapters.register_ours(PackedArray)
+adapters.register_ours(LibraryPackedArray, _LibraryPackedAdapter())
 
 
 def _packed_row(kind: Any, caller: str) -> DType:

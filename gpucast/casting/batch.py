@@ -13,12 +13,14 @@ from gpucast import gpu
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
+from gpucast.arrays.leaves import floating, paths
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items, batch_plans, dispatch
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
 
 
 def cast_many(
@@ -26,15 +28,16 @@ def cast_many(
     to: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
     finite: Any = None,
     out: Any = None,
+    floating_only: bool = False,
 ) -> Any:
     """Cast all arrays of a tree to the type `to`, those of each device in one launch.
 
@@ -59,6 +62,9 @@ def cast_many(
     out
         A tree of the same structure (dicts in any order): its arrays are written, each as the `out` of a
         `gpucast.cast`, and it is returned. They are disjoint from each other and from all other sources.
+    floating_only
+        True, for the state dicts of models: only arrays of types with an exponent are cast. Other arrays, numbers and
+        texts are returned as they are, and left as they are in an `out`; what is neither is a TypeError.
 
     Returns
     -------
@@ -78,7 +84,9 @@ def cast_many(
     options = Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, caller="cast_many"
     )  # fmt: skip
-    return untraced(_cast_tree, arrays, to, options, finite, out)
+    if not isinstance(floating_only, (bool, np.bool_)):
+        raise TypeError(f"cast_many: floating_only={floating_only!r} must be True or False")
+    return untraced(_cast_tree, arrays, to, options, finite, out, floating_only)
 
 
 def cast_arrays(
@@ -89,12 +97,21 @@ def cast_arrays(
     return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
 
 
-def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any) -> Any:
+def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:
     caller = options.caller
     leaves, structure = tree.flatten(arrays, f"{caller}: arrays")
     outs = None if out is None else tree.leaves_like(structure, out, f"{caller}: out")
-    names = Names("arrays", lambda: tree.paths(structure))
-    results = _cast_arrays(leaves, outs, names, dtype(to, caller=f"{caller}: to="), options, finite)
+    dst = dtype(to, caller=f"{caller}: to=")
+    if not floating_only:
+        names = Names("arrays", lambda: tree.paths(structure))
+        results = _cast_arrays(leaves, outs, names, dst, options, finite)
+    else:
+        results = list(leaves)
+        indices = floating(leaves, lambda: tree.paths(structure), f"{caller}: arrays")
+        names = Names("arrays", lambda: paths(structure, indices))
+        given, targets = [leaves[i] for i in indices], None if outs is None else [outs[i] for i in indices]
+        for i, result in zip(indices, _cast_arrays(given, targets, names, dst, options, finite), strict=True):
+            results[i] = result
     return tree.unflatten(structure, results) if out is None else out
 
 
@@ -125,17 +142,20 @@ def _check_scale(given: list[Any], options: Options) -> None:
 
 
 def _is_transforming(given: list[Any]) -> bool:
-    """Whether the arrays are those of a library that transforms a function at the moment."""
-    found = (adapters.find(x) for x in given)
-    return any(adapter is not None and adapter.is_transforming() for adapter in found)
+    """Whether some arrays have no values yet: those of a library that transforms a function, or that is lazy."""
+    found = ((adapters.find(x), x) for x in given)
+    return any(adapter is not None and adapter.is_transforming(x) for adapter, x in found)
 
 
 def _one_by_one(
     given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Any]:
-    """The same casts within a transform of ``torch.func``, whose tensors have no memory to look at."""
+    """The same casts of arrays that have no memory to look at: within a transform of ``torch.func`` or JAX, or lazy."""
     if finite is not None:
-        raise ValueError(f"{options.caller}: finite= cannot be told within a transform of torch.func; call it outside")
+        raise ValueError(
+            f"{options.caller}: finite= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
+            "call it outside"
+        )
     results: list[Any] = []
     for x, out, path in zip(given, outs or [None] * len(given), names.paths(), strict=True):
         caller = f"{options.caller}: {names.parameter}{path}"

@@ -22,7 +22,7 @@ from gpucast.arrays.batch_item import BatchItem
 from gpucast.arrays.batch_overlap import disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import share_memory
-from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plan_cache
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
@@ -67,7 +67,7 @@ class PackedPlanner(CupyPlanner):
 
 
 #: By the classes of arrays.
-_PLANNERS: dict[type, BatchPlanner] = {PackedArray: PackedPlanner()}
+_PLANNERS: dict[type, BatchPlanner] = {PackedArray: PackedPlanner(), LibraryPackedArray: PackedPlanner()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,61 +4,85 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
-from gpucast.arrays.packed import as_array, device_index
+from gpucast.arrays.packed import as_array, device_index, register_cast
 from gpucast.casting import dispatch
 from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
+from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
 from gpucast.cpu import fast_path
 from gpucast.gpu import devices
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 #: The one object that 0 is: 0.0 and False, which are equal to it, are no offsets.
 _NO_OFFSET = 0
 
 
+@overload
+def cast(
+    x: HostInput,
+    to: Any,
+    *,
+    opset: int = ...,
+    device: Literal["cpu"] | None = None,
+    out: npt.NDArray[Any] | None = None,
+    **keywords: Unpack[CastKeywords],
+) -> npt.NDArray[Any]: ...
+@overload
+def cast(
+    x: Any, to: Any, *, opset: int = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
+) -> Any: ...
 def cast(
     x: Any,
     to: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
-    device: str | None = None,
+    device: Any = None,
     out: Any = None,
     copy: bool = True,
 ) -> Any:
     """Cast an array of any shape to the type `to`: the ONNX Cast operator, bit for bit the same everywhere.
 
+    Integers wrap: 300 to INT8 is 44, whatever `saturate` says, for that is about float8 and FLOAT8E8M0 alone.
+    ``overflow="saturate"`` clamps (127), and ``rounding="nearest_even"`` rounds where a cast truncates.
+
     Parameters
     ----------
     x
         NumPy or CuPy array (types that they lack with the ml_dtypes dtype), PackedArray, scalar or list (taken as
-        ``numpy.asarray`` takes them), or strings (object, ``<U``, ``S``, StringDType). PyTorch tensors, JAX arrays and
-        what speaks DLPack come back as what they were (see `gpucast.interop.torch`, ``jax``, ``dlpack``); what has only
+        ``numpy.asarray`` takes them, and so are objects that are numbers), or strings (object, ``<U``, ``S``,
+        StringDType). PyTorch tensors, JAX arrays, Dask arrays (which stay lazy) and what speaks DLPack come back as
+        what they were (see `gpucast.interop.torch`, ``jax``, ``dask``, ``dlpack``); what has only
         ``__cuda_array_interface__`` comes back as a CuPy array.
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
     saturate
-        ONNX `saturate`: float8 and FLOAT8E8M0 destinations clamp (True) or give infinity or NaN (False).
+        ONNX `saturate`: float8 and FLOAT8E8M0 destinations clamp (True) or give infinity or NaN (False). It has no
+        part in any other destination.
     round_mode
         ONNX `round_mode`, for FLOAT8E8M0 only: "up", "down" or "nearest".
     opset
@@ -69,7 +93,8 @@ def cast(
         the number; this needs a `seed`.
     overflow
         To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
-        DOUBLE: None (infinity) or "saturate" (the largest finite value).
+        DOUBLE: None (infinity) or "saturate" (the largest finite value, of infinities too; but a type is never
+        saturated to itself: DOUBLE to DOUBLE keeps them).
     seed, offset
         For "stochastic", each from 0 to 2^64 - 1. Element i in row-major order takes 32 random bits: word
         ``(offset + i) % 4`` of block ``(offset + i) // 4`` of Philox4x32-10 with the key `seed`. Equal seeds give equal
@@ -78,13 +103,15 @@ def cast(
         Every value is multiplied with it before it is rounded: a finite number that is not negative, or an array of one
         FLOAT or DOUBLE, of NumPy or of x's library on x's device (read when the cast runs, not checked). Values become
         DOUBLE as a cast has them, the product is rounded to DOUBLE and then as any DOUBLE is, so that of two FLOATs
-        once in all. NaN keeps its sign; infinity times 0 is the positive NaN.
+        once in all. NaN keeps its sign; infinity times 0 is the positive NaN. A product beyond DOUBLE is infinite, and
+        to DOUBLE stays so with ``overflow="saturate"``, too: it is a DOUBLE already.
     amax
         An array of one FLOAT, of NumPy for a host array, else of x's library on x's device. It becomes the largest
         magnitude of x's values, before `scale`, rounded to FLOAT, if that is larger than what is there; NaN counts as
-        the largest. So start with 0.
+        the largest, and infinities count: with one in x, or a number beyond FLOAT, it is infinity, of which no finite
+        scale can be made. So start with 0, and look at it before you divide by it.
     device
-        None: where x is; "cpu", "cuda", "cuda:N": there.
+        None: where x is; "cpu", "cuda", "cuda:N", or such a ``torch.device``: there.
     out
         An array of the result's shape, dtype and kind: written and returned.
     copy
@@ -121,20 +148,40 @@ def cast(
     ))  # fmt: skip
 
 
+@overload
+def cast_like(
+    x: HostInput,
+    like: Any,
+    *,
+    opset: int | None = None,
+    device: Literal["cpu"] | None = None,
+    out: npt.NDArray[Any] | None = None,
+    **keywords: Unpack[CastKeywords],
+) -> npt.NDArray[Any]: ...
+@overload
+def cast_like(
+    x: Any,
+    like: Any,
+    *,
+    opset: int | None = None,
+    device: Any = None,
+    out: Any = None,
+    **keywords: Unpack[CastKeywords],
+) -> Any: ...
 def cast_like(
     x: Any,
     like: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int | None = None,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
-    device: str | None = None,
+    device: Any = None,
     out: Any = None,
     copy: bool = True,
 ) -> Any:
@@ -153,6 +200,9 @@ def cast_like(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
         "cast_like", versions,
     ))  # fmt: skip
+
+
+register_cast(cast)
 
 
 def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:

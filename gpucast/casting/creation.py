@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays.bitpacking import namespace
@@ -15,7 +16,11 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices
 
 
-def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:
+@overload
+def empty(shape: Any, dtype: Any, device: Literal["cpu"] | None = None) -> npt.NDArray[Any]: ...
+@overload
+def empty(shape: Any, dtype: Any, device: Any = None) -> Any: ...
+def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
     """An array of `shape` without set values, of the kind that `cast` returns for that device.
 
     On the host (`device` None or "cpu") a NumPy array: ml_dtypes for the types that NumPy lacks, objects (all "") for
@@ -31,7 +36,7 @@ def empty(shape: Any, dtype: Any, device: str | None = None) -> Any:
     return np.empty(lengths, dtype=kind.numpy)
 
 
-def empty_like(x: Any, dtype: Any = None, device: str | None = None) -> Any:
+def empty_like(x: Any, dtype: Any = None, device: Any = None) -> Any:
     """As `empty`, with x's shape and, unless given, x's dtype; a PackedArray gives a PackedArray."""
     if not isinstance(x, PackedArray) and namespace(x) is None:
         x = np.asarray(x)

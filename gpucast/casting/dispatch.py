@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from gpucast import gpu
+from gpucast import gpu, native
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import cast as host_cast
+from gpucast.cpu import compiled
 from gpucast.cpu import fused as host_fused
 from gpucast.gpu import devices
 
@@ -75,3 +76,11 @@ def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None)
     x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
     y = operand(gpu.cast.to_device(x, device), y.dtype)
     return y if target is None else gpu.cast.apply(y, resolve(y.dtype, y.dtype), target)
+
+
+def _compiled(rule: CastRule, nbytes: int) -> compiled.CompiledCast | None:
+    # The first long array loads the library, or finds that there is none.
+    return native.cast.find(rule, nbytes)
+
+
+compiled.FINDERS.append(_compiled)

@@ -13,7 +13,7 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu import text as host_strings
 from gpucast.cpu.chunks import elements, spans
@@ -33,10 +33,10 @@ def cast_report(
     to: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
 ) -> CastReport:
     """What ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host first.
 

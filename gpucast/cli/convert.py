@@ -23,6 +23,7 @@ from gpucast.cli import arguments, attributes
 from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType
+from gpucast.core.errors import printable, printable_lines
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target
@@ -31,7 +32,8 @@ from gpucast.files.inside import within
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
 or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
-and IN and OUT may be the same file. From an index or a folder OUT is a new folder; what holds no tensors is copied.
+and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no
+tensors is copied.
 The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
 OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
 
@@ -91,10 +93,16 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
     )
     parser.add_argument(
+        "--mx-rule",
+        choices=scaling.MX_RULES,
+        help="for --scale mx: the power of two below what a block needs, which clamps its largest values (OCP MX), or "
+        "above (default: up for float8 with --style compressed-tensors, else floor)",
+    )
+    parser.add_argument(
         "--style",
         choices=scale_styles.STYLES,
-        default=scale_styles.STYLES[0],
-        help="the names under which scales are stored, and the config.json for who reads them (default: %(default)s)",
+        help="the names under which scales are stored, and the config.json for who reads them (default: "
+        f"{scale_styles.STYLES[0]}; beside a config.json it must be given)",
     )
 
 
@@ -124,6 +132,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
     )
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a file that exists")
     parser.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
 
 
@@ -162,12 +171,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
-    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed)
+    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed, args.mx_rule)
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
-    plan = checkpoints.make_plan(*paths, request)
+    if args.mx_rule is not None and args.scale != "mx":
+        raise ValueError("--mx-rule goes with --scale mx")
+    plan = checkpoints.make_plan(*paths, request, args.overwrite)
     if args.report is not None:
         _check_report(args.report, plan)
     if args.dry_run:
@@ -184,30 +195,37 @@ def run(args: argparse.Namespace) -> int:
                 cluster.run_on(args.scheduler, plan, options, outcome, advance)
     except BaseException:
         if outcome.kept is not None:
-            print(f"what is finished is kept in {outcome.kept}: the same command goes on from there", file=sys.stderr)
+            kept = printable(outcome.kept)
+            print(f"what is finished is kept in {kept}: the same command goes on from there", file=sys.stderr)
         _warn_of_rest(outcome)
         raise
     _warn_of_rest(outcome)
     if not outcome.waiting and not outcome.was_written:
-        with arguments.created(args.report) as file:
-            if file is not None:
-                document = report.report(outcome)
-                text = (
-                    html.page(document)
-                    if args.report.lower().endswith(".html")
-                    else json.dumps(document, indent=1) + "\n"
-                )
-                file.write(text.encode())
+        try:
+            _write_report(args.report, outcome)
+        except BaseException:
+            print(printable(f"{plan.target} is written and whole"), file=sys.stderr)
+            raise
     if args.json:
         print(json.dumps(report.summary(outcome)))
     elif not args.quiet:
-        print(outcome_text(outcome, bool(options.files_of(plan))))
+        print(printable_lines(outcome_text(outcome, bool(options.files_of(plan)))))
     return 0
+
+
+def _write_report(path: str | None, outcome: Outcome) -> None:
+    with arguments.created(path) as file:
+        if path is None or file is None:
+            return
+        document = report.report(outcome)
+        page = html.page(document) if path.lower().endswith(".html") else json.dumps(document, indent=1) + "\n"
+        file.write(page.encode())
 
 
 def _warn_of_rest(outcome: Outcome) -> None:
     if outcome.left is not None:
-        print("; ".join(filter(None, [f"{outcome.plan.target} is written and whole", outcome.left])), file=sys.stderr)
+        left = f"; {outcome.left}" if outcome.left else ""
+        print(printable(f"{outcome.plan.target} is written and whole{left}"), file=sys.stderr)
 
 
 def _check_report(path: str, plan: ConversionPlan) -> None:

@@ -6,11 +6,14 @@ from __future__ import annotations
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints import ConversionPlan, Outcome
 from gpucast.checkpoints.losses import limits as loss
-from gpucast.checkpoints.planning.tensors import TensorPlan
+from gpucast.checkpoints.reporting import cells
 from gpucast.checkpoints.reporting import summary as report
+from gpucast.core.errors import printable
 
-#: At most this many names of tensors are printed.
-_NAMED = 20
+#: At most this many names of tensors are printed for each reason.
+_NAMED = 5
+#: Sizes up to this many bytes are told exactly.
+_EXACT = 10_000
 
 
 def outcome_text(outcome: Outcome, has_share: bool) -> str:
@@ -21,10 +24,13 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     if not has_share and outcome.waiting:
         return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
     lines = []
-    if plan.left_alone:
-        names = [f"{tensor.name!r} ({_description(tensor)})" for _, tensor in plan.left_alone]
+    by_reason: dict[str, list[str]] = {}
+    for _, tensor in plan.left_alone:
+        by_reason.setdefault(_shown(tensor.why), []).append(f"{tensor.name!r} ({_shown(tensor.kind)})")
+    for reason, names in by_reason.items():
+        why = f", for {reason}" if reason else ""
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"left alone: {', '.join(names[:_NAMED])}{more}")
+        lines.append(f"left alone{why}: {', '.join(names[:_NAMED])}{more}")
     copied = sum(file.tensors is None for file in plan.files)
     if copied:
         lines.append(f"copied as they are: {_count(copied, 'file')}")
@@ -33,6 +39,8 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     scale = plan.request.scale
     if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
         lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
+    if kept := sum(result.plan.lossless for result in results):
+        lines.append(f"lossless: {_count(kept, 'tensor')} with every value kept and compared; the scales alone moved")
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:
@@ -43,7 +51,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
     lines.append(
         f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
-        f"{counts.elements:,} elements, {bytes_in:,} -> {bytes_out:,} bytes; {loss.words(counts)}"
+        f"{counts.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {loss.words(counts, zeros=False) or 'none lost'}"
     )
     if outcome.waiting:
         lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
@@ -54,37 +62,49 @@ def _verified(outcome: Outcome) -> str:
     return f"verified: {outcome.verified:,} elements are what the reference gives"
 
 
-def _description(tensor: TensorPlan) -> str:
-    return _shown(f"{tensor.kind}: {tensor.why}" if tensor.why else tensor.kind)
+def _sizes(before: int, after: int) -> str:
+    if max(before, after) <= _EXACT:
+        return f"{before:,} -> {after:,} bytes"
+    return f"{_size(before)} -> {_size(after)}"
+
+
+def _size(number: int) -> str:
+    return cells.size(number).replace("\u00a0", " ")
 
 
 def _shown(text: str) -> str:
-    """Text from a file, made safe for a terminal: unprintable characters are escaped."""
-    return text if text.isprintable() else repr(text)
+    """A text from a file, as part of a line: in quotes where escapes take the place of characters."""
+    return text if text.isprintable() else f"'{printable(text)}'"
 
 
 def plan_table(plan: ConversionPlan) -> str:
-    """The plan as a table with one line per tensor."""
+    """The plan as a table with one line per tensor, and below it the reasons why some are kept."""
     lines = [("file", "tensor", "from", "to", "shape", "bytes", "becomes")]
+    reasons = list(dict.fromkeys(tensor.why for _, tensor in plan.left_alone if tensor.why))
     for file in plan.files:
         if file.tensors is None:
             lines.append((file.name, "", "", "copied", "", f"{file.bytes_in:,}", f"{file.bytes_in:,}"))
         for tensor in file.tensors or ():
-            target = f"kept{': ' * bool(tensor.why)}{tensor.why}" if tensor.dtype is None else tensor.dtype.name
+            note = f" ({reasons.index(tensor.why) + 1})" if tensor.why else ""
+            target = f"kept{note}" if tensor.dtype is None else tensor.dtype.name + " (lossless)" * tensor.lossless
             becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
             shape = "x".join(map(str, tensor.shape)) or "scalar"
             lines.append((file.name, tensor.name, tensor.kind, target, shape, f"{tensor.bytes_in:,}", becomes))
     sizes = report.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
     lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
-    shown = [list(map(_shown, line)) for line in lines]
+    # The name of a single file says nothing new.
+    shown = [list(map(_shown, line[1:] if plan.single else line)) for line in lines]
+    if plan.single:
+        shown[-1][0] = f"total: {shown[-1][0]}"
+    numbers = len(shown[0]) - 2
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     text = []
     for line in shown:
-        cells = [
-            f"{cell:>{w}}" if i > 4 else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ]
-        text.append("  ".join(cells).rstrip())
+        padded = enumerate(zip(line, widths, strict=True))
+        row = [f"{cell:>{width}}" if i >= numbers else f"{cell:<{width}}" for i, (cell, width) in padded]
+        text.append("  ".join(row).rstrip())
+    text += [f"({number}) {_shown(reason)}" for number, reason in enumerate(reasons, 1)]
     return "\n".join(text)
 
 

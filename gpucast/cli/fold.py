@@ -24,12 +24,15 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", metavar="IN")
-    parser.add_argument("output", metavar="OUT", help="may be IN")
+    parser.add_argument("output", metavar="OUT", help="may be IN, with --overwrite")
+    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     onnx = onnx_pb.imported(args.input)
+    if os.path.exists(args.output) and not args.overwrite and args.output != os.devnull:
+        raise FileError(f"{args.output}: exists already; give --overwrite to replace it, or another name")
     # onnx is optional: only this command needs the module.
     from gpucast.interop.onnx import fold_casts
 

@@ -19,6 +19,7 @@ from gpucast.compile.cache_folder import cache_folder, writable
 from gpucast.compile.cache_folder import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
+from gpucast.native import library as host_native
 from gpucast.parity import self_test
 from gpucast.parity.self_test import Comparison, Compilation, Problem
 
@@ -71,6 +72,7 @@ def collect() -> dict[str, Any]:
         "host_compiler": _host_compiler(),
         "self_test": _facts(compared),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
+        "host_casts": host_native.status(),
         "advice": [*_cupy_advice(cupy, found), *_package_advice()],
         "gpu_casts": problem is None,
         "verdict": _verdict(problem),
@@ -85,9 +87,9 @@ def _version(name: str) -> str | None:
 
 
 def _host_compiler() -> str | None:
-    """The command of the C compiler that makes the host's library; None without one."""
+    """The command of the C++ compiler that makes the host's library; None without one."""
     try:
-        return shlex.join(cxx.find("c", "info"))
+        return shlex.join(cxx.find("info"))
     except cxx.CompilerMissing:
         return None
 
@@ -182,12 +184,13 @@ def _as_text(facts: Mapping[str, Any]) -> str:
         "driver": "no NVIDIA driver" if found is None else f"runs up to {_cuda(found['cuda'])}",
         "devices": ", ".join(facts["devices"]) or (found or {}).get("problem") or "none",
         "compiler": _compiler(facts["compiler"]),
-        "C compiler": facts["host_compiler"] or "none (files are converted without the C library, more slowly)",
+        "C++ compiler": facts["host_compiler"] or "none",
         **({} if facts["self_test"] is None else {"self-test": _self_test(facts["self_test"])}),
         "cache": cache["folder"]
         + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)")
         + (f" (not used: {why}; kernels are kept in memory only)" if (why := cache_problem(cache["folder"])) else ""),
     }
+    lines["host casts"] = facts["host_casts"]
     width = max(map(len, lines))
     text = [f"{name:<{width}}  {value}" for name, value in lines.items()]
     return "\n".join([*text, *(f"- {advice}" for advice in facts["advice"]), facts["verdict"]])

@@ -14,33 +14,32 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import NoReturn
 
-from gpucast.cli import bench, convert, dtypes, fold, info, kernel, parity, warmup
+from gpucast.cli import bench, convert, dtypes, fold, info, kernel, parity, prove, warmup
 from gpucast.core import interruption
+from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser, of commands too, whose errors are short: the usage of `convert` alone has a dozen lines."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n(see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
-    )
-    parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (bench, convert, dtypes, fold, info, kernel, parity, warmup):
-        module.add(commands)
-    args, unknown = parser.parse_known_args(argv)
-    if args.command is None:
-        parser.exit(2, parser.format_help())
-    if unknown:
-        # Of the subcommand, whose usage helps more than that of `gpucast`.
-        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # Names of tensors and files may hold characters that the terminal cannot show.
-        sys.stdout.reconfigure(errors="backslashreplace")
+    name = "gpucast"
     try:
         interruption.imported()
         with _terminable():
+            args = _parsed(argv)
+            name = f"gpucast {args.command}"
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                # Names of tensors and files may hold characters that the terminal cannot show.
+                sys.stdout.reconfigure(errors="backslashreplace")
             code: int = args.run(args)
             sys.stdout.flush()
             return code
@@ -49,18 +48,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt as stopped:
-        return _fail(args, ": ".join(filter(None, ["interrupted", str(stopped)])), 130)
+        return _fail(name, ": ".join(filter(None, ["interrupted", str(stopped)])), 130)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return _fail(args, f"{where}{error.strerror or error}")
+        where = printable(f"{error.filename}: ") if error.filename is not None else ""
+        return _fail(name, f"{where}{error.strerror or error}")
     except MemoryError as error:
-        return _fail(args, f"out of memory: {error}" if str(error) else "out of memory")
+        return _fail(name, f"out of memory: {error}" if str(error) else "out of memory")
     except (ValueError, TypeError, RuntimeError) as error:
-        return _fail(args, str(error))
+        return _fail(name, str(error))
 
 
-def _fail(args: argparse.Namespace, message: str, code: int = 1) -> int:
-    print(f"gpucast {args.command}: {message}", file=sys.stderr)
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _Parser(
+        prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
+    )
+    parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in (bench, convert, dtypes, fold, info, kernel, parity, prove, warmup):
+        module.add(commands)
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.exit(2, parser.format_help())
+    if unknown:
+        # Of the subcommand, whose help has more to say than that of `gpucast`.
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def _fail(name: str, message: str, code: int = 1) -> int:
+    print(f"{name}: {printable_lines(message)}", file=sys.stderr)
     return code
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gpucast.cli import arguments
@@ -19,6 +20,7 @@ from gpucast.parity import picture, plan, work
 from gpucast.parity.backends import CastBackend, backend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import CaseResult
+from gpucast.parity.proof.certificate import proved_pairs
 from gpucast.parity.report import Mode, ParityReport
 from gpucast.parity.sweep import sweep
 
@@ -73,6 +75,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write the result of every pair")
     parser.add_argument("--picture", metavar="FILE", help="write the grid of pairs as SVG")
+    parser.add_argument(
+        "--proof", metavar="FILE", action="append", default=[],
+        help="mark the pairs of which this certificate of `gpucast prove` has proved every rule (may be repeated)",
+    )  # fmt: skip
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run, wrong_usage=parser.error)
 
@@ -87,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
         if json_file is not None:
             json_file.write(json.dumps(report.as_json(), indent=1).encode() + b"\n")
         if picture_file is not None:
-            picture_file.write(picture.svg(report).encode())
+            proved = proved_pairs([json.loads(Path(path).read_text(encoding="utf-8")) for path in args.proof])
+            picture_file.write(picture.svg(report, proved).encode())
     print(report.text())
     if len(report.outcomes) < report.planned:
         print("a seeded sample; --full tries all")

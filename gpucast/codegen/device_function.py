@@ -8,7 +8,7 @@ from typing import Any
 from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import STOCHASTIC, resolve
+from gpucast.core.rule import STOCHASTIC, OverflowKeyword, Rounding, RoundMode, resolve
 
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -21,10 +21,10 @@ def device_function(
     dst: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
 ) -> str:
     """CUDA text that defines ``__device__ D gpucast_<src>_to_<dst>(S value)``, with the same rule as `cast`.
 

@@ -15,7 +15,7 @@ import sys
 
 from gpucast.core import trusted_files
 
-#: What the folders hold: compiled kernels, and the C library of the host.
+#: What the folders hold: compiled kernels, and the compiled library of the host.
 KERNELS, NATIVE = "kernels", "native"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds a C or C++ compiler on this machine."""
+"""Finds a C++ compiler on this machine."""
 
 from __future__ import annotations
 
@@ -11,38 +11,34 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import Literal
 
-Language = Literal["c", "c++"]
-
-#: The environment variable, the commands that are searched for, and the ziglang wheel's command.
-_COMMANDS = {"c++": ("CXX", ("g++", "clang++", "c++"), "c++"), "c": ("CC", ("gcc", "clang", "cc"), "cc")}
+_VARIABLE, _COMMANDS = "CXX", ("g++", "clang++", "c++")
 
 
 class CompilerMissing(RuntimeError):
     """No compiler was found. The message says how to get one."""
 
 
-def find(language: Language, caller: str) -> list[str]:
-    """The command of a C++17 or C11 compiler: $CXX or $CC, one from the path, or the one in the ziglang wheel.
+def find(caller: str) -> list[str]:
+    """The command of a C++17 compiler: $CXX, one from the path, or the one in the ziglang wheel.
 
     CompilerMissing, which begins with `caller`, where there is none.
     """
-    variable, names, of_zig = _COMMANDS[language]
-    chosen = os.environ.get(variable)
+    chosen = os.environ.get(_VARIABLE)
     if chosen:
         command = shlex.split(chosen)
         if not command or shutil.which(command[0]) is None:
-            wanted = f"set it to a {language.upper()} compiler or unset it"
-            raise CompilerMissing(f"{caller}: {variable}={chosen!r} is not a command; {wanted}")
+            raise CompilerMissing(
+                f"{caller}: {_VARIABLE}={chosen!r} is not a command; set it to a C++ compiler or unset it"
+            )
         return command
-    for name in names:
+    for name in _COMMANDS:
         if shutil.which(name) is not None:
             return [name]
     if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", of_zig]
+        return [sys.executable, "-m", "ziglang", "c++"]
     raise CompilerMissing(
-        f"{caller}: no {language.upper()} compiler; install {names[0]} or {names[1]}, set {variable}, or run: "
+        f"{caller}: no C++ compiler; install {_COMMANDS[0]} or {_COMMANDS[1]}, set {_VARIABLE}, or run: "
         f"{shlex.quote(sys.executable)} -m pip install ziglang"
     )
 

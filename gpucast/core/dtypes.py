@@ -8,6 +8,7 @@ IEEE 754-2019 (binary16/32/64), the OCP 8-bit and microscaling (MX) specificatio
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 import operator
 import re
@@ -74,6 +75,11 @@ class DType:
         if self.family == "string":
             return np.dtype(object)
         return np.dtype(getattr(ml_dtypes, self.numpy_name, self.numpy_name))
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        """As `numpy`, where NumPy (2.4 and newer) looks for it: ``np.zeros(3, gpucast.dtype("BFLOAT16"))``."""
+        return self.numpy
 
     @cached_property
     def code_numpy(self) -> np.dtype[Any]:
@@ -239,6 +245,38 @@ DTYPES: tuple[DType, ...] = _table("""
 # One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
 _NUMPY_CODE = re.compile(r"[<>=|]?[A-Za-z?][0-9]{0,2}")
 
+#: Short forms, taken in any case.
+_SHORT_FORMS = {
+    "half": "FLOAT16",
+    "fp16": "FLOAT16",
+    "fp32": "FLOAT",
+    "fp64": "DOUBLE",
+    "short": "INT16",
+    "str": "STRING",
+}
+#: Names that are taken with the library's prefix alone: without it they are NumPy's too, for other types.
+_WITH_PREFIX = {"torch.int": "INT32", "torch.long": "INT64"}
+
+#: Texts that two worlds read differently, whatever the platform's NumPy knows of them: sizes in bytes to NumPy and in
+#: bits to everybody else; text of so many characters to NumPy and unsigned integers to safetensors.
+_TWO_FACED = re.compile(r"[iu][1248]|f(2|4|8|16)|U[0-9]+")
+
+_FAMILY_NAME = re.compile(r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?")
+
+
+def _columns_of(name: str) -> dict[str, int] | None:
+    """The bits that a text for several types gives: "fp8" {"bits": 8}, "e4m3" those of exponent and mantissa.
+
+    None for a text that gives none.
+    """
+    found = _FAMILY_NAME.fullmatch(name.lower())
+    if found is None:
+        return None
+    columns = ("bits", "exponent_bits", "mantissa_bits")
+    given = {column: int(text) for column, text in zip(columns, found.groups(), strict=True) if text is not None}
+    return given or None
+
+
 #: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
 #: Filled where libraries are registered.
 FOREIGN: set[tuple[str, str]] = set()
@@ -252,17 +290,20 @@ def is_foreign(kind: type) -> bool:
 class Lookup:
     """``gpucast.dtype(anything) -> DType``: find the row that `anything` names.
 
-    Taken: a DType; an ONNX name in any case ("FLOAT16", "float8e4m3fn"; "float" is ONNX's FLOAT); a NumPy or ml_dtypes
-    name ("float32", "float8_e4m3fn"); an ONNX number; a NumPy, ml_dtypes or CuPy dtype or scalar type; a torch dtype;
-    ``str`` and NumPy's string dtypes for STRING.
+    Taken, text in any case: a DType; an ONNX name ("FLOAT16", "float8e4m3fn"; "float" is ONNX's FLOAT) or number; a
+    name of NumPy, ml_dtypes or PyTorch ("float32", "float8_e4m3fn", "torch.bfloat16"); a safetensors code ("BF16",
+    "F8_E4M3"); a short form ("bf16", "fp16", "half", "f32"); NumPy's code with a byte order ("<f4"); a dtype or scalar
+    type of NumPy, ml_dtypes, CuPy or PyTorch; ``bool``; ``str`` and NumPy's string dtypes for STRING.
 
-    Refused with both readings named: NumPy's one- and two-character codes ("i4", "f4"), the builtins float, int and
-    bool, and bool instances. Complex types are refused by name: Cast never takes them.
+    Refused with both readings named: text that two worlds read differently (NumPy's codes "i4", "f4" and "f16",
+    safetensors' "U8"), the builtins float and int, and bool instances. A family ("fp8", "e4m3") is refused with its
+    members. Complex types are refused by name: Cast never takes them.
 
-    Raises TypeError for anything that names no type.
+    Raises TypeError for anything that names no type; for a typo it names the nearest one.
     """
 
     def __init__(self, rows: tuple[DType, ...]) -> None:
+        #: In lower case, but for codes of safetensors that mean another type in lower case.
         self._names: dict[str, DType] = {}
         self._numbers: dict[int, DType] = {}
         # Rows of the host dtypes by NumPy's own name; STRING is found by kind instead.
@@ -277,6 +318,11 @@ class Lookup:
         if row.family != "string":
             yield self._names, row.numpy_name
             yield self._numpy, row.numpy_name
+        codes = [] if row.safetensors is None else [row.safetensors.lower(), row.safetensors]
+        yield from ((self._names, code) for code in codes if not _TWO_FACED.fullmatch(code))
+        for short, name in (_SHORT_FORMS | _WITH_PREFIX).items():
+            if name == row.name:
+                yield self._names, short
 
     def _add(self, row: DType) -> None:
         for table, key in self._keys(row):
@@ -304,6 +350,11 @@ class Lookup:
         except _Refused as refused:
             raise TypeError(caller + str(refused)) from None
 
+    def names(self, row: DType) -> list[str]:
+        """The texts that are taken for a row: in any case where they are in lower case, else as they are."""
+        found = [name for name, named in self._names.items() if named is row]
+        return [name for name in found if name.islower() or name.lower() not in found]
+
     def from_safetensors(self, code: str) -> DType:
         """The row of a safetensors header code such as "BF16" or "F8_E4M3"; TypeError for any other text."""
         for row in dict.fromkeys(self._names.values()):
@@ -324,32 +375,52 @@ class Lookup:
         if isinstance(anything, type):
             return self._from_type(anything)
         if is_foreign(type(anything)):
-            name = str(anything).removeprefix(f"{type(anything).__module__}.")
-            return self._from_name(name.removesuffix("_x2"))
+            return self._from_name(str(anything))
         try:
             return self._numbers[operator.index(anything)]
         except (TypeError, KeyError):
-            raise _unknown(anything) from None
+            raise self._unknown(anything) from None
 
     def _from_name(self, name: str) -> DType:
-        row = self._names.get(name.lower())
+        row = self._names.get(name)
+        if row is None and not _TWO_FACED.fullmatch(name):
+            row = self._names.get(name.lower())
         if row is not None:
             return row
         if name.lower().startswith("complex"):
             raise _complex(name)
-        if _NUMPY_CODE.fullmatch(name) or name in ("int", "uint", "long", "ulong"):
-            try:
-                reading = np.dtype(name).name
-            except TypeError:
-                raise _unknown(name) from None
-            digits = "".join(c for c in name if c.isdigit())
-            other = {"i": "integer", "u": "unsigned integer", "f": "float"}.get(name.lstrip("<>=|")[0].lower())
-            raise _ambiguous(
-                name,
-                f"NumPy's code for {reading}",
-                f"as a {digits}-bit {other}" if digits and other else "as a short form of some other type",
-            )
-        raise _unknown(name)
+        for prefix in (f"{module}." for module, _ in FOREIGN):
+            if name.lower().startswith(prefix):
+                return self._from_name(name[len(prefix) :].removesuffix("_x2"))
+        if name.lower() in ("int", "uint", "long", "ulong"):
+            raise _ambiguous(name, f"NumPy's {np.dtype(name.lower()).name}", "as a type of another length elsewhere")
+        if _TWO_FACED.fullmatch(name) or _TWO_FACED.fullmatch(name.lower()):
+            raise _two_faced(name)
+        if _NUMPY_CODE.fullmatch(name):
+            with contextlib.suppress(TypeError):
+                found = np.dtype(name)
+                if name[0] in "<>=|":
+                    return self._from_numpy(found, name)
+                raise _ambiguous(name, f"NumPy's code for {found.name}", "as a short form of some other type")
+        raise self._family(name) or self._unknown(name)
+
+    def _family(self, name: str) -> _Refused | None:
+        """The refusal of a text for several types, with these; None for any other text."""
+        given = _columns_of(name)
+        if given is None:
+            return None
+        rows = dict.fromkeys(row for row in self._names.values() if row.is_float)
+        members = [row.name for row in rows if all(getattr(row, column) == n for column, n in given.items())]
+        if not members:
+            return None
+        return _Refused(f"{name!r} is a family of types; write one of them: {', '.join(members)}")
+
+    def _unknown(self, asked: object) -> _Refused:
+        """The refusal of what is no type: with the nearest name, if one is near, else with all."""
+        near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
+        if near:
+            return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
+        return _Refused(f"{asked!r} is not a dtype; expected one of {', '.join(sorted(row.name for row in DTYPES))}")
 
     def _from_numpy(self, kind: np.dtype[Any], asked: object = None) -> DType:
         if kind.kind in "UTSO":
@@ -359,14 +430,16 @@ class Lookup:
             raise _complex(name)
         row = self._numpy.get(name)
         if row is None:
-            raise _unknown(name if asked is None else asked)
+            raise self._unknown(name if asked is None else asked)
         return row
 
     def _from_type(self, kind: type) -> DType:
         if kind is str:
             return self._names["string"]
-        if kind in (float, int, bool):
-            numpy_name, onnx_name = {float: ("float64", "FLOAT"), int: ("int64", "INT32"), bool: ("bool", "BOOL")}[kind]
+        if kind is bool:
+            return self._names["bool"]
+        if kind in (float, int):
+            numpy_name, onnx_name = {float: ("float64", "FLOAT"), int: ("int64", "INT32")}[kind]
             raise _ambiguous(kind, f"NumPy's {numpy_name}", f"as ONNX's {onnx_name}")
         if kind is complex:
             raise _complex(kind)
@@ -379,11 +452,22 @@ class Lookup:
         of_jax = getattr(kind, "dtype", None)  # jax.numpy.bfloat16 and the like.
         if isinstance(of_jax, np.dtype):
             return self._from_numpy(of_jax, kind)
-        raise _unknown(kind)
+        raise self._unknown(kind)
 
 
 class _Refused(Exception):
     """Why a name was refused, without the words that say who asked."""
+
+
+def _two_faced(name: str) -> _Refused:
+    size = name[1:]
+    an = "an" if size.startswith("8") else "a"
+    if name[0] == "U":
+        return _ambiguous(name, f"NumPy's code for text of {size} characters", f"as {an} {size}-bit unsigned integer")
+    # Not every platform's NumPy has float128.
+    reading = "float128" if name.lower() == "f16" else np.dtype(name.lower()).name
+    kind = {"i": "integer", "u": "unsigned integer", "f": "float"}[name[0].lower()]
+    return _ambiguous(name, f"NumPy's code for {reading}", f"as {an} {size}-bit {kind}")
 
 
 def _ambiguous(asked: object, one: str, other: str) -> _Refused:
@@ -394,10 +478,6 @@ def _ambiguous(asked: object, one: str, other: str) -> _Refused:
 
 def _complex(asked: object) -> _Refused:
     return _Refused(f"{asked!r} is complex; Cast takes no complex type")
-
-
-def _unknown(asked: object) -> _Refused:
-    return _Refused(f"{asked!r} is not a dtype; expected one of {', '.join(sorted(row.name for row in DTYPES))}")
 
 
 dtype = Lookup(DTYPES)

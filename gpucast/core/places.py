@@ -39,3 +39,9 @@ def resolved(path: str) -> str:
         # A link to what is not there yet. (One that leads to itself is an error above.)
         return resolved(os.path.join(folder, os.readlink(last)))
     return os.path.realpath(path)
+
+
+def close_quietly(handle: int) -> None:
+    """For finalizers: close a descriptor through which nothing was written, of which an error says nothing."""
+    with contextlib.suppress(OSError):
+        os.close(handle)

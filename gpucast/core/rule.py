@@ -25,6 +25,9 @@ Rounding = Literal["truncate", "nearest_even", "stochastic"]
 #: What becomes of a number that is out of the destination's range.
 Overflow = Literal["wrap", "saturate", "infinity", "nan"]
 
+#: The `overflow` keyword. (What None means depends on the destination.)
+OverflowKeyword = Literal["wrap", "saturate"]
+
 ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
 #: Values of the `rounding` keyword: for integers, and for the floats of 16 bits or fewer.
 ROUNDINGS: tuple[Rounding, ...] = ("truncate", "nearest_even")

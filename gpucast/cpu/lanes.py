@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quick path for NumPy arrays: the same bits as the reference, at the speed of memory where NumPy allows it.
 
-An array is cast in chunks that stay in the cache. A *lane* is the function that casts a chunk; it is chosen once per
-call. There are three kinds:
+Long arrays are cast by compiled code where there is some (`gpucast.cpu.compiled`). Otherwise an array is cast in chunks
+that stay in the cache. A *lane* is the function that casts a chunk; it is chosen once per call. There are three kinds:
 
 1. one NumPy pass over the codes, where that does the whole cast: equal types, integers, most casts to BOOL;
 2. a table look-up by the source's code, for sources of 16 bits or fewer (`gpucast.cpu.tables`);
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
-from gpucast.cpu import tables
+from gpucast.cpu import compiled, tables
 from gpucast.cpu.chunks import CHUNK, codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode, encode
 from gpucast.cpu.store import Lane, store
@@ -33,6 +33,8 @@ from gpucast.cpu.store import Lane, store
 Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
+#: The size up to which NumPy is quicker than a call of compiled code.
+FEW = 1 << 9
 #: The size up to which an array is short: NumPy's overhead per call takes longer than the elements.
 SHORT = 1 << 11
 
@@ -51,10 +53,15 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
     """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
     if views is not None and codes.size <= SHORT:
-        _short_lanes(rule)(*views)
+        cast = compiled.READY.get(rule) if codes.size > FEW else None
+        (cast or _short_lanes(rule))(*views)
+        return
+    cast = compiled.find(rule, codes.nbytes)
+    if cast is not None and views is not None:
+        cast(*views)
         return
     with np.errstate(all="ignore"):
-        lane = _one_pass(rule)
+        lane = cast or _one_pass(rule)
         if lane is not None and views is not None:
             lane(*views)
             return
@@ -73,7 +80,7 @@ def lane(rule: CastRule, size: int, chunk: int) -> Lane:
     """
     if size <= SHORT:
         return _short_lanes(rule)
-    return _one_pass(rule) or _lane(rule, size, chunk)
+    return compiled.find(rule, size * rule.src.code_numpy.itemsize) or _one_pass(rule) or _lane(rule, size, chunk)
 
 
 class _ShortLanes:

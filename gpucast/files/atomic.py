@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -27,8 +28,10 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     check_target(path)
     folder, name = os.path.split(target)
     with _naming(path):
-        handle, temporary = tempfile.mkstemp(prefix=f".{name[:50]}.", suffix=".tmp", dir=folder)
+        # Named before it is made, so that it is removed even if Ctrl-C comes as soon as it is there.
+        temporary = os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}.tmp")
         try:
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
             with closing(open(handle, "wb", buffering=1 << 20)) as file:
                 yield file
                 file.flush()

@@ -60,8 +60,6 @@ class TensorFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        if self.model is not None:
-            self.model.close()
 
 
 @contextlib.contextmanager

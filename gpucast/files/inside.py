@@ -1,20 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks file names that come from another file: they may only lead to files in the same folder."""
+"""Checks file names that come from another file, and opens them: they may only lead to files in the same folder."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import PurePosixPath, PureWindowsPath
 
 from gpucast.files.tensor import FileError
 
+#: With O_PATH a folder need not be readable to be gone through.
+_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 
-def inside(folder: str, name: str, path: str, what: str) -> str:
+
+def inside(folder: str, name: str, path: str, what: str, beside: str | None = None) -> str:
     """The path of the regular file `name` in `folder`. Errors say that `path` names it, and as what (`what`).
 
     FileError for absolute names, names with "..", links that lead out of the folder, missing files and everything that
-    is not a regular file. A downloaded file must not be able to choose which files are read.
+    is not a regular file. A downloaded file must not be able to choose which files are read. `beside` is one more
+    folder that links may lead to.
     """
     context = f"{path}: {what} {name!r}"
     if not name or "\0" in name:
@@ -24,12 +29,18 @@ def inside(folder: str, name: str, path: str, what: str) -> str:
         if pure.is_absolute() or pure.drive or pure.root or ".." in pure.parts:
             raise FileError(f"{context} leads out of the folder; expected the name of a file within it")
     full = os.path.join(folder, name)
-    if not within(folder, full):
-        raise FileError(f"{context} is a link that leads out of the folder, which is not followed")
+    if not (within(folder, full) or (beside is not None and within(beside, full))):
+        raise FileError(
+            f"{context} is a link that leads out of the folder, which is not followed; `cp -rL` makes a folder of files"
+        )
     try:
         mode = os.stat(full).st_mode
     except (FileNotFoundError, NotADirectoryError):
         raise FileError(f"{context} is missing: there is no such file") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise FileError(f"{context} is too long for the name of a file") from None
+        raise
     if not stat.S_ISREG(mode):
         raise FileError(f"{context} is no regular file")
     return full
@@ -43,3 +54,35 @@ def within(folder: str, path: str) -> bool:
     except ValueError:
         # The two are on different drives.
         return False
+
+
+def open_inside(folder: str, path: str) -> int:
+    """A descriptor of a file that `inside` gave, for reading. What is checked is what is open: after links have been
+    resolved, each folder is opened in the one above it and no link is followed, so that one put there in between leads
+    nowhere.
+
+    FileError if it has come to lie elsewhere, or is no regular file. OSError.
+    """
+    real, target = os.path.realpath(folder), os.path.realpath(path)
+    if not within(real, target):
+        raise FileError(f"{path}: is a link that leads out of the folder, which is not followed")
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if os.open not in os.supports_dir_fd:
+        handle = os.open(target, flags)
+    else:
+        *folders, name = os.path.relpath(target, real).split(os.sep)
+        at = os.open(real, _FOLDER)
+        try:
+            for part in folders:
+                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
+                os.close(at)
+                at = below
+            handle = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, path) from error
+        finally:
+            os.close(at)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileError(f"{path}: is no regular file")
+    return handle

@@ -19,10 +19,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.files import limits
 from gpucast.files.tensor import FileError, checked_lengths
 
-#: NumPy's own limit. The header is parsed as a Python literal, which must not be huge.
-_LONGEST = 10_000
 _BYTE_ORDERS = "<>=|"
 
 
@@ -79,14 +78,21 @@ def read(stream: BinaryIO, path: str, name: str) -> Header:
         raise FileError(f"{path}: tensor {name!r}: .npy version {version[0]}.{version[1]} is unknown")
     field = take(2 if version == (1, 0) else 4)
     length = int.from_bytes(field, "little")
-    if length > _LONGEST:
-        raise FileError(f"{path}: tensor {name!r}: the .npy header claims {length} bytes; expected at most {_LONGEST}")
+    if length > limits.NPY_HEADER:
+        raise FileError(
+            f"{path}: tensor {name!r}: the .npy header claims {length} bytes; expected at most {limits.NPY_HEADER}"
+        )
     text = take(length)
     descr, fortran, shape = _fields(text, "utf-8" if version == (3, 0) else "latin-1", path, name)
     onnx_type, element = _type(descr, path, name)
     lengths = checked_lengths(shape, path, name)
     if element.itemsize == 0 and 0 not in lengths:
         raise FileError(f"{path}: tensor {name!r}: elements of {descr!r} take no bytes")
+    if 0 in lengths and math.prod(n for n in lengths if n) * element.itemsize >= 1 << 63:
+        # NumPy does not make such an array, though it has no elements.
+        raise FileError(f"{path}: tensor {name!r}: {descr!r} of shape {lengths} takes 2^63 bytes or more")
+    # With one length at most there is one order.
+    fortran = fortran and len(lengths) > 1
     return Header(onnx_type, element, lengths, fortran, str(descr), start + field + text)
 
 

@@ -18,14 +18,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core.dtypes import dtype
-from gpucast.files import npy, npy_header, raw_data
+from gpucast.files import limits, npy, npy_header, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
 
 _METADATA = "__gpucast__"
 #: The compression methods that NumPy writes, and their largest possible compression ratios.
-_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
-#: Larger metadata is refused before it is read.
-_LONGEST = 100_000_000
+_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: limits.DEFLATED}
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
@@ -33,6 +31,9 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
     held = os.fstat(file.fileno()).st_size
+    if (claimed := sum(info.compress_size for info in infos)) > held:
+        # Members that overlap would count the same bytes again and again.
+        raise FileError(f"{path}: its members claim {claimed} bytes, the file holds {held}")
     tensors: dict[str, StoredTensor] = {}
     for info in infos:
         tensor = _member(archive, info, held, path)
@@ -62,6 +63,11 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, held: int, path: st
         header = npy_header.read(stream, path, name)  # type: ignore[arg-type]
         start = stream.tell()
     check_bytes(path, name, header.nbytes, info.file_size - start)
+    if header.fortran and header.nbytes > max(limits.SMALL_FORTRAN, limits.FORTRAN * info.compress_size):
+        raise FileError(
+            f"{path}: tensor {name!r} is in Fortran order, which is read as a whole, and has {header.nbytes} bytes in "
+            f"{info.compress_size} compressed ones; expected at most {limits.FORTRAN} times as many; save it in C order"
+        )
 
     def data() -> Any:
         with _damage(path):
@@ -104,11 +110,11 @@ def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any
     if tensor is None:
         return {}
     wrong = FileError(f"{path}: the member {_METADATA!r} is not the text that gpucast writes")
-    if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > _LONGEST:
+    if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > limits.HEADER:
         raise wrong
     try:
-        types = json.loads(str(tensor.read()[()]))
-    except (ValueError, RecursionError):
+        types = limits.parsed_json(str(tensor.read()[()]))
+    except ValueError:
         raise wrong from None
     if not isinstance(types, dict) or not all(isinstance(entry, dict) for entry in types.values()):
         raise wrong

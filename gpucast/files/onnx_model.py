@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ONNX models (.onnx): the initializers of the main graph, in the model file or in external data. Needs onnx.
 
-Data inside the model file is in memory while the model is open; external data is read piece by piece.
+Data inside the model file is in memory while the model is open; external data is read piece by piece, from files that
+are open while they are read.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import io
 import math
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import onnx_graph, onnx_pb, raw_data
-from gpucast.files.inside import inside
+from gpucast.core.places import close_quietly
+from gpucast.files import limits, onnx_graph, onnx_pb, raw_data
+from gpucast.files.inside import inside, open_inside
 from gpucast.files.tensor import (
     Array,
     FileError,
@@ -27,7 +30,7 @@ from gpucast.files.tensor import (
 )
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for the graph.
-_LARGEST = (1 << 31) - (1 << 28)
+_LARGEST = limits.PROTOBUF - (1 << 28)
 #: Tensors of fewer bytes always stay inside the model: shape inference needs their values.
 _SMALL = 1 << 10
 #: The fields of TensorProto that hold elements or say where they are.
@@ -45,7 +48,7 @@ class Model:
     def __init__(self, file: BinaryIO, path: str) -> None:
         onnx = onnx_pb.imported(path)
         size = os.fstat(file.fileno()).st_size
-        if size >= 1 << 31:
+        if size >= limits.PROTOBUF:
             raise FileError(f"{path}: has {size} bytes; a model file holds less than 2 GiB")
         self.proto = onnx.ModelProto()
         try:
@@ -58,30 +61,23 @@ class Model:
         if self.proto.training_info:
             raise FileError(f"{path}: the model has training_info: its initializers change, and cannot be converted")
         self._onnx, self._path = onnx, path
-        self._files: dict[str, BinaryIO] = {}
+        #: The sizes of the files of external data, by their paths.
+        self._sizes: dict[str, int] = {}
         #: Initializers that a caller may replace: their types are part of the model's interface.
         self.inputs = {value.name for value in self.proto.graph.input}
         self.tensors: list[Tensor] = []
         seen: set[str] = set()
-        try:
-            for proto in self.proto.graph.initializer:
-                tensor = self._tensor(proto)
-                if tensor.name in seen or not tensor.name:
-                    raise FileError(f"{path}: two initializers have the name {tensor.name!r}, or one has none")
-                seen.add(tensor.name)
-                self.tensors.append(tensor)
-        except BaseException:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
+        for proto in self.proto.graph.initializer:
+            tensor = self._tensor(proto)
+            if tensor.name in seen or not tensor.name:
+                raise FileError(f"{path}: two initializers have the name {tensor.name!r}, or one has none")
+            seen.add(tensor.name)
+            self.tensors.append(tensor)
 
     @property
     def locations(self) -> set[str]:
         """The paths of the files of external data."""
-        return set(self._files)
+        return set(self._sizes)
 
     def _tensor(self, proto: Any) -> StoredTensor:
         path, name = self._path, checked_name(proto.name, self._path)
@@ -111,11 +107,15 @@ class Model:
         if not all(isinstance(text, str) for entry in entries.items() for text in entry):
             # Protobuf gives text that is not UTF-8 as bytes.
             raise FileError(f"{path}: tensor {name!r}: what it says about external data is no text")
-        location = inside(os.path.dirname(path) or ".", entries.get("location", ""), path, f"tensor {name!r}: location")
-        file = self._files.get(location)
-        if file is None:
-            file = self._files[location] = open(location, "rb")
-        held = os.fstat(file.fileno()).st_size
+        folder = os.path.dirname(path) or "."
+        location = inside(folder, entries.get("location", ""), path, f"tensor {name!r}: location")
+        if location not in self._sizes:
+            handle = open_inside(folder, location)
+            try:
+                self._sizes[location] = os.fstat(handle).st_size
+            finally:
+                os.close(handle)
+        held = self._sizes[location]
         offset = _number(entries.get("offset", "0"), path, name)
         length = _number(entries.get("length", str(max(0, held - offset))), path, name)
         if offset + length > held:
@@ -125,10 +125,19 @@ class Model:
             )
 
         def open_data() -> BinaryIO:
+            file = _opened(folder, location)
             file.seek(offset)
             return file
 
         return open_data, length
+
+
+def _opened(folder: str, path: str) -> BinaryIO:
+    """A file of external data. A model may have thousands, so each is closed when nobody reads it any more."""
+    handle = open_inside(folder, path)
+    file = open(handle, "rb", closefd=False)
+    weakref.finalize(file, close_quietly, handle)
+    return file
 
 
 def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
@@ -142,7 +151,7 @@ def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
 
 
 def _number(text: str, path: str, name: str) -> int:
-    if not text.isdecimal() or len(text) > 19:
+    if not text.isdecimal() or len(text) > limits.DIGITS:
         raise FileError(f"{path}: tensor {name!r}: {text!r} is no offset or length of external data")
     return int(text)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import npy, raw_data
+from gpucast.files import limits, npy, raw_data
 from gpucast.files.tensor import (
     Array,
     FileError,
@@ -26,7 +26,7 @@ from gpucast.files.tensor import (
 )
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for name and shape.
-_LARGEST = (1 << 31) - (1 << 16)
+_LARGEST = limits.PROTOBUF - (1 << 16)
 #: The fields of TensorProto for elements that are not in raw_data, and their types; other types use int32_data.
 _FIELDS = {
     "FLOAT": ("float_data", "float32"),
@@ -40,7 +40,7 @@ _FIELDS = {
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
     onnx = imported(path)
     size = os.fstat(file.fileno()).st_size
-    if size >= 1 << 31:
+    if size >= limits.PROTOBUF:
         raise FileError(f"{path}: has {size} bytes; a .pb file holds less than 2 GiB")
     proto = onnx.TensorProto()
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import raw_data
+from gpucast.files import limits, raw_data
 from gpucast.files.tensor import (
     CHUNK_BYTES,
     Array,
@@ -30,8 +30,6 @@ from gpucast.files.tensor import (
 
 _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
-#: The limit of the safetensors package.
-_LONGEST = 100_000_000
 #: Bits of known types that Cast does not take.
 _OTHER_BITS = {"C64": 64}
 
@@ -66,15 +64,17 @@ def _header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8:
         raise FileError(f"{path}: has {size} bytes; a .safetensors file begins with 8 bytes of header length")
-    if length > min(size - 8, _LONGEST):
-        limit = f"the file holds {size - 8}" if length > size - 8 else f"expected at most {_LONGEST}"
+    if length > min(size - 8, limits.HEADER):
+        limit = f"the file holds {size - 8}" if length > size - 8 else f"expected at most {limits.HEADER}"
         raise FileError(f"{path}: the .safetensors header claims {length} bytes; {limit}")
     text = file.read(length)
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=_unique) if text[:1] == b"{" else None
+        header = limits.parsed_json(text, _unique) if text[:1] == b"{" else None
     except _Duplicate as duplicate:
         raise FileError(f"{path}: the .safetensors header has {duplicate.args[0]!r} twice") from None
-    except (ValueError, RecursionError):
+    except limits.OverLimit as error:
+        raise FileError(f"{path}: the .safetensors header {error}") from None
+    except ValueError:
         header = None
     if not isinstance(header, dict):
         raise FileError(f"{path}: the .safetensors header is no JSON object")
@@ -107,6 +107,10 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
     code, shape, offsets = fields.get("dtype"), fields.get("shape"), _offsets(fields.get("data_offsets"))
     if not isinstance(code, str) or not isinstance(shape, list) or offsets is None:
         raise FileError(f"{path}: tensor {name!r} needs dtype (text), shape (list) and data_offsets ([begin, end])")
+    if len(code) > limits.KIND:
+        raise FileError(
+            f"{path}: tensor {name!r}: the dtype has {len(code)} characters; expected at most {limits.KIND}"
+        )
     lengths = checked_lengths(shape, path, name)
     begin, end = offsets
     onnx_type = _dtype(code)
@@ -154,8 +158,8 @@ def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) ->
         # Another program wrote other data and kept the metadata.
         return tensor
     try:
-        lengths = json.loads(shape or "")
-    except (ValueError, RecursionError):
+        lengths = limits.parsed_json(shape or "")
+    except ValueError:
         lengths = shape
     described = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
     return replace(tensor, dtype=described.dtype, shape=described.shape, element=None, family="raw_data")
@@ -199,9 +203,9 @@ class Writer:
             position += entry.nbytes
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
         text += b" " * (-len(text) % 8)
-        if len(text) > _LONGEST:
+        if len(text) > limits.HEADER:
             raise FileError(
-                f"{path}: a .safetensors header has at most {_LONGEST} bytes; this one would have {len(text)}"
+                f"{path}: a .safetensors header has at most {limits.HEADER} bytes; this one would have {len(text)}"
             )
         file.write(len(text).to_bytes(8, "little") + text)
         self._start = 8 + len(text)

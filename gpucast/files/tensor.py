@@ -14,7 +14,8 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.core.dtypes import DType
-from gpucast.files import window
+from gpucast.core.errors import PrintableError
+from gpucast.files import limits, window
 from gpucast.files.window import Window
 
 Array = np.ndarray[Any, Any]
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any]
 CHUNK_BYTES = 1 << 23
 
 
-class FileError(ValueError):
+class FileError(PrintableError, ValueError):
     """A tensor file is malformed, or its format cannot hold the tensors. The message begins with the path."""
 
 
@@ -56,6 +57,10 @@ class Tensor(ABC):
         """As `chunks`, each as a flat tensor. Several threads may read different parts at the same time."""
         for chunk in self.chunks(limit):
             yield LoadedTensor(self.name, self.dtype, chunk.shape, self.kind, chunk.nbytes, chunk)
+
+    def part(self, start: int, count: int) -> Tensor | None:
+        """Some of the elements as a flat tensor; None where it would take reading others. `start`: a multiple of 4."""
+        return None
 
     @property
     @abstractmethod
@@ -109,11 +114,7 @@ class StoredTensor(Tensor):
             yield bytes(block)
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
-        if self.fortran:
-            # In row-major order the second element may be anywhere in the file, so all are read.
-            array = self.read()
-            return slices(array.reshape(-1), array.itemsize, limit)
-        return self._in_file_order(limit)
+        return self._in_row_major_order(limit) if self.fortran else self._in_file_order(limit)
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
         stream = self.open()
@@ -122,10 +123,19 @@ class StoredTensor(Tensor):
             return
         position = stream.tell()
         for count in _counts(self.size, self.itemsize, limit):
-            open_part: Callable[[], Any] = partial(Window, stream, position)
-            part = replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
+            part = self._at(stream, position, count)
             position += part.nbytes
             yield part
+
+    def part(self, start: int, count: int) -> Tensor | None:
+        stream = self.open()
+        if self.fortran or not window.can_read(stream):
+            return None
+        return self._at(stream, stream.tell() + self._nbytes(start), count)
+
+    def _at(self, stream: BinaryIO, position: int, count: int) -> StoredTensor:
+        open_part: Callable[[], Any] = partial(Window, stream, position)
+        return replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
 
     def read(self) -> Array:
         if self.dtype is None:
@@ -144,6 +154,22 @@ class StoredTensor(Tensor):
     @property
     def itemsize(self) -> int:
         return 1 if self.element is None else self.element.itemsize
+
+    def _in_row_major_order(self, limit: int) -> Iterator[Array]:
+        """Chunks of a tensor in Fortran order, which is read as a whole: its second element may be anywhere."""
+        flat = next(self._in_file_order((self.size + 4) * self.itemsize), None)
+        if flat is None:
+            return
+        x, count = flat.reshape(self.shape[::-1]).T, limit // max(1, self.itemsize)
+        rows = count // max(1, self.size // len(x)) // 4 * 4
+        if rows:
+            for start in range(0, len(x), rows):
+                yield np.ascontiguousarray(x[start : start + rows]).reshape(-1)
+            return
+        start = 0
+        for count in _counts(self.size, self.itemsize, limit):
+            yield x.flat[start : start + count]
+            start += count
 
     def _in_file_order(self, limit: int) -> Iterator[Array]:
         dtype, stream = self.dtype, self.open()
@@ -234,7 +260,8 @@ def slices(flat: Array, itemsize: int, limit: int = CHUNK_BYTES) -> Iterator[Arr
 
 
 def _counts(size: int, itemsize: int, limit: int) -> Iterator[int]:
-    step = max(4, limit // itemsize // 4 * 4)
+    # Empty texts take no bytes.
+    step = max(4, limit // max(1, itemsize) // 4 * 4)
     for start in range(0, size, step):
         yield min(step, size - start)
 
@@ -242,25 +269,28 @@ def _counts(size: int, itemsize: int, limit: int) -> Iterator[int]:
 def checked_name(name: object, path: str) -> str:
     """The name of a tensor; FileError unless every format can write it."""
     try:
-        if isinstance(name, str) and "\0" not in name:
-            name.encode("utf-8")
+        if isinstance(name, str) and "\0" not in name and len(name.encode("utf-8")) <= limits.NAME:
             return name
     except UnicodeEncodeError:
         pass
-    raise FileError(f"{path}: {name!r} is not a tensor name; expected Unicode text without NUL")
+    raise FileError(
+        f"{path}: {_short(name)} is not a tensor name; expected Unicode text without NUL of at most {limits.NAME} bytes"
+    )
 
 
 def checked_lengths(shape: object, path: str, name: str) -> tuple[int, ...]:
     """A shape read from a file. FileError unless it has at most 64 lengths, none negative, and under 2^63 elements.
 
-    Lengths of 0 are left out of the product.
+    Where a length is 0, the product of the others is under 2^59.
     """
-    if isinstance(shape, (list, tuple)) and len(shape) <= 64:
+    if isinstance(shape, (list, tuple)) and len(shape) <= limits.NDIM:
         lengths = tuple(shape)
-        if all(type(n) is int and n >= 0 for n in lengths) and math.prod(n for n in lengths if n) < 1 << 63:
+        most = limits.BESIDE_ZERO if 0 in lengths else limits.ELEMENTS
+        if all(type(n) is int and n >= 0 for n in lengths) and math.prod(n for n in lengths if n) < most:
             return lengths
     raise FileError(
-        f"{path}: tensor {name!r} has shape {_short(shape)}; expected up to 64 lengths, fewer than 2^63 elements"
+        f"{path}: tensor {name!r} has shape {_short(shape)}; expected up to {limits.NDIM} lengths, fewer than 2^63 "
+        "elements, and beside a length of 0 others with a product under 2^59"
     )
 
 

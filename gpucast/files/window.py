@@ -19,16 +19,24 @@ class Window(io.RawIOBase):
 
     def position(self) -> tuple[int, int]:
         """The file descriptor, and the position of the next byte."""
-        return self._file.fileno(), self._position
+        return self.fileno(), self._position
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def tell(self) -> int:
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
-        got = os.preadv(self._file.fileno(), [buffer], self._position)
+        got = os.preadv(self.fileno(), [buffer], self._position)
         self._position += got
         return got
 
 
 def can_read(stream: Any) -> bool:
-    """Whether the stream is an ordinary file, so that a `Window` can read it."""
+    """Whether the stream is an ordinary file, or a window over one, so that a `Window` can read it."""
+    if isinstance(stream, Window):
+        return True
     return _CAN_READ and isinstance(stream, io.BufferedReader) and type(stream.raw) is io.FileIO
 
 

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dask: casts a ``dask.array`` chunk by chunk on its workers.
 
+`gpucast.cast`, `cast_like` and `cast_many` take Dask arrays, too, and give what `cast` here gives.
+`gpucast.quantize` takes none, for blocks need not end where chunks do.
+
 Chunks are NumPy or CuPy arrays, and the results are of the same kind (``device="cpu"`` brings CuPy chunks to the host).
 Everything except the elements is checked when the graph is built. Dask cannot hold a `PackedArray`, so types below one
 byte are refused for results on a device; on the host they have one element per byte. Chunks of other types that CuPy
@@ -26,12 +29,15 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.dask needs Dask ({error}): pip install 'gpucast[dask]'") from error
 
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
+from gpucast.core.options import Options
+from gpucast.core.rule import newest_version
 
-__all__ = ["cast"]
+__all__ = ["ADAPTER", "cast"]
 
 
 def cast(array: Any, to: Any, **keywords: Any) -> Any:
@@ -134,6 +140,32 @@ def _refuse_packed(y: Any) -> Any:
 def _of_dimensions(nothing: Any, ndim: int) -> Any:
     """An array of the same kind with `ndim` dimensions, and without elements unless `ndim` is 0."""
     return nothing.reshape((0,) * ndim) if ndim else type(nothing)((), nothing.dtype)
+
+
+_cast = cast
+
+
+class DaskAdapter(ArrayAdapter):
+    """Dask arrays, which are cast when they are computed."""
+
+    def take(self, x: Any, caller: str, writing: bool = False) -> Any:
+        raise TypeError(
+            f"{caller}: x is a Dask array, whose elements are not there yet; call it for chunks, in x.map_blocks, or "
+            "for x.compute()"
+        )
+
+    def is_transforming(self, x: Any) -> bool:
+        return True
+
+    def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        # CastLike has fewer versions than Cast, each of which is one of Cast, too.
+        opset = newest_version(options.opset, options.versions, options.caller)
+        keywords = options._replace(opset=opset)._asdict()
+        del keywords["caller"], keywords["versions"]
+        return _cast(x, to, **keywords)
+
+
+ADAPTER = DaskAdapter()
 
 
 # ---- what dask.distributed gets wrong ----

@@ -7,8 +7,17 @@ reuse the memory of an array as soon as the array is gone. Results of types belo
 memory there.
 
 JAX has neither FLOAT6E2M3 nor FLOAT6E3M2 nor text: such results are a `PackedArray` or a NumPy array of str. 64-bit
-types need ``jax_enable_x64``; without it JAX would narrow them silently, so they are refused. Within `jax.jit` arrays
-have no values: use ``jax.pure_callback``. JAX arrays are immutable, so none is accepted as `out`.
+types need ``jax_enable_x64``; without it JAX would narrow them silently, so they are refused. JAX arrays are immutable,
+so none is accepted as `out`.
+
+Casts work within ``jax.jit``, ``grad`` and ``vmap``, with the same bits, and for every type that JAX has. A compiled
+function calls gpucast back on the host: that costs some microseconds for each cast, XLA fuses nothing with it, and on a
+GPU the array goes over the bus and back. Outside of ``jit`` nothing is called back, not even in ``grad``. For
+``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults, with a `scale`
+times that; casts to and from integers and BOOL have none (zeros), and forward mode is not supported. A `scale` may be
+an array of the function, and gets no gradient; `seed` and `offset` are constants of the compiled function; `amax`,
+`out` and `device` are for calls outside. In a ``vmap`` each part of the batch gets the same random bits, as if it were
+cast alone.
 """
 
 from __future__ import annotations
@@ -27,7 +36,7 @@ from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options, destination
-from gpucast.interop import dlpack
+from gpucast.interop import dlpack, jax_traced
 
 __all__ = ["ADAPTER", "take"]
 
@@ -39,8 +48,8 @@ def take(x: Any, caller: str, writing: bool = False) -> Any:
     """An array over the memory of a JAX array; a copy of types below one byte."""
     if isinstance(x, jax.core.Tracer):
         raise TypeError(
-            f"{caller}: x is being traced by JAX and has no values; call gpucast outside jit, or through "
-            "jax.pure_callback"
+            f"{caller}: x is being traced by JAX and has no values; within jit only casts work: call it outside, or "
+            "through jax.pure_callback"
         )
     if writing:
         raise ValueError(f"{caller}: out is a JAX array, which cannot be written")
@@ -66,6 +75,12 @@ def _shareable(dst: DType) -> bool:
     return dst.family != "string" and not dst.packed
 
 
+def _check_width(dst: DType, caller: str) -> None:
+    """TypeError for a type of 64 bits that JAX would narrow."""
+    if dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
+        raise TypeError(f"{caller}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+
+
 def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
     nbytes = math.prod(shape) * dst.code_numpy.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
@@ -74,14 +89,15 @@ def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
 
 
 def _to_jax(y: Any, like: Any) -> Any:
-    """A result as a JAX array if JAX has its type."""
+    """A result as a JAX array if JAX has its type, on the device of `like` where that is a CPU; None: the first one."""
     if isinstance(y, PackedArray) or y.dtype == object:
         return y
     if not isinstance(y, np.ndarray):
         return jax.dlpack.from_dlpack(dlpack.Export(y))
     if dtype(y.dtype).bits == 6:
         return PackedArray.pack(y)
-    return jax.device_put(y, next(iter(like.devices())) if _is_on_cpu(like) else jax.devices("cpu")[0])
+    of_like = like is not None and _is_on_cpu(like)
+    return jax.device_put(y, next(iter(like.devices())) if of_like else jax.devices("cpu")[0])
 
 
 class JaxAdapter(ArrayAdapter):
@@ -92,10 +108,13 @@ class JaxAdapter(ArrayAdapter):
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         caller, out = options.caller, options.out
-        array = take(x, caller)
+        traced = isinstance(x, jax.core.Tracer)
+        array = x if traced else take(x, caller)
         dst = destination(to, caller)
-        if out is None and dst.bits == 64 and jax.dtypes.canonicalize_dtype(dst.numpy) != dst.numpy:
-            raise TypeError(f"{caller}: to={dst.name} needs jax.config.update('jax_enable_x64', True)")
+        if out is None:
+            _check_width(dst, caller)
+        if traced or isinstance(options.scale, jax.core.Tracer):
+            return jax_traced.cast(x, dst, options)
         inside = options
         on_host = options.device in (None, "cpu") and device_index(array) is None
         if out is None and on_host and _shareable(dst) and options.copy is True:
@@ -105,6 +124,16 @@ class JaxAdapter(ArrayAdapter):
         if out is not None:
             return out
         return x if y is array else _to_jax(y, x)
+
+    def is_transforming(self, x: Any) -> bool:
+        return isinstance(x, jax.core.Tracer)
+
+    def finish(self, *arrays: Any) -> None:
+        dlpack.settle(*arrays)
+
+    def from_array(self, x: Any) -> Any:
+        _check_width(dtype(x.dtype), "cast")
+        return _to_jax(x, None)
 
 
 ADAPTER = JaxAdapter()

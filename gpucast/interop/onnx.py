@@ -20,7 +20,7 @@ import numpy as np
 
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
-from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.errors import DeviceUnavailable, printable
 from gpucast.core.options import DEFAULT_OPSET
 
 try:
@@ -82,12 +82,13 @@ class BackendRep(OnnxBackendRep):
             if not isinstance(inputs, Sequence):
                 raise TypeError(f"run: inputs is a {type(inputs).__name__}; expected a sequence or a mapping of arrays")
             if len(inputs) != len(self._required):
-                names = ", ".join(self._required)
+                names = printable(", ".join(self._required))
                 raise ValueError(f"run: got {len(inputs)} inputs; the model takes {len(self._required)}: {names}")
             inputs = dict(zip(self._required, inputs, strict=True))
         missing = [name for name in self._required if name not in inputs]
         if missing:
-            raise ValueError(f"run: no value for {', '.join(missing)}; got {', '.join(inputs) or 'nothing'}")
+            wanted, got = printable(", ".join(missing)), printable(", ".join(inputs)) or "nothing"
+            raise ValueError(f"run: no value for {wanted}; got {got}")
         for name, value in inputs.items():
             self._check_type("input", name, value)
         names = self._evaluator.output_names
@@ -147,7 +148,7 @@ class Backend(OnnxBackend):
         opset = kwargs.get("opset_version", min(onnx.defs.onnx_opset_version(), DEFAULT_OPSET))
         super().run_node(node, inputs, device, outputs_info, opset_version=opset)
         if len(inputs) != len(node.input):
-            names = ", ".join(node.input)
+            names = printable(", ".join(node.input))
             raise ValueError(f"run_node: got {len(inputs)} inputs; the node takes {len(node.input)}: {names}")
         values = {name: np.asarray(value) for name, value in zip(node.input, inputs, strict=True) if name}
         graph = onnx.helper.make_graph(

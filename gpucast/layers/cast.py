@@ -11,21 +11,21 @@ Example::
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays.operand import operand
-from gpucast.arrays.packed import as_array
+from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like
 from gpucast.casting.fused import rule_of
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options
+from gpucast.core.rule import RoundMode, newest_version, resolve
 
 __all__ = ["Cast", "CastLike"]
 
@@ -33,11 +33,15 @@ __all__ = ["Cast", "CastLike"]
 class _Layer:
     """What both layers share: the attributes and the backward pass."""
 
+    #: The versions of the operator.
+    _VERSIONS: ClassVar[tuple[int, ...]]
+
     def __init__(
         self,
         *,
         saturate: bool = True,
-        round_mode: str = "up",
+        round_mode: RoundMode = "up",
+        opset: int | None = None,
         training: bool = True,
         lda_coeff: float = 1.0,
         name: str = "",
@@ -46,9 +50,14 @@ class _Layer:
             raise TypeError(f"{self._caller}: name={name!r} must be a string")
         if not isinstance(training, (bool, np.bool_)):
             raise TypeError(f"{self._caller}: training={training!r} must be True or False")
-        # Nothing is cast here: any pair of types checks whether the attributes are legal.
-        options = Options(saturate=saturate, round_mode=round_mode, caller=self._caller)
-        resolve(dtype("FLOAT"), dtype("FLOAT8E8M0"), options)
+        #: As for `gpucast.cast`; None: the newest rules.
+        self.opset = opset
+        # Nothing is cast here: a pair of types that every version has checks whether the attributes are legal.
+        resolve(
+            dtype("FLOAT"),
+            dtype("FLOAT"),
+            Options(saturate=saturate, round_mode=round_mode, opset=self._cast_opset, caller=self._caller),
+        )
         self.name = name
         self.saturate = saturate
         self.round_mode = round_mode
@@ -57,6 +66,26 @@ class _Layer:
         #: The factor of the gradient in the backward pass.
         self.lda_coeff = self._coefficient(lda_coeff)
         self._seen: tuple[DType, tuple[int, ...]] | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickles of earlier versions have no opset.
+        self.__dict__.update({"opset": None} | state)
+
+    def __repr__(self) -> str:
+        return f"{self._caller}({self.extra_repr()})"
+
+    def extra_repr(self) -> str:
+        """The attributes that differ from their defaults, as keywords."""
+        defaults = {"saturate": True, "round_mode": "up", "opset": None, "training": True, "lda_coeff": 1.0, "name": ""}
+        given = {name: getattr(self, name) for name in defaults}
+        return ", ".join(f"{name}={given[name]!r}" for name, default in defaults.items() if given[name] != default)
+
+    @property
+    def _cast_opset(self) -> int:
+        """The opset whose Cast has the rules that the layer follows."""
+        if self.opset is None:
+            return DEFAULT_OPSET
+        return newest_version(self.opset, self._VERSIONS, self._caller)
 
     @property
     def _caller(self) -> str:
@@ -77,8 +106,8 @@ class _Layer:
         """The gradient of x from the gradient of y: `dy` cast back to x's type, times `lda_coeff`, in one pass.
 
         `dy` is an array of y's shape, of any type but STRING, on the host or a device. The result is an array of the
-        same library and device, of the type of the x that `forward` got last. The layer's `saturate` and `round_mode`
-        apply.
+        same library and device, of the type of the x that `forward` got last. The layer's `saturate`, `round_mode` and
+        `opset` apply.
 
         With lda_coeff 1 this is ``gpucast.cast(dy, x.dtype)``. Otherwise every value of dy is converted to DOUBLE
         (exact for all but 64-bit integers, which are rounded once), multiplied with lda_coeff as DOUBLE (rounded once,
@@ -86,8 +115,8 @@ class _Layer:
         integer x gets the truncated product. NaN keeps its sign; infinity times 0 is the positive NaN.
 
         RuntimeError if the layer is not training, or before `forward`. TypeError where x or dy is STRING, which has no
-        gradient. If lda_coeff is not 1, TypeError for a dy that is neither a NumPy or CuPy array nor a PackedArray.
-        ValueError for a shape other than y's.
+        gradient. If lda_coeff is not 1, TypeError for a dy that is no array of NumPy, CuPy, PyTorch or JAX and no
+        PackedArray. ValueError for a shape other than y's.
         """
         caller = f"{self._caller}.backward" + (f" of {self.name!r}" if self.name else "")
         if not self.training:
@@ -102,19 +131,38 @@ class _Layer:
                 raise TypeError(f"{caller}: {role} STRING, which has no gradient")
         if tuple(dy.shape) != shape:
             raise ValueError(f"{caller}: dy has shape {tuple(dy.shape)}; y had {shape}")
+        return self.gradient(dy, dst, caller)
+
+    def gradient(self, dy: Any, to: DType, caller: str) -> Any:
+        """`dy` cast to x's type `to`, times `lda_coeff`, as `backward` says; errors begin with `caller`."""
         coefficient = self._coefficient(self.lda_coeff)
         if coefficient == 1:
-            return cast(dy, dst, saturate=self.saturate, round_mode=self.round_mode)
-        if adapters.find(dy) is not None:
+            return cast(dy, to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
+
+        options = Options(
+            saturate=self.saturate,
+            round_mode=self.round_mode,
+            opset=self._cast_opset,
+            scale=coefficient,
+            caller=caller,
+        )
+
+        def scaled(x: Any, to: Any, options: Options) -> Any:
+            src = dtype(x.dtype)
+            rule = rule_of(src, to, options)
+            return dispatch.cast(operand(x, src), rule, None, None, caller, FusedInputs(scale=coefficient)).array
+
+        adapter = adapters.find(dy)
+        if adapter is None:
+            return scaled(as_array(dy, caller), to, options)
+        if adapters.library_of(dy) is None and not isinstance(dy, PackedArray):
             raise TypeError(
-                f"{caller}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array "
-                "or a "
-                "PackedArray"
+                f"{caller}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array, "
+                "a PackedArray, a tensor of PyTorch or an array of JAX"
             )
-        options = Options(saturate=self.saturate, round_mode=self.round_mode, scale=coefficient, caller=caller)
-        rule = rule_of(src, dst, options)
-        source = operand(as_array(dy, caller), src)
-        return dispatch.cast(source, rule, None, None, caller, FusedInputs(scale=coefficient)).array
+        if isinstance(dy, PackedArray):
+            return adapter.cast(scaled, dy, to, options)
+        return adapter.cast_array(scaled, adapter.take(dy, caller), to, options)
 
 
 def _with_dtype(x: Any) -> Any:
@@ -127,8 +175,8 @@ class Cast(_Layer):
 
     Parameters
     ----------
-    to, saturate, round_mode
-        As for `gpucast.cast`.
+    to, saturate, round_mode, opset
+        As for `gpucast.cast`; an `opset` of None means the newest rules. With 19 the tables are those of that node.
     training
         Whether there will be a backward pass. False: `forward` keeps nothing and `backward` is an error.
     lda_coeff
@@ -139,25 +187,36 @@ class Cast(_Layer):
     Raises
     ------
     TypeError and ValueError for illegal attributes, as for `gpucast.cast`.
+
+    As a module of PyTorch: `gpucast.interop.torch.Cast`.
     """
+
+    _VERSIONS = CAST_VERSIONS
 
     def __init__(
         self,
         to: Any,
         *,
         saturate: bool = True,
-        round_mode: str = "up",
+        round_mode: RoundMode = "up",
+        opset: int | None = None,
         training: bool = True,
         lda_coeff: float = 1.0,
         name: str = "",
     ) -> None:
-        super().__init__(saturate=saturate, round_mode=round_mode, training=training, lda_coeff=lda_coeff, name=name)
+        super().__init__(
+            saturate=saturate, round_mode=round_mode, opset=opset, training=training, lda_coeff=lda_coeff, name=name
+        )
         self.to = dtype(to, caller=f"{self._caller}: to=")
+        resolve(dtype("FLOAT"), self.to, Options(opset=self._cast_opset, caller=self._caller))
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, [repr(self.to.name), super().extra_repr()]))
 
     def forward(self, x: Any) -> Any:
         """``gpucast.cast(x, to)`` with the layer's attributes."""
         x = _with_dtype(x)
-        y = cast(x, self.to, saturate=self.saturate, round_mode=self.round_mode)
+        y = cast(x, self.to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
         self._keep(x, y)
         return y
 
@@ -165,12 +224,14 @@ class Cast(_Layer):
 
 
 class CastLike(_Layer):
-    """The operator CastLike as a layer, with the parameters of `Cast` except `to`."""
+    """The operator CastLike as a layer, with the parameters of `Cast` except `to`; `opset` is 15 to 28."""
+
+    _VERSIONS = CASTLIKE_VERSIONS
 
     def forward(self, x: Any, like: Any) -> Any:
         """``gpucast.cast_like(x, like)`` with the layer's attributes. `like` gets no gradient."""
         x = _with_dtype(x)
-        y = cast_like(x, like, saturate=self.saturate, round_mode=self.round_mode)
+        y = cast_like(x, like, saturate=self.saturate, round_mode=self.round_mode, opset=self.opset)
         self._keep(x, y)
         return y
 

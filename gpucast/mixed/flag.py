@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
+from gpucast.arrays.leaves import dtype_of
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
-from gpucast.mixed.leaves import dtype_of
 
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 

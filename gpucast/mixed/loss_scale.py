@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
+from gpucast.arrays.leaves import floating, is_floating, paths
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.batch import cast_arrays
 from gpucast.casting.cast import cast
@@ -27,13 +28,15 @@ from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
-from gpucast.mixed.leaves import is_floating, paths
 
 _FLOAT = dtype("FLOAT")
 
 
 class LossScale:
     """The base class of loss scales, with a scale of 1."""
+
+    #: Keys that a state may lack.
+    _OPTIONAL: ClassVar[frozenset[str]] = frozenset()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.state_dict().items())
@@ -49,12 +52,13 @@ class LossScale:
 
         Floating leaves are multiplied as `gpucast.cast` with `scale=` does and rounded once, to their own types or to
         `to`. Python floats become FLOAT arrays on the device of the first array, or without arrays on that of the
-        state. All other leaves are returned as they are.
+        state. Arrays of other types, integers and texts are returned as they are; TypeError for anything else, such as
+        an iterator or a model.
         """
         dst = None if to is None else dtype(to, caller="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
         leaves = self._arrays(leaves)
-        indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+        indices = floating(leaves, lambda: trees.paths(structure), "scale: tree", all_of_them=True)
         factor = self._factors(leaves[indices[0]])[0] if indices else None
         for i in indices:
             leaves[i] = cast(leaves[i], dst or leaves[i].dtype, scale=factor, copy=factor is not None)
@@ -67,8 +71,8 @@ class LossScale:
         ----------
         grads
             A tree of arrays on one device. Floating leaves are multiplied with 1 / scale (rounded to FLOAT) as
-            `gpucast.cast` with `scale=` does, and rounded once; Python floats are handled as in `scale`. All other
-            leaves are returned as they are.
+            `gpucast.cast` with `scale=` does, and rounded once; Python floats and all other leaves are handled as in
+            `scale`.
         to
             The type of the results. The default is FLOAT, because in a narrow type small gradients, which the scale
             preserved, would be lost again.
@@ -88,7 +92,7 @@ class LossScale:
         leaves, structure = trees.flatten(grads, "unscale: grads")
         leaves = self._arrays(leaves)
         targets = None if out is None else trees.leaves_like(structure, out, "unscale: out")
-        indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+        indices = floating(leaves, lambda: trees.paths(structure), "unscale: grads", all_of_them=True)
         first = leaves[indices[0]] if indices else None
         if finite is None:
             finite = new_flag(_device_of(first))
@@ -142,12 +146,12 @@ class LossScale:
         return None
 
     def _checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        caller, expected = f"{type(self).__name__}.load_state_dict", list(self.state_dict())
+        caller, expected = f"{type(self).__name__}.load_state_dict", set(self.state_dict()) - self._OPTIONAL
         if not isinstance(state, Mapping):
             raise TypeError(f"{caller}: state is {type(state).__name__}; expected a dict")
-        if set(state) != set(expected):
+        if set(state) - self._OPTIONAL != expected:
             raise ValueError(f"{caller}: state has the keys {sorted(map(str, state))}; expected {sorted(expected)}")
-        return {name: state[name] for name in expected}
+        return dict(state)
 
 
 class NoOpLossScale(LossScale):
@@ -178,14 +182,17 @@ class DynamicLossScale(LossScale):
     """The largest scale that keeps gradients finite, found by the method of jmp, apex and PyTorch.
 
     After `period` consecutive steps with finite gradients the scale is multiplied with `factor`, unless the product is
-    not finite as FLOAT. After any other step it is divided by `factor`, but does not fall below `min_loss_scale`. All
-    arithmetic is FLOAT.
+    not finite as FLOAT. After any other step it is divided by `backoff` (None: by `factor`, too), but does not fall
+    below `min_loss_scale`. (PyTorch's growth_factor is `factor`, its backoff_factor 1 / `backoff`.) All arithmetic is
+    FLOAT.
 
     The state moves by itself to the device of the gradients that it got last; moving off a device waits for it.
 
-    TypeError for values that are no numbers. ValueError for a `factor` that is not above 1, a `period` below 1, and
-    scales that are not finite, below 2^-126, or below `min_loss_scale`.
+    TypeError for values that are no numbers. ValueError for a `factor` or `backoff` that is not above 1, a `period`
+    below 1, and scales that are not finite, below 2^-126, or below `min_loss_scale`.
     """
+
+    _OPTIONAL = frozenset({"backoff"})
 
     def __init__(
         self,
@@ -193,17 +200,20 @@ class DynamicLossScale(LossScale):
         *,
         period: int = 2000,
         factor: float = 2.0,
+        backoff: float | None = None,
         min_loss_scale: float = 1.0,
         counter: int = 0,
     ) -> None:
         caller = "DynamicLossScale"
         self.period = _count(period, 1, f"{caller}: period")
         self.factor = _number(factor, f"{caller}: factor")
+        self.backoff = self.factor if backoff is None else _number(backoff, f"{caller}: backoff")
         self.min_loss_scale = _number(min_loss_scale, f"{caller}: min_loss_scale")
         scale = _number(loss_scale, f"{caller}: loss_scale")
         steps = _count(counter, 0, f"{caller}: counter")
-        if self.factor <= 1:
-            raise ValueError(f"{caller}: factor={factor!r} must be above 1, as a FLOAT")
+        for name, given, number in (("factor", factor, self.factor), ("backoff", backoff, self.backoff)):
+            if number <= 1:
+                raise ValueError(f"{caller}: {name}={given!r} must be above 1, as a FLOAT")
         if scale < self.min_loss_scale:
             raise ValueError(f"{caller}: loss_scale={loss_scale!r} is below min_loss_scale={min_loss_scale!r}")
         if steps >= self.period:
@@ -211,6 +221,10 @@ class DynamicLossScale(LossScale):
         #: ``struct LossScale`` of kernels/loss_scale.cu: the bits of the scale and of its inverse, and the counter.
         self._state: Any = np.zeros(3, np.uint32)
         self._write(np.float32(scale), steps)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Pickles of earlier versions have no backoff.
+        self.__dict__.update({"backoff": state["factor"]} | state)
 
     @property
     def loss_scale(self) -> Any:
@@ -227,12 +241,12 @@ class DynamicLossScale(LossScale):
             self._move(device_index(flag))
         device = self._device_index()
         if device is not None:
-            by = gpu.kernels.Adjustment(self.factor, self.min_loss_scale, self.period)
+            by = gpu.kernels.Adjustment(self.factor, self.backoff, self.min_loss_scale, self.period)
             gpu.kernels.adjust(self._state, flag_on(flag, device), by)
             return self
-        scale, counter, factor = _floats(self._state)[0][()], int(self._state[2]) + 1, np.float32(self.factor)
+        scale, counter = _floats(self._state)[0][()], int(self._state[2]) + 1
         with np.errstate(over="ignore", under="ignore"):
-            less, more = scale / factor, scale * factor
+            less, more = scale / np.float32(self.backoff), scale * np.float32(self.factor)
         if not flag:
             scale, counter = max(less, np.float32(self.min_loss_scale)), 0
         elif counter >= self.period:
@@ -242,17 +256,21 @@ class DynamicLossScale(LossScale):
 
     def state_dict(self) -> dict[str, Any]:
         state = self._state if self._device_index() is None else cast(self._state, "UINT32", device="cpu")
+        # Only a backoff of its own is said, so that earlier versions read all other states.
+        backoff = {} if self.backoff == self.factor else {"backoff": self.backoff}
         return {
             "loss_scale": float(_floats(state)[0]),
             "period": self.period,
             "factor": self.factor,
+            **backoff,
             "min_loss_scale": self.min_loss_scale,
             "counter": int(state[2]),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         other = type(self)(**self._checked_state(state))
-        self.period, self.factor, self.min_loss_scale = other.period, other.factor, other.min_loss_scale
+        self.period, self.min_loss_scale = other.period, other.min_loss_scale
+        self.factor, self.backoff = other.factor, other.backoff
         # Written into the same memory, because a CUDA graph may have captured its address.
         cast(other._state, "UINT32", out=self._state, device=_device_name(self._device_index()))
 

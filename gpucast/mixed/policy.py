@@ -8,9 +8,9 @@ from typing import Any
 
 from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
+from gpucast.arrays.leaves import dtype_of, floating, paths
 from gpucast.casting.batch import cast_arrays
 from gpucast.core.dtypes import DType, dtype
-from gpucast.mixed.leaves import dtype_of, is_floating, paths
 
 #: The short names of jmp; "half" is float16 everywhere except on a TPU. NumPy's codes ("f4") are not accepted.
 _SHORT = {"bf16": "BFLOAT16", "f16": "FLOAT16", "half": "FLOAT16", "f32": "FLOAT", "full": "FLOAT", "f64": "DOUBLE"}
@@ -22,10 +22,11 @@ class Policy:
     """The types of parameters, computations and outputs: any signed floating types, as `gpucast.dtype` takes them.
 
     The three casts take trees (see `gpucast.cast_many`). Floating leaves, whose types have an exponent, are cast as by
-    `gpucast.cast`, on a device all of them in one launch. Leaves that have the type already, and all other leaves
-    (integers, BOOL, STRING, anything that is no array), are returned as they are, without a copy.
+    `gpucast.cast`, on a device all of them in one launch. Leaves that have the type already, and all other arrays,
+    numbers and texts, are returned as they are, without a copy.
 
-    TypeError for what is no dtype, or a dtype that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0.
+    TypeError for what is no dtype, or a dtype that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0; and for
+    a leaf into which gpucast does not look: an iterator, a model, a container of another kind.
     """
 
     param_dtype: DType
@@ -106,7 +107,8 @@ def _name(kind: DType) -> str:
 
 def _cast(tree: Any, kind: DType, caller: str) -> Any:
     leaves, structure = trees.flatten(tree, f"{caller}: tree")
-    indices = [i for i, leaf in enumerate(leaves) if is_floating(leaf) and dtype_of(leaf) is not kind]
+    found = floating(leaves, lambda: trees.paths(structure), f"{caller}: tree")
+    indices = [i for i in found if dtype_of(leaves[i]) is not kind]
     if indices:
         names = Names("tree", lambda: paths(structure, indices))
         for i, result in zip(indices, cast_arrays([leaves[i] for i in indices], kind, names, caller), strict=True):

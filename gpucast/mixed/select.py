@@ -9,6 +9,7 @@ import numpy as np
 
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.batch_overlap import Place, check_disjoint
+from gpucast.arrays.leaves import dtype_of
 from gpucast.arrays.operand import operand
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import device_index
@@ -16,7 +17,6 @@ from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
-from gpucast.mixed.leaves import dtype_of
 
 _CALLER = "select_tree"
 

@@ -93,7 +93,7 @@ _ARGUMENTS = "src, src_bit, dst, n"
 
 def compiler() -> list[str]:
     """The command of a C++17 compiler. CompilerMissing where there is none."""
-    return cxx.find("c++", "hostbuild")
+    return cxx.find("hostbuild")
 
 
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:

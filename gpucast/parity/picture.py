@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from html import escape
 
 from gpucast.parity.cases import NUMERIC
@@ -23,8 +24,9 @@ _STYLE = (
 )
 
 
-def svg(report: ParityReport) -> str:
-    """The picture as text. Every cell has a tooltip with the pair, its state and counts."""
+def svg(report: ParityReport, proved: Collection[tuple[str, str]] = ()) -> str:
+    """The picture as text. Every cell has a tooltip with the pair, its state and counts; those of the pairs `proved`,
+    by name, have a dot."""
     box = f"0 0 {_WIDTH} {_HEIGHT}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="{box}">',
@@ -43,8 +45,8 @@ def svg(report: ParityReport) -> str:
         parts.append(f'<text x="{x}" y="{y}" transform="rotate(-60 {x} {y})">{escape(dtype.name)}</text>')
     for number, pair in enumerate(report.pairs.values()):
         down, right = divmod(number, len(NUMERIC))
-        parts += _cell(_LEFT + right * _CELL, _TOP + down * _CELL, pair)
-    parts += _legend(report, _TOP + _CELL * len(NUMERIC) + 24)
+        parts += _cell(_LEFT + right * _CELL, _TOP + down * _CELL, pair, (pair.src.name, pair.dst.name) in proved)
+    parts += _legend(report, len(proved), _TOP + _CELL * len(NUMERIC) + 24)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -52,11 +54,18 @@ def _text(x: float, y: float, text: str, style: str = "") -> str:
     return f'<text x="{x}" y="{y}"' + (f' class="{style}"' if style else "") + f">{escape(text)}</text>"
 
 
-def _cell(x: float, y: float, pair: PairResult) -> list[str]:
+def _cell(x: float, y: float, pair: PairResult, proved: bool) -> list[str]:
     tip = f"{pair.src.name} to {pair.dst.name}: {pair.state}"
     if pair.outcomes:
         tip += f", {len(pair.outcomes)} of {pair.rules} rules, {pair.elements:,} casts, {pair.wrong:,} differ"
-    return ["<g>", f"<title>{escape(tip)}</title>", *_square(x, y, pair.state), "</g>"]
+    if proved:
+        tip += ", proved for every input"
+    return ["<g>", f"<title>{escape(tip)}</title>", *_square(x, y, pair.state), *_dot(x, y) * proved, "</g>"]
+
+
+def _dot(x: float, y: float) -> list[str]:
+    middle = (_CELL - _GAP) / 2
+    return [f'<circle cx="{x + middle}" cy="{y + middle}" r="3" fill="#ffffff" stroke="#222222"/>']
 
 
 def _square(x: float, y: float, state: State) -> list[str]:
@@ -69,11 +78,13 @@ def _square(x: float, y: float, state: State) -> list[str]:
     return parts
 
 
-def _legend(report: ParityReport, y: float) -> list[str]:
-    """Each state with the number of its pairs."""
+def _legend(report: ParityReport, proved: int, y: float) -> list[str]:
+    """Each state with the number of its pairs, and the dot of those that are proved."""
     parts, x = [], float(_LEFT)
     for state in _FILLS:
         count = sum(pair.state == state for pair in report.pairs.values())
         parts += [*_square(x, y - 15, state), _text(x + _CELL + 4, y, f"{state}: {count}")]
         x += 140
+    if proved:
+        parts += [*_dot(_LEFT, y + 6), _text(_LEFT + _CELL + 4, y + 20, f"every rule proved for every input: {proved}")]
     return parts

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 
 from gpucast import gpu
+from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, as_array, device_index
@@ -19,9 +20,32 @@ from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
 from gpucast.gpu import devices
 from gpucast.quantization import engine, swizzle
-from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
+from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _CALLER = "quantize"
+
+
+class QuantizeKeywords(TypedDict, total=False):
+    """The keywords of `quantize` but `transpose`, which decides on the number of results, for type checkers."""
+
+    axis: int
+    scale_layout: ScaleLayout
+    rounding: Literal["stochastic"] | None
+    seed: int | None
+    offset: int
+    scale: Any
+    device: Any
+
+
+@overload
+def quantize(x: Any, format: Any, *, transpose: bool = False, **keywords: Unpack[QuantizeKeywords]) -> Quantized: ...
+@overload
+def quantize(
+    x: Any, format: Any, *, transpose: Literal["both"], **keywords: Unpack[QuantizeKeywords]
+) -> tuple[Quantized, Quantized]: ...
 
 
 def quantize(
@@ -29,13 +53,13 @@ def quantize(
     format: Any,
     *,
     axis: int = -1,
-    scale_layout: str = "linear",
-    transpose: bool | str = False,
-    rounding: str | None = None,
+    scale_layout: ScaleLayout = "linear",
+    transpose: bool | Literal["both"] = False,
+    rounding: Literal["stochastic"] | None = None,
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
-    device: str | None = None,
+    device: Any = None,
 ) -> Any:
     """Quantize an array: narrow codes, and a scale for each block of them.
 
@@ -128,7 +152,7 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         check_layout(scale_layout, shape, on, format, _CALLER)
         result_specs.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
     results = [
-        _quantized(parts, format, src, on, scale_layout)
+        _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
         for parts, (_, on, _) in zip(engine.quantize(array, format, result_specs, random), result_specs, strict=True)
     ]
     return tuple(results) if transpose == "both" else results[0]
@@ -145,12 +169,14 @@ def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
     return q.dequantize(to)
 
 
-def _quantized(parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any) -> Quantized:
+def _quantized(
+    parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
+) -> Quantized:
     data = parts.data
     if format.element.packed and not isinstance(data, PackedArray):
         data = PackedArray.pack(data)
     scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
-    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout)
+    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library)
 
 
 def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:

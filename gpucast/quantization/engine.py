@@ -10,8 +10,7 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts
 from gpucast.core.random import Random
-from gpucast.quantization import gpu
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import gpu, host
 
 
 def quantize(x: Any, format: Format, result_specs: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:

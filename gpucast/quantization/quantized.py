@@ -30,6 +30,7 @@ class Quantized:
     ``Quantized(data, scales, "mxfp4")``. TypeError for wrong types, ValueError for wrong shapes.
 
     Code i represents the number ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block.
+    ``numpy.asarray(q)`` is ``q.dequantize()`` (of one on the host; with a dtype, to that).
     """
 
     #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
@@ -46,6 +47,8 @@ class Quantized:
     #: The axis along which blocks run, or whose indices have one scale each. Not negative (0 for shape ()).
     axis: int = -1
     scale_layout: ScaleLayout = "linear"
+    #: The library whose array was quantized, and whose arrays `dequantize` gives; None: NumPy or CuPy.
+    library: str | None = None
 
     def __post_init__(self) -> None:
         caller = "Quantized"
@@ -65,6 +68,11 @@ class Quantized:
             raise ValueError(
                 f"{caller}: the parts are on different devices: {', '.join(map(devices.name, devices_of_parts))}"
             )
+
+    @property
+    def codes(self) -> Any:
+        """The codes: `data` by another name."""
+        return self.data
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -134,7 +142,16 @@ class Quantized:
         """The numbers that it represents: `gpucast.dequantize`."""
         dst = source_dtype(to, "dequantize: to=")
         parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
-        return engine.dequantize(parts, self.format, dst, self.axis)
+        numbers = engine.dequantize(parts, self.format, dst, self.axis)
+        return numbers if self.library is None else adapters.of_library(self.library).from_array(numbers)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if device_index(self.data) is not None:
+            raise TypeError("Quantized: NumPy takes no array from a device by itself; use .get()")
+        if copy is False:
+            raise ValueError("Quantized: dequantizing copies; numpy.asarray(q, copy=False) is not possible")
+        numbers: np.ndarray[Any, Any] = replace(self, library=None).dequantize(_FLOAT if dtype is None else dtype)
+        return numbers
 
     def save(self, path: str) -> None:
         """Write a .safetensors file atomically; ``gpucast.files.FileError`` for another suffix."""
@@ -149,10 +166,17 @@ class Quantized:
     def __repr__(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device}"
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
+        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
         return (
             f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"
-            f"{layout}, nbytes={self.nbytes}{where})"
+            f"{layout}, nbytes={self.nbytes}{where}{values})"
         )
+
+
+def _shown(part: Any, prefix: str) -> str:
+    if isinstance(part, PackedArray):
+        return part.shown(prefix)
+    return np.array2string(part, separator=", ", prefix=prefix)
 
 
 def source_dtype(kind: Any, caller: str) -> DType:

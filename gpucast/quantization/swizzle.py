@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import checked_shape
 from gpucast.quantization import gpu
 
 _ROWS, _COLS = 128, 4
@@ -43,7 +44,13 @@ def offset(row: int, col: int, cols: int) -> int:
 
 
 def swizzle(scales: Any) -> Any:
-    """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a new flat array."""
+    """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a new flat array.
+
+    TypeError for what is no such array, ValueError for the shape ().
+    """
+    _check(scales, "swizzle")
+    if not scales.ndim:
+        raise ValueError("swizzle: scales has shape (); expected rows of scales")
     if namespace(scales) is not np:
         return gpu.quantize.swizzle(scales, scales.shape, size(scales.shape))
     rows, cols = _matrix(scales.shape)
@@ -55,7 +62,14 @@ def swizzle(scales: Any) -> Any:
 
 
 def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
-    """The inverse: scales of `shape` from a flat array in the order "128x4". ValueError for one of another length."""
+    """The inverse: scales of `shape` from a flat array in the order "128x4".
+
+    ValueError for one of another length, and for the shape (). TypeError for what is no such array, and no shape.
+    """
+    _check(scales, "unswizzle")
+    shape = checked_shape(shape, "unswizzle")
+    if not shape:
+        raise ValueError("unswizzle: shape=() has no rows of scales")
     if scales.shape != (size(shape),):
         raise ValueError(
             f"unswizzle: scales has shape {scales.shape}; "
@@ -68,6 +82,13 @@ def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
     tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)
     padded_scales = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
     return np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape)
+
+
+def _check(scales: Any, caller: str) -> None:
+    if namespace(scales) is None:
+        raise TypeError(f"{caller}: scales is of type {type(scales).__name__}; expected a NumPy or CuPy array")
+    if scales.dtype.itemsize != 1:
+        raise TypeError(f"{caller}: scales has dtype {scales.dtype}; expected one of one byte")
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from gpucast.core import text as strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
 from gpucast.reference.rounding import (
     POWERS,
     floor_log2,
@@ -39,10 +39,10 @@ def cast(
     to: Any,
     *,
     saturate: bool = True,
-    round_mode: str = "up",
+    round_mode: RoundMode = "up",
     opset: int = DEFAULT_OPSET,
-    rounding: str | None = None,
-    overflow: str | None = None,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
 ) -> Array:

@@ -58,7 +58,7 @@ Zero times infinity, which quantizing never gives, is the positive NaN, whicheve
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -106,7 +106,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
         elif format.scale is dtype("FLOAT8E4M3FN"):
             scales = cast(amax / (format.divisor * g), "FLOAT8E4M3FN")
         else:
-            mode = "down" if format.rule == "floor" else "up"
+            mode: Literal["down", "up"] = "down" if format.rule == "floor" else "up"
             scales = cast(amax / format.divisor, "FLOAT8E8M0", round_mode=mode)
         s = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
 

@@ -174,8 +174,8 @@ def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: p
     assert find(x) is None and not loads
     library.Array = Array  # type: ignore[attr-defined]
     assert find(x) is adapter and adapters.of_library("a_library") is adapter
-    assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming()
-    assert adapter.untraced(int, "3") == 3
+    assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming(x)
+    assert adapter.untraced(int, "3") == 3 and adapter.from_array(x) is x
     assert_same(gpucast.cast(x, "INT8"), np.array([1, -2], np.int8))
     assert gpucast.cast(x, "FLOAT", copy=False) is x
     out = Array(np.zeros(2, np.int8))

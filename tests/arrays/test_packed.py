@@ -12,6 +12,7 @@ from codes import random_codes
 from gpucast import PackedArray
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.parity.cases import NUMERIC
 
 PACKED = [row for row in DTYPES if row.packed]
 
@@ -65,10 +66,71 @@ def test_every_shape(row: DType, shape: tuple[int, ...]) -> None:
         assert other.tobytes() == packed.tobytes() and (other.dtype, other.shape) == (row, shape)
 
 
-def test_a_large_array_is_shown_without_values() -> None:
-    assert (
-        repr(gpucast.from_bytes(bytes(1 << 16), "INT4", (256, 512))) == "PackedArray(..., dtype=INT4, shape=(256, 512))"
-    )
+@pytest.mark.parametrize("row", PACKED, ids=str)
+@pytest.mark.parametrize("shape", [(1001,), (5, 300), (300, 5), (7, 6, 30), (1, 2000), (0, 3), ()])
+def test_a_large_array_is_shown_as_numpy_shows_it(row: DType, shape: tuple[int, ...]) -> None:
+    packed = PackedArray.pack(random_codes(row, shape), row)
+    values = np.array([row.value(code) for code in range(1 << row.bits)])[packed.codes()]
+    shown = np.array2string(values, separator=", ", prefix="PackedArray(")
+    assert repr(packed) == f"PackedArray({shown}, dtype={row.name}, shape={shape})"
+
+
+def test_of_a_large_array_only_what_is_shown_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = PackedArray(np.zeros(1 << 20, np.uint8), "INT2", (1 << 11, 1 << 11))
+    monkeypatch.setattr("gpucast.arrays.packed.unpack_codes", None)
+    assert repr(packed).endswith("..., 0, 0, 0]], dtype=INT2, shape=(2048, 2048))")
+
+
+def test_elements_as_python_numbers() -> None:
+    packed = gpucast.PackedArray.pack(gpucast.cast([[1, -8], [7, 0]], "INT4"))
+    assert int(packed[0, 0]) == 1 and float(packed[0, 1]) == -8.0
+    assert packed[1, 0].item() == packed.item(2) == packed.item(1, 0) == packed.item((1, 0)) == 7
+    assert type(packed.item(0)) is int
+    assert packed.tolist() == [[1, -8], [7, 0]] and packed[0, 0].tolist() == 1
+    halves = gpucast.PackedArray.pack(gpucast.cast([0.5, -6.0], "FLOAT4E2M1"))
+    assert halves.tolist() == [0.5, -6.0] and type(halves.item(0)) is float
+    for convert in (int, float, PackedArray.item):
+        with pytest.raises(ValueError, match="can only convert an array of size 1"):
+            convert(packed)
+    with pytest.raises(IndexError):
+        packed.item(4)
+
+
+@pytest.mark.parametrize("row", PACKED, ids=str)
+def test_astype_is_a_cast(row: DType) -> None:
+    packed = PackedArray.pack(random_codes(row, (3, 5)), row)
+    for dst in NUMERIC:
+        wanted, found = gpucast.cast(packed, dst), packed.astype(dst)
+        assert type(found) is type(wanted)
+        assert np.array_equal(np.asarray(found).view(dst.code_numpy), np.asarray(wanted).view(dst.code_numpy))
+        array = np.asarray(packed, dtype=dst.numpy)
+        assert array.dtype == dst.numpy
+        assert np.array_equal(array.view(dst.code_numpy), np.asarray(wanted).view(dst.code_numpy))
+    assert np.asarray(packed, dtype=object).tolist() == packed.tolist()
+    assert np.asarray(packed, dtype=np.complex64).real.tolist() == packed.tolist()
+
+
+@pytest.mark.parametrize("row", PACKED, ids=str)
+def test_equality_is_by_element(row: DType) -> None:
+    packed = PackedArray.pack(random_codes(row, (4, 5)), row)
+    values = np.array(packed.tolist())
+    one, narrow = packed.item(0), gpucast.cast(values, "FLOAT6E2M3")
+    for found, wanted in [
+        (packed == packed, np.ones((4, 5), bool)),
+        (packed != packed, np.zeros((4, 5), bool)),
+        (packed == packed.copy(), np.ones((4, 5), bool)),
+        (packed == one, values == one),
+        (one == packed, values == one),
+        (packed != packed[0], values != values[0]),
+        (packed == values, np.ones((4, 5), bool)),
+        (values == packed, np.ones((4, 5), bool)),
+        (packed == packed.get(), np.ones((4, 5), bool)),
+        (packed == gpucast.cast(values, "BFLOAT16"), np.ones((4, 5), bool)),
+        (packed == PackedArray.pack(narrow), values == gpucast.cast(narrow, "DOUBLE")),
+        (packed == "text", np.zeros((4, 5), bool)),
+        (packed == None, np.zeros((4, 5), bool)),  # noqa: E711
+    ]:
+        assert np.array_equal(found, wanted)
 
 
 def test_iteration_is_over_the_first_axis() -> None:
@@ -193,12 +255,10 @@ def test_pack_refuses_other_dtypes() -> None:
         PackedArray.pack(np.zeros(3, np.float32), "INT4")
 
 
-def test_asarray_without_a_copy_and_into_another_type_raise() -> None:
+def test_asarray_without_a_copy_raises() -> None:
     packed = PackedArray.pack(np.zeros(3, np.uint8), "INT4")
     with pytest.raises(ValueError, match="unpacking copies"):
         packed.__array__(copy=False)
-    with pytest.raises(TypeError, match=r"use gpucast\.cast"):
-        np.asarray(packed, dtype=np.float32)
 
 
 @pytest.mark.parametrize("row", DTYPES, ids=str)

@@ -67,7 +67,7 @@ def checkpoint(folder: Path, shards: int = 3) -> dict[str, np.ndarray]:
 
 
 def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--quiet"])
+    return main(["convert", *argv, "--overwrite", "--quiet"])
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

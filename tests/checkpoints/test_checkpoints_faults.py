@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -65,7 +66,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--quiet"])
+    return main(["convert", *argv, "--overwrite", "--quiet"])
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -75,6 +76,18 @@ def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return printed.err
 
 
+def families(folder: Path) -> None:
+    """Two files of one folder: experts of gpt-oss, and a weight of DeepSeek-V4 (which float8 keeps without a loss)."""
+    folder.mkdir(parents=True)
+    chance = np.random.default_rng(0)
+    blocks, scales = chance.integers(0, 256, (3, 16, 8, 16)), chance.integers(110, 130, (3, 16, 8))
+    experts = {"e.w_blocks": blocks.astype(np.uint8), "e.w_scales": scales.astype(np.uint8)}
+    files.save(str(folder / "oss.safetensors"), experts)
+    weight = chance.standard_normal((256, 128)).astype(ml_dtypes.float8_e4m3fn)
+    powers = np.array([[120], [130]], np.uint8).view(ml_dtypes.float8_e8m0fnu)
+    files.save(str(folder / "4.safetensors"), {"l.weight": weight, "l.scale": powers})
+
+
 def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) -> None:
     checkpoint(tmp_path / "sharded" / "in")
     (tmp_path / "single").mkdir()
@@ -82,10 +95,11 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
     files.save(str(tmp_path / "single" / "in.npz"), {"a": BIG[:1000], "n": np.arange(3)})
     files.save(str(tmp_path / "single" / "out.safetensors"), {"old": np.arange(3)})
     model(tmp_path / "model" / "in.onnx")
+    families(tmp_path / "families" / "in")
     more = 100 if exhaustive else 1
     cases = [
         {
-            "argv": ["convert", *argv.split(), "--quiet"],
+            "argv": ["convert", *argv.split(), "--overwrite", "--quiet"],
             "folder": str(tmp_path / name),
             "seed": argv,
             "points": n * more,
@@ -96,6 +110,9 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
             ("single", "in.safetensors in.safetensors --to BFLOAT16", 3),
             ("single", "in.npz out.npz --to FLOAT16", 2),
             ("model", "in.onnx out.onnx --to FLOAT16", 4),
+            ("families", "in out --to BFLOAT16 --verify", 3),
+            ("families", "in/4.safetensors o.safetensors --to FLOAT8E4M3FN --scale block", 2),
+            ("families", "in/4.safetensors o.safetensors --to FLOAT4E2M1 --scale nvfp4 --style comfyui", 2),
         ]
     ]
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
@@ -166,7 +183,9 @@ def test_a_full_disk_keeps_what_is_worth_it(
     assert leftovers(folder, "in.safetensors", "out.safetensors") == []
 
 
-def test_no_room_left_on_a_small_file_system(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_room_left_on_a_small_file_system(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mount = folder / "small"
     mount.mkdir()
     mounted = subprocess.run(
@@ -177,7 +196,11 @@ def test_no_room_left_on_a_small_file_system(folder: Path, capsys: pytest.Captur
         pytest.skip("no right to mount a file system; test_an_error_of_the_system tries the error")
     try:
         files.save("in.safetensors", {f"t{i}": BIG for i in range(3)})
-        message = failure(capsys, "in.safetensors", "small/out.safetensors", "--to", "FLOAT16")
+        command = "in.safetensors", "small/out.safetensors", "--to", "FLOAT16"
+        assert "needs 1,572,864 bytes" in failure(capsys, *command)
+        # As if others had taken the room since.
+        monkeypatch.setattr(staging, "check_space", lambda *told: None)
+        message = failure(capsys, *command)
         assert message == "gpucast convert: small/out.safetensors: No space left on device\n"
         assert list(mount.iterdir()) == []
     finally:

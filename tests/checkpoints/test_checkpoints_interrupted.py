@@ -162,3 +162,37 @@ def test_an_interrupted_start_leaves_the_work_of_others(fresh: Callable[[], Path
         # It may have begun to write, too.
         assert before.items() <= contents(Path()).items(), at
     other.release()
+
+
+def test_a_source_exchanged_between_two_runs_is_not_mixed(
+    fresh: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same size, times and ends: what of the old one was finished went into the same file as the new one."""
+    fresh()
+    x = {name: np.full(1 << 17, 1, np.float32) for name in "abc"}
+    files.save("in.safetensors", x)
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+
+    def interrupt(done: int) -> None:
+        nonlocal left
+        left -= done
+        if left <= 0:
+            raise KeyboardInterrupt
+
+    for is_exchanged in (False, True):
+        plan, left = planned("in.safetensors", "out.safetensors"), 2 * x["a"].nbytes
+        with pytest.raises(KeyboardInterrupt):
+            checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), interrupt)
+        if is_exchanged:
+            before = os.stat("in.safetensors")
+            with open("in.safetensors", "r+b") as file:
+                file.seek(1 << 17)
+                file.write(np.full(1 << 18, 2, np.float32).tobytes())
+            os.utime("in.safetensors", ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert planned("in.safetensors", "out.safetensors").fingerprint == plan.fingerprint
+        outcome = checkpoints.Outcome(plan)
+        checkpoints.run(plan, checkpoints.Options(), outcome)
+        assert outcome.resumed == (0 if is_exchanged else x["a"].nbytes)
+        for name, y in files.load("out.safetensors").items():
+            assert np.array_equal(y, files.load("in.safetensors")[name]), name
+        os.unlink("out.safetensors")

@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import gpucast
 from codes import assert_same
 from gpucast import files
 from scaled_files import convert, failure, header, numbers, quantized, save
@@ -212,10 +213,10 @@ UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "torchao": ({"l._weight_qdata": F8, "l._weight_scale": ROWS}, "'l._weight_scale' is named like a scale"),
     # optimum-quanto 0.2.7.
     "quanto": ({"l.weight._data": I8, "l.weight._scale": ROWS}, "'l.weight._scale' is named like a scale"),
-    # DeepSeek-V4: FLOAT4E2M1, two to an INT8.
+    # As DeepSeek-V4, whose 8 bytes are 16 codes, but groups have 32.
     "experts of DeepSeek-V4": (
         {"l.w1.weight": I8, "l.w1.scale": np.full((6, 1), 2, ml_dtypes.float8_e8m0fnu)},
-        "'l.w1.scale' beside it may be its scales",
+        "has scales, 'l.w1.scale', in a form that is not known",
     ),
     "ComfyUI's asym_w4a8_int8": (
         {"l.weight": I8, "l.weight_s_rel": F8, "l.weight_s_channel": np.ones(6, np.float32)},
@@ -295,3 +296,117 @@ def test_transformers_reads_the_numbers_that_gpucast_reads(package: str, options
         with torch.no_grad():
             logits.append(loaded.eval()(torch.arange(8)[None]).logits.numpy())
     assert_same(logits[0], logits[1])
+
+
+def pack(codes: Any) -> Any:
+    raw = codes.view(np.uint8)
+    return raw[..., 0::2] | raw[..., 1::2] << 4
+
+
+def logits_of(path: str, **options: Any) -> Any:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        return loaded.eval()(torch.arange(8)[None]).logits.float().numpy()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_reads_gpt_oss_as_gpucast_does() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    torch.manual_seed(0)
+    config = transformers.GptOssConfig(**sizes, **heads, dtype="bfloat16")
+    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained("in")
+    tensors = files.load("in/model.safetensors")
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        weight = np.ascontiguousarray(tensors.pop(name).transpose(0, 2, 1)).astype(np.float32)
+        q = quantized(weight, "FLOAT4E2M1", "mx")
+        tensors[f"{name}_blocks"] = pack(q.get().data.get()).reshape(*q.scales.shape, 16)
+        tensors[f"{name}_scales"] = q.scales.view(np.uint8)
+    save("in/model.safetensors", tensors, {"format": "pt"})
+    document = json.loads(Path("in/config.json").read_text())
+    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    Path("in/config.json").write_text(json.dumps(document))
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    whole = transformers.Mxfp4Config(dequantize=True)
+    assert_same(logits_of("out"), logits_of("in", quantization_config=whole))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_reads_deepseek_v4_as_gpucast_does() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    if not hasattr(transformers, "DeepseekV4Config"):
+        pytest.skip("this transformers has no DeepSeek-V4")
+    sizes = {"vocab_size": 64, "hidden_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "head_dim": 64, "q_lora_rank": 128, "n_routed_experts": 4, "o_groups": 2}
+    sizes |= {"num_experts_per_tok": 2, "o_lora_rank": 64, "sliding_window": 16, "num_nextn_predict_layers": 0}
+    kinds = {"mlp_layer_types": ["moe"] * 2, "layer_types": ["sliding_attention"] * 2}
+    torch.manual_seed(0)
+    config = transformers.DeepseekV4Config(**sizes, **kinds, partial_rotary_factor=0.5, dtype="bfloat16")
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained("in")
+    tensors = files.load("in/model.safetensors")
+    dense = [name for name in tensors if ".attn.w" in name or ".shared_experts." in name]
+    routed = [name for name in tensors if ".experts." in name]
+    assert len(dense) == 2 * 8 and len(routed) == 2 * 12
+    for name in dense + routed:
+        to, block = ("FLOAT8E4M3FN", (128, 128)) if name in dense else ("FLOAT4E2M1", (32,))
+        format = gpucast.quantization.Format("v4", to, "FLOAT8E8M0", block, "up")
+        q = gpucast.quantize(tensors[name].astype(np.float32), format)
+        data = q.get().data
+        tensors[name] = data if name in dense else pack(data.get()).view(np.int8)
+        tensors[name.replace(".weight", ".scale")] = q.scales
+    save("in/model.safetensors", tensors, {"format": "pt"})
+    document = json.loads(Path("in/config.json").read_text())
+    entry = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
+    document |= {"quantization_config": entry | {"expert_dtype": "fp4"}, "expert_dtype": "fp4"}
+    Path("in/config.json").write_text(json.dumps(document))
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    # Without a GPU transformers dequantizes to BFLOAT16.
+    assert_same(logits_of("out"), logits_of("in"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_takes_the_type_that_the_weights_have() -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "dtype": "float32"}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**sizes, **heads))
+    model.save_pretrained("in")
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    loaded = transformers.AutoModelForCausalLM.from_pretrained("out")
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}
+
+
+def test_comfy_kitchen_reads_nvfp4_as_gpucast_does() -> None:
+    torch = pytest.importorskip("torch")
+    kitchen = pytest.importorskip("comfy_kitchen.backends.eager.quantization")
+    files.save("in.safetensors", {"l.weight": numbers(144, 80)})
+    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "comfyui"]
+    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT") == 0
+    written = {name: torch.from_numpy(x.view(np.uint8)) for name, x in files.load("out.safetensors").items() if x.ndim}
+    scale = torch.from_numpy(np.array(files.load("out.safetensors")["l.weight_scale_2"]))
+    blocks = written["l.weight_scale"].view(torch.float8_e4m3fn)
+    found = kitchen.dequantize_nvfp4(written["l.weight"], scale, blocks, torch.float32).numpy()
+    # It multiplies scale and scale first, in FLOAT.
+    np.testing.assert_allclose(found, files.load("back.safetensors")["l.weight"], rtol=2**-22)
+    # And what it writes is read.
+    x = torch.from_numpy(numbers(64, 128, seed=3))
+    scale = x.abs().max() / (448 * 6)
+    data, blocks = kitchen.quantize_nvfp4(x, scale)
+    layer = np.frombuffer(json.dumps({"format": "nvfp4"}).encode(), np.uint8)
+    scales = {"l.weight_scale": blocks.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)}
+    parts = {"l.weight": data.numpy(), "l.weight_scale_2": scale.numpy(), "l.comfy_quant": layer}
+    files.save("k.safetensors", parts | scales)
+    assert convert("k.safetensors", "k.npz", "--to", "FLOAT") == 0
+    wanted = kitchen.dequantize_nvfp4(data, scale, blocks, torch.float32).numpy()
+    np.testing.assert_allclose(files.load("k.npz")["l.weight"], wanted, rtol=2**-22)

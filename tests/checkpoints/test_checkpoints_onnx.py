@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +72,7 @@ def save(path: str, external: bool, proto: onnx.ModelProto | None = None) -> Non
 
 
 def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--quiet", "--scale", "none", "--allow-loss"])
+    return main(["convert", *argv, "--overwrite", "--quiet", "--scale", "none", "--allow-loss"])
 
 
 def run(path: str) -> np.ndarray:
@@ -322,3 +325,88 @@ def test_models_that_outgrow_protocol_buffers_get_external_data(folder: Path, mo
     onnx.checker.check_model("out.onnx", full_check=True)
     assert os.path.getsize("out.onnx.data") >= 64 * 32 * 8
     assert run("out.onnx").shape == (5, 8)
+
+
+def with_many_files(count: int) -> None:
+    """A model of `count` initializers, each in a file of its own."""
+    x = np.arange(300, dtype=np.float32)
+    tensors = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, [300], (x + i).tobytes(), raw=True) for i in range(count)]
+    nodes = [helper.make_node("Identity", [tensor.name], [f"y{i}"]) for i, tensor in enumerate(tensors)]
+    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [300]) for i in range(count)]
+    proto = helper.make_model(
+        helper.make_graph(nodes, "many", [], outputs, tensors),
+        opset_imports=[helper.make_opsetid("", 21)],
+        ir_version=10,
+    )
+    onnx.external_data_helper.convert_model_to_external_data(proto, all_tensors_to_one_file=False, size_threshold=100)
+    os.mkdir("many")
+    onnx.save(proto, "many/in.onnx")
+
+
+def test_a_model_of_many_files_opens_few_at_a_time(folder: Path) -> None:
+    """Each was open as long as the model was: about 1,000 were too many."""
+    with_many_files(150)
+    program = (
+        "import resource, sys\n"
+        "from gpucast.cli import main\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "sys.exit(main(['convert', 'many/in.onnx', 'out.onnx', '--to', 'FLOAT16', '--verify', '--quiet']))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(gpucast.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with files.TensorFile("many/in.onnx") as file:
+        streams = [iter(tensor.chunks(16)) for tensor in file.tensors]
+        # All at once, and in any order.
+        assert [float(next(stream)[1]) for stream in reversed(streams)] == [float(i + 1) for i in reversed(range(150))]
+        assert [float(next(stream)[0]) for stream in streams] == [float(i + 4) for i in range(150)]
+
+
+@pytest.mark.parametrize("what", ["the file", "a folder"])
+def test_external_data_that_is_exchanged_for_a_link_is_not_read(
+    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was checked by its name, and then opened by it."""
+    os.makedirs("in/deep")
+    os.makedirs("elsewhere")
+    onnx.save(model(), "in/in.onnx", save_as_external_data=True, location="deep/data.bin", size_threshold=100)
+    shutil.copy("in/deep/data.bin", "elsewhere/data.bin")
+    path = "in/deep/data.bin" if what == "the file" else "in/deep"
+
+    def exchange() -> None:
+        os.rename(path, "before")
+        os.symlink(folder / "elsewhere" / ("data.bin" if what == "the file" else ""), path)
+
+    with files.TensorFile("in/in.onnx") as file:
+        tensor = next(tensor for tensor in file.tensors if tensor.nbytes > 100)
+        whole = tensor.read()
+        exchange()
+        with pytest.raises(files.FileError, match="leads out of the folder"):
+            tensor.read()
+        os.unlink(path)
+        os.rename("before", path)
+        assert tensor.read().tolist() == whole.tolist()
+    # Right after it was checked.
+    resolve = os.path.commonpath
+
+    def exchanging(paths: list[str]) -> str:
+        result = resolve(paths)
+        if any(name.endswith("data.bin") for name in paths) and not os.path.exists("before"):
+            exchange()
+        return result
+
+    monkeypatch.setattr(os.path, "commonpath", exchanging)
+    with pytest.raises((OSError, files.FileError), match=r"symbolic links|Not a directory|leads out"):
+        files.TensorFile("in/in.onnx")
+
+
+def test_external_data_that_becomes_a_pipe_is_not_waited_for(folder: Path) -> None:
+    save("in.onnx", external=True)
+    with files.TensorFile("in.onnx") as file:
+        tensor = next(tensor for tensor in file.tensors if tensor.nbytes > 100)
+        os.unlink("in.onnx.bin")
+        os.mkfifo("in.onnx.bin")
+        with pytest.raises(files.FileError, match="is no regular file"):
+            tensor.read()

@@ -22,6 +22,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from gpucast import checkpoints, files
+from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.running import directory, locks, place, publication, staging
 from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.staging import Staging
@@ -107,7 +108,7 @@ def cases(folder: Path) -> list[tuple[str, str]]:
 def test_a_run_stopped_at_any_step_is_complete_or_undone(how: str, tmp_path: Path, exhaustive: bool) -> None:
     told = []
     for name, argv in cases(tmp_path):
-        command = ["convert", *argv.split(), "--quiet", "--to"]
+        command = ["convert", *argv.split(), "--overwrite", "--quiet", "--to"]
         # Another conversion, which takes the place of the one that was killed.
         again = {"again": [*command, "BFLOAT16", "--restart"]} if "restart" in how else {}
         if not (again and name == "empty"):
@@ -406,6 +407,22 @@ def test_an_error_of_tidying_up_does_not_hide_that_all_is_written(
     # The next run removes what is left.
     assert main(argv) == 0
     assert leftovers(folder, "in") == ["out", "report.json"]
+
+
+def test_an_error_of_the_report_does_not_hide_that_all_is_written(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("in.safetensors", {"x": BIG})
+
+    def full(document: Any) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(html, "page", full)
+    said = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--report", "report.html")
+    whole, error = said.splitlines()
+    assert whole == "out.safetensors is written and whole"
+    assert error.endswith("report.html: No space left on device")
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors"]
 
 
 def test_a_name_of_5000_digits_is_reported(folder: Path) -> None:

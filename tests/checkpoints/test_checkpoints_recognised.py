@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from codes import assert_same
 from counted_steps import counted
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
+from gpucast.checkpoints.scales import comfyui
 from gpucast.checkpoints.scales.detect import Catalogue
 from gpucast.checkpoints.streaming import pieces
 from gpucast.core.dtypes import dtype
@@ -66,7 +68,7 @@ def test_scales_in_another_file_than_their_weight() -> None:
     assert_same(files.load("out/1.safetensors")["l.weight"], q.data)
     assert_same(files.load("out/2.safetensors")["l.weight_scale_inv"], q.scales)
     # And from shards to shards in the style of gpucast.
-    assert convert("in", "i4", "--to", "INT4", "--scale", "block", "--verify") == 0
+    assert convert("in", "i4", "--to", "INT4", "--scale", "block", "--style", "gpucast", "--verify") == 0
     index = json.loads(Path("i4/model.safetensors.index.json").read_text())
     assert index["weight_map"]["l.weight.scales"] == "1.safetensors"
     assert json.loads(Path("i4/config.json").read_text()) == {"vocab": 3}
@@ -392,3 +394,38 @@ def test_names_of_scales_that_collide_with_those_of_another_file(capsys: pytest.
     shards("in", held)
     message = failure(capsys, "in", "out", "--to", "INT8", "--scale", "block", "--include", "l.weight")
     assert "two tensors would have the name 'l.weight.scales', in '1.safetensors' and '2.safetensors'" in message
+
+
+class Asked(dict[str, Any]):
+    """Counts the letters of the keys that are asked for."""
+
+    letters = 0
+
+    def __contains__(self, key: object) -> bool:
+        self.letters += len(str(key))
+        return super().__contains__(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self.letters += len(key)
+        return super().__getitem__(key)
+
+
+def test_layers_are_found_by_the_longest_end_of_a_name() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        names = [".".join(rng.choices(["a", "b", "", "weight"], k=rng.randrange(1, 5))) for _ in range(8)]
+        entries = {name: {"format": name} for name in names}
+        for weight in (".".join(rng.choices(["a", "b", "", "weight"], k=6)) for _ in range(8)):
+            parts = weight.removesuffix(".weight").split(".")
+            ends = [".".join(parts[start:]) for start in range(len(parts))]
+            wanted = next((entries[end] for end in ends if end in entries), {})
+            assert comfyui.layer_of(weight, None, comfyui.Layers(entries)) == wanted, (weight, names)
+
+
+def test_a_name_of_many_parts_takes_no_quadratic_time() -> None:
+    """One of 128 KB took 4 seconds: every end of it was a key."""
+    for entries in (Asked({"x": {}}), Asked({"a": {"format": "f"}, "." * 999 + "a": {"format": "g"}})):
+        name = "." * 100_000 + "a"
+        found = comfyui.layer_of(name + ".weight", None, comfyui.Layers(entries))
+        assert found == ({} if "x" in entries else {"format": "g"})
+        assert entries.letters <= len(name)

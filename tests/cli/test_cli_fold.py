@@ -34,7 +34,10 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["out.onnx", "in.onnx"])
 def test_a_model(model: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     wanted, target = fold_casts(onnx.load(model)), model.with_name(name)
-    assert main(["fold", str(model), str(target)]) == 0
+    if target.exists():
+        assert main(["fold", str(model), str(target)]) == 1
+        assert "exists already; give --overwrite" in capsys.readouterr().err
+    assert main(["fold", str(model), str(target), "--overwrite"]) == 0
     assert capsys.readouterr().out == f"{target}: 1 of 2 casts folded\n"
     assert onnx.load(target) == wanted
 

@@ -174,7 +174,7 @@ def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     ("options", "message"),
     [
         (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
-        (["--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; expected one of"),
+        (["--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; did you mean FLOAT?"),
         (["--pair", "STRING:INT8"], "'STRING' is cast on the host only; expected a numeric type"),
         (["--pair", "FLOAT:INT8", "--full"], "leave out --pair"),
         (["--pair", "FLOAT:INT8", "--seconds", "3"], "leave out one of them"),

@@ -18,11 +18,14 @@ import pytest
 
 import gpucast
 from gpucast import cli
+from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, equal_unit, file_unit, quotient_unit
 from gpucast.compile import cache_folder
 from gpucast.compile.cache import Cache, digest
-from gpucast.cpu.native import library as host_native
-from gpucast.cpu.native import trial
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
 from gpucast.files import atomic
+from gpucast.native import library as host_native
+from gpucast.native import trial
 from strangers import STRANGER, as_root, exchanging
 
 ROOT = Path(gpucast.__file__).parents[1]
@@ -230,8 +233,8 @@ def test_a_user_of_the_image_whose_folder_another_made_first(image: Path) -> Non
 @pytest.fixture(scope="module")
 def gcc() -> str:
     found = shutil.which("gcc")
-    if found is None:
-        pytest.skip("no gcc")
+    if found is None or shutil.which("g++") is None:
+        pytest.skip("no gcc and g++")
     return found
 
 
@@ -252,16 +255,17 @@ def finish() -> None:
 LIBRARY = """
 import sys, threading
 import numpy as np
-from gpucast.cpu.native import library as host_native
+from gpucast.codegen.host import file_unit
+from gpucast.native import library as host_native
 def products():
     x = np.array([2.0**-149, 2.0**-1074])
     return float(np.float32(x[0]) * np.float32(x.size - 1)), float(x[1] * (x.size - 1))
-native = host_native._native()
+native = host_native._native(file_unit)
 found = native.library() if sys.argv[1:] else None
 for thread in threading.enumerate():
     if thread.name == host_native.THREAD:
         thread.join()
-found = native.library() if sys.argv[1:] else host_native.library()
+found = native.library() if sys.argv[1:] else host_native.library(file_unit)
 print(found is not None, products() == (2.0**-149, 2.0**-1074))
 """
 
@@ -270,16 +274,16 @@ print(found is not None, products() == (2.0**-149, 2.0**-1074))
 def test_flags_of_the_compiler_do_not_serve_runs_without_them(gcc: str, tmp_path: Path, flag: str) -> None:
     """5: it flushed subnormal numbers to zero in the whole process, NumPy's too."""
     variables = {"GPUCAST_CACHE_DIR": str(tmp_path), "GPUCAST_NATIVE": "1"}
-    assert run(LIBRARY, "compile", CC=f"gcc {flag}", **variables) in ("True True\n", "False True\n")
-    assert run(LIBRARY, "compile", CC="gcc", **variables) == "True True\n"
-    assert run(LIBRARY, **variables, CC="gcc") == "True True\n"
-    assert run(LIBRARY, CC=f"gcc {flag}", **variables).endswith(" True\n")
+    assert run(LIBRARY, "compile", CXX=f"g++ {flag}", **variables) in ("True True\n", "False True\n")
+    assert run(LIBRARY, "compile", CXX="g++", **variables) == "True True\n"
+    assert run(LIBRARY, **variables, CXX="g++") == "True True\n"
+    assert run(LIBRARY, CXX=f"g++ {flag}", **variables).endswith(" True\n")
 
 
 def test_the_key_has_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def key(command: str) -> str:
-        monkeypatch.setenv("CC", command)
-        return host_native.NativeLibrary(Cache(str(tmp_path))).key()
+        monkeypatch.setenv("CXX", command)
+        return host_native.NativeLibrary(file_unit(), Cache(str(tmp_path))).key()
 
     script = tmp_path / "compiler"
     commands = [str(script), f"{script} -ffast-math", f"env {script}", f"{script} -O1 -g", f"{script} '-O1 -g'"]
@@ -316,32 +320,43 @@ def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path)
     folder = tmp_path / "native"
     other = compiled(gcc, tmp_path / "other.so", "void sum_words(void) {}\n")
     kept = Cache(str(folder), private=True)
-    key = host_native.NativeLibrary(kept).key()
+    key = host_native.NativeLibrary(file_unit(), kept).key()
     kept.put(key, Path(other).read_bytes())
     (entry,) = folder.iterdir()
-    with pytest.raises(trial.Unfit, match="it lacks cast_file, each_run, "):
-        trial.load(other, host_native.FUNCTIONS)
-    native = host_native.NativeLibrary(Cache(str(folder), private=True))
+    with pytest.raises(trial.Unfit, match="it lacks cast_file, look8, "):
+        trial.load(other, file_unit().functions)
+    native = host_native.NativeLibrary(file_unit(), Cache(str(folder), private=True))
     assert native.library() is None
     assert not entry.exists()
-    again = host_native.NativeLibrary(Cache(str(folder), private=True), 0)
+    again = host_native.NativeLibrary(file_unit(), Cache(str(folder), private=True), 0)
     again.library()
     finish()
     library = again.library()
     assert library is not None
-    assert all(hasattr(library, name) for name in host_native.FUNCTIONS)
+    assert all(hasattr(library, name) for name in file_unit().functions)
 
 
-def test_every_function_of_the_library_is_looked_for(gcc: str, tmp_path: Path) -> None:
+def _units() -> dict[str, HostUnit]:
+    src = dtype("FLOAT")
+    rules = [resolve(src, dtype(to)) for to in ("BFLOAT16", "FLOAT8E4M3FN")]
+    return {
+        "files": file_unit(), "casts": cast_unit(rules), "counts": counted_unit(rules),
+        "quotients": quotient_unit(dtype("FLOAT16"), rules[1:]), "equal": equal_unit(),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", _units())
+def test_every_function_of_the_library_is_looked_for(gcc: str, tmp_path: Path, unit: str) -> None:
     if shutil.which("nm") is None:
         pytest.skip("no nm")
-    made = tmp_path / "made.so"
-    subprocess.run([gcc, *host_native._FLAGS, "-o", str(made), *map(str, host_native._SOURCES)], check=True)
+    text, made = tmp_path / "unit.cpp", tmp_path / "made.so"
+    text.write_text(_units()[unit].text)
+    subprocess.run(["g++", *host_native._FLAGS, "-Wall", "-Wextra", "-Werror", "-o", str(made), str(text)], check=True)
     listed = subprocess.run(
         ["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True
     ).stdout
     names = [line.split()[-1] for line in listed.splitlines()]
-    assert sorted(host_native.FUNCTIONS) == sorted(name for name in names if name[0] != "_")
+    assert sorted(_units()[unit].functions) == sorted(name for name in names if name[0] != "_")
 
 
 def test_a_library_is_made_only_where_nobody_exchanges_it(
@@ -352,7 +367,7 @@ def test_a_library_is_made_only_where_nobody_exchanges_it(
     for mode, is_made in ((0o777, False), (0o1777, True)):
         tmp_path.chmod(mode)
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-            native = host_native.NativeLibrary(Cache(os.path.join(folder, "native"), private=True), 0)
+            native = host_native.NativeLibrary(file_unit(), Cache(os.path.join(folder, "native"), private=True), 0)
             native.library()
             finish()
             assert (native.library() is not None) == is_made
@@ -386,7 +401,8 @@ def test_new_files_have_the_mode_that_the_umask_leaves(umask: int) -> None:
 
 FORK = """
 import os, signal, threading
-from gpucast.cpu.native import library as host_native
+from gpucast.codegen.host import file_unit
+from gpucast.native import library as host_native
 from gpucast.compile.cache import Cache
 looking, go = threading.Event(), threading.Event()
 class Slow(Cache):
@@ -396,15 +412,15 @@ class Slow(Cache):
         return super().get(key)
     def is_empty(self):
         return False
-native = host_native.NativeLibrary(Slow(os.environ["FOLDER"]))
-host_native._native = lambda: native
-threading.Thread(target=host_native.library).start()
+native = host_native.NativeLibrary(file_unit(), Slow(os.environ["FOLDER"]))
+host_native._native = lambda make: native
+threading.Thread(target=host_native.library, args=(file_unit,)).start()
 looking.wait()
 child = os.fork()
 if child == 0:
     signal.alarm(60)  # Should it hang.
     go.set()
-    print("library", host_native.library(), flush=True)
+    print("library", host_native.library(file_unit), flush=True)
     os._exit(0)
 print("ended", os.waitpid(child, 0)[1])
 go.set()

@@ -85,6 +85,9 @@ def test_every_name_of_a_row_is_taken(row: DType) -> None:
     names = [row, row.name, row.name.lower(), row.name.title(), row.number, np.int64(row.number), row.numpy]
     if row.family != "string":
         names += [row.numpy_name, row.numpy.type, np.empty(0, row.numpy).dtype, row.numpy.newbyteorder(">")]
+    for name in gpucast.dtype.names(row):
+        # In any case, but for the codes that mean another type in lower case.
+        names += [name.upper(), name.lower(), name.title()] if name.islower() and len(name) > 3 else [name]
     for name in names:
         assert gpucast.dtype(name) is row, name
     pickled = pickle.dumps(row)
@@ -93,6 +96,13 @@ def test_every_name_of_a_row_is_taken(row: DType) -> None:
     assert b"gpucast.dtypes" in pickled
     if row.safetensors:
         assert gpucast.dtype.from_safetensors(row.safetensors) is row
+
+
+@pytest.mark.parametrize("row", DTYPES, ids=str)
+def test_numpy_takes_a_row_for_a_dtype(row: DType) -> None:
+    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
+        pytest.skip("this NumPy knows no __numpy_dtype__; row.numpy is taken by all, as in every other test")
+    assert np.zeros(3, row).dtype == np.dtype(row) == row.numpy
 
 
 @pytest.mark.parametrize("kind", [str, np.str_, np.bytes_, np.dtype("U3"), np.dtype("S3"), np.dtypes.StringDType()])
@@ -109,10 +119,101 @@ def test_torch_dtypes_are_taken_by_their_name() -> None:
         assert gpucast.dtype(kind).name == name
 
 
-@pytest.mark.parametrize("kind", ["i4", "f4", "u2", "f8", "<f4", "e", "?", "int", float, int, bool, True, np.True_])
+#: What people write, and what it means: everybody who reads it reads this.
+WRITTEN = {
+    "BOOL": ["bool", "BOOL", "torch.bool", "|b1"],
+    "UINT8": ["uint8", "torch.uint8", "|u1"],
+    "UINT16": ["u16", "torch.uint16", "<u2"],
+    "UINT32": ["u32"],
+    "UINT64": ["u64", ">u8"],
+    "INT8": ["I8", "torch.int8", "|i1"],
+    "INT16": ["I16", "i16", "short", "torch.short"],
+    "INT32": ["I32", "i32", "torch.int", "torch.int32", "<i4"],
+    "INT64": ["I64", "i64", "torch.long", "=i8"],
+    "FLOAT16": ["F16", "fp16", "FP16", "half", "torch.half", "torch.float16", "<f2"],
+    "BFLOAT16": ["BF16", "bf16", "torch.bfloat16", "Bfloat16"],
+    "FLOAT": ["F32", "f32", "fp32", "float", "torch.float", "torch.float32", "<f4", ">f4"],
+    "DOUBLE": ["F64", "f64", "fp64", "double", "torch.double", "<f8"],
+    "FLOAT8E4M3FN": ["F8_E4M3", "torch.float8_e4m3fn", "FLOAT8_E4M3FN"],
+    "FLOAT8E4M3FNUZ": ["F8_E4M3FNUZ"],
+    "FLOAT8E5M2": ["F8_E5M2", "f8_e5m2"],
+    "FLOAT8E5M2FNUZ": ["F8_E5M2FNUZ"],
+    "FLOAT8E8M0": ["F8_E8M0", "torch.float8_e8m0fnu"],
+    "FLOAT4E2M1": ["F4", "torch.float4_e2m1fn_x2"],
+    "FLOAT6E2M3": ["F6_E2M3"],
+    "STRING": ["str", "string", "<U5", "|S3"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in WRITTEN.items() for text in texts])
+def test_what_people_write_is_taken(name: str, text: str) -> None:
+    assert gpucast.dtype(text).name == name
+
+
+def test_numpy_reads_no_name_of_ours_otherwise() -> None:
+    for row in DTYPES:
+        for text in gpucast.dtype.names(row):
+            # "float" is ONNX's; NumPy's own names are its own.
+            if text in ("float", row.numpy_name):
+                continue
+            try:
+                theirs = np.dtype(text)
+            except TypeError:
+                continue
+            assert gpucast.dtype(theirs) is row, text
+
+
+@pytest.mark.parametrize("kind", [bool, np.bool_])
+def test_the_class_bool_is_bool(kind: object) -> None:
+    assert gpucast.dtype(kind).name == "BOOL"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["i4", "f4", "u2", "f8", "e", "?", "i8", "u8", "I4", "f16", "F2", "U8", "U16", "U32", "U64", "int", "LONG", float,
+     int, True, np.True_],
+)  # fmt: skip
 def test_ambiguous_names_are_refused_with_both_readings(kind: object) -> None:
     with pytest.raises(TypeError, match=r"^dtype: .* is ambiguous: it reads as .* or as .*; write a full name"):
         gpucast.dtype(kind)
+
+
+def test_the_readings_of_two_faced_text() -> None:
+    for text, readings in [
+        ("f16", "NumPy's code for float128 or as a 16-bit float"),
+        ("i8", "NumPy's code for int64 or as an 8-bit integer"),
+        ("U8", "NumPy's code for text of 8 characters or as an 8-bit unsigned integer"),
+    ]:
+        with pytest.raises(TypeError, match=f"^dtype: {text!r} is ambiguous: it reads as {readings};"):
+            gpucast.dtype(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "members"),
+    [
+        ("fp8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
+        ("FP8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
+        ("float8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
+        ("fp6", "FLOAT6E2M3, FLOAT6E3M2"),
+        ("fp4", "FLOAT4E2M1"),
+        ("e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
+        ("fp8_e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
+        ("torch.e5m2", "FLOAT8E5M2, FLOAT8E5M2FNUZ"),
+    ],
+)
+def test_a_family_is_refused_with_its_members(text: str, members: str) -> None:
+    with pytest.raises(TypeError, match=f"is a family of types; write one of them: {members}$"):
+        gpucast.dtype(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [("blfoat16", "BFLOAT16"), ("FLAOT", "FLOAT"), ("float8e4m3fnu", "FLOAT8E4M3FNUZ"), ("unit8", "UINT8"),
+     ("torch.qint8", "INT8"), ("float32 ", "FLOAT"), ("bool_", "BOOL"), ("float7", "FLOAT")],
+)  # fmt: skip
+def test_a_typo_gets_the_nearest_name(text: str, nearest: str) -> None:
+    with pytest.raises(TypeError, match=rf"^dtype: '.*' is not a dtype; did you mean {nearest}\?$"):
+        gpucast.dtype(text)
 
 
 @pytest.mark.parametrize("kind", ["complex64", "COMPLEX128", np.complex64, np.dtype(complex), complex])
@@ -124,10 +225,9 @@ def test_complex_is_refused_by_name(kind: object) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        "float7",
         "",
-        "float32 ",
-        "F32",
+        "qwertz",
+        "e9m9",
         0,
         14,
         99,

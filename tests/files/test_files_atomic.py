@@ -8,7 +8,6 @@ import errno
 import os
 import resource
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,11 +68,15 @@ def test_an_error_in_the_middle(old: Path, error: type[BaseException]) -> None:
 
 
 def test_an_unwritable_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(**keywords: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", "temporary")
+    opened = os.open
+
+    def refused(path: str, flags: int, *mode: int, **keywords: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, flags, *mode, **keywords)
 
     # Not with chmod, since the tests may run as root.
-    monkeypatch.setattr(tempfile, "mkstemp", refused)
+    monkeypatch.setattr(os, "open", refused)
     with pytest.raises(PermissionError) as caught:
         files.save(str(old), {"new": BIG})
     assert caught.value.filename == str(old)

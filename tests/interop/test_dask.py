@@ -16,7 +16,7 @@ import pytest
 
 import gpucast
 from codes import assert_same
-from gpucast import DeviceUnavailable
+from gpucast import DeviceUnavailable, PackedArray
 from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import resolve
@@ -228,3 +228,45 @@ def test_a_killed_worker_costs_time_and_nothing_else(cluster: Any, tmp_path: Pat
     wanted = gpucast.cast(x, "FLOAT8E5M2")
     assert_same(both, np.stack([wanted, wanted[::-1]]).T)
     assert len(list(tmp_path.iterdir())) > blocks, "no chunk was made again"
+
+
+def test_the_casts_of_gpucast_take_dask_arrays() -> None:
+    """They give lazy arrays: a chunk that cannot be computed is no matter to them."""
+
+    def broken(block: Any) -> Any:
+        raise RuntimeError("computed")
+
+    x = values()
+    array = da.from_array(x, CHUNKS)
+    lazy = array.map_blocks(broken, dtype=array.dtype, meta=array._meta)
+    like = np.empty(0, np.float16)
+    for cast in (
+        lambda x: gpucast.cast(x, "FLOAT16", overflow="saturate"),
+        lambda x: gpucast.cast_like(x, like, overflow="saturate"),
+        lambda x: gpucast.cast_many({"w": [x]}, "FLOAT16", overflow="saturate")["w"][0],
+    ):
+        y = cast(lazy)
+        assert isinstance(y, da.Array) and y.chunks == array.chunks and y.dtype == np.float16
+        with pytest.raises(RuntimeError, match="computed"):
+            y.compute(scheduler="synchronous")
+        assert_same(computed(cast(array)), cast(x))
+    with pytest.raises(TypeError, match="cast: to=FLOAT6E2M3 entered at opset 28; opset=25 has version 25"):
+        gpucast.cast_like(array, PackedArray(np.zeros(3, np.uint8), "FLOAT6E2M3", 4), opset=28)
+    both = gpucast.cast_many([array, x], "FLOAT8E5M2", rounding="stochastic", seed=3)
+    rows = gpucast.cast_many([x, x], "FLOAT8E5M2", rounding="stochastic", seed=3)
+    assert isinstance(both[0], da.Array)
+    assert_same(both[1], rows[1])
+
+
+def test_what_needs_the_elements_refuses_dask_arrays() -> None:
+    array = da.from_array(values(), CHUNKS)
+    flag = np.ones(1, bool)
+    for call in (
+        lambda: gpucast.quantize(array, "float8e4m3fn_tensor"),
+        lambda: gpucast.cast_report(array, "FLOAT16"),
+        lambda: gpucast.cast(np.ones((7, 9), np.float32), "FLOAT", out=array),
+    ):
+        with pytest.raises(TypeError, match="is a Dask array, whose elements are not there yet; call it for chunks"):
+            call()
+    with pytest.raises(ValueError, match="finite= cannot be told .* nor of lazy arrays"):
+        gpucast.cast_many([array], "FLOAT16", finite=flag)

@@ -111,10 +111,11 @@ def test_sixty_four_bits_need_jaxs_consent() -> None:
     assert gpucast.cast(x, "DOUBLE", out=out) is out and out.tolist() == [1, 1, 1]
 
 
-def test_within_jit() -> None:
+def test_what_needs_values_is_refused_within_jit() -> None:
     x = jnp.asarray([0.5, 1e9, -3], jnp.float32)
-    with pytest.raises(TypeError, match=r"x is being traced by JAX and has no values; .*jax\.pure_callback"):
-        jax.jit(lambda x: gpucast.cast(x, "FLOAT16"))(x)
+    for call in (lambda x: gpucast.cast_report(x, "FLOAT16"), lambda x: gpucast.quantize(x, "mxfp4")):
+        with pytest.raises(TypeError, match=r"x is being traced by JAX and has no values; .*jax\.pure_callback"):
+            jax.jit(call)(x)
 
     def through_callback(x: Any) -> Any:
         kind = jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn)
@@ -213,3 +214,13 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
             gpucast.cast(jnp.zeros(3, jnp.int4), "FLOAT")
     finally:
         launch.use(before)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int8_32", "nvfp4", "float8e4m3fn_tensor"])
+def test_quantized_arrays_come_back_as_jax_arrays(name: str) -> None:
+    x = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
+    q, wanted = gpucast.quantize(jnp.asarray(x), name), gpucast.quantize(x, name)
+    for to in ("FLOAT", "BFLOAT16"):
+        assert_same(array(q.dequantize(to), dtype(to)), wanted.dequantize(to))
+        assert_same(array(gpucast.dequantize(q, to), dtype(to)), wanted.dequantize(to))
+    assert type(np.asarray(q)) is np.ndarray and type(wanted.dequantize()) is np.ndarray

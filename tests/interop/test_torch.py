@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -26,6 +27,7 @@ from host_driver import HostDriver, both_shapes, download
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
+from gpucast.interop import torch as gpucast_torch  # noqa: E402
 from gpucast.interop.torch import tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -815,3 +817,140 @@ def test_another_device_needs_cuda() -> None:
     with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
         gpucast.cast(torch.ones(3), "FLOAT16", device="cuda")
     assert gpucast.cast(torch.ones(3), "FLOAT16", device="cpu").dtype is torch.float16
+
+
+# ---- kinds that come back ----
+
+
+@pytest.mark.parametrize("row", [row for row in NUMERIC if row.packed], ids=str)
+def test_types_below_one_byte_come_back_as_tensors(row: DType) -> None:
+    x = np.random.default_rng(4).standard_normal((3, 8)).astype(np.float32) * 3
+    packed = gpucast.cast(torch.from_numpy(x), row)
+    codes = gpucast.cast(x, row)
+    for dst in WHOLE:
+        y = gpucast.cast(packed, dst)
+        assert isinstance(y, torch.Tensor) and y.shape == (3, 8)
+        assert_same(array(y, dst), gpucast.cast(codes, dst))
+    other = gpucast.cast(packed, "INT2")
+    assert_same(array(other, dtype("INT2")), gpucast.cast(codes, "INT2"))
+    assert isinstance(gpucast.cast(other, "FLOAT"), torch.Tensor)
+    assert gpucast.cast(packed, "STRING").tolist() == gpucast.cast(codes, "STRING").tolist()
+
+
+def test_parts_and_copies_of_packed_tensors_come_back_as_tensors_too() -> None:
+    packed = gpucast.cast(torch.arange(-4, 4), "INT4")
+    assert isinstance(packed, PackedArray) and "PackedArray([-4, -3" in repr(packed)
+    for part in (packed[2:6], packed.reshape(2, 4), packed.copy(), pickle.loads(pickle.dumps(packed))):
+        y = gpucast.cast(part, "FLOAT")
+        assert isinstance(y, torch.Tensor) and y.tolist() == part.tolist()
+    assert isinstance(packed.astype(torch.float32), torch.Tensor)
+    # For NumPy they are what any PackedArray is.
+    for kind in (np.float32, ml_dtypes.bfloat16, object):
+        assert type(np.asarray(packed, dtype=kind)) is np.ndarray
+    assert (packed == packed.tolist()).all() and (packed == np.arange(-4, 4)).all() and (packed == packed).all()
+    (many,) = gpucast.cast_many([packed], "BFLOAT16")
+    assert many.dtype is torch.bfloat16 and many.tolist() == packed.tolist()
+    assert gpucast.cast(packed, "INT4", copy=False) is packed
+    out = np.empty(8, np.float32)
+    assert gpucast.cast(packed, "FLOAT", out=out) is out and out.tolist() == packed.tolist()
+    into = torch.empty(8)
+    assert gpucast.cast(packed, "FLOAT", out=into) is into and into.tolist() == packed.tolist()
+    # What was never a tensor stays what it is.
+    assert isinstance(gpucast.cast(PackedArray.pack(packed.get()), "FLOAT"), np.ndarray)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int8_32", "nvfp4", "float8e4m3fn_tensor", "int4_zp_32"])
+def test_quantized_tensors_come_back_as_tensors(name: str) -> None:
+    x = np.random.default_rng(3).standard_normal((4, 64)).astype(np.float32)
+    q, wanted = gpucast.quantize(torch.from_numpy(x), name), gpucast.quantize(x, name)
+    for to in ("FLOAT", "BFLOAT16"):
+        assert_same(array(q.dequantize(to), dtype(to)), wanted.dequantize(to))
+        assert isinstance(gpucast.dequantize(q, to), torch.Tensor)
+    assert type(np.asarray(q)) is np.ndarray
+    for one in gpucast.quantize(q.dequantize(), name, transpose="both") if name != "mxfp4" else ():
+        assert isinstance(one.dequantize(), torch.Tensor)
+
+
+def test_packed_results_on_a_device_come_back_there(cuda: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's stream, as the cast that made them. (The last step, torch's own import, needs torch's CUDA.)"""
+    given: list[Any] = []
+    monkeypatch.setattr(tensors, "from_array", lambda x: given.append(x) or "a tensor")
+    x = torch.arange(-4.0, 4.0)
+    packed = gpucast.cast(x, "INT4")
+    cuda.launched.clear()
+    assert gpucast.cast(packed, "FLOAT") == "a tensor"
+    assert [stream for _, stream in cuda.launched] == [777]
+    assert download(given[0]).tolist() == x.tolist()
+
+
+def test_devices_of_torch() -> None:
+    x = torch.ones(3)
+    for device in (torch.device("cpu"), torch.device("cpu", 0)):
+        assert gpucast.cast(x, "FLOAT16", device=device).device.type == "cpu"
+        assert gpucast.quantize(torch.ones(32), "mxfp4", device=device).device == "cpu"
+    with pytest.raises(gpucast.DeviceUnavailable):
+        gpucast.cast(np.ones(3), "FLOAT16", device=torch.device("cuda", 0))
+    with pytest.raises(TypeError, match="is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'"):
+        gpucast.cast(x, "FLOAT16", device=torch.device("meta"))
+
+
+def test_a_module_is_named_as_a_model() -> None:
+    module = torch.nn.BatchNorm1d(3)
+    for call in (gpucast.cast, gpucast.quantize):
+        with pytest.raises(TypeError, match=r"x is of type BatchNorm1d, a model; .*gpucast\.cast_many\(x\.state_dict"):
+            call(module, "int8" if call is gpucast.cast else "int8_32")
+    with pytest.raises(TypeError, match="cast_many: arrays: x is of type BatchNorm1d, a model"):
+        gpucast.cast_many(module, "FLOAT16")
+
+
+# ---- layers ----
+
+
+@pytest.mark.parametrize("coefficient", [1, 0.375, -2.0])
+def test_layers_take_tensors(coefficient: float) -> None:
+    x, dy = values(dtype("FLOAT16"), (2, 3)), values(dtype("FLOAT"), (2, 3), seed=1)
+    layer = gpucast.layers.Cast("FLOAT", lda_coeff=coefficient)
+    layer.forward(x)
+    wanted = layer.backward(dy)
+    assert isinstance(layer.forward(tensor(x)), torch.Tensor)
+    dx = layer.backward(tensor(dy))
+    assert_same(array(dx, dtype("FLOAT16")), wanted)
+    # A gradient below one byte.
+    packed = gpucast.cast(torch.arange(6).reshape(2, 3), "INT4")
+    assert (
+        array(layer.backward(packed), dtype("FLOAT16")).tolist()
+        == (np.arange(6.0).reshape(2, 3) * coefficient).tolist()
+    )
+
+
+def test_modules_have_the_gradient_of_the_layers() -> None:
+    x, dy = values(dtype("FLOAT"), (3, 4)), values(dtype("FLOAT8E4M3FN"), (3, 4), seed=1)
+    for keywords in ({}, {"lda_coeff": -0.375}, {"saturate": False, "opset": 19, "lda_coeff": 2.0}):
+        layer = gpucast.layers.Cast("FLOAT8E4M3FN", **keywords)
+        wanted = layer.forward(x)
+        of_x = layer.backward(dy)
+        like = tensor(dy)
+        for module, more in (
+            (gpucast_torch.Cast("FLOAT8E4M3FN", **keywords), ()),
+            (gpucast_torch.CastLike(**keywords), (like,)),
+        ):
+            assert isinstance(module, torch.nn.Module)
+            leaf = tensor(x).requires_grad_()
+            y = torch.nn.Sequential(module)(leaf) if not more else module(leaf, *more)
+            assert_same(array(y.detach(), dtype("FLOAT8E4M3FN")), wanted)
+            (dx,) = torch.autograd.grad(y, leaf, tensor(dy))
+            assert_same(array(dx, dtype("FLOAT")), of_x)
+            assert not module(tensor(x), *more).requires_grad
+    assert repr(gpucast_torch.Cast("FLOAT8E4M3FN", lda_coeff=0.5)) == "Cast('FLOAT8E4M3FN', lda_coeff=0.5)"
+    assert repr(gpucast_torch.CastLike(opset=19)) == "CastLike(opset=19)"
+
+
+def test_modules_of_casts_without_a_gradient() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    for to in ("INT8", "BOOL", "INT4"):
+        y = gpucast_torch.Cast(to)(leaf)
+        assert isinstance(y, PackedArray) or not y.requires_grad
+    assert gpucast_torch.Cast("FLOAT")(torch.arange(3)).tolist() == [0, 1, 2]
+    for keywords in ({"saturate": "yes"}, {"to": "float7"}):
+        with pytest.raises(TypeError, match="^layers.Cast: "):
+            gpucast_torch.Cast(**({"to": "FLOAT"} | keywords))

@@ -324,6 +324,14 @@ def names(driver: HostDriver) -> list[str]:
     return [name for name, _ in driver.launched]
 
 
+def test_growth_and_backoff_are_apart_on_a_device_too(driver: HostDriver) -> None:
+    flags = [upload(np.array(ok)) for ok in (False, True)]
+    scale = DynamicLossScale(1024.0, period=1, factor=3.0, backoff=7.0)
+    on_host = DynamicLossScale(1024.0, period=1, factor=3.0, backoff=7.0)
+    for ok in (True, False, False, True, False):
+        assert after(scale.adjust(flags[ok])) == after(on_host.adjust(ok))
+
+
 def test_a_scale_on_a_device_is_adjusted_there(driver: HostDriver) -> None:
     for settings, finite in list(scripts())[::4]:
         scale = DynamicLossScale(**settings)

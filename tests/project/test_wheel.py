@@ -20,8 +20,8 @@ def test_the_wheel_holds_package_and_kernels(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("gpucast-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    kernels = {f"gpucast/kernels/{path.name}" for path in (ROOT / "kernels").iterdir()}
-    suffixes = {".py", ".c", ".h", ".hpp"}
+    kernels = {f"gpucast/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.*")}
+    suffixes = {".py", ".hpp"}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpucast").rglob("*") if path.suffix in suffixes}
     assert kernels and modules
     assert kernels | modules | {"gpucast/py.typed"} <= names

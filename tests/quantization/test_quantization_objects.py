@@ -225,9 +225,30 @@ def test_attributes() -> None:
     assert (q.shape, q.ndim, q.size) == ((5, 64), 2, 320)
     assert q.nbytes == 160 + 20 + 4
     assert list(q.parts()) == ["data", "scales", "global_scale"]
-    assert repr(q) == "Quantized(format='nvfp4', shape=(5, 64), dtype=FLOAT, axis=1, nbytes=184)"
+    assert repr(q).startswith("Quantized(format='nvfp4', shape=(5, 64), dtype=FLOAT, axis=1, nbytes=184,\n  data=[[")
+    assert ",\n  scales=[[" in repr(q) and repr(q).endswith(f",\n  global_scale={float(q.global_scale):.8f})")
+    assert q.codes is q.data
     assert q.get() is q
     assert list(quantize(X, "int2_zp_32").parts()) == ["data", "scales", "zero_points"]
+
+
+def test_a_large_one_is_shown_as_numpy_shows_it() -> None:
+    x = np.random.default_rng(1).standard_normal((64, 2048)).astype(np.float32)
+    for name in ("float8e4m3fn_axis", "int4_32"):
+        text = repr(quantize(x, name, axis=0))
+        assert "data=[[" in text and " ..., " in text and "\n  scales=[" in text and len(text) < 2000
+
+
+def test_as_a_numpy_array_it_is_dequantized() -> None:
+    for name in ("nvfp4", "int8_32", "mxfp8e4m3"):
+        q = quantize(X, name)
+        assert same(np.asarray(q), q.dequantize())
+        assert same(np.asarray(q, dtype=np.float16), q.dequantize("FLOAT16"))
+        assert same(np.array(q, dtype=ml_dtypes.bfloat16, copy=True), q.dequantize("BFLOAT16"))
+        with pytest.raises(ValueError, match="dequantizing copies"):
+            np.asarray(q, copy=False)
+        with pytest.raises(TypeError, match="INT8 is no type to quantize"):
+            np.asarray(q, dtype=np.int8)
 
 
 def test_bits_are_what_is_stored() -> None:

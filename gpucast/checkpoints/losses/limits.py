@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
+from gpucast.core.errors import PrintableError
 
 #: The share of a tensor's non-zero values that may be lost unless --allow-loss is given.
 LIMIT = 0.01
@@ -21,7 +22,7 @@ _WORDS = {
 }
 
 
-class TooMuchLost(ValueError):
+class TooMuchLost(PrintableError, ValueError):
     """A cast would lose more than `LIMIT` of a tensor."""
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from gpucast.casting.cast import cast
@@ -11,9 +13,9 @@ from gpucast.checkpoints.streaming.pieces import axis, dequantized
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.cpu.chunks import spans
-from gpucast.cpu.native import cast as host_native_cast
 from gpucast.files.tensor import Array
-from gpucast.quantization.cpu import native as host_native
+from gpucast.native import cast as native_cast
+from gpucast.quantization import native
 from gpucast.quantization.cpu.block_grid import spread, tiles
 from gpucast.quantization.cpu.blocks import BlockGrid
 
@@ -24,19 +26,18 @@ _BLOCK = 1 << 15
 _CODES = 1 << 17
 
 
-def counted(x: Array, parts: Parts, format: Format, restored: Array | None) -> CastReport:
-    """The losses of a piece, counted as for a cast of its quotients. The largest error needs `restored`."""
+def counted(x: Array, parts: Parts, format: Format) -> CastReport:
+    """The losses of a piece, counted as for a cast of its quotients, without the largest error."""
     scales = cast(parts.scales, "DOUBLE")
     nonzero = None if np.isnan(scales).any() else _nonzero_of_finite(x.reshape(-1))
     if nonzero is None:
-        return _of_all(_values(x), parts, format, dequantized(parts, format) if restored is None else restored)
+        return replace(_of_all(_values(x), parts, format, dequantized(parts, format)), max_relative_error=0.0)
     if format.zero_points:
         saturated, kept = 0, _not_zero_points(parts, format)
     else:
         saturated, kept = _saturated(x, parts, format, scales), _nonzero_codes(parts.data, format.element)
-    error = 0.0 if restored is None else _largest_error(_values(x).reshape(-1), restored.reshape(-1))
     # Zeros always stay zeros, so every other zero is a loss.
-    return CastReport(x.size, nonzero, saturated=saturated, underflowed=nonzero - kept, max_relative_error=error)
+    return CastReport(x.size, nonzero, saturated=saturated, underflowed=nonzero - kept)
 
 
 def _values(x: Array) -> Array:
@@ -48,7 +49,7 @@ def _nonzero_of_finite(values: Array) -> int | None:
     """How many flat values are not zero; None if one is infinite or NaN."""
     src = dtype(values.dtype)
     codes, nonzero = values.view(src.code_numpy), 0
-    stats = host_native_cast.look(codes, src.code_mask & ~src.sign_code) if src.bits <= 32 else None
+    stats = native_cast.look(codes, src.code_mask & ~src.sign_code) if src.bits <= 32 else None
     if stats is not None:
         return codes.size - stats[1] if stats[0] <= src.max_code else None
     for part in spans(codes.size, _CODES):
@@ -65,7 +66,7 @@ def _not_zero_points(parts: Parts, format: Format) -> int:
     grid = BlockGrid.of(format, parts.data.shape, axis(format) % 2)
     codes = parts.data.view(np.uint8).reshape(grid.shape)
     zero = (parts.zero_points.view(np.uint8) & mask).reshape(grid.counts)
-    equal = host_native.equal(codes, grid, zero)
+    equal = native.equal(codes, grid, zero)
     if equal is not None:
         return int(codes.size) - equal
     different = 0
@@ -81,7 +82,7 @@ def _nonzero_codes(codes: Array, element: DType) -> int:
         codes.view(np.uint8).reshape(-1),
         element.code_mask & ~(element.sign_code if element.family == "float" else 0),
     )
-    stats = host_native_cast.look(raw, magnitude)
+    stats = native_cast.look(raw, magnitude)
     return int(np.count_nonzero(raw & magnitude)) if stats is None else raw.size - stats[1]
 
 
@@ -94,10 +95,10 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
     limits = np.asarray(float(format.element.max) * d * _rounding_limit(format.element))
     grid = BlockGrid.of(format, x.shape, axis(format) % 2)
     source = x.reshape(grid.shape)
-    native = host_native.find(source, grid, format)
-    if native is not None:
+    quantizer = native.find(source, grid, format)
+    if quantizer is not None:
         # Every value beyond the limit has the largest code, however it was rounded.
-        return native.beyond(source, grid, limits.reshape(grid.counts))
+        return quantizer.beyond(source, grid, limits.reshape(grid.counts))
     edge = np.flatnonzero(_at_largest(parts.data, format.element))
     limits = limits.reshape(-1)[grid.block_of(edge)]
     return int(np.count_nonzero(np.abs(_values(x.reshape(-1)[edge])) > limits))
@@ -118,13 +119,15 @@ def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> Cas
     return report
 
 
-def _largest_error(before: Array, after: Array) -> float:
-    """The largest relative error of flat finite values that are not zero."""
-    largest = 0.0
+def largest_error(before: Array, after: Array) -> float:
+    """The largest relative error of flat values that are finite before and after, and not zero before."""
+    largest, values = 0.0, _values(before)
     with np.errstate(all="ignore"):
         for part in spans(before.size, _BLOCK):
-            x = before[part].astype(np.float64)
-            error = relative(np.abs(after[part] - x), np.abs(x))
+            x, y = values[part].astype(np.float64), after[part]
+            error = relative(np.abs(y - x), np.abs(x))
+            if not (finite := np.isfinite(x) & np.isfinite(y)).all():
+                error = error[finite]
             largest = max(largest, float(error.max(initial=0.0)))
     return largest
 

@@ -73,6 +73,8 @@ class Histogram:
 class Errors:
     """Sums over the elements that are finite before and after; for relative errors also not zero before."""
 
+    #: The elements that were examined: all, or a sample.
+    examined: int = 0
     compared: int = 0
     relative: float = 0.0
     signal: float = 0.0
@@ -83,6 +85,7 @@ class Errors:
 
     def add(self, before: Array, after: Array) -> None:
         """Flat float64 values of equal sizes."""
+        self.examined += before.size
         self.before.add(before)
         self.after.add(after)
         finite = np.isfinite(before) & np.isfinite(after)
@@ -117,14 +120,17 @@ class Errors:
 
 @dataclass
 class Statistics:
-    """Statistics of a tensor. `errors` is None unless asked for; then the report may lack the largest error, too."""
+    """Statistics of a tensor: counts of all elements, and errors of the elements that were examined.
+
+    `errors` is None unless asked for; then the report may lack the largest error, too.
+    """
 
     report: CastReport = field(default_factory=CastReport)
     errors: Errors | None = None
 
-    def add(self, x: Array, y: Array, report: CastReport) -> None:
-        """Add a flat piece: its values before and after (of types that cast to DOUBLE), and its counts."""
-        self.report += report
+    def examine(self, x: Array, y: Array, largest: float) -> None:
+        """Add the errors of flat elements: before and after (of types that cast to DOUBLE), and the largest one."""
+        self.report += CastReport(max_relative_error=largest)
         if self.errors is None or dtype(y.dtype).family == "string":
             return
         with np.errstate(all="ignore"):
@@ -165,6 +171,7 @@ class Statistics:
             return counts
         errors = self.errors
         return counts | {
+            "examined": errors.examined,
             "mean_relative_error": _finite(errors.mean_relative_error),
             "max_absolute_error": _finite(errors.largest),
             "sqnr_db": errors.sqnr_db,
@@ -172,7 +179,7 @@ class Statistics:
         }
 
 
-_SUMS = ("compared", "relative", "signal", "noise", "largest")
+_SUMS = ("examined", "compared", "relative", "signal", "noise", "largest")
 
 
 def _finite(number: float) -> float | None:

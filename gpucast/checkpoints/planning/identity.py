@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Bytes at each end of a file that are hashed.
 _END = 1 << 16
@@ -35,10 +36,20 @@ class Identity:
         return quick or _ends(self.path) == self.ends
 
 
-def stamp(path: str) -> tuple[int, ...]:
-    """A value that differs after any change of the file, or if another file replaces it. Valid on this machine only."""
-    status = os.stat(path)
-    return status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size, status.st_mtime_ns
+class Stamp(NamedTuple):
+    """Differs after any change of a file, or if another file replaces it. Valid on one machine only."""
+
+    device: int
+    inode: int
+    #: When content, name or mode last changed: unlike the time of the content it cannot be set. In nanoseconds.
+    changed: int
+    size: int
+    time: int
+
+    @staticmethod
+    def of(path: str) -> Stamp:
+        status = os.stat(path)
+        return Stamp(status.st_dev, status.st_ino, status.st_ctime_ns, status.st_size, status.st_mtime_ns)
 
 
 def _ends(path: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from gpucast.checkpoints.planning.identity import Identity
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan
+from gpucast.checkpoints.scales.fused import FusedGroup
 from gpucast.checkpoints.scales.per_file import FileScales
 from gpucast.core.version import __version__
 
@@ -29,6 +31,8 @@ class FilePlan:
     external: str | None = None
     #: Which tensors are codes and scales.
     scales: FileScales = field(default_factory=FileScales)
+    #: The weights that share a global scale, by each of their names in this file.
+    groups: Mapping[str, FusedGroup] = field(default_factory=dict)
 
     def changed(self, quick: bool = False) -> str | None:
         """The first input file that has changed since planning. `quick` compares only sizes and times."""
@@ -58,6 +62,8 @@ class ConversionPlan:
     indexes: tuple[tuple[str, str], ...] = ()
     #: Metadata keys of the source that the target's format cannot hold.
     dropped: tuple[str, ...] = ()
+    #: Whether a file that is at the target may be replaced.
+    overwrite: bool = True
 
     @property
     def converted(self) -> list[tuple[FilePlan, TensorPlan]]:
@@ -75,6 +81,7 @@ class ConversionPlan:
         names = [[file.name, file.tensors is None] for file in self.files]
         request = self.request
         options = [dict(request.attributes), request.seed, request.scale, request.style, request.detail]
+        options.append(request.mx_rule)
         parts = [__version__, names, identities, tensors, options, self.indexes]
         text = json.dumps(parts, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

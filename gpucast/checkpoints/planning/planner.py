@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,14 +14,16 @@ from gpucast.checkpoints.planning.identity import Identity
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.sources import Source, SourceFile, find
 from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, scaled_storage
+from gpucast.checkpoints.scales import fused
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue
 from gpucast.checkpoints.scales.per_file import FileScales, scales_by_file
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 
 
-def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
-    """The plan for converting `path` to `target`. Nothing is written yet.
+def make_plan(path: str, target: str, request: Request, overwrite: bool = True) -> ConversionPlan:
+    """The plan for converting `path` to `target`. Nothing is written yet. With `overwrite` a file that is at `target`
+    may be replaced; a folder never is.
 
     FileError for everything that cannot be done: malformed files, types that cannot be cast or stored, names that
     collide. OSError for files that cannot be read.
@@ -41,6 +44,7 @@ def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
         planned.append(plan)
         external_data |= data
         dropped += lost_metadata
+    planned = _grouped(planned, request)
     tensors = [tensor for file in planned for tensor in file.tensors or ()]
     cast = any(tensor.dtype is not None for tensor in tensors)
     names = [tensor.name for tensor in tensors]
@@ -56,7 +60,7 @@ def make_plan(path: str, target: str, request: Request) -> ConversionPlan:
     configs = model_config.texts(kept, request, bool(source.indexes), path)
     indexes += tuple(configs.items())
     kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
-    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)))
+    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)), overwrite)
 
 
 def _file(
@@ -67,7 +71,7 @@ def _file(
         return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
-        planner = TensorPlanner(file, request, alone=source.single, scales=scales)
+        planner = TensorPlanner(file, request, source.single, scales)
         pairs = [planner.plan(tensor, out) for tensor in planner.tensors]
         plans = tuple(plan for plan, _ in pairs)
         specs = [spec for _, written in pairs for spec in written]
@@ -85,6 +89,32 @@ def _file(
         read = dict.fromkeys([item.path, *data, *with_scales])
         identity = tuple(known.get(path) or Identity.of(path) for path in read)
         return FilePlan(item.path, item.name, plans, identity, external, scales), external_data, lost_metadata
+
+
+def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
+    """The plans with the weights that share a global scale; the weights of a model are those of one folder."""
+    if request.style not in scale_styles.CONFIGURED or request.scale != "nvfp4":
+        return list(planned)
+    result = list(planned)
+    for folder in dict.fromkeys(os.path.dirname(file.name) for file in planned):
+        places = {
+            tensor.name: index
+            for index, file in enumerate(planned)
+            if os.path.dirname(file.name) == folder
+            for tensor in file.tensors or ()
+            if len(tensor.names) > 1
+        }
+        for names in fused.groups(places):
+            of_group = {index: planned[index] for name in names for index in [places[name]]}
+            scales = {file.path: file.scales for file in of_group.values()}
+            group = fused.FusedGroup({name: planned[places[name]].path for name in names}, scales)
+            read = dict.fromkeys(known for file in of_group.values() for known in file.identity)
+            for index in of_group:
+                file = result[index]
+                mine = {name: group for name in names if places[name] == index}
+                identity = (*file.identity, *(known for known in read if known not in file.identity))
+                result[index] = dataclasses.replace(file, groups={**file.groups, **mine}, identity=identity)
+    return result
 
 
 def file_scales(source: Source, request: Request) -> dict[str, FileScales]:

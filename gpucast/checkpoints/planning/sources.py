@@ -8,13 +8,22 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpucast.files import MODEL, index
-from gpucast.files.index import Index
+from gpucast.checkpoints.planning import index
+from gpucast.checkpoints.planning.index import Index
+from gpucast.files import MODEL
 from gpucast.files.inside import inside, within
 from gpucast.files.tensor import FileError
 
 #: Files of a folder whose tensors are converted; all others are copied, .pb too, as it need not hold a tensor.
 SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
+
+
+#: Files of PyTorch, which may run a program when they are read.
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_ADVICE = (
+    "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
+    "(safetensors.torch.save_file, or save_pretrained of transformers)"
+)
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,28 @@ class Source:
     indexes: tuple[tuple[str, Index], ...] = ()
 
 
+def _inside(folder: str, name: str, path: str, what: str) -> str:
+    """As `inside`. The links of a snapshot in the cache of Hugging Face are followed to the blobs beside it."""
+    return inside(folder, name, path, what, _blobs(folder))
+
+
+def _blobs(folder: str) -> str | None:
+    """Where the files of a snapshot are: huggingface_hub keeps REPOSITORY/snapshots/REVISION, whose files are links to
+    REPOSITORY/blobs. None if the folder is not, or not in, such a snapshot."""
+    parts = os.path.realpath(folder).split(os.sep)
+    for place in range(len(parts) - 2, 0, -1):
+        if parts[place] == "snapshots" and parts[place - 1].startswith(("models--", "datasets--", "spaces--")):
+            blobs = os.sep.join([*parts[:place], "blobs"])
+            return blobs if os.path.isdir(blobs) and not os.path.islink(blobs) else None
+    return None
+
+
 def find(path: str, target: str) -> Source:
     """The files of `path` that are converted to `target`. FileError; OSError if they cannot be read."""
+    if os.path.isdir(path) or path.endswith(index.SUFFIX):
+        suffix = os.path.splitext(target)[1].lower()
+        if suffix in SUFFIXES:
+            raise FileError(f"{target}: is the name of a file ({suffix}), and {path} gives a folder; name a folder")
     if os.path.isdir(path):
         return _folder(path, target)
     if path.endswith(index.SUFFIX):
@@ -51,6 +80,8 @@ def find(path: str, target: str) -> Source:
         return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"{path}: is no regular file")
+    if path.lower().endswith(_PICKLED):
+        raise FileError(f"{path}: {_ADVICE}")
     return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
 
 
@@ -66,6 +97,9 @@ def _folder(path: str, target: str) -> Source:
                 _check_shards(index_file)
                 indexes.append((name, index_file))
                 continue
+        pickled = os.path.basename(name).lower()
+        if "pytorch_model" in pickled and pickled.endswith(_PICKLED):
+            raise FileError(f"{item.path}: {_ADVICE}, or remove it")
         items.append(item)
     if not any(item.tensors for item in items):
         raise FileError(f"{path}: has no file of {', '.join(SUFFIXES)}")
@@ -91,14 +125,14 @@ def _names(folder: str) -> Iterator[str]:
 
 def _item(folder: str, name: str, path: str, what: str) -> SourceFile:
     suffix = os.path.splitext(name)[1].lower()
-    return SourceFile(inside(folder, name, path, what), name, suffix in SUFFIXES)
+    return SourceFile(_inside(folder, name, path, what), name, suffix in SUFFIXES)
 
 
 def _check_shards(index_file: Index) -> None:
     if not index_file.weight_map:
         raise FileError(f"{index_file.path}: the weight_map is empty")
     for name in index_file.files:
-        inside(os.path.dirname(index_file.path) or ".", name, index_file.path, "weight_map names")
+        _inside(os.path.dirname(index_file.path) or ".", name, index_file.path, "weight_map names")
         if not name.endswith(".safetensors"):
             raise FileError(f"{index_file.path}: weight_map names {name!r}; expected .safetensors files")
 

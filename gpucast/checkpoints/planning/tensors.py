@@ -12,8 +12,10 @@ from gpucast.checkpoints.planning.selection import Choice, read_as
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.dequantized import Dequantized
-from gpucast.checkpoints.scales.per_file import FileScales
+from gpucast.checkpoints.scales.fused import FusedGroup
+from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
 from gpucast.checkpoints.scales.quantize import Scaled
+from gpucast.checkpoints.scales.repack import Repacked, keeps_values
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.seeds import tensor_seed
 from gpucast.core.dtypes import DType
@@ -35,13 +37,20 @@ class Request:
     source_dtype: DType | None = None
     #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
     detail: Detail = "counts"
-    #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`.
-    style: str = scale_styles.STYLES[0]
+    #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`; None where nobody said.
+    asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None
+    #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: the style's.
+    mx_rule: str | None = None
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
+
+    @property
+    def style(self) -> str:
+        """How scales are stored."""
+        return self.asked_style or scale_styles.STYLES[0]
 
     def random(self, name: str) -> Random | None:
         """The random bits for the tensor `name`; None without stochastic rounding."""
@@ -62,42 +71,65 @@ class TensorPlan:
     names: tuple[str, ...]
     #: Why the tensor is kept although it was chosen to be cast.
     why: str = ""
+    #: Whether every value is kept: its codes stay, and its scales are stored in another way.
+    lossless: bool = False
 
 
 class TensorPlanner:
     """Plans the tensors of an open file; `tensors` are read as the request asks."""
 
-    def __init__(self, file: TensorFile, request: Request, alone: bool, scales: FileScales) -> None:
-        self._path, self._request, self._scales = file.path, request, scales
+    def __init__(
+        self,
+        file: TensorFile,
+        request: Request,
+        alone: bool,
+        scales: FileScales,
+        groups: Mapping[str, FusedGroup] | None = None,
+    ) -> None:
+        """`groups`: the weights that share a global scale, by each of their names."""
+        self._path, self._request, self._scales, self._groups = file.path, request, scales, groups or {}
         self.tensors: list[Tensor] = file.tensors
         if request.source_dtype is not None:
             self.tensors = read_as(file.tensors, request.source_dtype, request.choice, file.path)
-        self.tensors = _read_as_numbers(self.tensors, scales, file.path)
+        self.tensors = read_as_numbers(self.tensors, scales, file.path)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
         self._metadata = file.metadata
         self._stored: dict[str, Stored] | None = None
+        #: Whether a tensor keeps all its values, where that has been found out.
+        self._repacked: dict[str, bool] = {}
 
     def plan(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
         """The plan of a tensor, and the tensors to write to the file `out` for it."""
         dtype, why = self._checked_target(tensor, out)
+        lossless = False
         if dtype is None:
             specs: list[Spec] = [files.kept(tensor, out)]
         else:
+            if isinstance(tensor, Dequantized):
+                tensor.check_scales()
             scaled = self.scaled(tensor)
             if scaled is not None and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
             specs = [Spec(tensor.name, dtype, tensor.shape)] if scaled is None else list(scaled.specs)
+            lossless = isinstance(scaled, Repacked)
         sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
         bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)
         kind = tensor.kind if tensor.dtype is None or isinstance(tensor, Dequantized) else tensor.dtype.name
         names = tuple(spec.name for spec in specs)
-        return TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why), specs
+        plan = TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why, lossless)
+        return plan, specs
 
     def scaled(self, tensor: Tensor) -> Scaled | None:
         """How a tensor is quantized, if it gets scales; None if it gets none."""
         stored = self._all_stored().get(tensor.name)
-        return None if stored is None else Scaled(tensor, stored, self._request.random(tensor.name))
+        if stored is None:
+            return None
+        if tensor.name not in self._repacked:
+            self._repacked[tensor.name] = keeps_values(tensor, stored)
+        if self._repacked[tensor.name]:
+            return Repacked(tensor, stored)
+        return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the written file."""
@@ -143,20 +175,9 @@ class TensorPlanner:
 def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
     """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
-    return scaling.scaled_storage(tensor, dtype, request.scale, request.style, request.attributes, path, asked_for)
-
-
-def _read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
-    """The tensors, with codes and their scales replaced by one tensor of numbers."""
-    if not scales.dropped:
-        return list(tensors)
-    named = {tensor.name: tensor for tensor in tensors}
-    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
-    return [
-        numbers.get(tensor.name, tensor)
-        for tensor in tensors
-        if tensor.name in numbers or tensor.name not in scales.dropped
-    ]
+    return scaling.scaled_storage(
+        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.mx_rule
+    )
 
 
 def _nbytes(spec: Spec) -> int | None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
+from gpucast.core.errors import printable
+
 
 def breakable(name: str) -> str:
     """A name that browsers may break after a separator."""
@@ -57,8 +59,4 @@ def text(value: Any) -> str:
 
 def visible(value: Any) -> str:
     """Text with escapes for characters that HTML forbids, and for those that hide or reorder their neighbours."""
-    return re.sub(
-        r"[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufdd0-\ufdef\ufeff\ufffe\uffff]",
-        lambda match: match[0].encode("unicode_escape").decode(),
-        str(value),
-    )
+    return printable(str(value))

@@ -85,6 +85,7 @@ def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
         "shape": result.plan.shape,
         "bytes_in": result.plan.bytes_in,
         "bytes_out": result.bytes_out,
+        **({"lossless": True} if result.plan.lossless else {}),
     }
     return entry | _known(result.statistics.as_json(), plan)
 
@@ -140,6 +141,7 @@ def planned(plan: ConversionPlan) -> dict[str, Any]:
                 "shape": tensor.shape,
                 "bytes_in": tensor.bytes_in,
                 "bytes_out": tensor.bytes_out,
+                **({"lossless": True} if tensor.lossless else {}),
                 **_why(tensor),
             }
             for file, tensor in tensors

@@ -17,22 +17,24 @@ from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
 from gpucast.casting.report import cast_report, result_report
 from gpucast.checkpoints.losses import counts
+from gpucast.checkpoints.losses.sample import runs
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.tensors import Request
 from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import printable
 from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import lanes as host
 from gpucast.cpu.chunks import pairs
-from gpucast.cpu.native import cast as host_native_cast
-from gpucast.cpu.native.cast import CastStats, FilePosition
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
 from gpucast.gpu import devices
+from gpucast.native import cast as native_cast
+from gpucast.native.cast import CastStats, CountedCast, FilePosition
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
 _BLOCK = 1 << 17
@@ -78,7 +80,7 @@ class Casting:
         except FileError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{self.path}: tensor {self.tensor.name!r}: {error}") from None
+            raise ValueError(printable(f"{self.path}: tensor {self.tensor.name!r}: {error}")) from None
 
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
         """Parts of the tensor, each with the number of its first element."""
@@ -98,13 +100,20 @@ class Casting:
     ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
+        cast = self._caster(part)
         if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
             told.report = lost
+            for run in self._examined(start, part.size):
+                some = part.part(run.start, run.stop - run.start)
+                assert some is not None, "the file was read at a place"
+                x = some.read()
+                self._examine(told, x, cast(x, start + run.start)[0])
             return part.size, told, casts
-        cast = self._caster(part)
         for x in part.chunks(self._limit(part)):
             y, found = cast(x, start)
-            told.add(x, y, self._lost(x, y, found))
+            told.report += self._lost(x, y, found)
+            for run in self._examined(start, x.size):
+                self._examine(told, x[run], y[run])
             if positioned is None:
                 casts.append(y)
             else:
@@ -112,10 +121,21 @@ class Casting:
             start += x.size
         return part.size, told, casts
 
+    def _examined(self, start: int, size: int) -> Iterator[slice]:
+        """The elements of a part whose errors are computed, as slices of it."""
+        return iter(()) if self.request.detail == "counts" else runs(self.tensor.size, start, size)
+
+    def _examine(self, told: Statistics, x: Array, y: Array) -> None:
+        if self.request.seed is not None:
+            report = result_report(x, y, self._rule)
+        else:
+            report = cast_report(x, self.dtype, **self.request.attributes)
+        told.examine(x, y, report.max_relative_error)
+
     def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> CastReport | None:
         """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
         rule, native = self._rule, self._native()
-        if native is None or self.request.detail != "counts" or not isinstance(part, StoredTensor):
+        if native is None or not isinstance(part, StoredTensor):
             return None
         stream, here = part.open(), positioned.place(start)
         as_they_lie = part.element is not None and part.element.isnative
@@ -131,16 +151,15 @@ class Casting:
             positioned.note(rule.dst.nbytes(part.size), total)
         return lost
 
-    def _native(self) -> host_native_cast.NativeCast | None:
-        """As `host_native_cast.find`."""
+    def _native(self) -> CountedCast | None:
+        """As `gpucast.native.cast.find_counted`."""
         if not self._on_host or self.request.seed is not None:
             return None
-        return host_native_cast.find(self._rule)
+        return native_cast.find_counted(self._rule)
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
-        quick = self.request.detail == "counts" and self.request.seed is None
-        quick &= counts.is_quick(self._rule.src, self.dtype)
+        quick = self.request.seed is None and counts.is_quick(self._rule.src, self.dtype)
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
@@ -174,9 +193,7 @@ class Casting:
     def _lost(self, x: Array, y: Array, found: CastStats | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
-        if self.request.detail == "counts":
-            return counts.count(x, y, self._rule.src, self.dtype, self.request.attributes, found)
-        return cast_report(x, self.dtype, **self.request.attributes)
+        return counts.count(x, y, self._rule.src, self.dtype, self.request.attributes, found)
 
     @cached_property
     def _rule(self) -> CastRule:

@@ -23,7 +23,7 @@ from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.running.unfinished import Busy
-from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 from gpucast.files import FileError
 
@@ -38,7 +38,7 @@ _RETRIES = 2
 _LOST = "the connection to the scheduler is lost"
 
 
-class ClusterError(RuntimeError):
+class ClusterError(PrintableError, RuntimeError):
     """The cluster cannot do the work."""
 
 

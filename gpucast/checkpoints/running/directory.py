@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator
 
 from gpucast.checkpoints.running.place import is_mount_point
-from gpucast.core.places import status_of
+from gpucast.core.places import close_quietly, status_of
 from gpucast.core.trusted_files import OWNERS_ARE_KNOWN
 from gpucast.files import FileError
 from gpucast.files.atomic import sync_folder
@@ -42,7 +42,7 @@ class Directory:
                 self._at = os.open(path, _FOLDER)
             else:
                 self._at = os.open(os.path.basename(path), _FOLDER | _NO_LINK, dir_fd=within._at)
-            weakref.finalize(self, os.close, self._at)
+            weakref.finalize(self, close_quietly, self._at)
         elif not os.path.isdir(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 

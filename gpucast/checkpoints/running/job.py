@@ -17,6 +17,7 @@ from typing import Any
 
 from gpucast.checkpoints.running.directory import Directory, private
 from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
+from gpucast.core.places import close_quietly
 from gpucast.files import FileError
 
 _JOB, _DISCARDED, _LOCK = "job.json", "discarded.json", "lock"
@@ -141,7 +142,7 @@ class Lock:
     def __init__(self, folder: Directory, handle: int | None) -> None:
         self.folder = folder
         self._handle = handle
-        self._close = None if handle is None else weakref.finalize(self, os.close, handle)
+        self._close = None if handle is None else weakref.finalize(self, close_quietly, handle)
 
     def release(self) -> None:
         if self._close is not None and self._close.alive:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a result can take its place by a rename: told before any work is done."""
+"""Whether a result can take its place by a rename, and has room there: told before any work is done."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
+from collections.abc import Sequence
 
+from gpucast.checkpoints.planning.plan import FilePlan
 from gpucast.core.places import status_of
 from gpucast.files import FileError
 
@@ -45,6 +48,24 @@ def check_place(target: str, path: str) -> None:
         user = os.geteuid()
         if user not in (0, status.st_uid, folder.st_uid):
             raise _error(errno.EPERM, path)
+
+
+def check_space(target: str, files: Sequence[FilePlan], path: str) -> None:
+    """FileError where the file system of the resolved `target` has less room than `files` will take; `path` is what it
+    names. Text counts as nothing."""
+    needed = sum(_size(file) for file in files)
+    free = shutil.disk_usage(os.path.dirname(target)).free
+    if free < needed:
+        raise FileError(
+            f"{path}: needs {needed:,} bytes, and {free:,} are free there; make room or choose another place"
+        )
+
+
+def _size(file: FilePlan) -> int:
+    """The bytes of a written file, without its header."""
+    if file.tensors is None:
+        return file.bytes_in
+    return sum(tensor.bytes_out or 0 for tensor in file.tensors)
 
 
 def is_mount_point(path: str, status: os.stat_result, folder: os.stat_result) -> bool:

@@ -13,7 +13,7 @@ from gpucast import files
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
-from gpucast.checkpoints.planning.identity import stamp
+from gpucast.checkpoints.planning.identity import Stamp
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast import Casting
@@ -26,10 +26,10 @@ from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
 from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
-from gpucast.cpu.native import cast as host_native_cast
-from gpucast.cpu.native import library as host_native
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import Array
+from gpucast.native import cast as native_cast
+from gpucast.quantization import native as quantization_native
 
 
 def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
@@ -150,13 +150,13 @@ class _Run:
         self._advance(nbytes)
 
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
-        stamps = {known.path: stamp(known.path) for known in file.identity}
+        stamps = {known.path: Stamp.of(known.path) for known in file.identity}
         _check_unchanged(file)
         if file.tensors is None:
             self._copy(file, part)
         else:
             with TensorFile(file.path) as source:
-                self._convert(file, source, part)
+                self._convert(file, source, part, [known.changed for known in stamps.values()])
         part.flush()
         try:
             os.fsync(part.fileno())
@@ -164,7 +164,7 @@ class _Run:
             # What did not come to the disk may still read as if it had.
             self._staging.remove_parts(file)
             raise
-        changed = next((path for path, known in stamps.items() if stamp(path) != known), None)
+        changed = next((path for path, known in stamps.items() if Stamp.of(path) != known), None)
         if changed is not None:
             raise FileError(f"{changed}: was changed while it was converted")
         self._verify(file, self._staging.parts(file), self._staging.remove_parts)
@@ -206,19 +206,20 @@ class _Run:
 
     # ---- the tensors of a file ----
 
-    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO) -> None:
+    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO, changed: list[int]) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        planner = TensorPlanner(source, self._plan.request, alone=self._plan.single, scales=file.scales)
+        planner = TensorPlanner(source, self._plan.request, self._plan.single, file.scales, file.groups)
         if self._options.device in (None, "cpu"):
-            host_native.library(_native_work(planner.tensors, file.tensors, self._plan.request))
+            _announce_work(planner.tensors, file.tensors, self._plan.request)
         specs = {tensor.name: planner.plan(tensor, out)[1] for tensor in planner.tensors}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
         # A format whose tensors have fixed places is gone on with; the others begin anew.
         resumable = out.lower().endswith(".safetensors")
         journal = self._staging.journal(file)
-        # What was verified was the file as it was then.
-        records = [record for record in journal.read() if "name" in record] if resumable else []
+        # What was verified was the file as it was then. What was made of another source is done anew.
+        known = journal.read() if resumable else []
+        records = [record for record in known if "name" in record and record.get("changed") == changed]
         finished = {record.get("name"): record for record in records}
         target: Any = ChecksumFile(part) if resumable else part
         if not resumable:
@@ -242,7 +243,7 @@ class _Run:
                 result = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
-                record(result)
+                record(result | {"changed": changed})
 
     def _tensor(
         self,
@@ -263,9 +264,11 @@ class _Run:
             statistics.errors = None
         elif scaled is not None:
 
-            def observe(x: Array, restored: Array, report: CastReport) -> None:
-                statistics.add(x, restored, report)
-                self._advance(tensor.nbytes * x.size // max(1, tensor.size))
+            def observe(report: CastReport, examined: list[tuple[Array, Array, float]]) -> None:
+                statistics.report += report
+                for before, after, largest in examined:
+                    statistics.examine(before, after, largest)
+                self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
 
             detailed = request.detail != "counts"
             scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)
@@ -282,20 +285,19 @@ class _Run:
         return record | statistics.as_record()
 
 
-def _native_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request: Request) -> int:
-    """The bytes of sources that the C library casts in less time than NumPy, at most; those that are scaled count
-    twice, as they take twice the time."""
-    work = 0
+def _announce_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request: Request) -> None:
+    """Tell the compiled library how many bytes of sources it can cast in less time than NumPy, at most; those that are
+    scaled count twice, as they take twice the time."""
     if request.seed is not None:
-        return work
+        return
     for tensor, plan in zip(tensors, plans, strict=True):
-        if tensor.dtype is None or plan.dtype is None or tensor.dtype.name == "DOUBLE":
+        if tensor.dtype is None or plan.dtype is None:
             continue
         if len(plan.names) > 1:
-            work += 2 * tensor.nbytes
-        elif host_native_cast.is_known(resolve(tensor.dtype, plan.dtype, CastOptions(**request.attributes))):
-            work += tensor.nbytes
-    return work
+            quantization_native.announce(tensor.dtype, 2 * tensor.nbytes)
+        else:
+            rule = resolve(tensor.dtype, plan.dtype, CastOptions(**request.attributes))
+            native_cast.announce(rule, tensor.nbytes)
 
 
 def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:

@@ -25,7 +25,7 @@ from gpucast.checkpoints.planning.plan import FilePlan
 from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.job import Job
 from gpucast.checkpoints.running.locks import lock
-from gpucast.checkpoints.running.place import check_place
+from gpucast.checkpoints.running.place import check_place, check_space
 from gpucast.checkpoints.running.unfinished import FILES, Busy, Unfinished, path_of
 from gpucast.checkpoints.streaming.journal import Journal
 from gpucast.core.places import status_of
@@ -89,6 +89,11 @@ class Staging(Unfinished):
             job, is_stale = self._unfinished(restart)
             if job is None and not is_stale and self.held.look() is None:
                 if self.is_published():
+                    if restart:
+                        raise FileError(
+                            f"{self.plan.target}: is finished, and --restart discards unfinished work alone; remove "
+                            "it to convert it again"
+                        )
                     return
                 self._check_target()
             with contextlib.suppress(FileNotFoundError):
@@ -166,6 +171,8 @@ class Staging(Unfinished):
         check_place(target, plan.target)
         if plan.single:
             check_target(plan.target)
+            if not plan.overwrite and status_of(target) is not None:
+                raise FileError(f"{plan.target}: exists already; give --overwrite to replace it, or another name")
             parent = os.path.dirname(target)
             for name in self.names[:-1]:
                 if status_of(os.path.join(parent, name)) is not None:
@@ -175,6 +182,7 @@ class Staging(Unfinished):
                     )
         elif status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
             raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
+        check_space(target, plan.files, plan.target)
 
     # ---- one file ----
 

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -29,7 +28,7 @@ def verify(source_path: str, written: str, file: FilePlan, plan: ConversionPlan,
     """
     compared = 0
     with TensorFile(source_path) as before, TensorFile(written) as after:
-        planner = TensorPlanner(before, plan.request, alone=plan.single, scales=file.scales)
+        planner = TensorPlanner(before, plan.request, plan.single, file.scales, file.groups)
         sources = {tensor.name: tensor for tensor in planner.tensors}
         found = {tensor.name: tensor for tensor in after.tensors}
         by_place = list(after.tensors)
@@ -70,30 +69,38 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
         return source.size
     rule = resolve(source.dtype, expected_row, Options(**request.attributes)) if plan.dtype is not None else None
     random = request.random(plan.name)
-    start = compared = 0
-    chance = np.random.default_rng(source.size)
-    for x, y in zip(source.pieces(_PIECE), target.pieces(_PIECE), strict=True):
-        chosen: Any = slice(None)
-        if rule is not None and not everything and x.size > _SAMPLE:
-            chosen = np.sort(chance.choice(x.size, _SAMPLE, replace=False))
-        before, after = x[chosen], y[chosen]
-        wanted = before
+    compared = 0
+    for start, x, y in _pieces(source, target, everything or rule is None):
+        wanted = x
         if rule is not None:
-            words = None
-            if random is not None:
-                words = reference.random_words_at(random, start + np.arange(x.size)[chosen])
-            wanted = reference.apply(before, rule, words)
-        different = _differences(np.asarray(wanted), after)
+            words = None if random is None else reference.random_words_at(random, start + np.arange(x.size))
+            wanted = reference.apply(x, rule, words)
+        different = _differences(np.asarray(wanted), y)
         if different.size:
             place = int(different[0])
-            index = start + (place if isinstance(chosen, slice) else int(chosen[place]))
             raise FileError(
-                f"{caller}: element {index} is {after[place]}; expected {np.asarray(wanted)[place]} from "
-                f"{before[place]}"
+                f"{caller}: element {start + place} is {y[place]}; expected {np.asarray(wanted)[place]} from {x[place]}"
             )
-        start += x.size
-        compared += before.size
+        compared += x.size
     return compared
+
+
+def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[int, Array, Array]]:
+    """Elements of both tensors, with the index of the first of them: all, or some of each piece."""
+    chance = np.random.default_rng(source.size)
+    sizes = [min(_PIECE, source.size - start) for start in range(0, source.size, _PIECE)]
+    # A run of elements, which begins on a byte.
+    runs = [(0, n) if everything else (int(chance.integers(max(0, n - _SAMPLE) // 4 + 1)) * 4, _SAMPLE) for n in sizes]
+    places = [index * _PIECE for index in range(len(sizes))]
+    if not everything and source.part(0, 1) is not None and target.part(0, 1) is not None:
+        for place, size, (first, count) in zip(places, sizes, runs, strict=True):
+            parts = [tensor.part(place + first, min(count, size - first)) for tensor in (source, target)]
+            x, y = (part.read() for part in parts if part is not None)
+            yield place + first, x, y
+        return
+    for place, (first, count), x, y in zip(places, runs, source.pieces(_PIECE), target.pieces(_PIECE), strict=True):
+        chosen = slice(first, first + count)
+        yield place + first, x[chosen], y[chosen]
 
 
 def _differences(wanted: Array, found: Array) -> Array:

@@ -31,8 +31,10 @@ def detect_format(
     """
     rule: ScaleRule = "floor" if scale is _E8M0 else "amax"
     is_block_wise = scale is _FLOAT and element.is_float and element.bits == 8
+    # Beside scales of FLOAT8E8M0 a config.json may tell of other weights.
+    also = [configured] if configured and scale is _E8M0 else []
     configured = configured if is_block_wise else None
-    blocks = [*_UNSPLIT, configured or _SQUARE]
+    blocks = [*_UNSPLIT, *also, configured or _SQUARE]
     for block in blocks:
         format = Format("found", element, scale, block, rule, zero_points, scale is _E4M3)
         if scales_shape in _shapes(format, shape):

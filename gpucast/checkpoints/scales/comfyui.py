@@ -7,23 +7,33 @@ comfy/quant_ops.py QUANT_ALGOS, comfy/ops.py _load_quantized_module, comfy/utils
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from gpucast.core.dtypes import DType
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS
+from gpucast.files import Spec, Tensor, limits
+from gpucast.quantization import swizzle
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
 #: An empty tensor of this name marks a file of older versions, whose scales are X.scale_weight.
 _MARKER = "scaled_fp8"
 
+#: ComfyUI's name of NVFP4: the first of two codes in the high half of a byte, and the scales in the order that cuBLAS
+#: reads, as a matrix of whole tiles (comfy_kitchen, backends/eager/quantization.py quantize_nvfp4).
+NVFP4 = "nvfp4"
 #: ComfyUI's names of the formats in which a number is its code times a scale, and nothing is reordered.
 _FORMATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "INT8": "int8_tensorwise"}
+#: comfy-kitchen fills the rows and columns of NVFP4 up to a multiple of this.
+MULTIPLE = 16
 
 
 def layer(element: DType) -> bytes:
     """The JSON of a layer. It asks for a multiplication in full precision, since scales for the inputs are unknown."""
-    return json.dumps({"format": _FORMATS[element.name], "full_precision_matrix_mult": True}).encode()
+    return json.dumps({"format": _FORMATS.get(element.name, NVFP4), "full_precision_matrix_mult": True}).encode()
 
 
 def is_marker(name: str) -> bool:
@@ -31,34 +41,82 @@ def is_marker(name: str) -> bool:
     return name == _MARKER or name.endswith(f".{_MARKER}")
 
 
-def layers(metadata: Mapping[str, str]) -> dict[str, Any] | None:
-    """The descriptions of layers in the metadata of a file, by layer name; None if there are none."""
+class Layers:
+    """The descriptions of layers in the metadata of a file, by names that may lack the prefix of the model."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+        self._names = {list(_keys(name))[-1]: name for name in entries}
+
+    def of(self, weight: str) -> Any:
+        """The description of the longest name that is the weight's, or its end; None if there is none."""
+        layer = weight.removesuffix(".weight")
+        names = [self._names[key] for key in _keys(layer) if key in self._names]
+        ends = (name for name in reversed(names) if f".{layer}".endswith(f".{name}"))
+        return self._entries[name] if (name := next(ends, None)) is not None else None
+
+
+def _keys(name: str) -> Iterator[int]:
+    """A hash of each end of a name that begins with a part of it, the shortest first. Each is made of the one before:
+    a name may have thousands of parts."""
+    key = 0
+    for part in reversed(name.split(".")):
+        key = hash((part, key))
+        yield key
+
+
+def layers(metadata: Mapping[str, str]) -> Layers | None:
+    """The descriptions of layers in the metadata of a file; None if there are none."""
     if METADATA not in metadata:
         return None
-    return _object(_object(metadata[METADATA]).get("layers"))
+    return Layers(_object(_object(metadata[METADATA]).get("layers")))
 
 
-def layer_of(base: str, text: bytes | None, layers: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def layer_of(base: str, text: bytes | None, layers: Layers | None) -> dict[str, Any] | None:
     """The description of the weight `base`: `text` of its own tensor, else the entry in `layers` (the metadata).
 
     None if there is none, so that the weight is not ComfyUI's; empty if it cannot be parsed.
     """
     if text is not None:
         return _object(text)
-    if layers is None:
-        return None
-    # The names in the metadata may lack the prefix of the model.
-    parts = base.removesuffix(".weight").split(".")
-    names = (".".join(parts[start:]) for start in range(len(parts)))
-    return _object(next((layers[name] for name in names if name in layers), None))
+    return None if layers is None else _object(layers.of(base))
+
+
+def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
+    """The tensors that store a weight of this shape as NVFP4, by part."""
+    rows, columns = shape
+    return {
+        "data": Spec(name, dtype("UINT8"), (rows, columns // 2)),
+        "scales": Spec(f"{name}_scale", dtype("FLOAT8E4M3FN"), swizzle.padded(rows, columns // 16)),
+        "global_scale": Spec(f"{name}_scale_2", dtype("FLOAT"), ()),
+    }
+
+
+def stored_nvfp4(name: str, tensors: Mapping[str, Tensor]) -> Stored:
+    """How a weight is stored that ComfyUI describes as NVFP4. ValueError if its parts do not fit together."""
+    data = tensors["data"]
+    if len(data.shape) != 2 or not data.size or data.shape[1] * 2 % MULTIPLE:
+        raise ValueError(f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of 16 codes")
+    specs = nvfp4(name, (data.shape[0], data.shape[1] * 2))
+    held = dict(tensors)
+    if "second_scale" in held:
+        held["global_scale"] = held["second_scale"]
+    for part, spec in specs.items():
+        if part not in held:
+            raise ValueError(f"tensor {data.name!r}: {spec.name!r} is missing")
+        found = held[part]
+        if found.dtype is not spec.dtype or found.shape not in (spec.shape, spec.shape or (1,)):
+            raise ValueError(f"tensor {found.name!r} is {found.kind} {found.shape}; expected {spec.dtype} {spec.shape}")
+        specs[part] = replace(spec, shape=found.shape)
+    return Stored(name, (data.shape[0], data.shape[1] * 2), FORMATS[NVFP4], specs, "swapped bytes", swizzled=True)
 
 
 def _object(value: object) -> dict[str, Any]:
     """The JSON object in a text; a dict is returned as it is; anything else gives an empty dict."""
     if isinstance(value, str | bytes):
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = limits.parsed_json(value)
+        except ValueError:
             return {}
     return value if isinstance(value, dict) else {}
 

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
-from gpucast.files import FileError
+from gpucast.files import FileError, limits
 
 NAME = "config.json"
 #: The entries that describe quantized weights; the second is the older name.
@@ -15,11 +14,14 @@ ENTRIES = ("quantization_config", "compression_config")
 
 
 def document_of(path: str) -> dict[str, Any] | None:
-    """The JSON object in a file; None if the file holds anything else."""
+    """The JSON object in a file; None if the file holds anything else. FileError if it is too large to be read."""
+    with open(path, "rb") as file:
+        text = file.read(limits.CONFIG + 1)
+    if len(text) > limits.CONFIG:
+        raise FileError(f"{path}: expected at most {limits.CONFIG} bytes of {NAME}")
     try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except (ValueError, RecursionError):
+        document = limits.parsed_json(text)
+    except ValueError:
         return None
     return document if isinstance(document, dict) else None
 

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import dequantized, regroup, sliced
 from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Parts
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 
-_DOUBLE = dtype("DOUBLE")
+_DOUBLE, _FLOAT = dtype("DOUBLE"), dtype("FLOAT")
+#: Elements of a matrix that are transposed at a time, about.
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class Dequantized(Tensor):
     def of(detected: DetectedTensor, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
         assert detected.stored is not None
         stored = detected.stored
-        return Dequantized(stored.name, _DOUBLE, stored.shape, detected.kind, detected.nbytes, detected, tensors, path)
+        shape = stored.model_shape
+        return Dequantized(stored.name, _DOUBLE, shape, detected.kind, detected.nbytes, detected, tensors, path)
 
     def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
         step = max(4, limit // self.itemsize // 4 * 4)
@@ -71,20 +77,73 @@ class Dequantized(Tensor):
     def read(self) -> Array:
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
 
+    def check_scales(self) -> None:
+        """FileError for FLOAT scales of float8 that are no numbers. (Other scales are NaN where a block has no meaning;
+        float8 has NaN of its own.)"""
+        stored = self.detected.stored
+        if stored is None or stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
+            return
+        scales, name = self.scales(), stored.specs["scales"].name
+        wrong = int(np.count_nonzero(~np.isfinite(scales)))
+        if wrong:
+            raise FileError(
+                f"{self.detected.paths[name]}: {wrong:,} of the {scales.size:,} scales {name!r} are infinite or NaN; "
+                f"leave {self.name!r} as it is with --exclude"
+            )
+
+    def scales(self) -> Array:
+        """The scales, in the type and shape of the format."""
+        stored = self.detected.stored
+        assert stored is not None
+        with contextlib.ExitStack() as stack:
+            scales: Array = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
+            return scales
+
+    def opened(self, stack: contextlib.ExitStack) -> tuple[Stored, dict[str, Tensor]]:
+        """How it is stored, and its parts, opened anew: in streams of their own, which end with `stack`."""
+        stored = self.detected.stored
+        assert stored is not None
+        return stored, {part: self._opened(spec.name, stack) for part, spec in stored.specs.items()}
+
     def _pieces(self) -> Iterator[Array]:
         stored = self.detected.stored
         assert stored is not None
         with contextlib.ExitStack() as stack:
             tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
-            pieces = sliced(stored.format, stored.cut, stored.loaded_parts(tensors))
+            loaded = stored.loaded_parts(tensors)
+            if stored.transposed:
+                yield from _transposed(stored, tensors["data"], loaded.scales)
+                return
+            pieces = sliced(stored.format, stored.cut, loaded)
             for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
                 yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
 
     def _tensor(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+        return self.tensors[name] if self.detected.paths[name] == self.path else self._opened(name, stack)
+
+    def _opened(self, name: str, stack: contextlib.ExitStack) -> Tensor:
         path = self.detected.paths[name]
-        if path == self.path:
-            return self.tensors[name]
         for tensor in stack.enter_context(TensorFile(path)).tensors:
             if tensor.name == name:
                 return tensor
         raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
+
+
+def _transposed(stored: Stored, data: Tensor, scales: Array) -> Iterator[Array]:
+    """The numbers of matrices that are stored with their columns as rows: some columns of a matrix at a time.
+
+    The codes of one matrix are in memory, two to a byte.
+    """
+    assert stored.packing == "bytes" and isinstance(stored.format.block, tuple)
+    (block,) = stored.format.block
+    *_, rows, columns = stored.shape
+    groups = columns // block
+    step = max(1, _PIECE // (rows * block))
+    matrices = regroup(data.chunks(), (rows * columns // 2 for _ in range(math.prod(stored.shape[:-2]))))
+    for packed, scale in zip(matrices, scales.reshape(-1, rows, groups), strict=True):
+        codes = packed.view(np.uint8).reshape(rows, groups, block // 2)
+        for first in range(0, groups, step):
+            some = np.ascontiguousarray(codes[:, first : first + step])
+            unpacked = np.asarray(unpack_codes(some.reshape(-1), 4, some.size * 2)).reshape(rows, -1)
+            parts = Parts(unpacked.view(stored.format.element.numpy), scale[:, first : first + step])
+            yield np.ascontiguousarray(dequantized(parts, stored.format).T).reshape(-1)

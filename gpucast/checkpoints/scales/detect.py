@@ -15,11 +15,13 @@ from typing import Any
 
 from gpucast.checkpoints.scales import comfyui, config_json
 from gpucast.checkpoints.scales.dequantized import DetectedTensor
+from gpucast.checkpoints.scales.families import deepseek_v4, gpt_oss
 from gpucast.checkpoints.scales.forms import Candidate, is_narrow, stored_by_gpucast, stored_by_others
 from gpucast.checkpoints.scales.styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 
+_FAMILIES = {family.style: family for family in (deepseek_v4.FAMILY, gpt_oss.FAMILY)}
 #: Endings of the names of scales. Scales without a known weight must not be cast like weights.
 _ENDINGS = (
     *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
@@ -39,7 +41,7 @@ class _File:
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
     #: ComfyUI's descriptions of layers in the metadata.
-    layers: dict[str, Any] | None
+    layers: comfyui.Layers | None
 
 
 @dataclass
@@ -110,6 +112,15 @@ class Catalogue:
                 if (path, name) not in used and name.endswith(_ENDINGS) and tensor.dtype is not None:
                     yield path, tensor
 
+    def unmatched_halves(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor, str]]:
+        """Tensors whose other half is missing, each with its path and the name of its family."""
+        used = {(path, name) for item in detected for name, path in item.paths.items()}
+        for path, file in self.files.items():
+            for name, tensor in file.tensors.items():
+                for family in _FAMILIES.values():
+                    if (path, name) not in used and family.is_half(tensor):
+                        yield path, tensor, family.style
+
     def unmatched_codes(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Tensors that may be codes but belong to no detected tensor.
 
@@ -147,6 +158,10 @@ class Catalogue:
         if scale.endswith("scale_weight"):
             base = scale.removesuffix("scale_weight") + "weight"
             return Candidate("comfyui", base, scale, base, {})
+        for family in _FAMILIES.values():
+            base, data = family.names(scale)
+            if base and self.path_of(data, path) is not None:
+                return Candidate(family.style, base, scale, data, {})
         if not scale.endswith("_scale"):
             return None
         base = scale.removesuffix("_scale")
@@ -168,12 +183,17 @@ class Catalogue:
         tensors = {part: self.files[where].tensors[names[part]] for part, where in paths.items() if where is not None}
         if candidate.style != "gpucast" and not is_narrow(data):
             return None
+        family = _FAMILIES.get(candidate.style)
+        if family is not None and not family.fits(data, tensors["scales"]):
+            return None
         extra = [candidate.base.removesuffix("weight") + name for name in _COMPANIONS]
         where = {tensor.name: str(paths[part]) for part, tensor in tensors.items()}
         where |= {name: near for name in extra if (near := self.path_of(name, path)) is not None}
         nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
         try:
-            if candidate.style == "gpucast":
+            if family is not None and family.stored is not None:
+                stored = family.stored(candidate.base, data, tensors["scales"])
+            elif candidate.style == "gpucast":
                 entry = self.files[path].metadata.get(ENTRY + candidate.base, "")
                 stored = stored_by_gpucast(candidate, tensors, entry)
             else:

@@ -84,12 +84,16 @@ def stored_by_others(
         raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
+    if layer is not None and layer.get("format") == comfyui.NVFP4 and element.name == "UINT8":
+        return comfyui.stored_nvfp4(data.name, tensors)
     if layer is not None and not comfyui.is_plain(layer, element):
         raise _Problem(f"{caller} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
     symmetric = "zero_points" not in tensors
-    if element.name == "UINT8":
+    # Integers have no scales of this type: their bytes are pairs of codes.
+    pairs = element.name == "INT8" and _bytes_of(scales)
+    if element.name == "UINT8" or pairs:
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):
-            raise _Problem(f"{caller} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
+            raise _Problem(f"{caller} of {element.name} has scales, {scales.name!r}, in a form that is not known here")
         shape, packing, element = (*shape[:-1], shape[-1] * 2), "bytes", dtype("FLOAT4E2M1")
     elif element.name == "INT32":
         shape = _shape(tensors, caller)
@@ -100,7 +104,7 @@ def stored_by_others(
     format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
         # MXFP6 is packed in bytes too; read as 4-bit codes, its groups would seem to have 48.
-        raise _Problem(f"{caller} of UINT8 has scales, {scales.name!r}, in a form that is not known here")
+        raise _Problem(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors
     second = tensors.get("global_scale", tensors.get("second_scale"))

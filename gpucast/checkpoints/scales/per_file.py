@@ -70,6 +70,12 @@ def scales_by_file(
             of_file[path].detected.append(tensor)
             of_file[path].metadata |= {ENTRY + tensor.base, comfyui.METADATA}
         of_file[path].styles[cast].add(tensor.style)
+    for path, half, family in catalogue.unmatched_halves(every):
+        if not is_excluded(half.name):
+            raise FileError(
+                f"{path}: tensor {half.name!r} is half of a weight of {family}, and its other half is missing; leave "
+                "it as it is with --exclude"
+            )
     _check_known(catalogue, every, is_cast, is_asked_for)
     for path, file in catalogue.files.items():
         markers = set(filter(comfyui.is_marker, file.tensors))
@@ -100,7 +106,7 @@ def _check_known(
         if tensor.dtype is not None and tensor.dtype.is_float and is_cast(tensor) and not is_asked_for(tensor):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
-                "here; cast it by name with --include or --rule, or keep it with --exclude"
+                "here; keep it and its codes as they are with --exclude, or, if it is none, cast it by name with --rule"
             )
     for path, tensor, scale in catalogue.unmatched_codes(every):
         # Integer codes are kept anyway, but they have no meaning without their scales.
@@ -108,8 +114,8 @@ def _check_known(
         if is_cast(lost) and not is_asked_for(lost):
             raise FileError(
                 f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
-                f"in a form that is not known here; cast {lost.name!r} by name with --include or --rule, or keep "
-                "it with --exclude"
+                f"in a form that is not known here: cast alone, either loses its meaning; keep both as they are with "
+                f"--exclude {tensor.name!r} --exclude {scale.name!r}"
             )
 
 
@@ -118,3 +124,16 @@ def _numbers(tensor: DetectedTensor, path: str) -> Tensor:
     if tensor.stored is not None:
         return Dequantized.of(tensor, {}, path)
     return LoadedTensor(tensor.base, _FLOAT, (1, 1), tensor.kind, 0, np.zeros((1, 1), np.float32))
+
+
+def read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
+    """The tensors, with codes and their scales replaced by one tensor of numbers."""
+    if not scales.dropped:
+        return list(tensors)
+    named = {tensor.name: tensor for tensor in tensors}
+    numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
+    return [
+        numbers.get(tensor.name, tensor)
+        for tensor in tensors
+        if tensor.name in numbers or tensor.name not in scales.dropped
+    ]

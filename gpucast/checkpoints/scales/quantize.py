@@ -3,22 +3,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses.scaled_counts import counted
+from gpucast.checkpoints.losses.sample import runs_of_piece
+from gpucast.checkpoints.losses.scaled_counts import counted, largest_error
 from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.scales.fused import FusedGroup
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.scales.styles import Unsuitable
 from gpucast.checkpoints.streaming.pieces import (
+    Engine,
     Quantizer,
     by_reference,
     dequantized,
     joined,
     matrices,
     on_device,
+    quantizable,
     sliced,
 )
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
@@ -28,10 +35,14 @@ from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import host
 
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
+
+#: The values of --mx-rule: a block's scale is the power of two below its largest magnitude over that of the type (OCP
+#: MX), or the next one above, with which nothing is clamped.
+MX_RULES = ("floor", "up")
 
 _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
 _MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mxfp6e2m3", "FLOAT6E3M2": "mxfp6e3m2"}
@@ -40,9 +51,9 @@ _SAMPLE = 1 << 10
 
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
-#: Called with each piece of the source (flat), the values that it will be read back as (scales applied; meaningless
-#: unless details are asked for), and the counts of losses: for progress and statistics.
-Observe = Callable[[Array, Array, CastReport], None]
+#: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
+#: they will be read back (scales applied), and their largest relative error.
+Observe = Callable[[CastReport, list[tuple[Array, Array, float]]], None]
 
 
 def is_needed(src: DType | None, dst: DType) -> bool:
@@ -52,8 +63,9 @@ def is_needed(src: DType | None, dst: DType) -> bool:
     return src.is_float and 0 < dst.bits <= 8
 
 
-def formats(dtype: DType) -> dict[str, Format]:
+def formats(dtype: DType, mx_rule: str = MX_RULES[0]) -> dict[str, Format]:
     """The format that each value of --scale stands for, given the type of the codes."""
+    ending = "" if mx_rule == "floor" else f"_{mx_rule}"
     name = dtype.name.lower()
     if dtype.family == "int" and dtype.bits <= 8:
         base = name if dtype.signed else f"{name}_zp"
@@ -62,10 +74,15 @@ def formats(dtype: DType) -> dict[str, Format]:
     if name in ("float8e4m3fn", "float8e5m2"):
         by_scale = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
     if dtype.name in _MX:
-        by_scale["mx"] = FORMATS[_MX[dtype.name]]
+        by_scale["mx"] = FORMATS[_MX[dtype.name] + ending]
     if dtype.name == "FLOAT4E2M1":
-        by_scale = {"mx": FORMATS["mxfp4"], "nvfp4": FORMATS["nvfp4"]}
+        by_scale = {"mx": FORMATS["mxfp4" + ending], "nvfp4": FORMATS["nvfp4"]}
     return by_scale
+
+
+def default_mx_rule(style: str, dtype: DType) -> str:
+    """The rule of a style for codes of a type. MXFP8 with "floor" clamps; its squared error is 1.4 times as large."""
+    return "up" if style == "compressed-tensors" and dtype.bits == 8 else MX_RULES[0]
 
 
 def scaled_storage(
@@ -76,6 +93,7 @@ def scaled_storage(
     attributes: Mapping[str, Any],
     path: str,
     asked_for: bool = True,
+    mx_rule: str | None = None,
 ) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
@@ -86,7 +104,7 @@ def scaled_storage(
         return None
     caller = f"{path}: tensor {tensor.name!r}"
     assert tensor.dtype is not None
-    known = formats(dtype)
+    known = formats(dtype, mx_rule or default_mx_rule(style, dtype))
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
@@ -123,6 +141,8 @@ class Scaled:
     stored: Stored
     #: The random bits for stochastic rounding.
     random: Random | None = None
+    #: The weights that share its global scale, if there are more.
+    group: FusedGroup | None = None
 
     @property
     def specs(self) -> Sequence[Spec]:
@@ -135,25 +155,25 @@ class Scaled:
         Unless `detailed`, the observer gets no values and no largest error. Memory use grows with the number of scales,
         not with the number of elements.
         """
-        stored, format = self.stored, self.stored.format
+        stored, format, size = self.stored, self.stored.format, self.tensor.size
         engine = host.quantize if device in (None, "cpu") else on_device(str(device))
-        quantize = Quantizer(self.tensor, format, engine, self.random)
+        quantize = self._quantizer(engine)
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, Array]) -> tuple[Array, Array, Array, CastReport, Parts]:
+        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, list[tuple[Array, Array, float]], Parts]:
             start, x = piece
             parts = quantize(x, start)
-            restored = dequantized(parts, format) if detailed else None
-            report = counted(x, parts, format, restored)
-            shown = x if restored is None else restored
-            return x.reshape(-1), shown.reshape(-1), stored.pack(parts.data), report, replace(parts, data=None)
+            chosen = runs_of_piece(size, start, x.size) if detailed else []
+            values, examined = x.reshape(-1), []
+            if chosen:
+                restored = dequantized(parts, format).reshape(-1)
+                examined = [(values[run], restored[run], largest_error(values[run], restored[run])) for run in chosen]
+            return stored.pack(parts.data), counted(x, parts, format), examined, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
-            for x, restored, packed, report, parts in prefetcher.in_order(
-                work, placed(matrices(self.tensor, stored.cut))
-            ):
+            for packed, report, examined, parts in prefetcher.in_order(work, placed(matrices(self.tensor, stored.cut))):
                 scales.append(parts)
-                observe(x, restored, report)
+                observe(report, examined)
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
@@ -161,6 +181,10 @@ class Scaled:
         for part, spec in stored.specs.items():
             if part != "data":
                 write(spec, [arrays[part]])
+
+    def _quantizer(self, engine: Engine) -> Quantizer:
+        among = None if self.group is None else self.group.extremes
+        return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
 
     def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
         """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
@@ -173,24 +197,27 @@ class Scaled:
             if tensors[part].dtype is not spec.dtype or tensors[part].shape != spec.shape:
                 actual = f"{tensors[part].kind} {tensors[part].shape}"
                 raise FileError(f"{caller}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
-        quantize = Quantizer(self.tensor, format, by_reference, self.random)
-        stored_pieces = zip(
-            stored.codes(tensors["data"]), sliced(format, stored.cut, stored.loaded_parts(tensors)), strict=True
-        )
+        quantize = self._quantizer(by_reference)
+        # All but the codes is read now: the tensors of a file share its stream, in which the codes then go on.
+        loaded = stored.loaded_parts(tensors)
+        global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
+        stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
+        samples = _samples(stored, everything, whole_rows=self.random is not None)
         compared = 0
-        for (start, x), (codes, parts) in zip(placed(matrices(self.tensor, stored.cut)), stored_pieces, strict=True):
-            rows = len(x) if everything else _sampled(format, x.shape[1])
-            wanted = quantize(x[:rows], start)
-            same = _same(wanted.data, codes[:rows]) and all(
-                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[: array.size])
+        for piece, (codes, parts) in zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True):
+            if piece is None:
+                continue
+            start, chosen, x = piece
+            wanted = quantize(x, start)
+            same = _same(wanted.data, codes[chosen.rows, chosen.columns]) and all(
+                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[chosen.block :][: array.size])
                 for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
                 if array is not None
             )
-            # The global scale is compared as it is stored: a reciprocal is rounded.
-            same &= all(
-                _same(array, tensors[part].read().reshape(-1))
-                for part, array in stored.stored_parts(Parts(None, None, None, wanted.global_scale)).items()
-            )
+            if global_scale is not None:
+                # Compared as it is stored: a reciprocal is rounded.
+                known = stored.stored_parts(Parts(None, None, None, wanted.global_scale))
+                same &= _same(known["global_scale"], global_scale)
             if not same:
                 raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
             compared += wanted.data.size
@@ -205,10 +232,61 @@ def unexpected(report: CastReport) -> CastReport:
     return replace(report, saturated=0, underflowed=0)
 
 
-def _sampled(format: Format, columns: int) -> int:
-    """The number of first rows of a piece to compare: about `_SAMPLE` elements, in whole blocks."""
-    block = format.block[0] if format.min_ndim == 2 and isinstance(format.block, tuple) else 1
-    return max(1, _SAMPLE // columns // block) * block
+@dataclass(frozen=True)
+class _Sample:
+    """What is compared of a piece: these rows and columns, whose scales begin with that of block `block`."""
+
+    rows: slice
+    columns: slice
+    block: int = 0
+
+
+def _samples(stored: Stored, everything: bool, whole_rows: bool) -> Iterator[_Sample | None]:
+    """For each piece what is compared of it, whole blocks always: about `_SAMPLE` elements, or all; None for nothing.
+
+    A block that is much larger is compared of so many fewer pieces, the first among them.
+    """
+    format, block = stored.format, stored.format.block
+    chance = np.random.default_rng(math.prod(stored.shape))
+    wait = 0
+    for rows, columns in stored.cut.shapes():
+        if everything:
+            yield _Sample(slice(rows), slice(columns))
+            continue
+        if format.min_ndim == 1 or isinstance(block, str):
+            yield _Sample(slice(min(rows, max(1, _SAMPLE // columns))), slice(columns))
+            continue
+        height, width = format.lengths((rows, columns), 1)
+        # Random bits go by whole rows.
+        width = columns if whole_rows else width
+        tiles = max(1, _SAMPLE // (height * width))
+        if wait:
+            wait -= 1
+            yield None
+            continue
+        wait = max(0, height * width // _SAMPLE - 1)
+        first = int(chance.integers(-(-columns // width)))
+        yield _Sample(slice(height), slice(first * width, (first + tiles) * width), first)
+
+
+def _chosen(
+    tensor: Tensor, stored: Stored, samples: Iterator[_Sample | None]
+) -> Iterator[tuple[int, _Sample, Array] | None]:
+    """For each piece the index of its first element, what is compared of it, and that part of the source; or None."""
+    cut, start = stored.cut, 0
+    placed = tensor.part(0, 1) is not None and not (tensor.dtype is not None and tensor.dtype.packed)
+    pieces = None if placed else matrices(tensor, cut)
+    for (rows, columns), sample in zip(cut.shapes(), samples, strict=True):
+        x = None if pieces is None else next(pieces)
+        if sample is None:
+            yield None
+        else:
+            if x is None:
+                part = tensor.part(start, len(range(rows)[sample.rows]) * columns)
+                assert part is not None
+                x = quantizable(part.read()).reshape(-1, columns)
+            yield start, sample, x[sample.rows, sample.columns]
+        start += rows * columns
 
 
 def _same(wanted: Array, actual: Array) -> bool:

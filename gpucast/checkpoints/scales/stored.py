@@ -15,12 +15,15 @@ from gpucast.checkpoints.streaming.pieces import Cut, grouped, shaped
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array, Spec, Tensor
+from gpucast.quantization import swizzle
 from gpucast.reference import cast
 
-#: "plain": one code per element; "bytes": two 4-bit codes per UINT8; "words": codes packed into INT32 from the low bits
-#: up, as offsets from the lowest code, each row of the last dimension separately.
-Packing = Literal["plain", "bytes", "words"]
+#: "plain": one code per element; "bytes": two 4-bit codes per UINT8, the first in the low half; "swapped bytes": in the
+#: high half; "words": codes packed into INT32 from the low bits up, as offsets from the lowest code, each row of the
+#: last dimension separately.
+Packing = Literal["plain", "bytes", "swapped bytes", "words"]
 
+_BYTES = ("bytes", "swapped bytes")
 _WORD = 32
 #: Packed elements read at a time.
 _STORED = 1 << 18
@@ -43,6 +46,15 @@ class Stored:
     metadata: tuple[tuple[str, str], ...] = ()
     #: The layer's description for ComfyUI, as JSON.
     layer: bytes = b""
+    #: Whether the scales are in the order that cuBLAS reads (`gpucast.quantization.swizzle`).
+    swizzled: bool = False
+    #: Whether the weight of the model has the last two dimensions the other way round.
+    transposed: bool = False
+
+    @property
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of the weight of the model."""
+        return (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.transposed else self.shape
 
     @property
     def cut(self) -> Cut:
@@ -56,8 +68,9 @@ class Stored:
             return codes.reshape(-1)
         bits = self.format.element.bits
         raw = codes.view(np.uint8)
-        if self.packing == "bytes":
-            return np.asarray(pack_codes(raw.reshape(-1), bits))
+        if self.packing in _BYTES:
+            packed = np.asarray(pack_codes(raw.reshape(-1), bits))
+            return packed if self.packing == "bytes" else _swapped(packed)
         return _words((raw ^ self._offset).astype(np.uint8), bits).reshape(-1)
 
     def in_groups(self, pieces: Iterator[Array]) -> Iterator[Array]:
@@ -73,9 +86,11 @@ class Stored:
     def _unpacked(self, data: Tensor) -> Iterator[Array]:
         """The codes in packed elements, flat."""
         bits, columns = self.format.element.bits, self.shape[-1]
-        if self.packing == "bytes":
+        if self.packing in _BYTES:
             for stored in data.chunks(_STORED):
-                yield np.asarray(unpack_codes(stored.view(np.uint8), bits, stored.size * 2))
+                packed = stored.view(np.uint8)
+                packed = packed if self.packing == "bytes" else _swapped(packed)
+                yield np.asarray(unpack_codes(packed, bits, stored.size * 2))
             return
         # Padding in the last word of a row is cut off.
         left = columns
@@ -95,6 +110,8 @@ class Stored:
         """The arrays to store besides the data, by part."""
         given = {"scales": parts.scales, "zero_points": parts.zero_points, "global_scale": parts.global_scale}
         arrays = {part: array for part, array in given.items() if array is not None and part in self.specs}
+        if self.swizzled and "scales" in arrays:
+            arrays["scales"] = swizzle.swizzle(arrays["scales"])
         if self.divides and "global_scale" in arrays:
             arrays["global_scale"] = np.float32(1) / arrays["global_scale"]
         if self.packing == "words" and "zero_points" in arrays:
@@ -114,7 +131,8 @@ class Stored:
         """The inverse of `stored_parts`: scales and zero points from the stored tensors, by part."""
         format = self.format
         shape = format.scales_shape(self.shape, 0 if format.block == "axis" else len(self.shape) - 1)
-        scales = _as(tensors["scales"].read(), format.scale).reshape(shape)
+        scales = _as(tensors["scales"].read(), format.scale)
+        scales = swizzle.unswizzle(scales.reshape(-1), shape) if self.swizzled else scales.reshape(shape)
         zero_points, global_scale = None, None
         if "zero_points" in tensors:
             points = tensors["zero_points"].read()
@@ -129,6 +147,11 @@ class Stored:
                 with np.errstate(divide="ignore"):
                     global_scale = np.float64(1) / global_scale.astype(np.float64)
         return Parts(None, scales, zero_points, global_scale)
+
+
+def _swapped(packed: Array) -> Array:
+    """Bytes with their halves the other way round."""
+    return packed >> 4 | packed << 4
 
 
 def words(count: int, bits: int) -> int:

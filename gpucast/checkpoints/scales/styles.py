@@ -14,7 +14,7 @@ compressed-tensors
     (X.weight_packed UINT8, the first code in the low half, X.weight_scale, X.weight_global_scale, which *divides*).
 comfyui
     ComfyUI, comfy/ops.py _load_quantized_module: X.weight, X.weight_scale FLOAT of shape (), which multiplies, and
-    X.comfy_quant UINT8, the JSON of `gpucast.checkpoints.scales.comfyui`.
+    X.comfy_quant UINT8, the JSON of `gpucast.checkpoints.scales.comfyui`; NVFP4 as that module says.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ from gpucast.quantization import files as quantized_files
 
 #: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui")
+#: What loads each style, for people.
+LOADERS = (
+    "deepseek (transformers, vLLM, SGLang), compressed-tensors (vLLM, transformers), comfyui (ComfyUI), or gpucast "
+    "(gpucast alone: other loaders take the codes for weights)"
+)
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")
 
@@ -64,8 +69,9 @@ def refused(style: str, format: Format) -> str | None:
     """Why a style cannot store a format; None if it can."""
     if style == "deepseek" and format.name != "float8e4m3fn_128x128":
         return "it holds FLOAT8E4M3FN with --scale block alone"
-    if style == "comfyui" and not (format.element.name.startswith("FLOAT8E") and format.block == "tensor"):
-        return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor alone"
+    is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
+    if style == "comfyui" and not (is_float8_of_tensor or format.name == comfyui.NVFP4):
+        return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone"
     if style == "compressed-tensors" and _compressed(format) is None:
         return (
             "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT4E2M1 (mx, nvfp4) and INT8, UINT8, "
@@ -118,11 +124,14 @@ def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
 
 def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     layer = comfyui.layer(format.element)
-    specs = {
-        "data": Spec(name, format.element, shape),
-        "scales": Spec(f"{name}_scale", _FLOAT, ()),
-        "layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),)),
-    }
+    described = {"layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),))}
+    if format.name == comfyui.NVFP4:
+        rows, columns = shape
+        if rows % comfyui.MULTIPLE:
+            raise Unsuitable(f"ComfyUI needs a multiple of {comfyui.MULTIPLE} rows")
+        specs = comfyui.nvfp4(name, (rows, columns)) | described
+        return Stored(name, shape, format, specs, "swapped bytes", layer=layer, swizzled=True)
+    specs = {"data": Spec(name, format.element, shape), "scales": Spec(f"{name}_scale", _FLOAT, ())} | described
     return Stored(name, shape, format, specs, layer=layer)
 
 

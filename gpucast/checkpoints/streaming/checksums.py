@@ -15,9 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast import files
-from gpucast.cpu.native import library as host_native
+from gpucast.codegen.host import file_unit
 from gpucast.files import Spec, safetensors, window
 from gpucast.files.tensor import Array
+from gpucast.native import library as host_native
 
 _WORD = 8
 #: Bytes that are summed at a time, so that they stay in the processor's cache.
@@ -30,7 +31,7 @@ def checksum(data: Any, position: int = 0) -> int:
     head = min(-position % _WORD, raw.size)
     total = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)
     tail = raw.size - (raw.size - head) % _WORD
-    if head < tail and (native := host_native.library()) is not None:
+    if head < tail and (native := host_native.library(file_unit)) is not None:
         halves = (ctypes.c_uint64 * 2)()
         native.sum_words(ctypes.c_void_p(raw[head:].ctypes.data), ctypes.c_uint64((tail - head) // _WORD), halves)
         total += halves[0] + (halves[1] << 32)

@@ -19,8 +19,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
-from gpucast.quantization import api
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import api, host
 from gpucast.reference import quantize as reference
 
 #: Called as `gpucast.quantization.cpu.quantize.quantize`: (x, format, *, axis, scale, random).
@@ -104,10 +103,14 @@ def shaped(chunks: Iterable[Array], cut: Cut) -> Iterator[Array]:
 
 
 def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
-    """The pieces of a tensor as matrices. Narrow floats become FLOAT, which holds them exactly."""
+    """The pieces of a tensor as matrices, of values that can be quantized."""
     size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
-    for x in shaped(tensor.pieces(max(_GROUP, size)), cut):
-        yield x if tensor.dtype in SOURCES else cast(x, "FLOAT")
+    return (quantizable(x) for x in shaped(tensor.pieces(max(_GROUP, size)), cut))
+
+
+def quantizable(x: Array) -> Array:
+    """The same values in a type that can be quantized: narrow floats become FLOAT, which holds them exactly."""
+    return x if dtype(x.dtype) in SOURCES else cast(x, "FLOAT")
 
 
 def grouped(chunks: Iterable[Array]) -> Iterator[Array]:
@@ -133,15 +136,22 @@ class Quantizer:
     """
 
     def __init__(
-        self, tensor: Tensor, format: Format, engine: Engine = host.quantize, random: Random | None = None
+        self,
+        tensor: Tensor,
+        format: Format,
+        engine: Engine = host.quantize,
+        random: Random | None = None,
+        among: Callable[[], Array] | None = None,
     ) -> None:
+        """`among`: the extremes that the global scale is for, if not those of the tensor alone."""
         self._format, self._engine, self._random = format, engine, random
         self._shared: Array | None = None
         self._scale: Any = None
         if format.block == "tensor":
-            self._shared = _extremes(tensor, format.nan_in_scale)
+            self._shared = extremes(tensor, format.nan_in_scale)
         elif format.global_scale:
-            self._scale = engine(_extremes(tensor, False), format, axis=-1, scale=None).global_scale
+            largest = extremes(tensor, False) if among is None else among()
+            self._scale = engine(largest, format, axis=-1, scale=None).global_scale
 
     def __call__(self, x: Array, start: int) -> Parts:
         """Quantize the piece whose first element is element `start` of the tensor."""
@@ -155,7 +165,7 @@ class Quantizer:
         return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
 
 
-def _extremes(tensor: Tensor, nan: bool) -> Array:
+def extremes(tensor: Tensor, nan: bool) -> Array:
     """The lowest and the largest finite value, 0 included. With `nan`, also a NaN if any value is not finite."""
     low = high = 0.0
     lost = False

@@ -5,8 +5,8 @@
 stream and in torch's memory, without further copies. Types of one byte or more have torch's own dtype. FLOAT4E2M1 is
 ``torch.float4_e2m1fn_x2``: pairs along the last axis, whose length must be even. The other types below one byte give a
 `PackedArray` over a tensor's memory (torch has no packed integers, cannot even print its ``int4``, and has no float6);
-`PackedArray.to_torch` returns the tensor of bytes. As input ``torch.int4``, ``uint4``, ``int2`` and ``uint2`` have one
-element per byte. STRING is a NumPy array of str.
+`PackedArray.to_torch` returns the tensor of bytes, and a cast of it is a tensor again. As input ``torch.int4``,
+``uint4``, ``int2`` and ``uint2`` have one element per byte. STRING is a NumPy array of str.
 
 Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults
 of `gpucast.cast`, that is, rounding and clamping count as the identity. torch passes dy in the type of y. Casts to and
@@ -14,6 +14,8 @@ from integers, BOOL and types below one byte are not differentiable. The transfo
 mode support casts to types of one byte or more; in a ``vmap`` each part of the batch gets the same random bits, as if
 it were cast alone. With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the scale.
 `scale` and `amax`, which may be tensors on x's device, get no gradient.
+
+`Cast` and `CastLike` are `gpucast.layers` as modules (``torch.nn.Module``), with `lda_coeff`, the gradient's factor.
 
 ``torch.compile`` keeps a cast as one node of the graph. It cannot do so where the result is a `PackedArray`: call
 ``torch.ops.gpucast.cast``, which returns its bytes as a flat uint8 tensor. With `amax` the node returns a new value,
@@ -34,6 +36,7 @@ if not hasattr(torch.library, "register_vmap"):
     raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
 
 from gpucast.interop.torch.adapter import ADAPTER
+from gpucast.interop.torch.layers import Cast, CastLike
 from gpucast.interop.torch.tensors import check_into, check_scale, from_packed, stream, take
 
-__all__ = ["ADAPTER", "check_into", "check_scale", "from_packed", "stream", "take"]
+__all__ = ["ADAPTER", "Cast", "CastLike", "check_into", "check_scale", "from_packed", "stream", "take"]

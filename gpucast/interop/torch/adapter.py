@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction
-from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
@@ -73,7 +74,15 @@ class TorchAdapter(BatchAdapter):
     def from_packed(self, x: PackedArray) -> torch.Tensor:
         return tensors.from_packed(x)
 
-    def is_transforming(self) -> bool:
+    def from_array(self, x: Any) -> Any:
+        return tensors.from_array(x)
+
+    def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        device = device_index(x)
+        with contextlib.nullcontext() if device is None else tensors.using_stream(device, options.caller):
+            return super().cast_array(cast, x, to, options)
+
+    def is_transforming(self, x: torch.Tensor) -> bool:
         return tensors.transformed()
 
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gpucast import gpu
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
@@ -117,9 +117,11 @@ def stream(device: int) -> int:
 def on_stream_of(x: torch.Tensor, caller: str) -> contextlib.AbstractContextManager[None]:
     """Use torch's current stream as CuPy's, if a tensor is on a device."""
     device = _device(x, caller)
-    if device is None:
-        return contextlib.nullcontext()
+    return contextlib.nullcontext() if device is None else using_stream(device, caller)
 
+
+def using_stream(device: int, caller: str) -> contextlib.AbstractContextManager[None]:
+    """Use torch's current stream of a device as CuPy's."""
     devices.require(caller)
     return gpu.driver.driver().using(stream(device), device)
 
@@ -148,7 +150,21 @@ def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
     """The packed bytes of a result in the form that the caller gets: a tensor of pairs, or a PackedArray."""
     if dst is PAIRED and PAIRS is not None:
         return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
-    return PackedArray(take(y, caller), dst, tuple(shape))
+    return LibraryPackedArray(take(y, caller), dst, tuple(shape), "torch")
+
+
+def from_array(x: Any) -> Any:
+    """An array of ours over its memory: a tensor, or a PackedArray that goes back to tensors, or text as it is."""
+    if isinstance(x, PackedArray):
+        if x.dtype is PAIRED and PAIRS is not None and x.shape and x.shape[-1] % 2 == 0:
+            return from_packed(x)
+        return LibraryPackedArray(x.data, x.dtype, x.shape, "torch")
+    kind = dtype(x.dtype)
+    if kind not in TORCH_DTYPES:
+        return x
+    codes = x.view(kind.code_numpy)
+    y = torch.from_numpy(codes) if isinstance(codes, np.ndarray) else torch.utils.dlpack.from_dlpack(codes)
+    return y.view(TORCH_DTYPES[kind])
 
 
 def check_attributes(

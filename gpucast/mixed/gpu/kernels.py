@@ -34,11 +34,12 @@ class Adjustment:
     """``struct Adjustment`` of kernels/loss_scale.cu: the settings by which a loss scale is adjusted."""
 
     factor: float
+    backoff: float
     least: float
     period: int
 
     def to_bytes(self) -> bytes:
-        return struct.pack("<ffI", self.factor, self.least, self.period)
+        return struct.pack("<fffI", self.factor, self.backoff, self.least, self.period)
 
 
 def adjust(state: Any, finite: Any, by: Adjustment) -> None:

@@ -8,7 +8,8 @@ corrected (`gpucast.quantization.cpu.quotient`).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,6 @@ from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.core.rule import resolve
 from gpucast.cpu import cast, lanes
-from gpucast.quantization.cpu import native as host_native
 from gpucast.quantization.cpu.block_cast import TileCast
 from gpucast.quantization.cpu.block_grid import ELEMENTS, spread, tiles
 from gpucast.quantization.cpu.blocks import BlockGrid
@@ -33,8 +33,28 @@ _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
 _SMALLEST_FLOAT = 2.0**-126
 
 
-def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
-    """As `gpucast.quantization.reference.quantize`.
+class Compiled(Protocol):
+    """Compiled functions for an array and a format, in place of this module's."""
+
+    def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None: ...
+
+    def codes(self, source: Array, grid: BlockGrid, d: Array, zero: Array, data: Array) -> None: ...
+
+
+def _nothing(source: Array, grid: BlockGrid, format: Format) -> None:
+    return None
+
+
+def quantize(
+    x: Array,
+    format: Format,
+    *,
+    axis: int = -1,
+    scale: Any = None,
+    random: Random | None = None,
+    find: Callable[[Array, BlockGrid, Format], Compiled | None] = _nothing,
+) -> Parts:
+    """As `gpucast.quantization.reference.quantize`; `find` looks for compiled functions.
 
     Extra memory grows with the number of blocks only, except that an array that is not C-contiguous is copied, and that
     stochastic rounding takes 8 bytes per element.
@@ -43,9 +63,9 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
     with np.errstate(all="ignore"):
-        # The library only handles blocks whose scales are computed from their own numbers.
+        # They only handle blocks whose scales are computed from their own numbers.
         is_own = random is None and (scale is None or format.global_scale)
-        native = host_native.find(source, grid, format) if is_own else None
+        native = find(source, grid, format) if is_own else None
         native_extremes = None if native is None else native.extremes(source, grid)
         low, high, lost = extremes(source, grid, format) if native_extremes is None else native_extremes
         stored, g = _scales(low, high, format, scale, shape)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts of NumPy arrays and CPU tensors from 1 element to 16 million: ``python -m bench.host_sizes``.
+
+Everyday pairs, on one thread: ours with the compiled library and without it, allocating and into ``out=``, beside
+``x.astype`` (of NumPy and ml_dtypes) and, where PyTorch is installed, ``t.to`` of the same numbers as a tensor. In each
+round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides alike.
+Figures are ratios of times, ours over theirs: below 1 is quicker. docs/performance.md has the table that this prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+os.environ |= {"GPUCAST_NATIVE": "1", "GPUCAST_THREADS": "1"}
+
+import gpucast
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.cpu import compiled
+from gpucast.native import cast as native_cast
+from gpucast.native import library as host_native
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+Array = npt.NDArray[Any]
+Sides = dict[str, Callable[[], object]]
+
+TYPES = (
+    "FLOAT",
+    "DOUBLE",
+    "FLOAT16",
+    "BFLOAT16",
+    "FLOAT8E4M3FN",
+    "FLOAT8E5M2",
+    "INT8",
+    "UINT8",
+    "INT32",
+    "INT64",
+    "BOOL",
+)
+SIZES = (1, 1_000, 100_000, 1_000_000, 16_000_000)
+#: A round is repeated this often at least, and for so many seconds.
+ROUNDS, SECONDS = 4, 0.04
+#: The names of sides as the table has them: ours, and the other.
+COLUMNS = (
+    ("library", "astype"), ("library, out=", "copyto"), ("NumPy", "astype"), ("NumPy, out=", "copyto"),
+    ("tensor", "to"),
+)  # fmt: skip
+
+
+class Ratio(NamedTuple):
+    """The time of a call of ours over that of another's."""
+
+    ratio: float
+    pair: str
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.host_sizes", description=__doc__)
+    parser.add_argument("sizes", nargs="*", type=int, default=SIZES, metavar="N", help="elements (default: all)")
+    parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N slowest pairs of a column")
+    asked = parser.parse_args(arguments)
+    if torch is not None:
+        torch.set_num_threads(1)
+    _compile()
+    print("| Elements |" + "".join(f" {ours} / {other} |" for ours, other in COLUMNS))
+    print("|---:|" + "---|" * len(COLUMNS))
+    for size in asked.sizes:
+        ratios: dict[tuple[str, str], list[Ratio]] = {column: [] for column in COLUMNS}
+        for pair, best in _measured(size):
+            for column in COLUMNS:
+                if all(side in best for side in column):
+                    ratios[column].append(Ratio(best[column[0]] / best[column[1]], pair))
+        print(f"| {size:,} |" + "".join(f" {_text(found)} |" for found in ratios.values()), flush=True)
+        for column, found in ratios.items():
+            for one in sorted(found, reverse=True)[: asked.worst]:
+                print(f"    {' / '.join(column)}: {one.pair} {one.ratio:.2f}")
+    return 0
+
+
+def _text(ratios: list[Ratio]) -> str:
+    """The median, and the worst pair."""
+    if not ratios:
+        return "-"
+    worst = max(ratios)
+    return f"{np.median([one.ratio for one in ratios]):.2f}, {worst.pair} {worst.ratio:.1f}"
+
+
+def _compile() -> None:
+    """Wait for the library of each type."""
+    for src, dst in zip(TYPES, TYPES[1:] + TYPES[:1], strict=True):
+        native_cast.find(resolve(dtype(src), dtype(dst)), 1)
+        for thread in threading.enumerate():
+            if thread.name == host_native.THREAD:
+                thread.join()
+
+
+def _measured(size: int) -> Iterator[tuple[str, dict[str, float]]]:
+    """The seconds of each side, for every pair."""
+    values = np.random.default_rng(1).standard_normal(size) * 30
+    for src, dst in itertools.permutations(TYPES, 2):
+        yield f"{src} to {dst}", _best(_sides(gpucast.cast(values, src), src, dst))
+
+
+def _sides(x: Array, src: str, dst: str) -> Sides:
+    result = np.empty(x.shape, dtype(dst).numpy)
+    rule = resolve(dtype(src), dtype(dst))
+    cast = native_cast.find(rule)
+
+    def without_library(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            finders, compiled.FINDERS[:] = compiled.FINDERS[:], []
+            ready = compiled.READY.pop(rule, None)
+            begin = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - begin
+            compiled.FINDERS[:] = finders
+            if ready is not None:
+                compiled.READY[rule] = ready
+            return seconds
+
+        return run
+
+    allocating, into = lambda: gpucast.cast(x, dst), lambda: gpucast.cast(x, dst, out=result)
+    sides: Sides = {
+        "astype": lambda: x.astype(result.dtype),
+        "copyto": lambda: np.copyto(result, x, casting="unsafe"),
+        "NumPy": without_library(allocating),
+        "NumPy, out=": without_library(into),
+    }
+    if cast is not None:
+        sides |= {"library": allocating, "library, out=": into}
+    if torch is not None:
+        tensor, to = _tensor(x, src), getattr(torch, _TORCH[dst])
+        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to)}
+    return sides
+
+
+def _tensor(x: Array, src: str) -> Any:
+    """The same numbers as a tensor."""
+    return torch.from_numpy(x.view(f"u{x.itemsize}")).view(getattr(torch, _TORCH[src]))
+
+
+_TORCH = {
+    "FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8",
+    "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "UINT8": "uint8", "INT32": "int32", "INT64": "int64",
+    "BOOL": "bool",
+}  # fmt: skip
+
+
+def _best(sides: Sides) -> dict[str, float]:
+    best = dict.fromkeys(sides, math.inf)
+    begin = time.perf_counter()
+    rounds = 0
+    with np.errstate(all="ignore"):
+        while rounds < ROUNDS or time.perf_counter() - begin < SECONDS:
+            rounds += 1
+            for side, call in sides.items():
+                start = time.perf_counter()
+                seconds = call()
+                passed = time.perf_counter() - start
+                best[side] = min(best[side], seconds if isinstance(seconds, float) else passed)
+    return best
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The index of a checkpoint in several .safetensors files:
+
+{"metadata": {"total_size": bytes of all tensors}, "weight_map": {tensor: file}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpucast.files import limits
+from gpucast.files.tensor import FileError, checked_name
+
+SUFFIX = ".index.json"
+
+
+@dataclass(frozen=True)
+class Index:
+    path: str
+    #: The complete document; entries unknown to gpucast are kept.
+    document: Mapping[str, Any]
+    weight_map: Mapping[str, str]
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files, each once, in order of first appearance."""
+        return list(dict.fromkeys(self.weight_map.values()))
+
+    def text(self, weight_map: Mapping[str, str], total_size: int) -> str:
+        """The document with another weight map, whose tensors take `total_size` bytes."""
+        metadata = {**(self.document.get("metadata") or {}), "total_size": total_size}
+        return json.dumps({**self.document, "metadata": metadata, "weight_map": dict(weight_map)}, indent=2) + "\n"
+
+
+def read(path: str) -> Index:
+    """Read an index. FileError if it is not one. The file names in it are not checked here."""
+    size = os.path.getsize(path)
+    if size > limits.HEADER:
+        raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
+    with open(path, "rb") as file:
+        raw = file.read()
+    try:
+        document = limits.parsed_json(raw)
+    except ValueError:
+        document = None
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise FileError(f"{path}: is no index of a checkpoint; expected a JSON object with a weight_map of texts")
+    if not isinstance(document.get("metadata") or {}, dict):
+        raise FileError(f"{path}: the metadata of the index is no JSON object")
+    for name in weight_map:
+        checked_name(name, path)
+    return Index(path, document, weight_map)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Codes with scales that are stored in another layout with every value kept: the codes stay, the scales are repeated.
+
+That can be where the codes are of one type, the new blocks lie within the old ones, and the new type of the scales
+holds the old ones. Every value is compared while it is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpucast.casting.cast import cast
+from gpucast.casting.loss_counts import CastReport
+from gpucast.checkpoints.losses.sample import runs_of_piece
+from gpucast.checkpoints.scales.dequantized import Dequantized
+from gpucast.checkpoints.scales.quantize import Observe, Scaled, Write
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.checkpoints.streaming.pieces import dequantized, matrices, shaped, sliced
+from gpucast.checkpoints.streaming.prefetch import Prefetcher
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Format, Parts
+from gpucast.files import Tensor
+from gpucast.files.tensor import Array, FileError
+
+_FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
+#: At most this many scales are looked at to find out whether they are powers of two.
+_SCALES = 1 << 24
+
+
+def keeps_values(tensor: Tensor, stored: Stored) -> bool:
+    """Whether a quantized tensor can be stored so with every value kept."""
+    if not isinstance(tensor, Dequantized) or tensor.detected.stored is None:
+        return False
+    old, new = tensor.detected.stored, stored
+    if old.transposed or old.shape != new.shape or old.format.element is not new.format.element:
+        return False
+    if old.format.zero_points or new.format.zero_points or old.divides or new.divides:
+        return False
+    if old.format.global_scale != new.format.global_scale:
+        return False
+    pairs = zip(_lengths(old.format, old.shape), _lengths(new.format, new.shape), old.shape, strict=True)
+    if not all(outer >= size or outer % inner == 0 for outer, inner, size in pairs):
+        return False
+    if old.format.scale is new.format.scale or (old.format.scale is _E8M0 and new.format.scale is _FLOAT):
+        return True
+    return old.format.scale is _FLOAT and new.format.scale is _E8M0 and _are_powers(tensor)
+
+
+def _are_powers(tensor: Dequantized) -> bool:
+    """Whether all scales are powers of two that FLOAT8E8M0 holds."""
+    assert tensor.detected.stored is not None
+    if tensor.detected.stored.specs["scales"].size > _SCALES:
+        return False
+    scales = tensor.scales()
+    narrow = cast(cast(scales, _E8M0), _FLOAT)
+    return bool((narrow == scales).all())
+
+
+def _axis(format: Format, shape: tuple[int, ...]) -> int:
+    return 0 if format.block == "axis" else len(shape) - 1
+
+
+def _lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return format.lengths(shape, _axis(format, shape))
+
+
+@dataclass(frozen=True)
+class Repacked(Scaled):
+    """A quantized tensor whose values are all kept."""
+
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+        stored = self.stored
+        assert isinstance(self.tensor, Dequantized)
+        with contextlib.ExitStack() as stack:
+            # In streams of their own: the numbers to compare with are read from the same tensors.
+            old, tensors = self.tensor.opened(stack)
+            parts = self._parts(old.loaded_parts({part: tensors[part] for part in tensors if part != "data"}), old)
+            flat = (codes.reshape(-1) for codes in old.codes(tensors["data"]))
+
+            def pieces() -> Iterator[Array]:
+                for codes, start, x in self._compared(shaped(flat, stored.cut), parts, "while it is written"):
+                    values = x.reshape(-1)
+                    chosen = runs_of_piece(self.tensor.size, start, x.size) if detailed else []
+                    report = CastReport(x.size, int(np.count_nonzero(values)))
+                    observe(report, [(values[run], values[run], 0.0) for run in chosen])
+                    yield stored.pack(codes)
+
+            write(stored.specs["data"], stored.in_groups(pieces()))
+        arrays = stored.stored_parts(parts)
+        for part, spec in stored.specs.items():
+            if part != "data":
+                write(spec, [arrays[part]])
+
+    def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
+        stored = self.stored
+        tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
+        parts = stored.loaded_parts(tensors)
+        return sum(x.size for _, _, x in self._compared(stored.codes(tensors["data"]), parts, caller))
+
+    def _parts(self, old: Parts, source: Stored) -> Parts:
+        """The scales of the tensor in its new layout."""
+        shape, format = self.stored.shape, self.stored.format
+        axis = _axis(format, shape)
+        outer, inner = _lengths(source.format, shape), _lengths(format, shape)
+        grid = format.grid(shape, axis)
+        places = [np.arange(count) * length // wide for count, length, wide in zip(grid, inner, outer, strict=True)]
+        scales = old.scales.reshape(source.format.grid(shape, _axis(source.format, shape)))[np.ix_(*places)]
+        converted = scales if source.format.scale is format.scale else cast(scales, format.scale)
+        return Parts(None, converted.reshape(format.scales_shape(shape, axis)), None, old.global_scale)
+
+    def _compared(self, pieces: Iterator[Array], parts: Parts, when: str) -> Iterator[tuple[Array, int, Array]]:
+        """Each piece of codes, the index of its first element, and its values. FileError where one is not the old."""
+        format, start = self.stored.format, 0
+        scales = sliced(format, self.stored.cut, parts)
+        for codes, some, x in zip(pieces, scales, matrices(self.tensor, self.stored.cut), strict=True):
+            values = dequantized(Parts(codes, some.scales, None, some.global_scale), format)
+            if not np.array_equal(values.view(np.uint64), x.view(np.uint64)):
+                raise FileError(f"{when}: tensor {self.tensor.name!r} does not keep the values that it had")
+            yield codes, start, x
+            start += x.size

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast prove`: proves from the PTX of kernels that they cast every input as specified."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpucast.cli import arguments
+from gpucast.cli.progress import progress_bar
+from gpucast.compile import cubin
+from gpucast.parity import plan
+from gpucast.parity.cases import Case
+from gpucast.parity.proof import certificate, solvers
+
+_DESCRIPTION = """\
+Prove that the kernels of pairs cast every input as specified: the PTX that NVRTC makes is executed on unknown inputs,
+and compared with a specification. Sources of 16 bits or fewer are proved by exhaustion, wider ones by SMT solvers
+(pip install 'gpucast[proof]'). Needs no GPU. The exit code is 1 where anything is not proved."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "prove",
+        help="prove kernels right for every input",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs (default: all)")
+    parser.add_argument("--arch", default="sm_90", help="what NVRTC compiles for (default: %(default)s)")
+    parser.add_argument(
+        "--rule", choices=("default", "all"), default="default",
+        help="the rule of the default attributes, or all rules of a pair (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--wide", action="store_true", help="only sources of more than 16 bits")
+    parser.add_argument("--share", metavar="1/N", type=_share, default=1, help="a seeded share of the rules")
+    parser.add_argument("--seed", type=arguments.count, default=0, help="chooses the share (default: %(default)s)")
+    parser.add_argument(
+        "--solver", choices=solvers.SOLVERS, action="append", help="each one named must agree (default: bitwuzla)"
+    )
+    parser.add_argument(
+        "--limit", metavar="S", type=arguments.positive, default=60.0,
+        help="seconds for a solver's answer (default: %(default)g)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--paths", choices=("full", "all"), default="full",
+        help="a thread in the middle of an array, or also the ends of arrays and all alignments (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--known", metavar="FILE", action="append", default=[],
+        help="a certificate: PTX that it has proved is not proved again (may be repeated)",
+    )  # fmt: skip
+    parser.add_argument("--json", metavar="FILE", help="write the certificate: what was proved of which PTX")
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    asked = args.solver or ["bitwuzla"]
+    missing = [name for name in asked if name not in solvers.versions()]
+    if missing:
+        raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
+    arch = cubin.compiler().parse(args.arch)
+    known = certificate.proved([json.loads(Path(path).read_text()) for path in args.known], args.paths)
+    with arguments.created(args.json) as json_file:
+        proofs = []
+        cases = _cases(args)
+        with progress_bar(len(cases), not args.no_progress, "rules") as advance:
+            for proof in certificate.prove(cases, arch, asked, args.limit, args.paths, known):
+                proofs.append(proof)
+                advance(1)
+                if args.pairs or not proof.verdict.proved:
+                    print(certificate.explain(proof), flush=True)
+        if json_file is not None:
+            date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
+            found = certificate.certificate(proofs, arch, asked, args.limit, args.paths, date)
+            json_file.write(certificate.text(found).encode())
+    failed = sum(not proof.verdict.proved for proof in proofs)
+    print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")
+    if failed:
+        print(f"gpucast prove: {failed} rules are not proved", file=sys.stderr)
+    return int(failed > 0)
+
+
+def _cases(args: argparse.Namespace) -> Sequence[Case]:
+    pairs = list(dict.fromkeys(args.pairs)) or plan.all_pairs()
+    pairs = [pair for pair in pairs if pair[0].bits > 16 or not args.wide]
+    cases = plan.all_cases(pairs, args.rule == "default")
+    return cases if args.share == 1 else plan.shuffled(cases, args.seed)[: -(-len(cases) // args.share)]
+
+
+def _share(text: str) -> int:
+    if not text.startswith("1/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected one such as 1/20")
+    return arguments.at_least_one(text[2:])

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the NumPy path finds compiled casts, if there are any.
+
+That path and the kernels are evidence for one another, so neither imports the other. The library made of the kernels'
+text (`gpucast.native`) therefore announces itself here, and without it NumPy does all the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from gpucast.core.rule import CastRule
+
+Array = npt.NDArray[Any]
+#: Casts flat, native codes into all of a second array, which does not overlap the first. Threads may share it.
+CompiledCast = Callable[[Array, Array], Any]
+
+#: The compiled casts that have been found.
+READY: dict[CastRule, CompiledCast] = {}
+#: Who is asked for the compiled cast of a rule, given the bytes of sources that are about to be cast.
+FINDERS: list[Callable[[CastRule, int], CompiledCast | None]] = []
+
+
+def find(rule: CastRule, nbytes: int) -> CompiledCast | None:
+    """The compiled cast of a rule, or None; `nbytes`: bytes of sources about to be cast."""
+    return READY.get(rule) or next((cast for finder in FINDERS if (cast := finder(rule, nbytes)) is not None), None)

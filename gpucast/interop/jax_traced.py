@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts of JAX arrays that have no values yet: within ``jax.jit``, ``grad``, ``vmap`` and the like.
+
+A compiled function calls gpucast back on the host, which gives the same bits as everywhere; of XLA's own conversions
+none promises them (they flush subnormals, keep payloads of NaN, and do not saturate).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from gpucast.casting.cast import cast_with
+from gpucast.casting.fused import rule_of
+from gpucast.casting.fused_options import resolve_scale
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
+from gpucast.core.random import resolve_random
+
+
+def cast(x: Any, dst: DType, options: Options) -> Any:
+    """The cast of a traced array. Errors as for `gpucast.cast`, all of them while the function is traced."""
+    caller = options.caller
+    for name in ("amax", "out", "device"):
+        if getattr(options, name) is not None:
+            raise ValueError(f"{caller}: {name}= cannot be used within a transform of JAX; call gpucast outside")
+    src = dtype(x.dtype, caller=f"{caller}: x.dtype=")
+    if dst.family == "string" or dst.bits == 6:
+        raise TypeError(f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays")
+    rule_of(src, dst, options)
+    resolve_random(options.rounding, options.seed, options.offset, caller)
+    scale = options.scale
+    if isinstance(scale, jax.core.Tracer):
+        if scale.size != 1 or scale.dtype not in (np.float32, np.float64):
+            raise TypeError(f"{caller}: scale is {scale.dtype} of shape {scale.shape}; expected one FLOAT or DOUBLE")
+    elif scale is not None:
+        scale = resolve_scale(scale, None, caller)
+    if src is dst and scale is None and not options.copy:
+        return x
+    # Without what cannot be compared, and without the array, the options are a constant of the function.
+    return _cast(dst, options._replace(scale=None), x, scale)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _cast(dst: DType, options: Options, x: Any, scale: Any) -> Any:
+    if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
+        # As where `grad` is not within `jit`: there are values.
+        return cast_with(x, dst, options._replace(scale=scale))
+    # Random bits go by the places of elements, so each part of a batch is cast as if it were alone.
+    method = "broadcast_all" if options.seed is None and scale is None else "sequential"
+    src = dtype(x.dtype)
+    # Codes go in and out: XLA would move floats of 8 bits as wider ones, and NaNs would change.
+    codes = jax.lax.bitcast_convert_type(x, src.code_numpy) if _has_codes(src) else x
+    kind: Any = jax.ShapeDtypeStruct(x.shape, dst.code_numpy if _has_codes(dst) else dst.numpy)  # type: ignore[no-untyped-call]
+    given = (codes,) if scale is None else (codes, scale)
+    y = jax.pure_callback(partial(_on_host, src, dst, options), kind, *given, vmap_method=method)
+    return jax.lax.bitcast_convert_type(y, dst.numpy) if _has_codes(dst) else y
+
+
+def _has_codes(kind: DType) -> bool:
+    """Whether JAX has the codes of a type as integers of its size."""
+    return kind.is_float and not kind.packed
+
+
+def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None) -> np.ndarray[Any, Any]:
+    number = None if scale is None else np.asarray(scale)
+    y = np.asarray(cast_with(np.asarray(x).view(src.numpy), dst, options._replace(scale=number)))
+    return y.view(dst.code_numpy) if _has_codes(dst) else y
+
+
+def _forward(dst: DType, options: Options, x: Any, scale: Any) -> tuple[Any, Any]:
+    # An empty array says what x was: its type, as residuals are arrays.
+    return _cast(dst, options, x, scale), (jax.numpy.empty((0, *x.shape), x.dtype), scale)
+
+
+def _backward(dst: DType, options: Options, kept: tuple[Any, Any], dy: Any) -> tuple[Any, Any]:
+    like, scale = kept
+    shape, src = like.shape[1:], dtype(like.dtype)
+    dx: Any
+    if not src.is_float:
+        dx = np.zeros(shape, jax.dtypes.float0)
+    elif not dst.is_float:
+        dx = jax.numpy.zeros(shape, like.dtype)
+    else:
+        dx = _cast(src, Options(caller=options.caller), dy, scale)
+    return dx, None if scale is None else jax.numpy.zeros_like(scale)
+
+
+_cast.defvjp(_forward, _backward)

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The host's compiled library, made of the kernels' own text. Its modules are imported when they are first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpucast.core import packages
+
+if TYPE_CHECKING:
+    from gpucast.native import cast as cast
+else:
+    __getattr__ = packages.submodules(__name__, "cast")

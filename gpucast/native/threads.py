@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Splits casts of large arrays among threads: compiled code runs outside Python's lock.
+
+Environment: ``GPUCAST_THREADS``, the most threads of a cast; without it as many as the cores that this process may use.
+Results do not depend on it. Threads are made for each cast, so that a fork finds none: a cast that is split takes a
+millisecond and more, a thread a twentieth of that.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+
+#: The least bytes, of sources and results together, of the part of a thread.
+PART = 1 << 22
+#: Elements of whose number parts are multiples: no two threads write the same cache line.
+_STEP = 1 << 12
+
+
+def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
+    """Call ``work(start, stop)`` for parts that make up `size` elements, which take `nbytes` bytes, and wait."""
+    parts = min(most(), nbytes // PART)
+    if parts < 2:
+        work(0, size)
+        return
+    step = -(-size // (parts * _STEP)) * _STEP
+    helpers = []
+    for start in range(step, size, step):
+        helper = threading.Thread(target=work, args=(start, min(start + step, size)), name="gpucast-cast")
+        try:
+            helper.start()
+        except RuntimeError:
+            # The system has no more threads.
+            work(start, min(start + step, size))
+            continue
+        helpers.append(helper)
+    work(0, step)
+    for helper in helpers:
+        helper.join()
+
+
+@lru_cache(maxsize=1)
+def most() -> int:
+    """The most threads of a cast. ValueError for a ``GPUCAST_THREADS`` that is no positive number."""
+    chosen = os.environ.get("GPUCAST_THREADS")
+    if chosen:
+        if not (chosen.isascii() and chosen.isdigit() and int(chosen)):
+            raise ValueError(f"GPUCAST_THREADS={chosen!r} is not a number of threads; expected one such as 4")
+        return int(chosen)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves rules one after the other, and says what was proved of which PTX, as text and as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.spec import CastSpec
+from gpucast.compile import cubin
+from gpucast.compile.cxx import CompilerMissing
+from gpucast.core.version import __version__
+from gpucast.parity.backends import KernelsBackend
+from gpucast.parity.cases import Case
+from gpucast.parity.compare import describe, wanted_codes
+from gpucast.parity.plan import all_cases, all_pairs
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.launches import Launch, edges, full_tile, strided
+from gpucast.parity.proof.machine import Unknown
+from gpucast.parity.proof.prove import Prover, Verdict
+from gpucast.parity.proof.ptx import read
+from gpucast.parity.proof.solvers import versions
+
+Paths = Literal["full", "all"]
+#: A thread of the second half of its block's first warp.
+_THREAD = 21
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What came of one rule. `digest` is the SHA-256 of the PTX without its comments and its target."""
+
+    case: Case
+    arch: str
+    kernel: str
+    digest: str
+    verdict: Verdict
+
+    def __str__(self) -> str:
+        verdict = self.verdict
+        if not verdict.proved:
+            return f"{self.case}, {self.arch}: NOT PROVED: {verdict.problem}"
+        methods = ", ".join(f"{method} {seconds:.2f} s" for method, seconds in verdict.seconds.items())
+        return f"{self.case}, {self.arch}: proved by {methods or 'its form'}"
+
+    def as_json(self) -> dict[str, Any]:
+        rule, verdict = self.case.rule, self.verdict
+        return {
+            "src": rule.src.name,
+            "dst": rule.dst.name,
+            "attributes": dict(self.case.attributes),
+            "kernel": self.kernel,
+            "ptx": self.digest,
+            "verdict": "proved" if verdict.proved else verdict.problem,
+            "seconds": {method: round(seconds, 3) for method, seconds in verdict.seconds.items()},
+            "launches": verdict.launches,
+        }
+
+
+def ptx(source: KernelSource, arch: str) -> str:
+    """The PTX of a kernel, as NVRTC makes it for an architecture such as sm_90."""
+    compiled = cubin.compile(source.text, source.name, arch.replace("sm_", "compute_"))
+    return compiled.code.rstrip(b"\0").decode()
+
+
+def digest(text: str) -> str:
+    """What the PTX of a kernel is known by: equal for architectures for which NVRTC makes the same."""
+    lines = (line for line in text.splitlines() if not line.startswith(("//", ".target")))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def prove(
+    cases: Iterable[Case],
+    arch: str,
+    solvers: Sequence[str],
+    limit: float = 60.0,
+    paths: Paths = "full",
+    known: Mapping[str, Verdict] | None = None,
+) -> Iterator[Proof]:
+    """The proofs of some rules. `solvers`: each of them must agree, within `limit` seconds for a question. `paths`:
+    "full" is one thread of a block without ends, "all" adds `edges`, and kernels of other layouts. `known`: verdicts by
+    the digest of the PTX.
+    """
+    for case in cases:
+        sources = _sources(case, paths)
+        texts = [ptx(source, arch) for source in sources]
+        key = digest("\n".join(texts))
+        verdict = None if known is None else known.get(key)
+        if verdict is None:
+            verdict = Verdict()
+            for source, text in zip(sources, texts, strict=True):
+                t.forget()
+                prover = Prover(source, read(text), solvers, limit, verdict)
+                try:
+                    prover.prove(_launches(source, paths))
+                except Unknown as unknown:
+                    verdict.problem = str(unknown)
+                if verdict.problem:
+                    break
+        yield Proof(case, arch, sources[0].name, key, verdict)
+
+
+def _sources(case: Case, paths: Paths) -> list[KernelSource]:
+    """The kernels of a rule: the contiguous one, and for all paths also those of other layouts."""
+    rule, found = case.rule, [CastSpec.of(case.rule)]
+    if paths == "all":
+        found += [CastSpec.of(rule, unpacked=True)] * rule.src.packed + [CastSpec.of(rule, "strided")]
+        if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:
+            found.append(CastSpec.of(rule, "transposed"))
+    return [spec.source() for spec in found]
+
+
+def _launches(source: KernelSource, paths: Paths) -> Iterator[Launch]:
+    if source.shape != "contiguous":
+        yield from strided(source)
+        return
+    yield full_tile(source, [_THREAD])
+    if paths == "all":
+        yield from edges(source)
+
+
+def explain(proof: Proof) -> str:
+    """A proof, and of one that failed a counterexample in numbers: what the PTX and everything else makes of it."""
+    found = proof.verdict.counterexample
+    rule = proof.case.rule
+    if found is None or proof.case.random is not None:
+        return str(proof)
+    code = found.codes.get(found.index, 0) & rule.src.code_mask
+    codes = np.array([code], rule.src.code_numpy)
+    lines = [f"{proof}\n  {found.launch}, element {found.index}: {describe(rule.src, code)}"]
+    lines += [
+        f"    beside element {index}: {describe(rule.src, other)}"
+        for index, other in found.codes.items()
+        if index != found.index
+    ]
+    results = [("PTX", found.got), ("specification", found.wanted), ("reference", int(wanted_codes(rule, codes)[0]))]
+    try:
+        results.append(("host build", int(KernelsBackend().prepare([proof.case], False)(proof.case, codes)[0])))
+    except CompilerMissing:
+        lines.append("  (there is no C++ compiler for the host build)")
+    return "\n".join([*lines, *(f"  {name}: {describe(rule.dst, result)}" for name, result in results)])
+
+
+def certificate(
+    proofs: Sequence[Proof], arch: str, solvers: Sequence[str], limit: float, paths: Paths, date: str
+) -> dict[str, Any]:
+    """All proofs of an architecture, for a file."""
+    installed = versions()
+    return {
+        "gpucast": __version__,
+        "date": date,
+        "arch": arch,
+        "nvrtc": ".".join(map(str, cubin.compiler().version)),
+        "solvers": {name: installed[name] for name in solvers},
+        "seconds_per_question": limit,
+        "paths": paths,
+        "rules": len(proofs),
+        "proved": sum(proof.verdict.proved for proof in proofs),
+        "proofs": [proof.as_json() for proof in proofs],
+    }
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """A certificate as JSON, with a line for each proof."""
+    head = json.dumps({name: value for name, value in found.items() if name != "proofs"}, indent=1).removesuffix("\n}")
+    return f'{head},\n "proofs": [\n' + ",\n".join(map(json.dumps, found["proofs"])) + "\n ]\n}\n"
+
+
+def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str, Verdict]:
+    """What certificates say was proved, by the digest of the PTX."""
+    return {
+        proof["ptx"]: Verdict(proof["seconds"], launches=proof["launches"])
+        for found in certificates
+        if found["paths"] in (paths, "all")
+        for proof in found["proofs"]
+        if proof["verdict"] == "proved"
+    }
+
+
+def proved_pairs(certificates: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """The pairs, by name, of which each certificate has proved every rule."""
+    found: list[set[tuple[str, str]]] = []
+    for one in certificates:
+        counts = Counter((proof["src"], proof["dst"]) for proof in one["proofs"] if proof["verdict"] == "proved")
+        rules = Counter((case.rule.src.name, case.rule.dst.name) for case in all_cases(all_pairs()))
+        found.append({pair for pair, count in rules.items() if counts[pair] == count})
+    return set.intersection(*found) if found else set()

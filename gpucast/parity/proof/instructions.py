@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What instructions of PTX compute, as terms. Source: the PTX manual, chapter 9 of version 8.8.
+
+An instruction is here under its whole name, modifiers included; one that is not here is an error. Operations on float
+do not flush subnormals: `.ftz` is another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpucast.core.dtypes import dtype
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.nearest import nearest
+from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
+
+#: The widths of the operands, and the result of terms of these widths.
+Operation = tuple[tuple[int, ...], Callable[..., Term]]
+
+_COMPARE: dict[str, Callable[[Term, Term, Callable[..., Term]], Term]] = {
+    "eq": lambda a, b, less: t.eq(a, b),
+    "ne": lambda a, b, less: t.invert(t.eq(a, b)),
+    "lt": lambda a, b, less: less(a, b),
+    "le": lambda a, b, less: t.invert(less(b, a)),
+    "gt": lambda a, b, less: less(b, a),
+    "ge": lambda a, b, less: t.invert(less(a, b)),
+}
+
+
+def _choose(least: bool, less: Callable[[Term, Term], Term]) -> Callable[[Term, Term], Term]:
+    return lambda a, b: t.ite(less(a, b), *((a, b) if least else (b, a)))
+
+
+def _abs(a: Term) -> Term:
+    return t.ite(part(a, a.width - 1, 1), t.negate(a), a)
+
+
+def _wide(signed: bool) -> Callable[[Term, Term], Term]:
+    return lambda a, b: t.mul(t.resize(a, 2 * a.width, signed), t.resize(b, 2 * a.width, signed))
+
+
+def _bfi(a: Term, b: Term, at: Term, count: Term) -> Term:
+    low, size = int(at), min(int(count), b.width - int(at))
+    if size <= 0:
+        return b
+    return t.join(piece for piece in (
+        *((part(b, 0, low),) if low else ()), part(a, 0, size),
+        *((part(b, low + size, b.width - low - size),) if low + size < b.width else ())))  # fmt: skip
+
+
+def _prmt(a: Term, b: Term, selector: Term) -> Term:
+    both, chosen, found = t.join((a, b)), int(selector), []
+    for place in range(4):
+        nibble = chosen >> (4 * place) & 15
+        byte = part(both, 8 * (nibble & 7), 8)
+        found.append(t.sext(part(byte, 7, 1), 8) if nibble & 8 else byte)
+    return t.join(found)
+
+
+def _divide(a: Term, b: Term) -> Term:
+    if t.is_zero(b):
+        raise ZeroDivisionError("a division by zero")
+    return t.udiv(a, b)
+
+
+def _remainder(a: Term, b: Term) -> Term:
+    return t.sub(a, t.mul(_divide(a, b), b))
+
+
+def lanes(operation: Callable[..., Term]) -> Callable[..., Term]:
+    """An operation on both halves of its operands."""
+
+    def both(*args: Term) -> Term:
+        half = args[0].width // 2
+        return t.join(operation(*(part(arg, low, half) for arg in args)) for low in (0, half))
+
+    return both
+
+
+# ---- floating point ----
+
+
+def _any_nan(form: Format, like: Term) -> Term:
+    """What an operation gives for NaN: any. Multiplying by one says so to solvers, and gives PTX's NaN in numbers."""
+    one = const(((1 << (form[0] - 1)) - 1) << (form[1] - 1), like.width)
+    return t.arithmetic("fmul", like.width, (like, one), form, "rn")
+
+
+def choose(least: bool, form: Format, keep_nan: bool = False) -> Callable[[Term, Term], Term]:
+    """min or max: -0 is below +0, and where one operand is NaN the result is the other one, or with `keep_nan` NaN."""
+
+    def order(a: Term) -> Term:
+        # Ascending as unsigned integers.
+        return t.bitwise("xor", a, t.join((t.sext(part(a, a.width - 1, 1), a.width - 1), const(1, 1))))
+
+    def chosen(a: Term, b: Term) -> Term:
+        below = t.ult(order(a), order(b))
+        found = t.ite(below, *((a, b) if least else (b, a)))
+        nan = [t.is_nan(x, form) for x in (a, b)]
+        if a.constant and t.is_zero(nan[0]):
+            a, b, nan = b, a, nan[::-1]
+        if keep_nan:
+            return t.ite(nan[0], _any_nan(form, a), t.ite(nan[1], _any_nan(form, b), found))
+        return t.ite(nan[0], t.ite(nan[1], _any_nan(form, b), b), t.ite(nan[1], a, found))
+
+    return chosen
+
+
+def _compare(name: str, form: Format) -> Callable[[Term, Term], Term]:
+    def equal(a: Term, b: Term) -> Term:
+        zeros = t.eq(t.bitwise("or", t.magnitude(a), t.magnitude(b)), const(0, a.width - 1))
+        return t.bitwise("or", t.eq(a, b), zeros)
+
+    def compared(a: Term, b: Term) -> Term:
+        nan = t.bitwise("or", t.is_nan(a, form), t.is_nan(b, form))
+        if name in ("num", "nan"):
+            return nan if name == "nan" else t.invert(nan)
+        unordered, kind = (True, name[:-1]) if len(name) == 3 else (False, name)
+        found = {
+            "eq": lambda: equal(a, b),
+            "ne": lambda: t.invert(equal(a, b)),
+            "lt": lambda: t.less(a, b),
+            "le": lambda: t.invert(t.less(b, a)),
+            "gt": lambda: t.less(b, a),
+            "ge": lambda: t.invert(t.less(a, b)),
+        }[kind]()
+        return t.bitwise("or", nan, found) if unordered else t.bitwise("and", t.invert(nan), found)
+
+    return compared
+
+
+def _float(op: str, form: Format, mode: str) -> Callable[..., Term]:
+    return lambda *args: t.arithmetic(op, args[0].width, args, form, mode)
+
+
+def _to_small(name: str) -> Callable[[Term, Term], Term]:
+    """Two floats to a small type, the second to the low code: nearest even, overflow saturates, NaN is all ones. Codes
+    of 6 bits are in bytes."""
+    small, single = dtype(name), dtype("FLOAT")
+
+    def code(a: Term) -> Term:
+        nan = t.is_nan(a, SINGLE)
+        size = t.ite(
+            nan, const(-1, small.bits - 1), nearest(t.magnitude(a), single, small, small.max_code, small.bits - 1)
+        )
+        signed = t.join((size, t.bitwise("and", part(a, 31, 1), t.invert(nan))))
+        return t.zext(signed, 8) if small.bits == 6 else signed
+
+    return lambda a, b: t.join((code(b), code(a)))
+
+
+def _from_small(name: str) -> Callable[[Term], Term]:
+    """Two codes of a small type to float16: exact; NaN is 0x7fff."""
+    small, half = dtype(name), dtype("FLOAT16")
+    exact = {half.value(code): code for code in range(1 << 16) if half.value(code) == half.value(code)}
+    exact |= {0.0: 0}
+    memory = b"".join(
+        (
+            0x7FFF if value != value else exact[value] | (0x8000 if value == 0 and code & small.sign_code else 0)
+        ).to_bytes(2, "little")
+        for code in range(1 << small.bits)
+        for value in [float(small.value(code))]
+    )
+
+    def one(code: Term) -> Term:
+        at = t.zext(t.join((const(0, 1), code)), 32)
+        return t.arithmetic("lookup", 16, (at,), 0, memory)
+
+    return lambda a: t.join((one(part(a, 0, small.bits)), one(part(a, small.bits, small.bits))))
+
+
+def _table() -> dict[str, Operation]:
+    found: dict[str, Operation] = {"not.pred": ((1,), t.invert), "mov.pred": ((1,), lambda a: a)}
+    for op in ("and", "or", "xor"):
+        for kind, width in (("pred", 1), ("b16", 16), ("b32", 32), ("b64", 64)):
+            found[f"{op}.{kind}"] = (width, width), lambda a, b, op=op: t.bitwise(op, a, b)
+    for w in (16, 32, 64):
+        ww = (w, w)
+        found[f"not.b{w}"] = (w,), t.invert
+        found[f"selp.b{w}"] = (w, w, 1), lambda a, b, c: t.ite(c, a, b)
+        found[f"shl.b{w}"] = (w, 32), lambda a, by: t.shift("shl", a, by)
+        for compare in ("eq", "ne"):
+            found[f"setp.{compare}.b{w}"] = ww, lambda a, b, how=_COMPARE[compare]: how(a, b, t.ult)
+        for k, signed in (("s", True), ("u", False)):
+            less = t.slt if signed else t.ult
+            kind = f"{k}{w}"
+            found |= {
+                f"add.{kind}": (ww, t.add),
+                f"sub.{kind}": (ww, t.sub),
+                f"mul.lo.{kind}": (ww, t.mul),
+                f"mad.lo.{kind}": ((w, w, w), lambda a, b, c: t.add(t.mul(a, b), c)),
+                f"min.{kind}": (ww, _choose(True, less)),
+                f"max.{kind}": (ww, _choose(False, less)),
+                f"neg.{kind}": ((w,), t.negate),
+                f"abs.{kind}": ((w,), _abs),
+                f"shr.{kind}": ((w, 32), lambda a, by, op="ashr" if signed else "lshr": t.shift(op, a, by)),
+                f"selp.{kind}": found[f"selp.b{w}"],
+            }
+            if w < 64:
+                found[f"mul.wide.{kind}"] = ww, _wide(signed)
+            for compare, how in _COMPARE.items():
+                found[f"setp.{compare}.{kind}"] = ww, lambda a, b, how=how, less=less: how(a, b, less)
+            for source in (8, 16, 32, 64):
+                for to in (f"s{w}", f"u{w}"):
+                    found[f"cvt.{to}.{k}{source}"] = (source,), lambda a, w=w, signed=signed: t.resize(a, w, signed)
+        if w > 16:
+            found[f"bfi.b{w}"] = (w, w, 32, 32), _bfi
+            found[f"clz.b{w}"] = (w,), lambda a: t.clz(a, 32)
+            found[f"div.u{w}"] = ww, _divide
+            found[f"rem.u{w}"] = ww, _remainder
+    found["prmt.b32"] = (32, 32, 32), _prmt
+    found["cvta.to.global.u64"] = (64,), lambda a: a
+    for kind, less, least in (("s", t.slt, "min"), ("s", t.slt, "max"), ("u", t.ult, "min"), ("u", t.ult, "max")):
+        found[f"{least}.{kind}16x2"] = (32, 32), lanes(_choose(least == "min", less))
+    for name, form in (("f16", HALF), ("bf16", BRAIN), ("f32", SINGLE), ("f64", TWICE)):
+        w = sum(form)
+        for least in ("min", "max"):
+            found[f"{least}.{name}"] = (w, w), choose(least == "min", form)
+            found[f"{least}.NaN.{name}"] = (w, w), choose(least == "min", form, keep_nan=True)
+        for mode in ("rn", "rz"):
+            found[f"fma.{mode}.{name}"] = (w, w, w), _float("fma", form, mode)
+            found[f"mul.{mode}.{name}"] = (w, w), _float("fmul", form, mode)
+            found[f"add.{mode}.{name}"] = (w, w), _float("fadd", form, mode)
+        found[f"abs.{name}"] = (w,), lambda a: t.zext(t.magnitude(a), a.width)
+        found[f"neg.{name}"] = (w,), lambda a: t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
+        if w == 16:
+            for op in ("min", "max", "fma.rn", "mul.rn", "add.rn"):
+                widths, operation = found[f"{op}.{name}"]
+                found[f"{op}.{name}x2"] = tuple(32 for _ in widths), lanes(operation)
+        else:
+            found[f"selp.{name}"] = (w, w, 1), lambda a, b, c: t.ite(c, a, b)
+            found[f"cvt.rni.{name}.{name}"] = (w,), _float("integral", form, "rn")
+            found[f"cvt.rzi.{name}.{name}"] = (w,), _float("integral", form, "rz")
+            for compare in (*_COMPARE, *(f"{one}u" for one in _COMPARE), "num", "nan"):
+                found[f"setp.{compare}.{name}"] = (w, w), _compare(compare, form)
+            for kind in ("s32", "u32", "s64", "u64"):
+                size, signed = int(kind[1:]), kind[0] == "s"
+                for mode in ("rn", "rz"):
+                    found[f"cvt.{mode}.{name}.{kind}"] = (
+                        (size,),
+                        lambda a, w=w, form=form, mode=mode, signed=signed: t.arithmetic(
+                            "from_int", w, (a,), signed, form, mode
+                        ),
+                    )
+                    if (size, signed) != (64, False):  # The manual does not say what NaN gives there.
+                        found[f"cvt.{mode}i.{kind}.{name}"] = (
+                            (w,),
+                            lambda a, size=size, form=form, mode=mode, signed=signed: t.arithmetic(
+                                "to_int", size, (a,), form, signed, mode
+                            ),
+                        )
+
+    def convert(source: Format, to: Format, mode: str) -> Callable[[Term], Term]:
+        return lambda a: t.arithmetic("convert", sum(to), (a,), source, to, mode)
+
+    found["cvt.f32.f16"] = (16,), convert(HALF, SINGLE, "rn")
+    found["cvt.f64.f32"] = (32,), convert(SINGLE, TWICE, "rn")
+    for mode in ("rn", "rz"):
+        found[f"cvt.{mode}.f32.f64"] = (64,), convert(TWICE, SINGLE, mode)
+        for name, form in (("f16", HALF), ("bf16", BRAIN)):
+            one = convert(SINGLE, form, mode)
+            found[f"cvt.{mode}.{name}x2.f32"] = (32, 32), lambda a, b, one=one: t.join((one(b), one(a)))
+    for name, small in (("e4m3", "FLOAT8E4M3FN"), ("e5m2", "FLOAT8E5M2"), ("e2m1", "FLOAT4E2M1")):
+        found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(small)
+        found[f"cvt.rn.f16x2.{name}x2"] = (2 * dtype(small).bits,), _from_small(small)
+    for name in ("e2m3", "e3m2"):
+        found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(f"FLOAT6{name.upper()}")
+    for op, count in (("mul", 2), ("fma", 3)):
+        found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])
+    return found
+
+
+OPERATIONS = _table()

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Changes one constant or opcode of a kernel's PTX, and asks the prover what that has done: a guard of the prover."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gpucast.codegen.cast import KernelSource
+from gpucast.parity.proof.instructions import OPERATIONS
+from gpucast.parity.proof.launches import Launch, run
+from gpucast.parity.proof.machine import Unknown
+from gpucast.parity.proof.prove import Prover
+from gpucast.parity.proof.ptx import Instruction, Kernel
+
+#: Words of opcodes that stand in for each other.
+_TWINS = {
+    "add": "sub", "sub": "add", "and": "or", "or": "and", "xor": "or", "min": "max", "max": "min", "eq": "ne",
+    "ne": "eq", "lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "rn": "rz", "rz": "rn", "rni": "rzi", "rzi": "rni",
+}  # fmt: skip
+_NUMBER = re.compile(r"-?\d+")
+
+
+def judge(
+    source: KernelSource, kernel: Kernel, launch: Launch, solvers: Sequence[str], seed: int, count: int
+) -> Counter[str]:
+    """How many of `count` mutants of instructions that a launch executes are "found" (by a counterexample or a fault),
+    "equal" (proved to compute the same) and "open" (the solver has no answer, or the prover no model)."""
+    order, judged = random.Random(seed), Counter[str]()
+    every = [
+        (at, new) for at in sorted(run(source, kernel, launch).executed) for new in _changes(kernel.body[at], order)
+    ]
+    for at, new in order.sample(every, min(count, len(every))):
+        prover = Prover(source, replace(kernel, body=[*kernel.body[:at], new, *kernel.body[at + 1 :]]), solvers)
+        try:
+            verdict = prover.prove([launch])
+        except Unknown:
+            judged["open"] += 1
+            continue
+        judged["equal" if verdict.proved else "open" if "no answer" in verdict.problem else "found"] += 1
+    return judged
+
+
+def _changes(instruction: Instruction, order: random.Random) -> Iterator[Instruction]:
+    """An instruction with another opcode, and with another bit in one of its constants."""
+    words = instruction.name.split(".")
+    for place, word in enumerate(words):
+        name = ".".join((*words[:place], _TWINS.get(word, word), *words[place + 1 :]))
+        if name != instruction.name and name in OPERATIONS:
+            yield replace(instruction, name=name)
+    for place, operand in enumerate(instruction.operands):
+        if _NUMBER.fullmatch(operand):
+            number = int(operand) ^ 1 << order.randrange(max(int(operand).bit_length(), 3))
+            yield replace(
+                instruction, operands=(*instruction.operands[:place], str(number), *instruction.operands[place + 1 :])
+            )

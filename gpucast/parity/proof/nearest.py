@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The magnitudes at which a rounded result changes, in exact rational arithmetic from two rows of the dtype table."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from functools import lru_cache
+
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import RoundMode
+from gpucast.parity.proof.terms import Term, search
+
+
+def value(src: DType, size: int) -> Fraction | None:
+    """The number of a magnitude of a source: of a float's code without its sign, or of an integer. None: infinity."""
+    if not src.is_float:
+        return Fraction(size)
+    return None if size > src.max_code else Fraction(src.value(size))
+
+
+def first(src: DType, bound: Fraction, above: bool) -> int:
+    """The lowest magnitude whose number is at, or above, a bound. Past all finite ones it is that of infinity."""
+    low, high = 0, (src.max_code + 1 if src.is_float else 1 << src.bits)
+    while low < high:
+        middle = (low + high) // 2
+        found = value(src, middle)
+        assert found is not None
+        if found > bound or (found == bound and not above):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@lru_cache(maxsize=256)
+def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
+    """For each code of a float from 1 on, and for the first one too large: the lowest magnitude that is rounded to it
+    or to more, to nearest even."""
+    values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
+    values.append(2 * values[-1] - values[-2])
+    return tuple(
+        first(src, (values[code - 1] + values[code]) / 2, above=code % 2 == 1) for code in range(1, len(values))
+    )
+
+
+def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
+    """The code, of `width` bits, of the magnitude `size`: to nearest even; `over` stands for what is too large."""
+    return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
+
+
+@lru_cache(maxsize=256)
+def powers(src: DType, dst: DType, mode: RoundMode) -> tuple[int, ...]:
+    """The same for FLOAT8E8M0 and its modes, preceded by the lowest magnitude that is not below its lowest number."""
+    values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
+    change = {"up": Fraction(1, 2), "nearest": Fraction(3, 4), "down": Fraction(1)}[mode]
+    steps = [first(src, change * number, above=mode == "up") for number in values[1:]]
+    return (first(src, values[0], above=False), *steps, first(src, values[-1], above=True))
+
+
+def rounded(number: Fraction, dst: DType) -> int:
+    """The code of a magnitude in an IEEE type: to nearest even, infinity if it is too large."""
+    if number == 0:
+        return 0
+    exponent = number.numerator.bit_length() - number.denominator.bit_length()
+    exponent -= number < Fraction(2) ** exponent
+    lowest = 1 - dst.bias - dst.mantissa_bits
+    step = max(exponent - dst.mantissa_bits, lowest)
+    return min(((step - lowest) << dst.mantissa_bits) + round(number / Fraction(2) ** step), dst.inf_code)

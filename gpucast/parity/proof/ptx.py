@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the PTX of one kernel, as NVRTC writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+#: A label, the beginning or the end of a scope, or a statement, which may hold operands in braces.
+_TOKEN = re.compile(r"\s*(?:(\$\w+):|(\{)(?=\s*\.reg)|(\})|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
+_STATEMENT = re.compile(r"(?:@(!?)(%?\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
+_TABLE = re.compile(r"\.global \.align (\d+) \.b8 (\w+)\[(\d+)\] = \{([^}]*)\}")
+_SHARED = re.compile(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]")
+_PARAM = re.compile(r"\.param (?:\.align (\d+) )?\.[a-z]+(\d+) (?:\.ptr \.align \d+ )?(\w+)(?:\[(\d+)\])?")
+_OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
+_SIZES = {"pred": 1}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    operands: tuple[str, ...]
+    #: The predicate on which it depends, and whether it must be false.
+    guard: tuple[str, bool] | None
+    text: str
+
+
+@dataclass
+class Kernel:
+    """`labels` number instructions; `params` are the sizes in bytes, with the alignment; `widths` are those of
+    registers, by the name without its number."""
+
+    body: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+    params: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tables: dict[str, bytes] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """A rank for every instruction: before those that follow it, except at the end of a loop."""
+        done: dict[int, None] = {}
+        stack, seen = [(0, False)], set()
+        while stack:
+            at, ready = stack.pop()
+            if ready:
+                done[at] = None
+            elif at not in seen and at < len(self.body):
+                seen.add(at)
+                stack.append((at, True))
+                # What is taken last is ranked last but one: where a loop is left comes after its body.
+                stack.extend((following, False) for following in reversed(self._following(at)))
+        ranks = {at: rank for rank, at in enumerate(reversed(done))}
+        return [ranks.get(at, len(ranks)) for at in range(len(self.body))]
+
+    def _following(self, at: int) -> list[int]:
+        instruction = self.body[at]
+        if instruction.name == "ret":
+            return []
+        if not instruction.name.startswith("bra"):
+            return [at + 1]
+        target = self.labels[instruction.operands[0]]
+        return [target] if instruction.guard is None else [target, at + 1]
+
+    def width(self, register: str) -> int:
+        return self.widths[register] if register in self.widths else self.widths[register.rstrip("0123456789")]
+
+
+def read(text: str) -> Kernel:
+    """The kernel of a module that has one. ValueError for text of another form."""
+    text = re.sub(r"//[^\n]*", "", text)
+    kernel = Kernel()
+    for _, name, size, values in _TABLE.findall(text):
+        kernel.tables[name] = bytes(map(int, values.split(","))).ljust(int(size), b"\0")
+    for align, name, size in _SHARED.findall(text):
+        kernel.shared[name] = int(size), int(align)
+    head, _, body = text.partition(".entry")[2].partition("\n{")
+    for align, bits, name, count in _PARAM.findall(head):
+        size = int(bits) // 8 * int(count or 1)
+        kernel.params[name] = size, int(align or size)
+    if not body:
+        raise ValueError("proof: this PTX has no kernel")
+    for statement, scope in _statements("{" + body, kernel):
+        _add(kernel, statement, scope)
+    return kernel
+
+
+def _statements(text: str, kernel: Kernel) -> Iterator[tuple[str, dict[str, str]]]:
+    """The statements, with the names that local registers have: each scope's are its own."""
+    scopes: list[dict[str, str]] = []
+    at, number = 0, 0
+    while match := _TOKEN.match(text, at):
+        at = match.end()
+        label, begin, end, statement = match.groups()
+        if label is not None:
+            kernel.labels[label] = len(kernel.body)
+        elif begin is not None:
+            scopes.append({})
+            number += 1
+        elif end is not None:
+            scopes.pop()
+            if not scopes:
+                return
+        elif statement.startswith(".reg"):
+            _, kind, names = statement.split(None, 2)
+            width = _SIZES.get(kind[1:]) or int(kind[2:])
+            for name in re.split(r"[,\s]+", names):
+                base, counted, _ = name.partition("<")
+                if not counted:
+                    scopes[-1][base] = base = f"{base}#{number}"
+                kernel.widths[base] = width
+        elif not statement.startswith("."):
+            yield statement.strip(), {name: new for scope in scopes for name, new in scope.items()}
+    raise ValueError(f"proof: this PTX ends in the middle: {text[at : at + 60]!r}")
+
+
+def _add(kernel: Kernel, statement: str, scope: dict[str, str]) -> None:
+    match = _STATEMENT.fullmatch(statement)
+    if match is None:
+        raise ValueError(f"proof: no statement of PTX: {statement!r}")
+    negated, guard, name, rest = match.groups()
+    if scope:
+        rest = re.sub(r"(?<![\w%$.])[A-Za-z]\w*", lambda word: scope.get(word[0], word[0]), rest)
+    kernel.body.append(
+        Instruction(
+            name,
+            tuple(_OPERAND.findall(rest)),
+            None if guard is None else (scope.get(guard, guard), bool(negated)),
+            " ".join(statement.split()),
+        )
+    )

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks that share a scale: their extremes, and the codes of quotients. gpucast/quantization/native.py describes the
+// structs.
+namespace gpucast {
+
+typedef int i32;
+
+// As in gpucast/quantization/cpu/blocks.py: an array of three dimensions, each cut into blocks.
+struct Blocks {
+    u64 shape[3], lengths[3], grid[3];
+};
+
+// An array, and the bytes of an element.
+struct Array {
+    u8* first;
+    u64 itemsize;
+};
+
+// Works on n adjacent elements in blocks of a length; `of` belongs to the blocks, `more` to the whole array.
+typedef void Run(const void* from, void* to, u64 n, u64 length, void* of, void* more);
+
+inline void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array of, void* more) {
+    const u64 *n = blocks->shape, *lengths = blocks->lengths, *grid = blocks->grid;
+    for (u64 row = 0; row < n[0] * n[1]; ++row) {
+        const u64 block = (row / n[1] / lengths[0] * grid[1] + row % n[1] / lengths[1]) * grid[2];
+        run(src.first + row * n[2] * src.itemsize, dst.first + row * n[2] * dst.itemsize, n[2], lengths[2],
+            of.first + block * of.itemsize, more);
+    }
+}
+
+// Lengths of blocks so short that a loop for any length would take longer to start than to run. The shorter one is that
+// of two scales.
+enum : u64 { short_block = 32, shorter_block = 16 };
+// Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
+enum : u64 { long_block = 1024 };
+
+// A Run that calls Work::block for each block, with a loop of its own for short blocks.
+template <typename Work>
+inline void run_blocks(const void* from, void* to, u64 n, u64 length, void* of, void* more) {
+    const typename Work::Source* __restrict__ src = static_cast<const typename Work::Source*>(from);
+    u8* __restrict__ dst = static_cast<u8*>(to);
+    typename Work::OfBlock* own = static_cast<typename Work::OfBlock*>(of);
+    for (u64 start = 0; start < n; start += length, ++own) {
+        const u64 count = n - start < length ? n - start : length;
+        if (count == short_block) {
+            Work::block(src + start, dst + start, short_block, own, more);
+        } else if (count == Work::least) {
+            Work::block(src + start, dst + start, Work::least, own, more);
+        } else {
+            for (u64 at = start; at < start + count; at += long_block) {
+                const u64 rest = start + count - at;
+                Work::block(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
+            }
+        }
+    }
+}
+
+// ---- extremes ----
+
+// The largest magnitude of a block so far, as a code.
+template <typename Src>
+struct Largest {
+    typedef Stored<Src> Source;
+    typedef Stored<Src> OfBlock;
+    enum : u64 { least = shorter_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* largest, void*) {
+        Source top = *largest;
+        for (u64 i = 0; i < n; ++i) {
+            const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
+            top = a > top ? a : top;
+        }
+        *largest = top;
+    }
+};
+
+template <u32 Bytes>
+struct SignedAs {
+    typedef i32 type;
+};
+template <>
+struct SignedAs<2> {
+    typedef short type;
+};
+
+// The lowest and the largest number of a block so far, as codes, 0 at first. As unsigned integers the codes of negative
+// numbers are above the others, by their magnitude; as signed ones below 0.
+template <typename Src>
+struct Range {
+    typedef Stored<Src> Source;
+    typedef typename SignedAs<sizeof(Source)>::type Signed;
+    struct OfBlock {
+        Source lowest;
+        Signed largest;
+    };
+    enum : u64 { least = short_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* range, void*) {
+        Source lowest = range->lowest;
+        Signed largest = range->largest;
+        for (u64 i = 0; i < n; ++i) {
+            const Source code = src[i];
+            const Signed same = Signed(code);
+            lowest = code > lowest ? code : lowest;
+            largest = same > largest ? same : largest;
+        }
+        range->lowest = lowest;
+        range->largest = largest;
+    }
+};
+
+// ---- codes of quotients ----
+
+// The code of a quotient's magnitude, with the sign of `x`. No quotient is NaN.
+template <typename Element, typename Rule>
+GPUCAST_INLINE u8 quotient_code(float x, u32 magnitude) {
+    const u32 code = small_magnitude<Element, false>(ptx::as_float(magnitude), Rule());
+    return u8(signed_lanes<FLOAT, Element, 1>({code}, {ptx::bits(x)}));
+}
+
+// The quotient of a magnitude as DOUBLE, then as a FLOAT on the same side of every midpoint: rounded to odd.
+GPUCAST_INLINE u32 odd_quotient(float a, double d) {
+    const double exact = double(a) / d;
+    return ptx::bits(as_float32<DOUBLE>(ptx::bits(exact)));
+}
+
+// The codes of finite numbers divided by their block's `d`.
+template <typename Src, typename Element, typename Rule>
+__attribute__((noinline)) void divide_exactly(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, double d) {
+    for (u64 i = 0; i < n; ++i) {
+        const float x = number<Src>(src[i]);
+        dst[i] = quotient_code<Element, Rule>(x, odd_quotient(ptx::abs(x), d));
+    }
+}
+
+// The bits of a quotient's code that are 0 where it may be a midpoint of two codes, which has two significant bits more
+// than their mantissa. The bit above them is set then, except in subnormal codes.
+template <typename Element>
+GPUCAST_CONSTANT u32 midpoint_zeros() {
+    return (1u << (22 - int(Element::mantissa_bits))) - 1;
+}
+
+// By a `d` that is a FLOAT.
+template <typename Src, typename Element, typename Rule>
+struct Divided {
+    typedef Stored<Src> Source;
+    typedef float OfBlock;
+    enum : u64 { least = short_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d, void*) {
+        const u32 zeros = midpoint_zeros<Element>(), least_normal = u32(128 - Element::bias) << 23;
+        const float by = *d;
+        u32 midpoints = 0;
+        for (u64 i = 0; i < n; ++i) {
+            const float x = number<Src>(src[i]);
+            const u32 q = ptx::bits(ptx::abs(x) / by);
+            dst[i] = quotient_code<Element, Rule>(x, q);
+            midpoints |= u32((q & zeros) == 0) & u32(q != 0) & (u32((q & (zeros + 1)) != 0) | u32(q < least_normal));
+        }
+        if (midpoints) divide_exactly<Src, Element, Rule>(src, dst, n, by);
+    }
+};
+
+// By a power of two, whose reciprocal is here.
+template <typename Src, typename Element, typename Rule>
+struct Multiplied {
+    typedef Stored<Src> Source;
+    typedef float OfBlock;
+    enum : u64 { least = short_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* factor, void*) {
+        const float by = *factor;
+        for (u64 i = 0; i < n; ++i) {
+            const float x = number<Src>(src[i]);
+            dst[i] = quotient_code<Element, Rule>(x, ptx::bits(ptx::abs(x) * by));
+        }
+    }
+};
+
+// By a `d` that has to be rounded to FLOAT.
+template <typename Src, typename Element, typename Rule>
+struct Near {
+    typedef Stored<Src> Source;
+    typedef double OfBlock;
+    enum : u64 { least = shorter_block };
+    // How many ULPs a quotient can be off, plus one.
+    enum : u32 { ulps = 3 };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d, void*) {
+        const double exactly = *d;
+        const float by = float(exactly);
+        u32 midpoints = !(by >= 0x1p-126f && by <= 0x1.fffffep127f);
+        for (u64 i = 0; i < n; ++i) {
+            const float x = number<Src>(src[i]);
+            const u32 q = ptx::bits(ptx::abs(x) / by);
+            dst[i] = quotient_code<Element, Rule>(x, q);
+            midpoints |= u32(((q + ulps) & midpoint_zeros<Element>()) <= 2 * ulps) & u32(q != 0);
+        }
+        if (midpoints) divide_exactly<Src, Element, Rule>(src, dst, n, exactly);
+    }
+};
+
+// The codes of an integer format, and the bits of one.
+struct Integers {
+    i32 least, most;
+    u32 mask;
+};
+
+// Of a block: a FLOAT that divides, and the zero point.
+struct Step {
+    float d;
+    i32 zero;
+};
+
+GPUCAST_INLINE u8 integer_code(i32 code, Integers to) {
+    const i32 above = code < to.least ? to.least : code;
+    return u8(u32(above > to.most ? to.most : above) & to.mask);
+}
+
+// The codes of finite numbers whose quotients are all below 2^22. Adding a number whose ULP is 1, and subtracting it
+// again, rounds to an integer, ties to even.
+template <typename Src>
+__attribute__((noinline)) void divide_wholly(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, Step step, Integers to) {
+    const double large = 0x1.8p52;
+    for (u64 i = 0; i < n; ++i) {
+        const double q = double(number<Src>(src[i])) / double(step.d);
+        dst[i] = integer_code(i32(q + large - large) + step.zero, to);
+    }
+}
+
+template <typename Src>
+struct Whole {
+    typedef Stored<Src> Source;
+    typedef const Step OfBlock;
+    enum : u64 { least = short_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* step, void* more) {
+        const Integers to = *static_cast<const Integers*>(more);
+        const float by = step->d, large = 0x1.8p23f;
+        const i32 zero = step->zero;
+        u32 midpoints = 0;
+        for (u64 i = 0; i < n; ++i) {
+            const float q = number<Src>(src[i]) / by, whole = q + large - large, rest = q - whole;
+            dst[i] = integer_code(i32(whole) + zero, to);
+            midpoints |= u32(rest == 0.5f) | u32(rest == -0.5f);
+        }
+        if (midpoints) divide_wholly<Src>(src, dst, n, *step, to);
+    }
+};
+
+// ---- counts ----
+
+// Counts the numbers beyond their block's limit, the code of a FLOAT. The result is the sum of `short_block` counts: in
+// short blocks each position has a count of its own, because adding them up would take longer than the comparisons.
+template <typename Src>
+struct Beyond {
+    typedef Stored<Src> Source;
+    typedef const u32 OfBlock;
+    enum : u64 { least = shorter_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* limit, void* more) {
+        const u32 most = *limit;
+        u32* __restrict__ counts = static_cast<u32*>(more);
+        u32 beyond = 0;
+        if (n == short_block) {
+            for (u64 i = 0; i < short_block; ++i) counts[i] += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
+        } else {
+            for (u64 i = 0; i < n; ++i) beyond += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
+        }
+        counts[0] += beyond;
+    }
+};
+
+// Adds to a count how many codes equal their block's zero point.
+struct Equal {
+    typedef u8 Source;
+    typedef const u8 OfBlock;
+    enum : u64 { least = short_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* zero, void* more) {
+        const u8 code = *zero;
+        u32 equal = 0;
+        for (u64 i = 0; i < n; ++i) equal += src[i] == code;
+        *static_cast<u64*>(more) += equal;
+    }
+};
+
+}  // namespace gpucast
+
+GPUCAST_EXPORT void each_run(gpucast::Run* run, gpucast::Array src, gpucast::Array dst, const gpucast::Blocks* blocks,
+                             gpucast::Array of, void* more) {
+    const gpucast::Exactly exactly;
+    gpucast::each_run(run, src, dst, blocks, of, more);
+}
+
+#define GPUCAST_RUN(NAME, ...)                                                                              \
+    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n, unsigned long long length,   \
+                             void* of, void* more) {                                                        \
+        gpucast::run_blocks<gpucast::__VA_ARGS__>(from, to, n, length, of, more);                           \
+    }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts of flat arrays of codes, one element after the other. The loops are plain, so that compilers make vector
+// instructions of them.
+namespace gpucast {
+
+// While one of these lives, this thread rounds to nearest and keeps subnormal numbers, whatever another library has set.
+struct Exactly {
+#if defined(__SSE2__)
+    const u32 before = __builtin_ia32_stmxcsr();
+    Exactly() { __builtin_ia32_ldmxcsr(0x1f80); }
+    ~Exactly() { __builtin_ia32_ldmxcsr(before); }
+#elif defined(__aarch64__)
+    u64 before;
+    Exactly() {
+        asm volatile("mrs %0, fpcr" : "=r"(before));
+        asm volatile("msr fpcr, %0" : : "r"(u64(0)) : "memory");
+    }
+    ~Exactly() { asm volatile("msr fpcr, %0" : : "r"(before) : "memory"); }
+#else
+    Exactly() {}
+#endif
+};
+
+// The unsigned integer that holds a code in an array.
+template <u32 Bytes>
+struct StoredAs;
+template <>
+struct StoredAs<1> {
+    typedef u8 type;
+};
+template <>
+struct StoredAs<2> {
+    typedef u16 type;
+};
+template <>
+struct StoredAs<4> {
+    typedef u32 type;
+};
+template <>
+struct StoredAs<8> {
+    typedef u64 type;
+};
+template <typename DType>
+using Stored = typename StoredAs<(DType::bits + 7) / 8>::type;
+
+template <typename Src, typename Dst>
+using WordFor = typename WordOf<(Src::bits > 32 || Dst::bits > 32)>::type;
+
+// Casts n elements.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void cast_directly(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    for (u64 i = 0; i < n; ++i) dst[i] = Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(src[i]), Rule()));
+}
+
+// Whether a cast keeps the low bits of an integer part: of numbers below 2^31, those of a C++ conversion.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool truncates() {
+    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits > 32 || Src::bits < 16) return false;
+    else return has_float32<Src>() && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate;
+}
+
+template <typename Src>
+GPUCAST_INLINE auto number(Stored<Src> code) {
+    if constexpr (Src::bits == 64) return ptx::as_double(code);
+    else return as_float32<Src>(u32(code));
+}
+
+// Casts n elements if all are below 2^31, else none.
+template <typename Src, typename Dst>
+GPUCAST_INLINE bool truncate_small(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    // As codes magnitudes have the order of the numbers, then infinity and NaN.
+    const u64 two_to_31 = u64(Src::bias + 31) << Src::mantissa_bits;
+    const Stored<Src> limit = Stored<Src>(two_to_31 < u64(Src::inf_code) ? two_to_31 : u64(Src::inf_code));
+    Stored<Src> top = 0;
+    for (u64 i = 0; i < n; ++i) {
+        const Stored<Src> magnitude = src[i] & Stored<Src>(Src::mask ^ Src::sign_code);
+        top = top > magnitude ? top : magnitude;
+    }
+    if (top >= limit) return false;
+    for (u64 i = 0; i < n; ++i) dst[i] = Stored<Dst>(u32(int(number<Src>(src[i]))) & u32(Dst::mask));
+    return true;
+}
+
+// Whether the casts of all codes are computed first, and then looked up: where a rule without a fast path takes longer.
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool looks_up() {
+    return sizeof(Stored<Src>) == 1 && (Src::is_float || Src::is_e8m0) && !Dst::is_bool;
+}
+
+// Elements that are looked at together before they are cast: they stay in the first-level cache.
+enum : u64 { block = 512 };
+
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
+    const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
+    Stored<Dst>* __restrict__ dst = static_cast<Stored<Dst>*>(to);
+    if constexpr (Src::is_bool) {
+        // A choice is a vector instruction where the conversion of a comparison is none.
+        const Stored<Src> codes[2] = {0, 1};
+        Stored<Dst> results[2];
+        cast_directly<Src, Dst, Rule>(codes, results, 2);
+        const Stored<Dst> no = results[0], yes = results[1];
+        for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0 ? yes : no;
+        return;
+    }
+    if constexpr (truncates<Src, Dst, Rule>()) {
+        for (u64 i = 0; i < n; i += block) {
+            const u64 count = n - i < block ? n - i : u64(block);
+            if (!truncate_small<Src, Dst>(src + i, dst + i, count)) {
+                cast_directly<Src, Dst, Rule>(src + i, dst + i, count);
+            }
+        }
+        return;
+    }
+    if constexpr (looks_up<Src, Dst>()) {
+        if (n > block) {
+            Stored<Src> codes[256];
+            Stored<Dst> table[256];
+            for (u32 i = 0; i < 256; ++i) codes[i] = Stored<Src>(i);
+            cast_directly<Src, Dst, Rule>(codes, table, 256);
+            for (u64 i = 0; i < n; ++i) dst[i] = table[src[i]];
+            return;
+        }
+    }
+    cast_directly<Src, Dst, Rule>(src, dst, n);
+}
+
+template <typename DType>
+GPUCAST_CONSTANT u32 magnitude_of(u32 code) {
+    return code & u32(DType::mask ^ DType::sign_code);
+}
+
+// The largest magnitude, as a code of the source, that becomes zero.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT u32 last_zero() {
+    u32 zero = 0, other = u32(Src::max_code);
+    while (other - zero > 1) {
+        const u32 middle = zero + (other - zero) / 2;
+        const bool is_zero = encode<Dst>(decode<Src>(middle, FloatFamily()), Rule(), FloatFamily()) == 0;
+        (is_zero ? zero : other) = middle;
+    }
+    return zero;
+}
+
+// Casts n elements among floats of 32 bits or fewer, n below 2^32. stats: the largest magnitude of a result as a code,
+// at least that of the largest number where a result overflows or a source is infinite or NaN; how many results are
+// zero, unless a source is NaN; how many sources are zero. A cast keeps the order of magnitudes, so that the sources
+// tell all that, and the loop need not wait for the results.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void cast_counted(const void* from, void* to, u64 n, u32* stats) {
+    const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
+    Stored<Dst>* __restrict__ dst = static_cast<Stored<Dst>*>(to);
+    constexpr u32 last = last_zero<Src, Dst, Rule>();
+    u32 zeros = 0, top = 0, least = ~u32(0);
+    for (u64 i = 0; i < n; ++i) {
+        const u32 code = src[i], magnitude = magnitude_of<Src>(code);
+        dst[i] = Stored<Dst>(cast_code<Src, Dst>(code, Rule()));
+        zeros += magnitude <= last;
+        top = top > magnitude ? top : magnitude;
+        least = least < magnitude ? least : magnitude;
+    }
+    // Sources that are zero are rare in most files, so that a second look at all of them is, too.
+    u32 source_zeros = 0;
+    if (least == 0) {
+        for (u64 i = 0; i < n; ++i) source_zeros += magnitude_of<Src>(src[i]) == 0;
+    }
+    const u32 largest = cast_code<Src, Dst>(top, Rule());
+    // NaN may have the code of the negative zero, or none.
+    const bool is_beyond = top > u32(Src::max_code) || (top > last && magnitude_of<Dst>(largest) == 0);
+    stats[0] = is_beyond ? u32(Dst::mask) : magnitude_of<Dst>(largest);
+    stats[1] = zeros;
+    stats[2] = source_zeros;
+}
+
+}  // namespace gpucast
+
+#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
+#define GPUCAST_CAST(NAME, SRC, DST, ...)                                                         \
+    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n) {                  \
+        const gpucast::Exactly exactly;                                                           \
+        gpucast::cast_array<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n);                \
+    }
+#define GPUCAST_COUNTED_CAST(NAME, SRC, DST, ...)                                                 \
+    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n, unsigned* stats) { \
+        const gpucast::Exactly exactly;                                                           \
+        gpucast::cast_counted<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n, stats);       \
+    }

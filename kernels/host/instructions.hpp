@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instructions of kernels/instructions.cuh that casts use, as plain C++ of which compilers make vector
+// instructions. Unlike the model of gpucast/parity they are for speed: the NaN of a result may have any sign and
+// payload, because no rule looks at these. Only what every architecture has: two halves at a time would take longer.
+#define GPUCAST_HOST
+#define GPUCAST_ARCH 750
+#define __device__
+#define __forceinline__ inline __attribute__((always_inline))
+#define __clz(word) __builtin_clz(unsigned(word))
+#define __clzll(word) __builtin_clzll((unsigned long long)(word))
+#define GPUCAST_INSTRUCTION static inline __attribute__((always_inline))
+
+namespace gpucast {
+namespace ptx {
+
+typedef unsigned u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+GPUCAST_INSTRUCTION u32 bits(float a) {
+    u32 d;
+    __builtin_memcpy(&d, &a, sizeof d);
+    return d;
+}
+GPUCAST_INSTRUCTION u64 bits(double a) {
+    u64 d;
+    __builtin_memcpy(&d, &a, sizeof d);
+    return d;
+}
+GPUCAST_INSTRUCTION float as_float(u32 a) {
+    float d;
+    __builtin_memcpy(&d, &a, sizeof d);
+    return d;
+}
+GPUCAST_INSTRUCTION double as_double(u64 a) {
+    double d;
+    __builtin_memcpy(&d, &a, sizeof d);
+    return d;
+}
+
+GPUCAST_INSTRUCTION u32 shl(u32 a, u32 b) { return b < 32 ? a << b : 0; }
+GPUCAST_INSTRUCTION u32 shr(u32 a, u32 b) { return b < 32 ? a >> b : 0; }
+GPUCAST_INSTRUCTION u64 shl(u64 a, u32 b) { return b < 64 ? a << b : 0; }
+GPUCAST_INSTRUCTION u64 shr(u64 a, u32 b) { return b < 64 ? a >> b : 0; }
+GPUCAST_INSTRUCTION u32 min(u32 a, u32 b) { return a < b ? a : b; }
+
+GPUCAST_INSTRUCTION float abs(float a) { return as_float(bits(a) & 0x7fffffff); }
+GPUCAST_INSTRUCTION float neg(float a) { return as_float(bits(a) ^ 0x80000000); }
+// Where `a` is NaN, `b`; no caller has a `b` that is NaN.
+GPUCAST_INSTRUCTION float min(float a, float b) { return a < b ? a : b; }
+GPUCAST_INSTRUCTION float max(float a, float b) { return a > b ? a : b; }
+GPUCAST_INSTRUCTION float add_rn(float a, float b) { return a + b; }
+// The product is a power of two, and exact.
+GPUCAST_INSTRUCTION float fma_rn(float a, float b, float c) { return a * b + c; }
+
+GPUCAST_INSTRUCTION float cvt_rn_f32(int a) { return float(a); }
+GPUCAST_INSTRUCTION float cvt_rn_f32(u32 a) { return float(a); }
+GPUCAST_INSTRUCTION float cvt_rn_f32(i64 a) { return float(a); }
+GPUCAST_INSTRUCTION float cvt_rn_f32(u64 a) { return float(a); }
+GPUCAST_INSTRUCTION float cvt_rn_f32(double a) { return float(a); }
+GPUCAST_INSTRUCTION double cvt_rn_f64(int a) { return double(a); }
+GPUCAST_INSTRUCTION double cvt_rn_f64(u32 a) { return double(a); }
+GPUCAST_INSTRUCTION double cvt_rn_f64(i64 a) { return double(a); }
+GPUCAST_INSTRUCTION double cvt_rn_f64(u64 a) { return double(a); }
+GPUCAST_INSTRUCTION double cvt_f64(float a) { return double(a); }
+
+// Toward zero: the nearest float, one step back where it lies beyond the number.
+GPUCAST_INSTRUCTION float cvt_rz_f32(double a) {
+    const float nearest = float(a);
+    const double magnitude = as_double(bits(a) & ~(u64(1) << 63));
+    const bool beyond = double(abs(nearest)) > magnitude;
+    return as_float(bits(nearest) - u32(beyond));
+}
+// Of integers all but the upper 24 bits are cleared first, so that the conversion is exact.
+GPUCAST_INSTRUCTION u32 upper_bits(u32 a) { return a & ~(0xffu >> __builtin_clz(a | 1)); }
+GPUCAST_INSTRUCTION float cvt_rz_f32(u32 a) { return float(upper_bits(a)); }
+GPUCAST_INSTRUCTION float cvt_rz_f32(int a) {
+    const u32 magnitude = upper_bits(a < 0 ? 0 - u32(a) : u32(a));
+    return float(int(a < 0 ? 0 - magnitude : magnitude));
+}
+// Beyond 2^53 the lowest 11 bits are cut off, so that a double holds the rest: a float has none of them.
+GPUCAST_INSTRUCTION float cvt_rz_f32(u64 a) { return cvt_rz_f32(double(a >> 53 != 0 ? a & ~u64(0x7ff) : a)); }
+GPUCAST_INSTRUCTION float cvt_rz_f32(i64 a) {
+    const float magnitude = cvt_rz_f32(a < 0 ? 0 - u64(a) : u64(a));
+    return a < 0 ? -magnitude : magnitude;
+}
+
+GPUCAST_INSTRUCTION float cvt_rni_f32(float a) { return __builtin_nearbyintf(a); }
+GPUCAST_INSTRUCTION double cvt_rni_f64(double a) { return __builtin_nearbyint(a); }
+// To integers conversions saturate; NaN gives 0, in 64 bits the lowest integer. A conversion in C++ of a number out of
+// range is undefined, so numbers are clamped to the floats of the range first; `max` makes the lowest of NaN.
+GPUCAST_INSTRUCTION int cvt_rzi_s32(float a) {
+    const int d = int(min(max(a, -0x1p31f), 0x7fffff80.0p0f));
+    return a != a ? 0 : d | (a >= 0x1p31f ? 0x7f : 0);
+}
+GPUCAST_INSTRUCTION u32 cvt_rzi_u32(float a) {
+    return u32(min(max(a, 0.0f), 0xffffff00.0p0f)) | (a >= 0x1p32f ? 0xff : 0);
+}
+GPUCAST_INSTRUCTION int cvt_rni_s32(float a) { return cvt_rzi_s32(cvt_rni_f32(a)); }
+GPUCAST_INSTRUCTION u32 cvt_rni_u32(float a) { return cvt_rzi_u32(cvt_rni_f32(a)); }
+GPUCAST_INSTRUCTION i64 cvt_rzi_s64(float a) {
+    return i64(min(max(a, -0x1p63f), 0x7fffff8000000000.0p0f)) | (a >= 0x1p63f ? 0x7fffffffff : 0);
+}
+
+// A float16 in the low half. An integer becomes the subnormal number that it stands for: as a float none is subnormal.
+GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
+    const u32 sign = (a & 0x8000) << 16, magnitude = a & 0x7fff;
+    const u32 normal = (magnitude << 13) + ((127u - 15) << 23) + (magnitude >= 0x7c00 ? (255u - 143) << 23 : 0);
+    const u32 subnormal = bits(float(int(magnitude)) * 0x1p-24f);
+    return as_float(sign | (magnitude < 0x400 ? subnormal : normal));
+}
+
+// Two words' bytes; `selector` is a constant.
+GPUCAST_INSTRUCTION u32 prmt(u32 a, u32 b, u32 selector) {
+    const u64 bytes = u64(b) << 32 | a;
+    u32 d = 0;
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 select = selector >> (4 * i) & 15, byte = u32(bytes >> (8 * (select & 7))) & 255;
+        d |= (select & 8 ? (byte >> 7) * 255 : byte) << (8 * i);
+    }
+    return d;
+}
+
+// Named in the rules, but never called for GPUCAST_ARCH.
+u32 min_f16x2(u32, u32), max_f16x2(u32, u32), fma_rn_f16x2(u32, u32, u32);
+u32 min_bf16x2(u32, u32), max_bf16x2(u32, u32), fma_rn_bf16x2(u32, u32, u32);
+u32 min_s16x2(u32, u32), max_s16x2(u32, u32), min_u16x2(u32, u32), max_u16x2(u32, u32);
+
+}  // namespace ptx
+}  // namespace gpucast

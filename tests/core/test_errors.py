@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Texts of strangers in messages: nothing in them reaches a terminal, a page or a log as more than text."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from gpucast import files
+from gpucast.checkpoints.losses.limits import TooMuchLost
+from gpucast.checkpoints.running.cluster import ClusterError
+from gpucast.checkpoints.running.unfinished import Busy
+from gpucast.cli import main
+from gpucast.core.errors import printable, printable_lines
+from gpucast.files import FileError
+
+#: Clears the screen, sets the title, turns the text around, is no character, forges a line.
+EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028\udc80\r\ngpucast convert: all is well"
+SHOWN = r"\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028\udc80\r\ngpucast convert: all is well"
+
+
+def test_what_is_not_printed_is_an_escape() -> None:
+    assert printable(EVIL) == SHOWN
+    assert printable(SHOWN) == SHOWN
+    assert printable_lines(f"a\n{EVIL}") == "a\n" + SHOWN.replace(r"\n", "\n")
+    for text in ("model.safetensors", "名前 é ÿ", ""):
+        assert printable(text) is text
+    for kind in (FileError, Busy, TooMuchLost, ClusterError):
+        error = kind(f"x: {EVIL}")
+        assert str(error) == f"x: {SHOWN}"
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (kind, str(error))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def named(kind: str, name: str, path: str) -> None:
+    header = {name: {"dtype": kind, "shape": [1], "data_offsets": [0, 4]}}
+    text = json.dumps(header, ensure_ascii=kind.isprintable()).encode("utf-8", "surrogatepass")
+    Path(path).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+
+
+def clean(capsys: pytest.CaptureFixture[str]) -> str:
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert all(line.isprintable() for line in text.split("\n")), text
+        assert not any(line.startswith("gpucast convert: all is well") for line in text.split("\n"))
+    return printed.out + printed.err
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--include", "*"], ["--scale", "block"], ["--verify"]])
+def test_a_type_of_a_safetensors_file_does_not_reach_the_terminal(
+    more: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named(EVIL.replace("\udc80", ""), "x", "in.safetensors")
+    main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT8E4M3FN", *more])
+    assert r"\x1b[2J" in clean(capsys)
+    for argv in (["out.npz"], ["out.safetensors", "--json"]):
+        main(["convert", "in.safetensors", *argv, "--to", "FLOAT16", *more])
+        clean(capsys)
+
+
+def test_names_of_tensors_do_not_reach_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = EVIL.replace("\udc80", "")
+    files.save("in.safetensors", {name: np.float32([1e30, 1, 1]), "y": np.int32([1])})
+    for argv in (
+        ["in.safetensors", "out.safetensors", "--to", "FLOAT16"],
+        ["in.safetensors", "out.npy", "--to", "FLOAT16"],
+        ["in.safetensors", "out.safetensors", "--to", "FLOAT16", "--dry-run"],
+        ["in.safetensors", "out.safetensors", "--to", "FLOAT16", "--exclude", "*\n*"],
+        ["in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--report", "report.html"],
+        ["in.safetensors", "all.safetensors", "--to", "BFLOAT16", "--report", "report.json"],
+    ):
+        main(["convert", *argv])
+        clean(capsys)
+    assert "all is well" in Path("report.html").read_text()
+    for report in ("report.html", "report.json"):
+        assert all(line.isprintable() for line in Path(report).read_text().replace("\u00a0", " ").split("\n")), report
+
+
+def test_names_of_files_do_not_reach_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = EVIL.replace("/", "")
+    os.mkdir("in")
+    files.save("in/a.safetensors", {"x": np.float32([1e30, 1, 1])})
+    os.rename("in/a.safetensors", f"in/{name}.safetensors")
+    Path(f"in/{name}.txt").write_text("text")
+    for argv in (["--to", "FLOAT16"], ["--to", "FLOAT16", "--dry-run"], ["--to", "FLOAT8E4M3FN"]):
+        main(["convert", "in", "out", *argv])
+        assert "\\x1b[2J" in clean(capsys)
+    os.symlink("/etc/passwd", f"in/{name}.link")
+    main(["convert", "in", "out", "--to", "FLOAT16"])
+    assert "leads out of the folder" in clean(capsys)
+    # An error of the system names the file as well.
+    assert main(["convert", f"{name}.npy", "out.npy", "--to", "FLOAT16"]) == 1
+    assert "No such file or directory" in clean(capsys)
+    # What is kept is told by its name.
+    os.unlink(f"in/{name}.link")
+    os.makedirs(f"{name}.partial")
+    Path(f"{name}.partial/mine").touch()
+    main(["convert", "in", name, "--to", "BFLOAT16"])
+    assert "is in the way" in clean(capsys)
+
+
+def test_names_in_onnx_models_do_not_reach_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = EVIL.replace("\udc80", "")
+    values = [helper.make_tensor_value_info(one, TensorProto.FLOAT, [1]) for one in "xy"]
+    tensor = helper.make_tensor(name, TensorProto.FLOAT, [1], [1e30])
+    node = helper.make_node("Add", ["x", name], ["y"], name=name, domain=name)
+    onnx.save(helper.make_model(helper.make_graph([node], name, values[:1], values[1:], [tensor])), "in.onnx")
+    for to in ("FLOAT16", "BFLOAT16", "INT8", "STRING"):
+        for out in ("out.onnx", "out.npy", "out.safetensors"):
+            main(["convert", "in.onnx", out, "--to", to])
+            clean(capsys)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every call of the system that a small conversion makes fails, falls short, or is the last: complete or undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz import jobs, programs, shim
+
+#: What is tried at the calls, and the share of them that is tried in each run of the tests.
+KINDS = {
+    "errors": (("EIO", "ENOSPC", "EACCES", "EINTR", "short"), False, 0.025),
+    "lasting errors": (("EIO", "ENOSPC", "EACCES"), True, 0.012),
+    "signals": (("SIGKILL", "SIGTERM", "SIGINT"), False, 0.025),
+}
+
+
+@pytest.fixture(scope="module")
+def preloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a program that has the shim."""
+    library = shim.build(tmp_path_factory.mktemp("shim"))
+    if library is None:
+        pytest.skip("no C compiler, or no GNU C library to put the shim in front of")
+    return {"LD_PRELOAD": str(library)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_stopped_at_any_call_is_complete_or_undone(
+    kind: str, preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
+) -> None:
+    hows, lasting, share = KINDS[kind]
+    cases: list[dict[str, Any]] = [
+        {"job": job, "how": how, "share": 1.0 if exhaustive else share, "lasting": lasting}
+        for job in jobs.COMMANDS
+        for how in hows
+    ]
+    results = programs.run("faulted_runs", cases, **preloaded, TMPDIR=str(tmp_path))
+    programs.noted(kind, runs=sum(result["runs"] for result in results))
+    problems = [problem for result in results for problem in result["problems"]]
+    assert not problems, "\n".join(problems)
+    # That the calls are seen: each job opens, reads, writes and renames.
+    assert all(result["calls"] > 200 for result in results)
+
+
+def test_processes_that_do_one_job_share_it_or_give_way(
+    preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
+) -> None:
+    cases = [
+        {"job": job, "processes": processes, "runs": 300 if exhaustive else 4}
+        # A file that is converted onto itself is another one for who comes later.
+        for job in jobs.COMMANDS.keys() - {"itself"}
+        for processes in (2, 4)
+    ]
+    results = programs.run("faulted_runs", sorted(cases, key=str), **preloaded, TMPDIR=str(tmp_path))
+    programs.noted("together", runs=sum(result["runs"] for result in results))
+    problems = [problem for result in results for problem in result["problems"]]
+    assert not problems, "\n".join(problems)
+
+
+def test_a_cache_that_fails_is_as_good_as_none(preloaded: dict[str, str], tmp_path: Path, exhaustive: bool) -> None:
+    cases = [
+        {"what": what, "how": how, "share": 1.0 if exhaustive else 0.1}
+        for what in ("kept", "loaded")
+        for how in ("EIO", "ENOSPC", "EACCES", "EINTR", "short", "SIGKILL")
+    ]
+    tmp_path.chmod(0o700)
+    results = programs.run("faulted_caches", cases, **preloaded, TMPDIR=str(tmp_path))
+    programs.noted("caches", runs=sum(result["runs"] for result in results))
+    problems = [problem for result in results for problem in result["problems"]]
+    assert not problems, "\n".join(problems)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads and forks that use the same caches: every result has the reference's bits, and nothing hangs."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+from fuzz import many_casts, programs
+from gpucast.casting import plan_cache
+
+
+def test_threads_on_the_same_caches(exhaustive: bool) -> None:
+    calls, rounds = many_casts.known(2000 if exhaustive else 200), 20 if exhaustive else 2
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        mine = random.Random(number)
+        for _ in range(rounds):
+            order = mine.sample(range(len(calls)), len(calls))
+            wrong.extend(at for at in order if not calls[at].is_right())
+            plan_cache.PLANS.clear()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    programs.noted("threads", calls=8 * rounds * len(calls))
+    assert wrong == []
+
+
+def test_forks_while_threads_cast(tmp_path: Path, exhaustive: bool) -> None:
+    tmp_path.chmod(0o700)
+    cache = {"GPUCAST_NATIVE": "1", "GPUCAST_CACHE_DIR": str(tmp_path / "cache")}
+    result = programs.run("forked_casts", {"forks": 400 if exhaustive else 20}, **cache)
+    programs.noted("forks", casts=result["casts"])
+    assert result["problems"] == []
+    assert result["casts"] > 100

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proofs of kernels from their PTX, and what becomes of planted faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucast.cli import main
+from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.spec import CastSpec
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import Options
+from gpucast.core.rule import resolve
+from gpucast.parity import plan
+from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
+from gpucast.parity.proof import certificate, mutants
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.launches import Launch, edges, full_tile, strided
+from gpucast.parity.proof.machine import Unknown
+from gpucast.parity.proof.prove import Prover, Verdict
+from gpucast.parity.proof.ptx import read
+
+SOLVERS = ("bitwuzla",)
+
+
+def compiled(pair: str, arch: str = "sm_90", **attributes: Any) -> tuple[KernelSource, str]:
+    src, dst = map(dtype, pair.split(":"))
+    source = CastSpec.of(resolve(src, dst, Options(**attributes))).source()
+    return source, certificate.ptx(source, arch)
+
+
+def verdict(source: KernelSource, text: str, launches: Iterable[Launch]) -> Verdict:
+    t.forget()
+    return Prover(source, read(text), SOLVERS, 60).prove(launches)
+
+
+def changed(text: str, old: str, new: str, count: int = 1) -> str:
+    assert old in text, f"the kernel no longer has {old!r}: plant another fault"
+    return text.replace(old, new) if count == 0 else text.replace(old, new, count)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    ["FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
+     "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0"],
+)  # fmt: skip
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
+def test_every_rule_of_a_pair_is_proved(pair: str, arch: str) -> None:
+    src, dst = map(dtype, pair.split(":"))
+    every = [*cases(src, dst), *stochastic_cases(src, dst)]
+    problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS, 60) if not proof.verdict.proved]
+    assert problems == []
+
+
+@pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "UINT16:DOUBLE", "FLOAT:INT2"])
+def test_every_edge_and_alignment_is_proved(pair: str) -> None:
+    source, text = compiled(pair)
+    found = verdict(source, text, edges(source))
+    assert found.problem == ""
+    assert found.launches == len(list(edges(source)))
+
+
+@pytest.mark.parametrize(
+    ("pair", "shape"),
+    [
+        ("FLOAT:FLOAT8E4M3FN", "strided"), ("DOUBLE:FLOAT6E2M3", "strided"), ("INT4:UINT16", "strided"),
+        ("INT2:FLOAT4E2M1", "strided"), ("FLOAT:FLOAT8E4M3FN", "transposed"),
+    ],
+)  # fmt: skip
+def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
+    src, dst = map(dtype, pair.split(":"))
+    source = CastSpec.of(resolve(src, dst), shape).source()
+    text = certificate.ptx(source, "sm_90")
+    found = verdict(source, text, strided(source))
+    assert found.problem == ""
+    # The strides are added, instead of multiplied by a place.
+    faulty = text.replace("mul.lo.s64", "add.s64")
+    if pair != "INT2:FLOAT4E2M1":  # Both sides are streams.
+        assert faulty != text
+        assert verdict(source, faulty, strided(source)).problem != ""
+
+
+def fault_in_table(text: str) -> str:
+    """Another code in all copies of one entry."""
+    table = re.search(r"= \{([\d, ]+)\}", text)
+    assert table is not None
+    numbers = table[1].split(", ")
+    for copy in range(4):
+        numbers[16 * 9 + 4 * copy] = str(int(numbers[16 * 9 + 4 * copy]) ^ 1)
+    return text.replace(table[1], ", ".join(numbers))
+
+
+FAULTS = [
+    ("table entry", "FLOAT8E4M3FNUZ:FLOAT16", fault_in_table),
+    ("rounding constant", "FLOAT:FLOAT8E4M3FNUZ", lambda text: changed(text, "1233125376", "1233125377", 0)),
+    ("limit", "FLOAT:FLOAT8E4M3FNUZ", lambda text: changed(text, "1131413504", "1130364928", 0)),
+    ("shift", "FLOAT:INT64", lambda text: re.sub(r"(shr\.u32 \t%r\d+, %r\d+), 23;", r"\1, 22;", text)),
+    ("comparison", "INT64:BOOL", lambda text: re.sub(r"setp\.(eq|ne)\.s64 (.*), 0;", r"setp.\1.s64 \2, 1;", text)),
+]
+
+
+@pytest.mark.parametrize(("pair", "plant"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
+def test_a_fault_in_the_arithmetic_has_a_counterexample(pair: str, plant: Any) -> None:
+    source, text = compiled(pair)
+    faulty = plant(text)
+    assert faulty != text
+    found = verdict(source, faulty, [full_tile(source, [21])])
+    assert found.problem == "an element differs from the specification"
+    example = found.counterexample
+    assert example is not None and example.got != example.wanted
+    # It is one: the reference gives what the specification wants.
+    code = example.codes[example.index]
+    [case] = [case for case in cases(source.rule.src, source.rule.dst) if case.rule == source.rule]
+    proof = certificate.Proof(case, "sm_90", source.name, "", found)
+    wanted = certificate.describe(source.rule.dst, example.wanted)
+    text = certificate.explain(proof)
+    assert f"reference: {wanted}" in text and f"host build: {wanted}" in text
+    assert certificate.describe(source.rule.src, code) in text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # The elements of the last tile: one more, and one fewer.
+        (r"setp\.lt(\.u32 p, i, %r\d+; @p st\.u8 \[%rd\d+\+2\], b;)", r"setp.le\1"),
+        (r"(@p st\.u8 \[%rd\d+\+1\], b; add\.u32 i, i,) 1;", r"\1 2;"),
+        # The bytes that are read: one beyond the array.
+        (r"setp\.lt(\.u32 p, i, %r\d+; @p ld\.u8 %r\d+, \[%rd\d+\];)", r"setp.le\1"),
+        # The mask of the words that are shifted together.
+        (r"(and\.b32  \t%r\d+, %r\d+,) 24;", r"\1 16;"),
+        # How far from the ends a shifted load keeps.
+        (r"(selp\.b64 \t%rd\d+, 0,) 5,", r"\1 1,"),
+        # What is a whole tile.
+        (r"setp\.le\.s64 \t%p16, %rd6, %rd15;", "setp.lt.s64 \t%p16, %rd5, %rd15;"),
+    ],
+)
+def test_a_fault_at_an_edge_is_found(old: str, new: str) -> None:
+    source, text = compiled("FLOAT:FLOAT8E4M3FN")
+    faulty = re.sub(old, new, text)
+    assert faulty != text, f"the kernel no longer has {old!r}: plant another fault"
+    assert verdict(source, faulty, [full_tile(source, [21])]).proved
+    assert verdict(source, faulty, edges(source)).problem != ""
+
+
+def test_a_wrong_random_word_is_found() -> None:
+    case = stochastic_cases(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))[0]
+    source = CastSpec.of(case.rule).source()
+    text = certificate.ptx(source, "sm_90")
+    faulty = changed(text, str(0xD2511F53 - 2**32), str(0xD2511F53 - 2**32 + 2), 0)
+    assert "random word" in verdict(source, faulty, [full_tile(source, [21])]).problem
+
+
+def test_an_unknown_instruction_is_an_error_that_names_it() -> None:
+    source, text = compiled("FLOAT:FLOAT8E4M3FNUZ")
+    with pytest.raises(Unknown, match=r"the instruction min\.ftz\.f32 is unknown .*min\.ftz\.f32 %f\d+"):
+        verdict(source, changed(text, "min.f32", "min.ftz.f32", 0), [full_tile(source, [21])])
+
+
+def test_an_unanswered_question_is_no_proof() -> None:
+    source, text = compiled("DOUBLE:INT64", rounding="nearest_even")
+    t.forget()
+    found = Prover(source, read(text), SOLVERS, 0.001).prove([full_tile(source, [21])])
+    assert found.problem == "bitwuzla gave no answer within 0.001 s"
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
+    path = tmp_path / "proof.json"
+    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", "--solver", "z3", "--json", str(path), "--no-progress"]) == 0
+    out = capsys.readouterr().out
+    assert "FLOAT to INT8, sm_90: proved by z3" in out
+    assert "INT4 to FLOAT16, sm_90: proved by exhaustion" in out
+    assert out.endswith("2 of 2 rules proved for sm_90\n")
+    assert '"rules": 2,\n "proved": 2,' in path.read_text()
+
+
+def test_the_picture_marks_proved_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # One of its pairs has a further rule, which is not proved.
+    assert main(["prove", "INT4:INT2", "INT4:BOOL", "--rule", "default", "--json", "proof.json", "--no-progress"]) == 0
+    asked = ["--backend", "host", "--pair", "INT4:BOOL", "--picture", "x.svg", "--proof", "proof.json", "--no-progress"]
+    assert main(["parity", *asked]) == 0
+    text = Path("x.svg").read_text(encoding="utf-8")
+    assert re.findall(r"<title>(\w+ to \w+): .*, proved for every input</title>", text) == ["INT4 to BOOL"]
+    assert "every rule proved for every input: 1<" in text
+    assert text.count("<circle") == 2
+
+
+def test_what_a_certificate_has_proved_is_not_proved_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "proof.json"
+    assert main(["prove", "INT4:FLOAT16", "--json", str(path), "--no-progress"]) == 0
+    monkeypatch.setattr(certificate, "Prover", None)
+    again = ["prove", "INT4:FLOAT16", "--arch", "sm_80", "--no-progress", "--known", str(path)]
+    assert main(again) == 0
+    assert main([*again, "--paths", "all"]) == 1
+    assert "'NoneType' object is not callable" in capsys.readouterr().err
+
+
+# ---- what every change must pass ----
+
+
+@pytest.mark.parametrize("src", WIDE, ids=str)
+def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
+    problems = [
+        str(proof)
+        for proof in certificate.prove([cases(src, dst)[0] for dst in NUMERIC], "sm_90", SOLVERS)
+        if not proof.verdict.proved
+    ]
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("arch", "paths", "count"), [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 1)]
+)
+def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
+    chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]
+    problems = [str(proof) for proof in certificate.prove(chosen, arch, SOLVERS, 60, paths) if not proof.verdict.proved]
+    assert problems == []
+
+
+@pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "FLOAT8E5M2:BFLOAT16"])
+def test_mutants_are_found_or_proved_equal(pair: str) -> None:
+    """Most of those that are equal choose another path, which gives the same result."""
+    source, text = compiled(pair)
+    t.forget()
+    judged = mutants.judge(source, read(text), full_tile(source, [21]), SOLVERS, seed=3, count=12)
+    assert judged["open"] == 0
+    assert judged["found"] >= 6

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proof's specification against the reference, and the meaning of its terms for NumPy against that for solvers."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpucast.core.dtypes import DType
+from gpucast.core.random import Random
+from gpucast.parity import hard_values
+from gpucast.parity.cases import NUMERIC, SMALL, WIDE, Case, cases, stochastic_cases
+from gpucast.parity.compare import wanted_codes
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.numbers import evaluate
+from gpucast.parity.proof.solvers import SOLVERS, ask
+from gpucast.parity.proof.specification import random_word, specification
+from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Term, const
+from gpucast.reference import casting as reference
+
+Array = np.ndarray[Any, Any]
+
+
+@pytest.fixture(autouse=True)
+def fresh_terms() -> None:
+    t.forget()
+
+
+def specified(case: Case, codes: Array, words: Array | None = None) -> Array:
+    src = case.rule.src
+    code, word = t.var("x", src.bits), t.var("word", 32)
+    inputs = {code: codes} if words is None else {code: codes, word: words}
+    return evaluate(specification(case.rule, code, None if words is None else word), inputs)
+
+
+@pytest.mark.parametrize("src", SMALL, ids=str)
+def test_it_is_the_reference_for_every_code_of_16_bits_or_fewer(src: DType) -> None:
+    codes = np.arange(1 << src.bits, dtype=src.code_numpy)
+    for dst in NUMERIC:
+        for case in cases(src, dst):
+            t.forget()
+            np.testing.assert_array_equal(specified(case, codes), wanted_codes(case.rule, codes), err_msg=str(case))
+
+
+@pytest.mark.parametrize("src", WIDE, ids=str)
+def test_it_is_the_reference_for_hard_values_of_wide_sources(src: DType) -> None:
+    for dst in NUMERIC:
+        codes = hard_values.codes(src, dst, 0, 1 / 256, 200)
+        for case in cases(src, dst):
+            t.forget()
+            found = specified(case, codes).astype(np.uint64)
+            np.testing.assert_array_equal(found, wanted_codes(case.rule, codes), err_msg=str(case))
+
+
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+def test_it_is_the_reference_at_random(src: DType) -> None:
+    for dst in NUMERIC:
+        for case in stochastic_cases(src, dst):
+            t.forget()
+            rng = np.random.default_rng(dst.number)
+            if src.bits > 16:
+                codes = hard_values.codes(src, dst, 0, 1 / 4096, 100)
+            else:
+                codes = rng.integers(0, 1 << src.bits, 300).astype(src.code_numpy)
+            words = rng.integers(0, 1 << 32, codes.size, dtype=np.uint32)
+            words[::3] = rng.choice(np.array([0, 1, 2**31, 2**32 - 1], np.uint32), words[::3].size)
+            wanted = reference.apply(codes.view(src.numpy), case.rule, words).view(dst.code_numpy)
+            np.testing.assert_array_equal(specified(case, codes, words), wanted, err_msg=str(case))
+
+
+def test_its_random_words_are_those_of_the_reference() -> None:
+    given = Random(0x0123456789ABCDEF, 2**36 - 3)
+    wanted = reference.random_words(given, 9)
+    found = [int(random_word(const(given.seed, 64), given.offset + place)) for place in range(9)]
+    assert found == wanted.tolist()
+
+
+# ---- what terms mean, to NumPy and to solvers ----
+
+#: Codes of FLOAT, as the upper bits of those of DOUBLE and, cut, of the 16-bit formats.
+_CODES = (
+    0, 1, 0x80000000, 0x00800000, 0x3F800000, 0xBF800001, 0x3F7FFFFF, 0x40490FDB, 0x477FE000, 0x477FF000, 0x7F7FFFFF,
+    0x4F000000, 0xCF000000, 0x5F000000, 0x5F7FFFFF, 0x33800001, 0xC2C80000, 0x7F800000, 0x7FC00000, 0x4B400001,
+    0x38FFF000, 0x3EFFFFFF, 0x40200000, 0x40600000,
+)  # fmt: skip
+
+
+def values(form: tuple[int, int]) -> list[Term]:
+    width = sum(form)
+    if form == TWICE:
+        codes = np.array(_CODES, np.uint32).view(np.float32).astype(np.float64)
+        codes = (codes * (1 + 2.0**-50)).view(np.uint64)
+    elif form == HALF:
+        with np.errstate(over="ignore"):
+            codes = np.array(_CODES, np.uint32).view(np.float32).astype(np.float16).view(np.uint16)
+    else:
+        codes = np.array(_CODES, np.uint64) >> np.uint64(32 - width)
+    return [const(int(code), width) for code in codes]
+
+
+def operations() -> list[Term]:
+    found = []
+    for form, mode in itertools.product((HALF, BRAIN, SINGLE), ("rn", "rz")):
+        numbers, width = values(form), sum(form)
+        for one, other, third in zip(numbers, numbers[5:] + numbers[:5], numbers[7:] + numbers[:7], strict=True):
+            found += [t.arithmetic(op, width, (one, other), form, mode) for op in ("fadd", "fmul")]
+            found.append(t.arithmetic("fma", width, (one, other, third), form, mode))
+    for form, mode in itertools.product((SINGLE, TWICE), ("rn", "rz")):
+        for one in values(form):
+            found.append(t.arithmetic("integral", sum(form), (one,), form, mode))
+            for size, signed in ((32, True), (32, False), (64, True)):
+                found.append(t.arithmetic("to_int", size, (one,), form, signed, mode))
+            found += [t.arithmetic("convert", sum(to), (one,), form, to, mode) for to in (HALF, BRAIN, SINGLE, TWICE)]
+    for size, signed, mode in itertools.product((32, 64), (True, False), ("rn", "rz")):
+        for code in (0, 1, 2**24 + 1, 2**31, 2**32 - 1, 2**53 + 1, 2**63 + 2**39 + 1, 2**63 - 1, 2**64 - 1):
+            for to in (SINGLE, TWICE) if mode == "rn" else (SINGLE,):
+                found.append(t.arithmetic("from_int", sum(to), (const(code, size),), signed, to, mode))
+    return found
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_arithmetic_means_the_same_to_solvers(solver: str) -> None:
+    """All operations in one question: no result differs from NumPy's, or it is another NaN."""
+    differ = const(0, 1)
+    for term in operations():
+        number = const(int(evaluate(term, {})), term.width)
+        form = term.param[1] if term.op in ("convert", "from_int") else term.param[0]
+        nan = const(0, 1) if term.op == "to_int" else t.is_nan(number, form)
+        same = t.ite(nan, t.is_nan(term, form) if int(nan) else nan, t.eq(term, number))
+        differ = t.bitwise("or", differ, t.invert(same))
+    assert ask(solver, differ, 60).state == "unsat"
+
+
+def test_fields_fall_apart_again() -> None:
+    a, b = t.var("a", 8), t.var("b", 8)
+    word = t.join((a, b, const(0, 16)))
+    assert t.part(word, 8, 8) is b
+    assert t.bitwise("and", word, const(0xFF00, 32)) is t.join((const(0, 8), b, const(0, 16)))
+    assert t.bitwise("or", t.zext(a, 32), t.shift("shl", t.zext(b, 32), const(8, 32))) is word
+    assert t.add(t.zext(a, 32), t.shift("shl", t.zext(b, 32), const(8, 32))) is word
+    assert t.shift("lshr", word, const(8, 32)) is t.zext(b, 32)
+    assert t.join((t.part(a, 0, 3), t.part(a, 3, 5))) is a
+
+
+def test_terms_are_computed_as_python_computes_them() -> None:
+    rng = np.random.default_rng(0)
+    a, b = t.var("a", 32), t.var("b", 32)
+    one, other = (rng.integers(0, 1 << 32, 500, dtype=np.uint64) for _ in range(2))
+    other[:100] = rng.integers(0, 40, 100)
+    terms = {
+        "add": (t.add(a, b), lambda x, y: x + y),
+        "sub": (t.sub(a, b), lambda x, y: x - y),
+        "mul": (t.mul(a, b), lambda x, y: x * y),
+        "udiv": (t.udiv(a, b), lambda x, y: x // y if y else -1),
+        "shl": (t.shift("shl", a, b), lambda x, y: x << min(y, 32)),
+        "lshr": (t.shift("lshr", a, b), lambda x, y: x >> min(y, 32)),
+        "ashr": (t.shift("ashr", a, b), lambda x, y: (x - (x >> 31 << 32)) >> min(y, 32)),
+        "ult": (t.ult(a, b), lambda x, y: x < y),
+        "slt": (t.slt(a, b), lambda x, y: (x ^ 1 << 31) < (y ^ 1 << 31)),
+        "sext": (t.part(t.sext(a, 64), 16, 32), lambda x, _: (x - (x >> 31 << 32)) >> 16),
+        "clz": (t.clz(a, 32), lambda x, _: 32 - x.bit_length()),
+        "wide": (t.part(t.mul(t.zext(a, 100), t.zext(b, 100)), 40, 24), lambda x, y: x * y >> 40),
+    }
+    for name, (term, wanted) in terms.items():
+        limit = (1 << term.width) - 1
+        numbers = [wanted(int(x), int(y)) & limit for x, y in zip(one, other, strict=True)]
+        np.testing.assert_array_equal(evaluate(term, {a: one, b: other}), np.array(numbers, np.uint64), err_msg=name)
+        # The same from constants.
+        ours = t.substitute(term, {a: const(int(one[0]), 32), b: const(int(other[0]), 32)})
+        assert int(evaluate(ours, {})) == numbers[0], name

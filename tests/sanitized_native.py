@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by test_native_sanitized.py in a process of its own: the host's library built with AddressSanitizer and UBSan.
+
+Arrays have no bytes around them, so that any access outside is one outside of an allocation. With the argument
+"overrun" the destination is one byte too short.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpucast.codegen.host import HostUnit, cast_unit, counted_unit
+from gpucast.compile import cxx
+from gpucast.core.dtypes import DTYPES, dtype
+from gpucast.core.formats import FORMATS
+from gpucast.core.rule import CastRule, resolve
+from gpucast.native import cast as native_cast
+from gpucast.native import library as host_native
+from gpucast.parity import hard_values
+from gpucast.quantization import host as quantization_host
+from gpucast.reference import casting as reference
+from gpucast.reference.quantize import quantize as quantize_by_reference
+
+_FLAGS = (
+    "-std=c++17", "-O1", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all",
+    "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def sanitized(unit: HostUnit) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory() as folder:
+        text, made = Path(folder) / "unit.cpp", Path(folder) / "made.so"
+        text.write_text(unit.text)
+        subprocess.run([*cxx.find("test"), *_FLAGS, "-o", str(made), str(text)], check=True)
+        return ctypes.CDLL(str(made))
+
+
+def check(cast: Any, rule: CastRule, size: int) -> None:
+    codes = hard_values.codes(rule.src, rule.dst, seed=7, share=0, random=9)[:size] if rule.src.bits > 16 else None
+    if codes is None:
+        codes = np.arange(size).astype(rule.src.code_numpy)
+    out = np.empty(codes.size, rule.dst.code_numpy)
+    cast(codes, out)
+    assert np.array_equal(out, reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)), rule
+
+
+def main() -> None:
+    rng, count = np.random.default_rng(19), 0
+    numeric = [kind for kind in DTYPES if kind.family != "string"]
+    for src in numeric:
+        # A seeded eighth of all rules.
+        rules = [rule for rule in native_cast._rules(src) if rng.random() < 1 / 8]
+        counted = [rule for rule in rules if native_cast.is_counted(rule)]
+        library = sanitized(cast_unit(rules))
+        for rule in rules:
+            for size in (0, 1, 7, 700):
+                check(native_cast.NativeCast(library, rule), rule, size)
+        if counted:
+            library = sanitized(counted_unit(counted))
+            for rule in counted:
+                for size in (0, 1, 7, 700):
+                    check(native_cast.CountedCast(library, rule), rule, size)
+        count += len(rules) + len(counted)
+    host_native.library = lambda make, *arguments, nbytes=0: sanitized(make(*arguments))  # type: ignore[assignment]
+    x = rng.standard_normal((5, 70)).astype(np.float32) * 40
+    for name in ("float8e4m3fn_tensor", "mxfp6e3m2", "nvfp4", "int8_32", "uint4_zp_32"):
+        found, wanted = (how(x, FORMATS[name]) for how in (quantization_host.quantize, quantize_by_reference))
+        assert found.data.tobytes() == wanted.data.tobytes(), name
+        assert found.scales.tobytes() == wanted.scales.tobytes(), name
+    print(f"{count} functions clean")
+
+
+def overrun() -> None:
+    rule = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
+    cast = native_cast.NativeCast(sanitized(cast_unit([rule])), rule)
+    out = np.empty(199, np.uint8)
+    cast(np.zeros(100, np.uint32), np.lib.stride_tricks.as_strided(out.view(), (100,), (1,)))
+
+
+if __name__ == "__main__":
+    overrun() if sys.argv[1:] == ["overrun"] else main()

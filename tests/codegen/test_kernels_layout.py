@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -310,17 +312,25 @@ def test_a_misaligned_access_is_noticed() -> None:
         kernels.run(rule, Arguments(codes.ctypes.data + 1, out.ctypes.data, 63))
 
 
-def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
     with pytest.raises(cxx.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
         host_build.compiler()
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(cxx.CompilerMissing, match='CXX="g\\+\\+ \'" is not a command'):
+        host_build.compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for folder in ("here", "packages"):
+        (tmp_path / folder / "ziglang").mkdir(parents=True)
+        (tmp_path / folder / "ziglang" / "__main__.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "here")])
     with pytest.raises(cxx.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
         host_build.compiler()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ziglang")
-    assert host_build.compiler()[1:] == ["-m", "ziglang", "c++"]
+    sys.path.append(str(tmp_path / "packages"))
+    # Not "-m ziglang", which would run what the current folder has.
+    assert host_build.compiler() == [sys.executable, str(tmp_path / "packages" / "ziglang" / "__main__.py"), "c++"]
 
 
 def test_a_refused_text_is_shown() -> None:

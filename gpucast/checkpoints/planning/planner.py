@@ -14,7 +14,7 @@ from gpucast.checkpoints.planning.identity import Identity
 from gpucast.checkpoints.planning.index import SUFFIX, Index
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.sources import Source, SourceFile, find
-from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, scaled_storage
+from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, into_model, scaled_storage
 from gpucast.checkpoints.scales import fused
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue
@@ -29,6 +29,8 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     FileError for everything that cannot be done: malformed files, types that cannot be cast or stored, names that
     collide. OSError for files that cannot be read.
     """
+    if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
+        request = dataclasses.replace(request, asked_style="qdq")
     source = find(path, target, request.shard_size is not None)
     if request.source_dtype is not None and (source.merged or not source.single):
         raise FileError(f"{path}: --from is for one file; convert the files one by one")

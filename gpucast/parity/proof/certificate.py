@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin
@@ -29,8 +30,6 @@ from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import versions
 
 Paths = Literal["full", "all"]
-#: A thread of the second half of its block's first warp.
-_THREAD = 21
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Proof:
         }
 
 
-def ptx(source: KernelSource, arch: str) -> str:
+def ptx(source: KernelSource | BatchSource, arch: str) -> str:
     """The PTX of a kernel, as NVRTC makes it for an architecture such as sm_90."""
     compiled = cubin.compile(source.text, source.name, arch.replace("sm_", "compute_"))
     return compiled.code.rstrip(b"\0").decode()
@@ -121,7 +120,7 @@ def _launches(source: KernelSource, paths: Paths) -> Iterator[Launch]:
     if source.shape != "contiguous":
         yield from strided(source)
         return
-    yield full_tile(source, [_THREAD])
+    yield full_tile(source)
     if paths == "all":
         yield from edges(source)
 
@@ -130,7 +129,7 @@ def explain(proof: Proof) -> str:
     """A proof, and of one that failed a counterexample in numbers: what the PTX and everything else makes of it."""
     found = proof.verdict.counterexample
     rule = proof.case.rule
-    if found is None or proof.case.random is not None:
+    if found is None or found.launch.given is not None:
         return str(proof)
     code = found.codes.get(found.index, 0) & rule.src.code_mask
     codes = np.array([code], rule.src.code_numpy)

@@ -4,17 +4,20 @@
 Needs nothing but Python 3.10 with venv and pip. It makes `.venv` in the checkout (or uses the one that is there),
 installs gpucast into it with what the job needs, and runs the job with it. CuPy and the CUDA compiler are installed for
 the CUDA major that the NVIDIA driver runs; without a driver the demonstration does without them, while the tests, which
-compile every kernel, take those of CUDA 12.
+compile every kernel, take those of CUDA 12. The tests also compile the kernels for the host: where there is no C++
+compiler, they bring along the one in the ziglang wheel.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
 import sys
 import venv
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = {
@@ -37,7 +40,8 @@ def main(argv: list[str]) -> int:
         return 2
     extra, command = JOBS[argv[0]]
     python = environment(ROOT / ".venv")
-    extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]])])
+    compiler = compiler_extra() if argv[0] == "test" else []
+    extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]]), *compiler])
     print(f"installing gpucast[{extras}] into .venv ...", flush=True)
     install = [
         python,
@@ -68,14 +72,31 @@ def environment(folder: Path) -> str:
 
 def cuda_extra() -> list[str]:
     """The extra with the CUDA packages for this machine's driver; none without a driver."""
-    spec = importlib.util.spec_from_file_location("gpucast_driver", ROOT / "gpucast" / "compile" / "nvidia.py")
+    nvidia = standard_library_module("nvidia")
+    driver = nvidia.find()
+    return [] if driver is None or driver.cuda < (12, 0) else [nvidia.extra(driver.cuda)]
+
+
+def compiler_extra() -> list[str]:
+    """The extra with a C++ compiler, for a machine without one."""
+    cxx = standard_library_module("cxx")
+    try:
+        cxx.find("the tests")
+    except cxx.CompilerMissing:
+        return ["compiler"]
+    return []
+
+
+@functools.cache
+def standard_library_module(name: str) -> ModuleType:
+    """A module of gpucast.compile that needs no other package, before gpucast is installed."""
+    spec = importlib.util.spec_from_file_location(f"gpucast_{name}", ROOT / "gpucast" / "compile" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    driver = module.find()
-    return [] if driver is None or driver.cuda < (12, 0) else [module.extra(driver.cuda)]
+    return module
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def host_heatmap(path: Path) -> None:
 
 
 def host() -> str:
-    return from_readme(readme.speed_table())
+    return from_readme(f"{readme.speed_table()}\n{readme.host_details()}")
 
 
 def gpu() -> str:

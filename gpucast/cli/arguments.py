@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -55,9 +56,16 @@ def positive(text: str) -> float:
 
 @contextlib.contextmanager
 def created(path: str | None) -> Iterator[BinaryIO | None]:
-    """A file that appears when the block has ended. An error is raised at once if it cannot be written."""
+    """A file that appears when the block has ended. An error is raised at once if it cannot be written.
+
+    /dev/null takes all and keeps nothing.
+    """
     if path is None:
         yield None
+        return
+    if path == os.devnull:
+        with open(path, "wb") as nothing:
+            yield nothing
         return
     with replacing(path) as file:
         yield file

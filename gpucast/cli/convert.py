@@ -230,6 +230,8 @@ def _warn_of_rest(outcome: Outcome) -> None:
 
 def _check_report(path: str, plan: ConversionPlan) -> None:
     """Raise errors about the report before the work, also if it would replace a file that is read or written."""
+    if path == os.devnull:
+        return
     if not os.path.basename(path):
         raise FileError(f"{path!r} is no name of a file; expected one for --report, as report.html")
     folder = os.path.dirname(path) or "."

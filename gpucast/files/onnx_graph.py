@@ -51,7 +51,7 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
 
     graph = model.graph
     protos = {proto.name: proto for proto in graph.initializer}
-    outputs = {value.name for value in graph.output}
+    kept = {None, *(value.name for value in graph.output)}
     uses = _uses(graph)
     taken = set(uses) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
     for one in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
@@ -69,13 +69,14 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
             proto.name = stored
             continue
         retyped.add(name)
-        if len(use.casts) == 1 and _cast_output(use.casts[0], proto.data_type) not in outputs | {None}:
+        if len(use.casts) == 1 and _cast_output(node := graph.node[use.casts[0]], proto.data_type) not in kept:
             removed.append(use.casts[0])
-            proto.name = use.casts[0].output[0]
-    for node in removed:
-        graph.node.remove(node)
-    for value in [value for value in graph.value_info if value.name in retyped]:
-        graph.value_info.remove(value)
+            proto.name = node.output[0]
+    # By their places: protocol buffers would look for each.
+    for place in sorted(removed, reverse=True):
+        del graph.node[place]
+    for place in reversed([at for at, value in enumerate(graph.value_info) if value.name in retyped]):
+        del graph.value_info[place]
     for node in reversed(casts):
         graph.node.insert(0, node)
     model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(list(model.opset_import), True))
@@ -83,20 +84,21 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
 
 @dataclass
 class _Uses:
-    """The uses of a name: Casts of the main graph, and the number of all others."""
+    """The uses of a name: the places of Casts in the main graph, and the number of all others."""
 
-    casts: list[Any] = field(default_factory=list)
+    casts: list[int] = field(default_factory=list)
     others: int = 0
 
 
 def _uses(graph: Any) -> dict[str, _Uses]:
     uses: dict[str, _Uses] = {}
-    for node in graph.node:
-        is_cast = node.op_type == "Cast" and node.domain in _DOMAINS
+    for place, node in enumerate(graph.node):
+        # No checker has seen the model.
+        is_cast = (node.op_type, len(node.input), len(node.output)) == ("Cast", 1, 1) and node.domain in _DOMAINS
         for name in node.input:
             use = uses.setdefault(name, _Uses())
             if is_cast:
-                use.casts.append(node)
+                use.casts.append(place)
             else:
                 use.others += 1
     inner = [graph for node in graph.node for graph in _inner_graphs(node)]

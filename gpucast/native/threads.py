@@ -20,25 +20,41 @@ _STEP = 1 << 12
 
 
 def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
-    """Call ``work(start, stop)`` for parts that make up `size` elements, which take `nbytes` bytes, and wait."""
+    """Call ``work(start, stop)`` for parts that make up `size` elements, which take `nbytes` bytes, and wait.
+
+    An error of a part, whichever thread has it, is one of the whole.
+    """
     parts = min(most(), nbytes // PART)
     if parts < 2:
         work(0, size)
         return
     step = -(-size // (parts * _STEP)) * _STEP
-    helpers = []
-    for start in range(step, size, step):
-        helper = threading.Thread(target=work, args=(start, min(start + step, size)), name="gpucast-cast")
+    helpers, errors = list[threading.Thread](), list[BaseException]()
+
+    def help_with(start: int, stop: int) -> None:
         try:
-            helper.start()
-        except RuntimeError:
-            # The system has no more threads.
-            work(start, min(start + step, size))
-            continue
-        helpers.append(helper)
-    work(0, step)
-    for helper in helpers:
-        helper.join()
+            work(start, stop)
+        except BaseException as error:
+            errors.append(error)
+
+    try:
+        for start in range(step, size, step):
+            part = start, min(start + step, size)
+            helper = threading.Thread(target=help_with, args=part, name="gpucast-cast")
+            try:
+                helper.start()
+            except RuntimeError:
+                # The system has no more threads.
+                work(*part)
+                continue
+            helpers.append(helper)
+        work(0, min(step, size))
+    finally:
+        # After an error too: nobody writes to the result any more.
+        for helper in helpers:
+            helper.join()
+    if errors:
+        raise errors[0]
 
 
 @lru_cache(maxsize=1)

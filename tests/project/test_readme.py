@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +54,24 @@ def test_cuda_is_installed_only_where_a_driver_can_run_it(
     text = (ROOT / module).read_text(encoding="utf-8")
     (tmp_path / module).write_text(f"{text}\n\ndef find():\n    return {found}\n", encoding="utf-8")
     monkeypatch.setattr(start, "ROOT", tmp_path)
-    monkeypatch.delitem(sys.modules, "gpucast_driver", raising=False)
+    monkeypatch.setattr(start, "standard_library_module", start.standard_library_module.__wrapped__)
     assert start.cuda_extra() == extras
-    monkeypatch.delitem(sys.modules, "gpucast_driver", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("commands", "extras"),
+    [({"gcc", "g++"}, []), ({"clang", "clang++"}, []), ({"gcc"}, ["compiler"]), (set(), ["compiler"])],
+)
+def test_a_compiler_is_installed_where_there_is_none(
+    commands: set[str], extras: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import start
+
+    for command in commands:
+        (tmp_path / command).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    # The tests' own machine may have the wheel.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert start.compiler_extra() == extras

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.files import limits
+from gpucast.files.inside import open_regular
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"
@@ -38,11 +39,11 @@ class Index:
 
 def read(path: str) -> Index:
     """Read an index. FileError if it is not one. The file names in it are not checked here."""
-    size = os.path.getsize(path)
-    if size > limits.HEADER:
-        raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
-    with open(path, "rb") as file:
-        raw = file.read()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limits.HEADER:
+            raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
+        raw = file.read(limits.HEADER)
     try:
         document = limits.parsed_json(raw)
     except ValueError:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,6 +93,7 @@ def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
     ("pair", "ops"),
     [
         ("FLOAT:FLOAT8E4M3FN", FusedOps("narrow")), ("FLOAT16:BFLOAT16", FusedOps("narrow")),
+        ("INT64:INT8", FusedOps("wide")),
         ("FLOAT:FLOAT8E4M3FN", FusedOps(amax=True, finite=True)),
     ],
 )  # fmt: skip
@@ -215,12 +217,19 @@ def test_an_unanswered_question_is_no_proof() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     path = tmp_path / "proof.json"
-    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", "--solver", "z3", "--json", str(path), "--no-progress"]) == 0
+    asked = ["--solver", "z3", "--mutants", "2", "--json", str(path), "--no-progress"]
+    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", *asked]) == 0
     out = capsys.readouterr().out
     assert "FLOAT to INT8, sm_90: proved by z3" in out
     assert "INT4 to FLOAT16, sm_90: proved by exhaustion" in out
     assert out.endswith("2 of 2 rules proved for sm_90\n")
-    assert '"rules": 2,\n "proved": 2,' in path.read_text()
+    found = json.loads(path.read_text())
+    assert (found["rules"], found["proved"], found["methods"]) == (2, 2, {"z3": 1, "exhaustion": 1})
+    assert sum(found["mutants"].values()) == 2
+    # What one solver has proved the other one has not.
+    second = ["prove", "FLOAT:INT8", "--solver", "z3", "--second", "1/1", "--known", str(path), "--no-progress"]
+    assert main(second) == 0
+    assert re.search("FLOAT to INT8, sm_90: proved by z3 .*, bitwuzla ", capsys.readouterr().out)
 
 
 def test_the_picture_marks_proved_pairs(

@@ -192,17 +192,18 @@ class Prover:
         question, without a multiplication. None where this is not their form.
 
         Of FLOATs the product is exact in DOUBLE, with 48 digits, so that its roundings to FLOAT are those of the
-        DOUBLE; and so is what cutting it off leaves. A product that is no number is PTX's NaN. 0 times anything is 0 or
-        NaN, infinity times anything infinite or NaN.
+        DOUBLE; and so is what cutting it off leaves, which is not 0 beyond the largest FLOAT. A product that is no
+        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN.
         """
-        every = t.in_order(wanted)
-        products = [x for x in every if x.op == "fmul" and x.param[0] == t.TWICE]
+        products = [x for x in t.in_order(wanted) if x.op == "fmul" and x.param[0] == t.TWICE]
         if len(products) != 1:
             return None
         [specified], new, others = products, dict[Term, Term](), dict[Term, Term]()
-        product, nan = t.var("product", 64), t.const(0x7FFFFFFF, 32)
+        product, beyond, nan = t.var("product", 64), t.var("beyond", 32), t.const(0x7FFFFFFF, 32)
+        size, factor = t.magnitude(product), t.magnitude(specified.args[0])
+        zero, infinite = t.const(0, 63), t.const(t.infinity(t.TWICE), 63)
         for x in t.in_order(got):
-            if x.op == "fmul" and self._equal_numbers(x, specified):
+            if x.op == "fmul" and x.width >= 32 and self._equal_numbers(x, specified):
                 rounded = t.arithmetic("convert", 32, (product,), t.TWICE, t.SINGLE, x.param[1])
                 new[x] = product if x.width == 64 else t.ite(t.is_nan(product, t.TWICE), nan, rounded)
             elif x.op == "fmul":  # Of another element.
@@ -214,13 +215,14 @@ class Prover:
                     return None
                 rest = t.arithmetic("convert", 64, (t.substitute(x.args[2], new),), t.SINGLE, t.TWICE, "rn")
                 rest = t.arithmetic("fadd", 64, (product, rest), t.TWICE, "rn")
-                new[x] = t.arithmetic("convert", 32, (rest,), t.TWICE, t.SINGLE, x.param[1])
+                rest = t.arithmetic("convert", 32, (rest,), t.TWICE, t.SINGLE, x.param[1])
+                far = t.conj(t.invert(t.ult(size, t.const((1023 + 128) << 52, 63))), t.ult(size, infinite))
+                new[x] = t.ite(far, beyond, rest)
         if not new:
             return None
         differ = t.invert(t.eq(t.substitute(got, new | others), t.substitute(wanted, {specified: product})))
-        size, factor = t.magnitude(product), t.magnitude(specified.args[0])
-        zero, infinite = t.const(0, 63), t.const(t.infinity(t.TWICE), 63)
         limits = [
+            t.invert(t.eq(t.magnitude(beyond), t.const(0, 31))),
             t.invert(t.conj(t.eq(factor, zero), t.ult(zero, size), t.invert(t.ult(infinite, size)))),
             t.invert(t.conj(t.eq(factor, infinite), t.ult(size, infinite))),
         ]

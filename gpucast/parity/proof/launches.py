@@ -137,7 +137,8 @@ def edges(source: KernelSource) -> Iterator[Launch]:
 
 def strided(source: KernelSource) -> Iterator[Launch]:
     """Launches of a strided or a transposed kernel at listed shapes: rows with gaps, a permutation, both sides
-    backwards, elements that are not aligned, and squares that are not full. A packed side is a stream, at every bit."""
+    backwards, elements that are not aligned, more than a block of one dimension, and squares that are not full. A
+    packed side is a stream, at every bit."""
     src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
     if source.shape == "transposed":
         side = square_side(source.src_bits, source.rule.dst.bits)
@@ -158,6 +159,9 @@ def strided(source: KernelSource) -> Iterator[Launch]:
     for number, dims in enumerate(shapes):
         bit = 2 * number % 8 if source.src_bits < 8 else 0
         yield _with_random(source, Launch(math.prod(dims.lengths), number, bit, 3 * number % _VECTOR, dims=dims))
+    n = source.elements * source.threads + 3
+    some = ((0, 0), (0, _THREAD), (1, 0))
+    yield _with_random(source, Launch(n, threads=some, dims=Dims((n,), (2 * src,), (3 * dst,))))
 
 
 def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
@@ -263,7 +267,7 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
         blocks = range(source.blocks(launch.grid))
         asked = tuple((block, number) for block in blocks for number in range(source.threads))
     found = _run(kernel, [placed], params, asked or _busy(0, source, launch), source.threads, table)
-    if launch.threads is not None and launch.dst == 0:
+    if launch.threads is not None and launch.dst == 0 and launch.dims is None:
         block, width = source.elements * source.threads, source.tile * source.threads
         begins = (number * block + thread * source.tile for number, thread in launch.threads)
         tiles = (begin + place for begin in begins for place in range(0, block, width))
@@ -296,7 +300,9 @@ def _constants(data: bytes) -> list[Term]:
 
 def _busy(block: int, source: KernelSource, launch: Launch) -> list[tuple[int, int]]:
     """The threads that have elements in a block with few, those next to them, and the last one."""
-    busy = min(launch.n // source.tile + 3, source.threads)
+    # Of a strided kernel neighbouring threads have neighbouring elements, where those are whole bytes.
+    tile = 1 if source.shape == "strided" and source.rule.dst.bits >= 8 else source.tile
+    busy = min(launch.n // tile + 3, source.threads)
     return [(block, number) for number in (*range(busy), *range(busy, source.threads)[-1:])]
 
 

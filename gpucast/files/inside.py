@@ -83,9 +83,11 @@ def open_inside(folder: str, path: str) -> int:
             raise OSError(error.errno, error.strerror, path) from error
         finally:
             os.close(at)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    try:
+        _check_regular(handle, path)
+    except BaseException:
         os.close(handle)
-        raise FileError(f"{path}: is no regular file")
+        raise
     return handle
 
 
@@ -98,10 +100,17 @@ def open_regular(path: str) -> BinaryIO:
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError(f"{path}: is no regular file")
     file = open(path, "rb", opener=_at_once)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    try:
+        _check_regular(file.fileno(), path)
+    except BaseException:
         file.close()
-        raise FileError(f"{path}: is no regular file")
+        raise
     return file
+
+
+def _check_regular(handle: int, path: str) -> None:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        raise FileError(f"{path}: is no regular file")
 
 
 def _at_once(path: str, flags: int) -> int:

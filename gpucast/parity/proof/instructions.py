@@ -250,6 +250,9 @@ def _table() -> dict[str, Operation]:
                             ),
                         )
 
+    # Without a mode it is to nearest, and may become one with an addition that has none: these are not known here.
+    found["mul.f64"] = found["mul.rn.f64"]
+
     def convert(source: Format, to: Format, mode: str) -> Callable[[Term], Term]:
         return lambda a: t.arithmetic("convert", sum(to), (a,), source, to, mode)
 

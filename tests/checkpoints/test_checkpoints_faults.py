@@ -247,12 +247,12 @@ def test_an_error_of_the_system(
     assert message == "gpucast convert: out: No space left on device\n"
     assert contents(folder) == before
 
-    def opened(path: str, mode: str) -> Any:
+    def opened(path: str) -> Any:
         file = Failing(path, "rb")
         file.limit = 1_200_000
         return io.BufferedReader(file, 1 << 12)
 
-    monkeypatch.setattr(formats, "open", opened, raising=False)
+    monkeypatch.setattr(formats, "open_regular", opened)
     message = failure(capsys, "in", "out", "--to", "FLOAT16")
     assert "in/a.safetensors: tensor 'a1' cannot be read: Input/output error" in message
     assert contents(folder) == before
@@ -331,7 +331,9 @@ def test_a_source_that_changes_is_noticed(folder: Path, capsys: pytest.CaptureFi
         checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan))
 
     def cut(done: int) -> None:
-        os.truncate("in.safetensors", 1 << 20)
+        # The stage is told before the file is opened.
+        if done:
+            os.truncate("in.safetensors", 1 << 20)
 
     plan = checkpoints.make_plan(
         "in.safetensors", "out.safetensors", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {})

@@ -10,14 +10,13 @@ compiler, they bring along the one in the ziglang wheel.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 JOBS = {
@@ -72,31 +71,20 @@ def environment(folder: Path) -> str:
 
 def cuda_extra() -> list[str]:
     """The extra with the CUDA packages for this machine's driver; none without a driver."""
-    nvidia = standard_library_module("nvidia")
-    driver = nvidia.find()
-    return [] if driver is None or driver.cuda < (12, 0) else [nvidia.extra(driver.cuda)]
-
-
-def compiler_extra() -> list[str]:
-    """The extra with a C++ compiler, for a machine without one."""
-    cxx = standard_library_module("cxx")
-    try:
-        cxx.find("the tests")
-    except cxx.CompilerMissing:
-        return ["compiler"]
-    return []
-
-
-@functools.cache
-def standard_library_module(name: str) -> ModuleType:
-    """A module of gpucast.compile that needs no other package, before gpucast is installed."""
-    spec = importlib.util.spec_from_file_location(f"gpucast_{name}", ROOT / "gpucast" / "compile" / f"{name}.py")
+    spec = importlib.util.spec_from_file_location("gpucast_driver", ROOT / "gpucast" / "compile" / "nvidia.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    return module
+    driver = module.find()
+    return [] if driver is None or driver.cuda < (12, 0) else [module.extra(driver.cuda)]
+
+
+def compiler_extra() -> list[str]:
+    """The extra with a C++ compiler, for a machine without one."""
+    is_there = os.environ.get("CXX") or any(map(shutil.which, ("g++", "clang++", "c++")))
+    return [] if is_there else ["compiler"]
 
 
 if __name__ == "__main__":

@@ -119,12 +119,9 @@ def edges(source: KernelSource) -> Iterator[Launch]:
     bits = range(0, 8, 2 if src_bits < 8 else 8)
     # Loads that are not aligned keep this far from the ends of the array.
     margin = 2 * _VECTOR * 8 // src_bits + 2
-    for number in range(max(_VECTOR * len(bits), tile)):
-        src, bit, dst = (
-            number % _VECTOR,
-            bits[number // _VECTOR % len(bits)],
-            (5 * number + number // _VECTOR) % _VECTOR,
-        )
+    for number in range(max(_VECTOR, tile)):
+        # All bits at each place in a word.
+        src, bit, dst = number % _VECTOR, bits[number // 4 % len(bits)], (5 * number + number // _VECTOR) % _VECTOR
         yield _with_random(source, Launch(margin + 2 * tile + 3 * number % tile, src, bit, dst))
     for number in range(1, tile + 2):
         yield _with_random(source, Launch(number, 7 * number % _VECTOR, bits[number % len(bits)], 3 * number % _VECTOR))
@@ -144,10 +141,11 @@ def strided(source: KernelSource) -> Iterator[Launch]:
         side = square_side(source.src_bits, source.rule.dst.bits)
         for rows, columns in ((side, side), (side // 4 + 1, side + side // 4)):
             count = rows * columns
-            dims = Dims((2, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
+            many = 1 if rows == side else 2
+            dims = Dims((many, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
             found = squares(dims, src, dst, side)
             assert found is not None
-            yield Launch(2 * count, dims=found[0], grid=found[1])
+            yield Launch(many * count, dims=found[0], grid=found[1])
         return
     shapes = [
         Dims((5, 7), (9 * src, src), (8 * dst, dst)),

@@ -90,6 +90,12 @@ def _look_up(term: Term, at: Array) -> Array:
     return np.asarray(np.frombuffer(memory, f"<u{size}", len(memory) // size)[offset // size])
 
 
+def _search(term: Term, key: Array) -> Array:
+    bounds, values = term.param
+    found = np.searchsorted(np.array(bounds, np.uint64), key, side="right")
+    return np.array(values, _kind(term.width))[found]
+
+
 # ---- floating point, computed as float64 ----
 
 
@@ -202,6 +208,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "join": _join,
     **dict.fromkeys(("shl", "lshr", "ashr"), _shift),
     "lookup": _look_up,
+    "search": _search,
     **dict.fromkeys(("fma", "fadd", "fmul", "integral"), _arithmetic),
     "convert": lambda t, a: encode(decode(a, t.param[0]), t.param[1], t.param[2]),
     "from_int": _from_int,

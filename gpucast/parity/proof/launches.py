@@ -105,6 +105,10 @@ def cell(at: int) -> Term:
     return var(f"cell{at - NARROW:x}", _CELLS[at])
 
 
+def is_cell(unknown: Term) -> bool:
+    return any(unknown is cell(at) for at in _CELLS)
+
+
 def full_tile(source: KernelSource, threads: Iterable[int] = (_THREAD,)) -> Launch:
     """Some threads of the second of three blocks, all of whose elements are in the arrays."""
     n = 3 * source.elements * source.threads

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.parity.proof.terms import BRAIN, HALF, TWICE, Format, Term, in_order, infinity
+from gpucast.parity.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
 
 Array = npt.NDArray[Any]
 
@@ -191,13 +191,7 @@ def _to_int(term: Term, a: Array) -> Array:
 
 
 _OPERATIONS: dict[str, Callable[..., Array]] = {
-    "and": lambda t, a, b: a & b,
-    "or": lambda t, a, b: a | b,
-    "xor": lambda t, a, b: a ^ b,
-    "not": lambda t, a: ~a if a.dtype != object else a ^ ((1 << t.width) - 1),
-    "add": lambda t, a, b: a + b,
-    "sub": lambda t, a, b: a - b,
-    "mul": lambda t, a, b: a * b,
+    **{op: (lambda t, *args, compute=compute: compute(*args)) for op, compute in INTEGERS.items()},
     "udiv": _udiv,
     "eq": lambda t, a, b: a == b,
     "ult": lambda t, a, b: a < b,

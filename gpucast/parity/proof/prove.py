@@ -14,7 +14,7 @@ from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.fused import FusedArguments
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, run, run_many, seed
+from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
 from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.numbers import Array, evaluate
 from gpucast.parity.proof.ptx import Kernel
@@ -60,7 +60,7 @@ class Prover:
         source: KernelSource | BatchSource,
         kernel: Kernel,
         solvers: Sequence[str],
-        limit: float = 60,
+        limit: float = 300,
         verdict: Verdict | None = None,
     ) -> None:
         self.source, self.kernel, self.solvers, self.limit = source, kernel, solvers, limit
@@ -274,14 +274,17 @@ def _own(index: int) -> tuple[str, str]:
 
 def _alone(got: Term, own: Mapping[Term, Term]) -> Term:
     """A result with the same names for all elements: of its `own` inputs. What depends on inputs of others alone, such
-    as whether there is a NaN among them, is an unknown of its own: so more is asked than must hold, of less."""
-    mine, new = set(own), dict(own)
+    as whether there is a NaN among them, is an unknown of its own: so more is asked than must hold, of less. What all
+    share, such as the scale, stays."""
+    mine, others, new = set(own), set[Term](), dict(own)
     for term in t.in_order(got):
         if not mine.isdisjoint(term.args):
             mine.add(term)
             for arg in term.args:
-                if not arg.constant and arg not in mine and arg not in new:
+                if arg in others and arg not in mine and arg not in new:
                     new[arg] = t.var(f"other{len(new)}", arg.width)
+        if (term.op == "var" and term not in own and not is_cell(term)) or not others.isdisjoint(term.args):
+            others.add(term)
     return t.substitute(got, new)
 
 

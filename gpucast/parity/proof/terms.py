@@ -8,6 +8,7 @@ arrays of inputs, `smt` writes it as SMT-LIB. Floating-point values are bit-vect
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -190,7 +191,7 @@ def bitwise(op: str, *args: Term) -> Term:
 def _bitwise(op: str, args: tuple[Term, ...]) -> Term:
     width, a, b = args[0].width, args[0], args[-1]
     if all(arg.constant for arg in args):
-        return const(_INTEGERS[op](*(arg.param for arg in args)), width)
+        return const(INTEGERS[op](*(arg.param for arg in args)), width)
     if op == "not":
         return a.args[0] if a.op == "not" else make("not", width, args)
     if a.constant or (id(a) > id(b) and not b.constant):
@@ -223,7 +224,7 @@ def conj(*terms: Term) -> Term:
 
 def _two(op: str, a: Term, b: Term) -> Term:
     if a.constant and b.constant:
-        return const(_INTEGERS[op](a.param, b.param), a.width)
+        return const(INTEGERS[op](a.param, b.param), a.width)
     return make(op, a.width, (a, b))
 
 
@@ -260,7 +261,9 @@ def negate(a: Term) -> Term:
 
 
 def udiv(a: Term, b: Term) -> Term:
-    return _two("udiv", a, b)
+    if a.constant and b.constant and b.param:
+        return const(a.param // b.param, a.width)
+    return make("udiv", a.width, (a, b))
 
 
 def shift(op: str, a: Term, by: Term) -> Term:
@@ -399,15 +402,15 @@ def arithmetic(op: str, width: int, args: tuple[Term, ...], *param: Any) -> Term
     return make(op, width, args, param)
 
 
-_INTEGERS: dict[str, Callable[..., int]] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "not": lambda a: ~a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "udiv": lambda a, b: a // b if b else -1,
+#: Of integers and of arrays of them; only the lowest bits of the result count.
+INTEGERS: dict[str, Callable[..., Any]] = {
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": operator.invert,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
 }
 
 

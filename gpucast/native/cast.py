@@ -56,18 +56,18 @@ class NativeCast:
     """Casts by one rule. Safe to call from several threads."""
 
     def __init__(self, library: ctypes.CDLL, rule: CastRule) -> None:
-        self._function = library[kernel_name(rule)]
-        self._function.argtypes, self._function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
+        self.function = library[kernel_name(rule)]
+        self.function.argtypes, self.function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
 
     def __call__(self, x: Array, out: Array) -> None:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size
         if x.nbytes + out.nbytes < 2 * threads.PART:
-            self._function(x.ctypes.data, out.ctypes.data, x.size)
+            self.function(x.ctypes.data, out.ctypes.data, x.size)
             return
 
         def work(start: int, stop: int) -> None:
-            self._function(x[start:stop].ctypes.data, out[start:stop].ctypes.data, stop - start)
+            self.function(x[start:stop].ctypes.data, out[start:stop].ctypes.data, stop - start)
 
         threads.split(work, x.size, x.nbytes + out.nbytes)
 
@@ -191,7 +191,7 @@ def _default(src: DType, dst: DType) -> CastRule:
 @lru_cache(maxsize=1024)
 def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
     """The cast, or None if it was compiled wrongly: it does what NumPy does to every exponent and many mantissas."""
-    cast, codes = kind(library, rule), _codes(rule.src)
+    cast, codes = kind(library, rule), codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     cast(codes, out)
     # So few elements are cast by NumPy alone.
@@ -202,7 +202,7 @@ def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
 
 
 @lru_cache(maxsize=32)
-def _codes(src: DType) -> Array:
+def codes_to_try(src: DType) -> Array:
     """Codes to try casts with: all of 8 bits, and of more bits some of all exponents, more of them near 1."""
     if src.bits <= 8:
         # More than the library casts without a table.

@@ -8,10 +8,14 @@ millisecond and more, a thread a twentieth of that.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 #: The least bytes, of sources and results together, of the part of a thread.
 PART = 1 << 22
@@ -21,22 +25,35 @@ _STEP = 1 << 12
 
 def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
     """Call ``work(start, stop)`` for parts that make up `size` elements, which take `nbytes` bytes, and wait."""
-    parts = min(most(), nbytes // PART)
-    if parts < 2:
-        work(0, size)
-        return
+    parts = _parts(nbytes)
     step = -(-size // (parts * _STEP)) * _STEP
+    _together(work, [*range(0, size, step), size])
+
+
+def split_arrays(work: Callable[[int, int], None], nbytes: npt.NDArray[np.uint64]) -> None:
+    """As `split`, of arrays that are cast one after the other and take so many bytes each."""
+    ends = nbytes.cumsum()
+    parts = _parts(int(ends[-1]))
+    bounds = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
+    _together(work, sorted({0, *map(int, bounds), nbytes.size}))
+
+
+def _parts(nbytes: int) -> int:
+    return max(1, min(most(), nbytes // PART))
+
+
+def _together(work: Callable[[int, int], None], bounds: Sequence[int]) -> None:
     helpers = []
-    for start in range(step, size, step):
-        helper = threading.Thread(target=work, args=(start, min(start + step, size)), name="gpucast-cast")
+    for start, stop in itertools.pairwise(bounds[1:]):
+        helper = threading.Thread(target=work, args=(start, stop), name="gpucast-cast")
         try:
             helper.start()
         except RuntimeError:
             # The system has no more threads.
-            work(start, min(start + step, size))
+            work(start, stop)
             continue
         helpers.append(helper)
-    work(0, step)
+    work(*bounds[:2])
     for helper in helpers:
         helper.join()
 

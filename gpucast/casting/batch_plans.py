@@ -52,7 +52,7 @@ class NumpyPlanner(BatchPlanner):
         return list(map(self.describe_one, arrays))
 
     def addresses(self, arrays: Sequence[Any]) -> Addresses:
-        return native.batch.addresses(arrays)
+        return native.addresses.addresses(arrays)
 
     def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
         return list(map(np.empty, map(self.shape_of, arrays), repeat(dst.numpy)))

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -21,6 +20,7 @@ from gpucast.cpu import fused, lanes
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
+from gpucast.native.addresses import address
 
 Array = npt.NDArray[Any]
 #: A table with a number for each array.
@@ -32,8 +32,6 @@ _SCALED = tuple(map(dtype, ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")))
 _DOUBLE = dtype("DOUBLE")
 #: Numbers by which the casts with a scale are tried: one that FLOAT holds, others, and what makes NaN of infinities.
 _TRIED = (2.0**-10, 0.1, 3.0e38, 1e-300, 0.0)
-#: Where an array of NumPy holds the address of its elements: behind what all objects of CPython have.
-_DATA = object.__basicsize__
 
 
 def find(rule: CastRule, is_scaled: bool, nbytes: int = 0) -> Each | None:
@@ -56,16 +54,6 @@ def is_known(rule: CastRule, is_scaled: bool) -> bool:
     return rule.src in _SCALED and rule.dst in _SCALED and replace(rule, src=_DOUBLE) == resolve(_DOUBLE, rule.dst)
 
 
-def addresses(arrays: Sequence[Array]) -> Table:
-    """Where the elements of arrays begin, all of them of NumPy's own class."""
-    batch = host_native.library(batch_unit) if _OBJECTS_HAVE_ADDRESSES else None
-    if batch is None:
-        return np.fromiter((x.ctypes.data for x in arrays), np.uint64, len(arrays))
-    objects, found = np.fromiter(map(id, arrays), np.uint64, len(arrays)), np.empty(len(arrays), np.uint64)
-    batch.addresses_in(_pointer(objects), ctypes.c_uint64(_DATA), _pointer(found), ctypes.c_uint64(found.size))
-    return found
-
-
 def _cast_each(
     batch: ctypes.CDLL,
     function: Any,
@@ -79,7 +67,7 @@ def _cast_each(
     more: tuple[Any, ...] = ()
     if is_scaled:
         assert fused is not None
-        finite = None if fused.finite is None else ctypes.c_void_p(fused.finite.ctypes.data)
+        finite = None if fused.finite is None else _pointer(fused.finite)
         more = ctypes.c_double(fused.scale), finite
     run = batch.scale_each if is_scaled else batch.cast_each
 
@@ -113,9 +101,8 @@ def _checked(library: ctypes.CDLL, rule: CastRule) -> ScaledCast | None:
     cast, codes = ScaledCast(library, rule), native_cast.codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     for scale in _TRIED:
-        # So few elements are cast by NumPy alone.
-        for start in range(0, codes.size, lanes.FEW):
-            part = slice(start, start + lanes.FEW)
+        for start in range(0, codes.size, lanes.SHORT):
+            part = slice(start, start + lanes.SHORT)
             flags = np.ones((2, 1), np.uint8)
             cast(codes[part], out[part], scale, flags[0])
             given = FusedInputs(scale, finite=flags[1])
@@ -126,16 +113,4 @@ def _checked(library: ctypes.CDLL, rule: CastRule) -> ScaledCast | None:
 
 
 def _pointer(x: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.ctypes.data)
-
-
-def _has_addresses() -> bool:
-    """Whether arrays hold their address where NumPy's headers say."""
-    probe = np.empty(1)
-    return (
-        sys.implementation.name == "cpython"
-        and probe.ctypes.data == ctypes.c_void_p.from_address(id(probe) + _DATA).value
-    )
-
-
-_OBJECTS_HAVE_ADDRESSES = _has_addresses()
+    return ctypes.c_void_p(address(x))

@@ -19,6 +19,7 @@ from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
+from gpucast.native.addresses import address
 
 Array = npt.NDArray[Any]
 
@@ -58,18 +59,24 @@ class NativeCast:
     def __init__(self, library: ctypes.CDLL, rule: CastRule) -> None:
         self.function = library[kernel_name(rule)]
         self.function.argtypes, self.function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
+        self._src_itemsize, self._dst_itemsize = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
 
     def __call__(self, x: Array, out: Array) -> None:
-        """Cast flat, native codes into all of `out`, which does not overlap them."""
+        """As `compiled.CompiledCast`."""
         assert x.size == out.size
-        if x.nbytes + out.nbytes < 2 * threads.PART:
-            self.function(x.ctypes.data, out.ctypes.data, x.size)
+        self.at(address(x), address(out), x.size)
+
+    def at(self, src: int, dst: int, size: int) -> None:
+        """Cast elements that begin at an address."""
+        nbytes = size * (self._src_itemsize + self._dst_itemsize)
+        if nbytes < 2 * threads.PART:
+            self.function(src, dst, size)
             return
 
         def work(start: int, stop: int) -> None:
-            self.function(x[start:stop].ctypes.data, out[start:stop].ctypes.data, stop - start)
+            self.function(src + start * self._src_itemsize, dst + start * self._dst_itemsize, stop - start)
 
-        threads.split(work, x.size, x.nbytes + out.nbytes)
+        threads.split(work, size, nbytes)
 
 
 class CountedCast:
@@ -194,10 +201,9 @@ def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
     cast, codes = kind(library, rule), codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     cast(codes, out)
-    # So few elements are cast by NumPy alone.
-    for start in range(0, codes.size, lanes.FEW):
-        part = slice(start, start + lanes.FEW)
-        lanes.apply_codes(codes[part], rule, wanted[part])
+    for start in range(0, codes.size, lanes.SHORT):
+        part = slice(start, start + lanes.SHORT)
+        lanes.by_numpy(codes[part], rule, wanted[part])
     return cast if np.array_equal(out, wanted) else None
 
 
@@ -222,4 +228,4 @@ def codes_to_try(src: DType) -> Array:
 
 
 def _pointer(x: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.ctypes.data)
+    return ctypes.c_void_p(address(x))

@@ -51,10 +51,11 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
     """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
     if views is not None and codes.size <= SHORT:
-        cast = compiled.READY.get(rule)
+        cast = compiled.READY.get(rule) if compiled.READY else None
         if cast is not None:
             cast(*views)
-        elif by_numpy(views[0], rule, views[1]):
+        elif _short_lanes(rule)(*views):
+            # Now and then.
             compiled.find(rule, 0)
         return
     cast = compiled.find(rule, codes.nbytes)
@@ -73,9 +74,9 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
             lane(source, results)
 
 
-def by_numpy(codes: Array, rule: CastRule, result: Array) -> bool:
-    """Cast at most `SHORT` flat, native codes without compiled code. True now and then, after many calls."""
-    return _short_lanes(rule)(codes, result)
+def by_numpy(codes: Array, rule: CastRule, result: Array) -> None:
+    """Cast at most `SHORT` flat, native codes without compiled code."""
+    _short_lanes(rule)(codes, result)
 
 
 def lane(rule: CastRule, size: int, chunk: int) -> Lane:
@@ -105,6 +106,7 @@ class _ShortLanes:
         self._elements = self._next = 0
 
     def __call__(self, x: Array, out: Array) -> bool:
+        """Cast. True after so many calls that compiled code pays, but seldom, because to look for it takes long."""
         # Which lane, and which table, pays off depends on how many elements have been cast so far.
         self._elements += x.size + self._CALL
         has_doubled = self._elements >= self._next

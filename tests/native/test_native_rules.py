@@ -180,10 +180,28 @@ def test_packed_arrays_take_it(native: None) -> None:
     assert gpucast.cast(x, "FLOAT8E5M2").tobytes() == wanted
 
 
-def test_short_arrays_stay_with_numpy(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
-    monkeypatch.setitem(compiled.READY, rule, lambda codes, out: pytest.fail("a call of compiled code is slower"))
-    assert gpucast.cast(np.ones(100, np.float32), "BFLOAT16").tobytes() == b"\x80\x3f" * 100
+def test_short_arrays_take_code_that_is_ready(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, sizes = resolve(dtype("FLOAT"), dtype("BFLOAT16")), []
+    cast = found(rule)
+
+    def note(x: Any, out: Any) -> None:
+        sizes.append(x.size)
+        cast(x, out)
+
+    monkeypatch.setitem(compiled.READY, rule, note)
+    x = np.ones((10, 10), np.float32)
+    for given in (x, x.T, x[::2], x[0, :0]):
+        assert gpucast.cast(given, "BFLOAT16").tobytes() == b"\x80\x3f" * given.size
+    assert sizes == [100, 100, 50], "and nothing of nothing"
+
+
+def test_many_short_casts_look_for_it(native: None) -> None:
+    rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
+    found(rule)
+    compiled.READY.clear()
+    for _ in range(1000):
+        gpucast.cast(np.ones(1, np.float32), "FLOAT16")
+    assert rule in compiled.READY
 
 
 def test_the_first_long_cast_compiles_and_a_later_process_does_not(cache: Cache, native: None) -> None:

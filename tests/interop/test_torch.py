@@ -1000,10 +1000,10 @@ def test_plain_tensors_of_the_host_take_compiled_code(monkeypatch: pytest.Monkey
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(function))
+            seen.append(function.name())
             return function(*args, **(kwargs or {}))
 
     with Mode():
         gpucast.cast(x, "FLOAT16")
-    assert "gpucast.cast.default" in seen
+    assert "gpucast::cast" in seen
     assert code.sizes == []

@@ -11,6 +11,8 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _CUDA = 190
+#: Bytes of every block's shared memory that belong to the system from sm_90 on. This section says that they count.
+_RESERVED, _RESERVED_SECTION = 1024, ".nv.shared.reserved.0"
 _NOBITS = 8
 #: Attributes of .nv.info: a format byte, an attribute byte, then two bytes of value or of size.
 _SIZED, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 4, 0x11, 0x12, 0x2F
@@ -19,7 +21,7 @@ _SIZED, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 4, 0x11, 0x12, 0x2F
 @dataclass(frozen=True)
 class CubinKernel:
     """The static facts of one kernel: bytes of local memory and registers per thread, bytes of machine code, bytes of
-    shared memory per block."""
+    shared memory per block, without what the system takes of it."""
 
     local: int
     registers: int
@@ -61,7 +63,8 @@ def kernels(cubin: bytes) -> dict[str, CubinKernel]:
     """The static facts of every kernel, by name."""
     found, headers = sections(cubin), _named(cubin)
     # A section that has no bytes in the file still has a size.
-    shared = {name: header[5] for name, header in headers.items() if name.startswith(".nv.shared.")}
+    reserved = _RESERVED if _RESERVED_SECTION in headers else 0
+    shared = {name: header[5] - reserved for name, header in headers.items() if name.startswith(".nv.shared.")}
     names = [_string(found[".strtab"], symbol[0]) for symbol in _SYMBOL.iter_unpack(found[".symtab"])]
     facts: dict[str, dict[int, int]] = {}
     for attribute, value in _attributes(found[".nv.info"]):

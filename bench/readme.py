@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import os
 import re
@@ -17,7 +15,8 @@ from typing import Any
 from bench import gpu_results, gpu_tables
 from bench.gpu_results import FOLDER
 from bench.revision import ROOT
-from gpucast import cli
+from gpucast.cli import dtypes
+from gpucast.core.dtypes import DTYPES
 
 README = ROOT / "README.md"
 #: Of a GPU's results: the end of a picture's name, and what it shows.
@@ -48,10 +47,12 @@ def rendered(text: str) -> str:
 
 
 def dtype_table() -> str:
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        cli.main(["dtypes", "--markdown"])
-    return output.getvalue().rstrip() + "\n"
+    """What tells the types apart. `gpucast dtypes` has twelve columns."""
+    rows = [
+        f"| {row['name']} | {row['bits'] or ''} | {dtypes.range_text(row)} | {row['opset']} |"
+        for row in map(dtypes.describe, DTYPES)
+    ]
+    return "\n".join(["| Type | Bits | Range | First opset |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
 def speed_table() -> str:
@@ -76,8 +77,13 @@ def speed_table() -> str:
     for (src, dst), kinds in groups.items():
         cells = [spread(values) for values in kinds.values()]
         lines.append(f"| {src} | {dst} | {len(next(iter(kinds.values())))} | {' | '.join(cells)} |")
-    lines += ["", slow_line(host["rows"]), "", strings_line(host["strings"])]
     return "\n".join(lines) + "\n"
+
+
+def host_details() -> str:
+    """What the pages of the documentation say beyond the table: slow pairs, and text."""
+    host = json.loads(max(FOLDER.glob("host-*.json")).read_text(encoding="utf-8"))["host"]
+    return f"{slow_line(host['rows'])}\n\n{strings_line(host['strings'])}\n"
 
 
 def gpu_section(folder: Path = FOLDER) -> str:

@@ -17,7 +17,7 @@ count too, because they take an issue slot all the same. Of accesses with opposi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -108,11 +108,11 @@ def bytes_of(counts: Iterable[int]) -> int:
 
 def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
     """Whether there is a loop, not a rare one, between two stops of `path`: its entry, its accesses, its exit."""
-    reach = _reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in path})
+    onward = reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in path})
     stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
-    loops = [number for number in range(len(blocks)) if number in reach[number]]
+    loops = [number for number in range(len(blocks)) if number in onward[number]]
     return any(
-        loop in reach[place] and (after is None or after in reach[loop])
+        loop in onward[place] and (after is None or after in onward[loop])
         for place, after in zip(stops, [*stops[1:], None], strict=True)
         for loop in loops
     )
@@ -145,7 +145,7 @@ def _follow(tables: list[dict[_Key, _TailRange]], key: _Key) -> Iterable[int]:
 
 def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
     """For every block the paths from its first instruction to an exit, by their accesses."""
-    order, reach = _order(blocks), _reach(blocks, set())
+    order, onward = _order(blocks), reach(blocks)
     rank = {number: place for place, number in enumerate(order)}
     tables: list[dict[_Key, _TailRange]] = [{} for _ in blocks]
     for number in order:
@@ -161,7 +161,7 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
                     (key, _Tail(tails.shortest.length, (other, key)), _Tail(tails.longest.length, (other, key)))
                     for key, tails in tables[other].items()
                 ]
-        loop, marked = number in reach[number], _marked(block)
+        loop, marked = number in onward[number], _marked(block)
         for accesses in _accesses(block.instructions):
             for rest, shortest, longest in rests:
                 key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
@@ -238,7 +238,7 @@ def _order(blocks: list[Block]) -> list[int]:
     return order
 
 
-def _reach(blocks: list[Block], without: set[int]) -> list[set[int]]:
+def reach(blocks: list[Block], without: Collection[int] = ()) -> list[set[int]]:
     """For every block those that are reachable from it, in a kernel without some of its blocks."""
     found = []
     for block in blocks:

@@ -4,13 +4,15 @@
 Needs nothing but Python 3.10 with venv and pip. It makes `.venv` in the checkout (or uses the one that is there),
 installs gpucast into it with what the job needs, and runs the job with it. CuPy and the CUDA compiler are installed for
 the CUDA major that the NVIDIA driver runs; without a driver the demonstration does without them, while the tests, which
-compile every kernel, take those of CUDA 12.
+compile every kernel, take those of CUDA 12. The tests also compile the kernels for the host: where there is no C++
+compiler, they bring along the one in the ziglang wheel.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -37,7 +39,8 @@ def main(argv: list[str]) -> int:
         return 2
     extra, command = JOBS[argv[0]]
     python = environment(ROOT / ".venv")
-    extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]])])
+    compiler = compiler_extra() if argv[0] == "test" else []
+    extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]]), *compiler])
     print(f"installing gpucast[{extras}] into .venv ...", flush=True)
     install = [
         python,
@@ -76,6 +79,12 @@ def cuda_extra() -> list[str]:
     spec.loader.exec_module(module)
     driver = module.find()
     return [] if driver is None or driver.cuda < (12, 0) else [module.extra(driver.cuda)]
+
+
+def compiler_extra() -> list[str]:
+    """The extra with a C++ compiler, for a machine without one."""
+    is_there = os.environ.get("CXX") or any(map(shutil.which, ("g++", "clang++", "c++")))
+    return [] if is_there else ["compiler"]
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 
 For each pair of types and architecture it compiles the kernel of contiguous arrays with the default rule, and counts
 what a thread executes for a full aligned tile (`bench.sass_paths` says how the way is found): all instructions from the
-entry to the exit, index arithmetic, tables and barriers included, over the elements that the thread casts. The check
-fails where a pair leaves its budget (`bench.static_budget`). Shares of bandwidth are estimates (`bench.static_model`).
+entry to the exit, index arithmetic, tables and barriers included, over the elements that the thread casts. A model
+(`bench.static_model`) says how busy each unit of the machine is while memory works at the speed of a copy, and what
+limits the kernel at which share of a copy. The check fails where a unit is too full (`bench.static_budget`) or a layout
+misses its goal. All shares are estimates.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import gpucast
-from bench import static_quantize, static_tiles
+from bench import static_layouts, static_published, static_quantize, static_tiles
 from bench.heatmap import heatmap
 from bench.revision import commit
-from bench.static_budget import KNOWN, budget, over, problems, verdict
+from bench.static_budget import FULL, KNOWN, fullest, problems, verdict
 from bench.static_kernels import StaticKernel, measure
-from bench.static_model import GPUS, estimates
+from bench.static_model import GPUS, JUDGE, estimates, judged
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import cubin
 from gpucast.core.rule import CastRule, resolve
@@ -55,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = list(_rules(arguments.src, arguments.dst, arguments.all_rules))
-    figures: dict[str, Any] = {"shape": arguments.shape, "architectures": {}, "failures": []}
+    compiler = "NVRTC {}.{}".format(*cubin.compiler().version)
+    print(compiler)
+    figures: dict[str, Any] = {"compiler": compiler, "shape": arguments.shape, "architectures": {}, "failures": []}
     for arch in arguments.arch or architectures():
         with progress_bar(len(chosen), wanted=True, unit=" kernels") as advance:
             kernels = measure(chosen, arch, arguments.shape, advance)
@@ -69,16 +73,27 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             tiles = static_tiles.measure(arch)
             static_quantize.report(tiles)
             figures["failures"] += static_quantize.verdict(tiles, static_tiles.KNOWN)
+            layouts = static_layouts.measure(arch)
+            static_layouts.report(layouts)
+            figures["failures"] += static_layouts.verdict(layouts)
+            measured = [(str(one), one.kernel, one.estimate) for one in [*quantizing, *tiles]]
+            measured += [(str(one), one.kernel, judged(one.kernel)) for one in layouts]
+            figures.setdefault("others", {})[arch] = [
+                {"kernel": name, "per_element": round(kernel.per_element, 3), "estimate": str(of)}
+                for name, kernel, of in measured
+            ]
         if arguments.pictures is not None:
             arguments.pictures.mkdir(parents=True, exist_ok=True)
             picture(arguments.pictures / f"static-{arch}.svg", arch, kernels)
     print()
     failures = figures["failures"]
+    if arguments.shape == "contiguous" and not (arguments.src or arguments.dst or arguments.all_rules):
+        failures += static_published.report()
     for line in failures[:_LINES]:
         print(line)
     if len(failures) > _LINES:
         print(f"... and {len(failures) - _LINES} more; --json has all")
-    known = len(KNOWN) + len(static_quantize.KNOWN) + len(static_tiles.KNOWN)
+    known = len(KNOWN) + len(static_quantize.KNOWN) + len(static_tiles.KNOWN) + len(static_layouts.KNOWN)
     print(f"{len(failures)} failures, {known} known misses")
     return figures
 
@@ -106,7 +121,6 @@ def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Itera
 
 def as_json(kernel: StaticKernel) -> dict[str, Any]:
     """All figures of a kernel."""
-    allowed = budget(kernel)
     return {
         "kernel": kernel.source.name,
         "src": kernel.rule.src.name,
@@ -117,7 +131,6 @@ def as_json(kernel: StaticKernel) -> dict[str, Any]:
         "shortest": kernel.shortest,
         "rare": kernel.rare,
         "per_element": round(kernel.per_element, 3),
-        "budget": None if allowed is None else round(allowed, 3),
         "loop": kernel.loop,
         "branches": kernel.branches,
         "loads": kernel.loads,
@@ -128,33 +141,44 @@ def as_json(kernel: StaticKernel) -> dict[str, Any]:
         "local": kernel.local,
         "problems": problems(kernel),
         "estimates": {
-            one.gpu: {"share": round(one.share, 3), "bound": one.bound, "threads": one.threads}
+            one.gpu: {
+                "share": round(one.share, 3),
+                "bound": one.bound,
+                "use": {unit: round(share, 3) for unit, share in one.use.items()},
+                "threads": one.threads,
+                "in_flight": round(one.in_flight),
+                "needed": round(one.needed),
+            }
             for one in estimates(kernel)
         },
     }
 
 
 def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -> None:
-    ratios = [over(kernel) for kernel in kernels]
+    full = [fullest(kernel) for kernel in kernels]
     print(f"\n{arch}: {len(kernels)} kernels, {shape}")
-    if not any(map(math.isnan, ratios)):
-        many = sum(ratio > 1 for ratio in ratios)
-        middle = statistics.median(ratios)
-        print(f"instructions / budget: median {middle:.2f}, most {max(ratios):.2f}; {many} kernels above 1")
+    if not any(map(math.isnan, full)):
+        counts = ", ".join(f"{sum(one > limit for one in full)} above {limit}" for limit in (1, 0.85, FULL, 0.65))
+        print(
+            f"busiest unit at the speed of a copy: median {statistics.median(full):.2f}, most {max(full):.2f}; {counts}"
+        )
     for gpu in GPUS:
         shares = [one.share for kernel in kernels for one in estimates(kernel) if one.gpu == gpu.name]
         if shares:
-            full, least = sum(share == 1 for share in shares), min(shares)
-            print(f"{gpu.name}, estimate: {full} kernels can reach {gpu.bandwidth} TB/s, the slowest {least:.0%} of it")
+            whole, least = sum(share == 1 for share in shares), min(shares)
+            print(f"{gpu.name}, estimate: {whole} kernels reach {gpu.bandwidth} TB/s, the slowest {least:.0%} of it")
     shown = list(kernels)
     if len(kernels) > _SHOWN:
-        shown = sorted(kernels, key=lambda kernel: -kernel.per_element / kernel.moved)[:_SHOWN]
-        print(f"the {_SHOWN} with the most instructions per byte:")
+        shown = sorted(kernels, key=lambda kernel: -fullest(kernel))[:_SHOWN]
+        print(f"the {_SHOWN} with the busiest units:")
     names = [gpu.name for gpu in GPUS if gpu.capability == kernels[0].capability]
-    header = ["kernel", "el", "instr/el", "budget", "shortest", "rare", "br", "loads", "stores", "lds", "regs", "smem"]
+    header = ["kernel", "el", "instr/el", "shortest", "rare", "br", "loads", "stores", "lds", "regs", "smem"]
     lines = [[*header, *(f"{name} (estimate)" for name in names)]]
     for kernel in shown:
-        cells = {one.gpu: f"{one.share:.0%} {one.bound} {one.threads}" for one in estimates(kernel)}
+        cells = {
+            one.gpu: f"{one.share:.0%} {one.bound}; {one.busiest} {one.use[one.busiest]:.2f}; {one.threads}"
+            for one in estimates(kernel)
+        }
         lines.append([*_cells(kernel), *(cells.get(name, "-") for name in names)])
     sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
@@ -167,12 +191,11 @@ def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -
 
 
 def _cells(kernel: StaticKernel) -> list[str]:
-    allowed, elements = budget(kernel), kernel.source.elements
+    elements = kernel.source.elements
     return [
         kernel.source.name.removeprefix("gpucast_"),
         str(elements),
-        f"{kernel.per_element:.2f}{' (one turn)' if kernel.loop else ''}",
-        "-" if allowed is None else f"{allowed:.2f}",
+        f"{kernel.per_element:.2f}{f' ({kernel.turns} turns)' if kernel.loop else ''}",
         f"{kernel.shortest / elements:.2f}",
         "-" if kernel.rare is None else f"{kernel.rare / elements:.2f}",
         str(kernel.branches),
@@ -189,22 +212,24 @@ def _accesses(counts: dict[int, int]) -> str:
 
 
 def picture(path: Path, arch: str, kernels: Sequence[StaticKernel]) -> None:
-    """The heat map of instructions as a share of the budget; of instructions per byte moved where there is no budget.
+    """The heat map of how much of its time the busiest unit works at the speed of a copy; of instructions per byte
+    moved for an architecture without a GPU in the model.
 
-    Of several rules of a pair it shows the one with the most instructions.
+    Of several rules of a pair it shows the one with the highest figure.
     """
     names = [row.name for row in NUMERIC]
     place = {name: number for number, name in enumerate(names)}
     values = [[math.nan] * len(names) for _ in names]
-    bounded = budget(kernels[0]) is not None
+    gpu = JUDGE.get(kernels[0].capability)
     for kernel in kernels:
         row, column = values[place[kernel.rule.src.name]], place[kernel.rule.dst.name]
-        value = over(kernel) if bounded else kernel.per_element / kernel.moved
+        value = kernel.per_element / kernel.moved if gpu is None else fullest(kernel)
         row[column] = value if math.isnan(row[column]) else max(row[column], value)
-    what = "as a share of the budget" if bounded else "per byte moved"
-    origin = f"from the machine code, {time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}; no GPU was used"
-    title = f"gpucast: instructions {what}, {arch}\n{origin}"
-    if bounded:
-        heatmap(path, names, names, values, title, "instructions / budget", low=0, middle=1, high=2, good="low")
+    version = "NVRTC {}.{}".format(*cubin.compiler().version)
+    origin = f"estimate from the machine code of {version}, {time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
+    if gpu is not None:
+        title = f"gpucast: the busiest unit at the speed of a copy, {arch} on {gpu.name}\n{origin}; no GPU was used"
+        heatmap(path, names, names, values, title, "share of its time", low=0, middle=FULL, high=2 * FULL, good="low")
     else:
+        title = f"gpucast: instructions per byte moved, {arch}\n{origin}; no GPU was used"
         heatmap(path, names, names, values, title, "instructions / byte", low=0, high=8, good="low", form="{:.1f}")

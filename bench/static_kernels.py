@@ -12,7 +12,7 @@ from typing import Literal
 
 from bench import cubin
 from bench.sass import Instruction, blocks, parse
-from bench.sass_paths import full_tile
+from bench.sass_paths import full_tile, reach
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec
@@ -52,8 +52,9 @@ class StaticKernel:
     local: int
     #: The compiler's messages about the kernel's program; usually "".
     log: str
-    #: The instructions of the path, in order.
+    #: The instructions of the path, in order, and those of them that are in loops.
     path: tuple[Instruction, ...]
+    repeated: tuple[Instruction, ...]
 
     @property
     def rule(self) -> CastRule:
@@ -79,9 +80,21 @@ class StaticKernel:
         return self.source.src_bits
 
     @property
+    def turns(self) -> int:
+        """How often a thread goes through the loops of the path: until all of its elements are stored."""
+        stored = sum(width * count for width, count in self.stores.items())
+        tile = self.source.elements * self.rule.dst.bits // 8
+        return max(1, tile // stored) if self.loop and stored else 1
+
+    @property
     def per_element(self) -> float:
         """Instructions per element."""
-        return self.instructions / self.source.elements
+        return (self.instructions + (self.turns - 1) * len(self.repeated)) / self.source.elements
+
+    @property
+    def executed(self) -> tuple[Instruction, ...]:
+        """What a thread executes, loops in all their turns."""
+        return self.path + (self.turns - 1) * self.repeated
 
     @property
     def moved(self) -> float:
@@ -170,18 +183,23 @@ def kernel(
     fact: cubin.CubinKernel,
     log: str,
     extra_bytes: int = 0,
+    misaligned: bool = False,
 ) -> StaticKernel:
-    """The facts of one kernel from its machine code. In the strided shape the path is the one with the most accesses.
+    """The facts of one kernel from its machine code. Where no path has just the bytes of a tile, as in a loop over its
+    elements, it is the one with the most accesses.
 
-    `extra_bytes`: bytes that every thread stores in addition to its tile.
+    `extra_bytes`: bytes that every thread stores in addition to its tile. `misaligned`: the path of a source that
+    begins between aligned addresses, with one tile for each turn of a loop.
     """
     flow = blocks(instructions)
-    if source.shape == "contiguous":
-        stored = source.elements * source.rule.dst.bits // 8 + extra_bytes
-        path = full_tile(flow, source.elements * source.src_bits // 8, stored)
-    else:
+    elements = source.tile if misaligned else source.elements
+    load, store = elements * source.src_bits // 8, elements * source.rule.dst.bits // 8 + extra_bytes
+    # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
+    path = full_tile(flow, load + misaligned * (16 if load % 16 == 0 else 4), store)
+    if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
         path = full_tile(flow)
     executed = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
+    loops = [number for number, reached in enumerate(reach(flow)) if number in reached]
     counts = Counter(instruction.base for instruction in executed)
     return StaticKernel(
         source=source,
@@ -199,4 +217,5 @@ def kernel(
         local=fact.local,
         log=log,
         path=executed,
+        repeated=tuple(one for number in path.blocks if number in loops for one in flow[number].instructions),
     )

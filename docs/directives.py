@@ -31,7 +31,7 @@ _HERE = Path(__file__).resolve().parent
 def contents(caption: str, *pages: str) -> str:
     """A table of contents of those pages that there are. (A page that no table has fails the build.)"""
     there = [page for page in pages if (_HERE / f"{page}.md").exists()]
-    return "\n".join(["```{toctree}", f":caption: {caption}", ":maxdepth: 1", "", *there, "```"])
+    return "\n".join(["```{toctree}", f":caption: {caption}", ":maxdepth: 1", ":hidden:", "", *there, "```"])
 
 
 FUNCTIONS = tables.TABLES | quantization_tables.TABLES | results.TEXTS | {"contents": contents}

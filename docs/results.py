@@ -57,7 +57,7 @@ def host_heatmap(path: Path) -> None:
 
 
 def host() -> str:
-    return from_readme(readme.speed_table())
+    return from_readme(f"{readme.speed_table()}\n{readme.host_details()}")
 
 
 def gpu() -> str:
@@ -90,11 +90,14 @@ def proofs() -> str:
         for proof in found["proofs"]:
             for method, spent in proof["seconds"].items():
                 seconds[method] = seconds.get(method, 0.0) + spent
+        both = sum(proof["seconds"].keys() >= found["solvers"].keys() for proof in found["proofs"])
+        mutants = ", ".join(f"{count} {name}" for name, count in found["mutants"].items())
         times = ", ".join(f"{method} {spent:,.0f} s" for method, spent in seconds.items())
         lines.append(
             f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} of {found['rules']:,} rules proved"
-            f" ({times}; NVRTC {found['nvrtc']}, {found['date']};"
-            f" [certificate](bench/results/{path.name}))"
+            f" ({times}; {both:,} of them by each of {' and '.join(found['solvers'])}; NVRTC {found['nvrtc']},"
+            f" {found['date']}; [certificate](bench/results/{path.name})). Changed instructions in kernels of a seeded"
+            f" sample of rules: {mutants}"
         )
     return from_readme("\n".join(lines))
 

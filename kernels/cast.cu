@@ -19,7 +19,7 @@ template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
 GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (is_small<Dst>() && by_float) {
+    if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
     } else {
         u32 part[N];
@@ -75,12 +75,79 @@ struct Arithmetic {
                 if constexpr (Src::is_bool) lanes = nonzero_lanes(lanes);
                 put_lanes<Dst::bits, 4>(out, i, lanes & repeated<8>(u32(Dst::mask)));
             }
-        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>()) {
+        } else if constexpr (SrcBits == 8 && Src::bits == 8 && Dst::is_bool) {
+#pragma unroll
+            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = bool_lanes<Src>(in.word[i]);
+        } else if constexpr (SrcBits == 4 && Src::is_int && Dst::is_int && Dst::bits == 8 && Rule::overflow() == Overflow::wrap) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4; i += 2) bytes_of_nibbles<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
+        } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
+        } else if constexpr (SrcBits == 8 && Src::bits == 8 && has_unpacking<Src, Dst>(Rule())) {
+            const u32 words = Dst::bits / 8;
+            u32 nan = 0, found[Elements / 4][words];
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4; ++i) {
+                unpack<Src, Dst>(in.word[i], found[i]);
+                nan |= float8_nan_bits<Src>(in.word[i]);
+            }
+            if ((nan & repeated<8>(0x80)) != 0) {
+                ptx::mark_rare();
+#pragma unroll
+                for (u32 i = 0; i < Elements / 4; ++i) finish_unpacked<Src, Dst>(in.word[i], found[i]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
+        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_unpacking<Src, Dst>(Rule())) {
+            u32 halves[4];
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; ++i) {
+                if (i % 4 == 0) ptx::cvt_f16x8_e2m1(in.word[i / 4], halves);
+                if constexpr (is_float16<Dst>()) {
+                    out.word[i] = halves[i % 4];
+                } else {
+                    float low, high;
+                    ptx::cvt_f32_f16x2(halves[i % 4], low, high);
+                    put<Dst::bits>(out, 2 * i, ptx::bits(low) >> (32 - Dst::bits));
+                    put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
+                }
+            }
+        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 16) {
+            const u32 count = Elements < 8 ? Elements : 8;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += count) {
+                Word codes[count];
+                float some[count], x[8] = {};
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
+                floats_without_nan<Src>(codes, some);
+#pragma unroll
+                for (u32 j = 0; j < count; ++j) x[j] = some[j];
+                put<4 * count>(out, i / count, ptx::cvt_e2m1x8(x));
+            }
+        } else if constexpr (has_packing<Dst>(Rule()) && Dst::bits == 16 && has_float32<Src>() && Src::has_nan && !is_same<Src, Dst>) {
+            // One test for all of the tile, because NaN is rare.
+            Word codes[Elements / 2][2];
+            u32 nan = 0;
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; ++i) {
+                codes[i][0] = get<SrcBits, Word>(in, 2 * i);
+                codes[i][1] = get<SrcBits, Word>(in, 2 * i + 1);
+                out.word[i] = packed_lanes<Src, Dst>(codes[i]);
+                nan |= nan_bits<Dst>(out.word[i]);
+            }
+            if ((nan & repeated<16>(0x8000)) != 0) {
+                ptx::mark_rare();
+#pragma unroll
+                for (u32 i = 0; i < Elements / 2; ++i) out.word[i] = finished_lanes<Src, Dst>(out.word[i], codes[i]);
+            }
+        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
-        } else if constexpr (has_integer_halves<Src, Dst>()) {
+        } else if constexpr (has_integer_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
@@ -233,67 +300,138 @@ GPUCAST_INLINE void cast_contiguous(
 
 // ---- any strides ----
 
-// One thread casts the elements that fill whole bytes of the destination together, so that no two threads write to one
-// byte. A packed side has no strides: it is the row-major stream.
-template <u32 SrcBits, u32 DstBits, u32 Threads, u32 MaxDims, typename Converter>
+// One thread casts `Unroll` elements, a block's width apart, of a destination of whole bytes. Of a packed destination it
+// casts the elements that fill whole bytes together, so that no two threads write to one byte. A packed side has no
+// strides: it is the row-major stream.
+template <u32 SrcBits, u32 DstBits, u32 Unroll, u32 Threads, u32 MaxDims, typename Converter>
 GPUCAST_INLINE void cast_strided(
     const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, u32 number, Converter& converter) {
     typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
-    const u32 group = Unit<DstBits>::elements;
-    const i64 first = (i64(number) * Threads + threadIdx.x) * group;
-    const i64 last = first + group < n ? first + group : n;
-    Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
-#pragma unroll 1
-    for (i64 i = first; i < last; ++i) {
+    const auto cast = [&](i64 i, i64& to) {
         const Offsets at = n >> 32 ? offsets(dims, dims.count, u64(i)) : offsets(dims, dims.count, u32(i));
+        to = at.dst;
         Word code;
         if constexpr (SrcBits < 8) {
             code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
         } else {
             code = load_element<SrcBits, Word>(src + at.src);
         }
-        code = converter.one(code, i);
-        if constexpr (DstBits < 8) {
-            writer.put(code);
-        } else {
-            store_element<DstBits>(dst + at.dst, code);
+        return converter.one(code, i);
+    };
+    i64 to;
+    if constexpr (DstBits < 8) {
+        const i64 first = (i64(number) * Threads + threadIdx.x) * Unroll;
+        const i64 last = first + Unroll < n ? first + Unroll : n;
+        Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
+#pragma unroll 1
+        for (i64 i = first; i < last; ++i) writer.put(cast(i, to));
+        writer.finish();
+    } else {
+        const i64 begin = i64(number) * (Threads * Unroll) + threadIdx.x;
+        if constexpr (SrcBits >= 8) {
+            const i64 src_step = dims.src[0], dst_step = dims.dst[0];
+            const bool aligned = ((address(src) | u64(src_step)) & (SrcBits / 8 - 1)) == 0
+                                 && ((address(dst) | u64(dst_step)) & (DstBits / 8 - 1)) == 0;
+            // One dimension, in which no place is searched for, and all of the block.
+            if (dims.count == 1 && aligned && begin - threadIdx.x + Threads * Unroll <= n) {
+                const u8* from = src + begin * src_step;
+                u8* place = dst + begin * dst_step;
+                Tile<SrcBits / 8> in[Unroll];
+#pragma unroll
+                for (u32 u = 0; u < Unroll; ++u) load_aligned(from + u * (Threads * src_step), in[u]);
+#pragma unroll
+                for (u32 u = 0; u < Unroll; ++u) {
+                    Tile<DstBits / 8> out = {};
+                    put<DstBits>(out, 0, converter.one(get<SrcBits, Word>(in[u], 0), begin + u * Threads));
+                    store_aligned(place + u * (Threads * dst_step), out);
+                }
+                return;
+            }
+        }
+#pragma unroll 1
+        for (u32 u = 0; u < Unroll; ++u) {
+            const i64 i = begin + u * Threads;
+            if (i >= n) break;
+            const Word code = cast(i, to);
+            store_element<DstBits>(dst + to, code);
         }
     }
-    if constexpr (DstBits < 8) writer.finish();
 }
 
 // ---- transposed: the dense dimension of the source is not that of the destination ----
 
+// Casts a whole square to shared memory.
+template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, typename Rule>
+GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Side>& square, Rule) {
+    typedef SquarePart<SrcBits, Side> Part;
+    const u32 warps = Threads / 32, steps = (Part::count + warps - 1) / warps, warp = threadIdx.x / 32;
+    if (u32(Part::count) < warps && warp >= u32(Part::count)) return;
+    Tile<Part::bytes> in[steps][4];
+#pragma unroll
+    for (u32 i = 0; i < steps; ++i) {
+        const Part part(warp + i * warps);
+        part.load(src, stride, in[i]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < steps; ++i) {
+        const Part part(warp + i * warps);
+        Tile<SrcBits / 2> turned[Part::rows];
+        part.turn(in[i], turned);
+#pragma unroll
+        for (u32 k = 0; k < Part::rows; ++k) {
+            Tile<Dst::bits / 2> codes = {};
+            Arithmetic<Src, Dst, SrcBits, Rule>().template tile<4>(turned[k], codes, 0);
+            u32* to = reinterpret_cast<u32*>(square.code + (part.row + k) * Square<Dst::bits, Side>::stride + part.column);
+#pragma unroll
+            for (u32 j = 0; j < Tile<Dst::bits / 2>::words; ++j) to[j] = codes.word[j];
+        }
+    }
+}
+
 // One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
-// destination's, the last. Squares at the edges may be smaller.
+// destination's, the last. Squares at the edges may be smaller, and arrays may lie at any address; both are cast element
+// by element.
 template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename Rule>
 GPUCAST_INLINE void cast_transposed(
     const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, Rule rule) {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     typedef typename Square<Dst::bits, Side>::Code Code;
     const u32 row = dims.count - 2, column = dims.count - 1;
-    const u64 across = (dims.length[column] + Side - 1) / Side, down = (dims.length[row] + Side - 1) / Side;
-    const u64 outer = blockIdx.x / across;
-    const u64 first_column = (blockIdx.x - outer * across) * Side, first_row = outer % down * Side;
+    // Numbers of squares, which are fewer than the blocks of a launch.
+    const u32 across = u32((dims.length[column] + Side - 1) / Side), down = u32((dims.length[row] + Side - 1) / Side);
+    const u32 line = blockIdx.x / across, outer = line / down;
+    const u64 first_column = u64(blockIdx.x - line * across) * Side, first_row = u64(line - outer * down) * Side;
     const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
-    const Offsets at = offsets(dims, row, outer / down);
-    src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * dims.src[column];
-    dst += at.dst + i64(first_row) * dims.dst[row] + i64(first_column) * dims.dst[column];
+    const Offsets at = offsets(dims, row, outer);
+    const i64 src_stride = dims.src[column], dst_stride = dims.dst[row];
+    src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * src_stride;
+    dst += at.dst + i64(first_row) * dst_stride + i64(first_column) * dims.dst[column];
     const u32 stride = Square<Dst::bits, Side>::stride;
+    const u32 src_word = SrcBits < 32 ? 4 : SrcBits / 8, dst_word = Dst::bits < 32 ? 4 : Dst::bits / 8;
+    const bool whole = rows >= Side && columns >= Side && ((address(src) | u64(src_stride)) & (src_word - 1)) == 0
+                       && ((address(dst) | u64(dst_stride)) & (dst_word - 1)) == 0;
+    if (whole) {
+        cast_square<Src, Dst, SrcBits, Side, Threads>(src, src_stride, square, rule);
+    } else {
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
-        const u32 r = i % Side, c = i / Side;
-        if (r < rows && c < columns) {
-            const Word code = load_element<SrcBits, Word>(src + r * (SrcBits / 8) + i64(c) * dims.src[column]);
-            square.code[c * stride + r] = Code(cast_code<Src, Dst>(code, rule));
+        for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
+            const u32 r = i % Side, c = i / Side;
+            if (r < rows && c < columns) {
+                const Word code = load_element<SrcBits, Word>(src + r * (SrcBits / 8) + i64(c) * src_stride);
+                square.code[r * stride + c] = Code(cast_code<Src, Dst>(code, rule));
+            }
         }
     }
     GPUCAST_BARRIER();
+    if (whole) {
+        store_square<Dst::bits, Side, Threads>(dst, dst_stride, square);
+    } else {
 #pragma unroll 4
-    for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
-        const u32 r = i / Side, c = i % Side;
-        if (r < rows && c < columns) {
-            store_element<Dst::bits>(dst + i64(r) * dims.dst[row] + c * (Dst::bits / 8), Word(square.code[c * stride + r]));
+        for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
+            const u32 r = i / Side, c = i % Side;
+            if (r < rows && c < columns) {
+                store_element<Dst::bits>(dst + i64(r) * dst_stride + c * (Dst::bits / 8), Word(square.code[r * stride + c]));
+            }
         }
     }
 }
@@ -322,12 +460,12 @@ GPUCAST_INLINE void cast_transposed(
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
             src, src_bit, dst, n, blockIdx.x, converter);                                                              \
     }
-#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, THREADS)                                                   \
+#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, UNROLL, THREADS)                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
         const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
-        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, THREADS>(                                                  \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, UNROLL, THREADS>(                                          \
             src, src_bit, dst, n, dims, blockIdx.x, converter);                                                        \
     }
 #define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \

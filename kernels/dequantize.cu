@@ -157,18 +157,33 @@ private:
     }
 };
 
-// Rows of complete blocks of a power of two elements, in aligned arrays.
+// Rows of complete blocks of a power of two elements, in aligned arrays. A thread takes its elements in parts of one store,
+// a block's width apart, so that neighbours write neighbouring bytes.
 template <typename F, typename Dst, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
 GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef typename F::element DType;
-    const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
+    // The fewest elements that `Multiplier` takes together, and those of one store.
+    const u32 least = DType::bits == 8 ? 4 : DType::bits == 6 ? 16 : 8, stored = 128 / Dst::bits;
+    const u32 part = stored > least ? stored : least, parts = Elements / part;
+    const i64 begin = i64(blockIdx.x) * (Threads * Elements) + threadIdx.x * part;
     if (begin >= n) return;
-    Tile<Elements * DType::bits / 8> in;
-    Tile<Elements * Dst::bits / 8> out = {};
-    load_aligned(src + begin * i64(DType::bits) / 8, in);
-    const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, begin / Block), global_value<F>(given.global_scale));
-    multiplier.template tile<Elements>(in, out);
-    store_aligned(dst + begin * i64(Dst::bits / 8), out);
+    i64 at[parts];
+    Tile<part * DType::bits / 8> in[parts];
+    Scale scale[parts];
+#pragma unroll
+    for (u32 i = 0; i < parts; ++i) {
+        // In place of a part behind the array the first one is done again.
+        at[i] = begin + i * (Threads * part) < n ? begin + i * (Threads * part) : begin;
+        load_aligned(src + at[i] * i64(DType::bits) / 8, in[i]);
+        scale[i] = load_scale<F>(given, at[i] / Block);
+    }
+    const float global = global_value<F>(given.global_scale);
+#pragma unroll
+    for (u32 i = 0; i < parts; ++i) {
+        Tile<part * Dst::bits / 8> out = {};
+        Multiplier<F, Dst, Float, Double>(scale[i], global).template tile<part>(in[i], out);
+        store_aligned(dst + at[i] * i64(Dst::bits / 8), out);
+    }
 }
 
 // All other blocks and arrays.

@@ -7,10 +7,44 @@
 // Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
 namespace gpucast {
 
-// Whether `as_float32` knows the source. Floats of 8 bits or fewer are looked up in tables instead.
+// ---- types that instructions know ----
+
+// Whether a type is FLOAT4E2M1, FLOAT8E4M3FN or FLOAT8E5M2, and whether instructions round numbers to it.
+template <typename DType>
+GPUCAST_CONSTANT bool is_float4() {
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 4 && DType::mantissa_bits == 1 && DType::bias == 1;
+}
+template <typename DType>
+GPUCAST_CONSTANT bool is_e4m3() {
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 8 && DType::mantissa_bits == 3 && DType::bias == 7 && DType::has_negative_zero;
+}
+template <typename DType>
+GPUCAST_CONSTANT bool is_e5m2() {
+    if constexpr (!DType::is_float) return false;
+    else return DType::bits == 8 && DType::mantissa_bits == 2 && DType::bias == 15 && DType::has_negative_zero;
+}
+template <typename DType>
+GPUCAST_CONSTANT bool has_conversion() {
+    if constexpr (is_float4<DType>()) return GPUCAST_SPECIFIC;
+    else return GPUCAST_FLOAT8 && (is_e4m3<DType>() || is_e5m2<DType>());
+}
+
+// The same for FLOAT6E2M3 and FLOAT6E3M2, which only casts use.
+template <typename DType>
+GPUCAST_CONSTANT bool has_float6_conversion() {
+    if constexpr (!DType::is_float || DType::bits != 6) return false;
+    else return GPUCAST_SPECIFIC && ((DType::mantissa_bits == 3 && DType::bias == 1) || (DType::mantissa_bits == 2 && DType::bias == 3));
+}
+
+// ---- numbers as floats ----
+
+// Whether `as_float32` knows the source. Other floats of 8 bits or fewer are looked up in tables instead.
 template <typename DType>
 GPUCAST_CONSTANT bool has_float32() {
     if constexpr (!DType::is_float) return !DType::is_e8m0;
+    else if constexpr (DType::bits == 8) return has_conversion<DType>();
     else return DType::bits >= 32 || (DType::bits == 16 && (DType::mantissa_bits == 10 || DType::mantissa_bits == 7));
 }
 
@@ -49,6 +83,9 @@ GPUCAST_INLINE float as_float32(Word code) {
         const int zeros = leading_zeros(magnitude | 1);
         const Word cut_off = magnitude << zeros << 24;
         return ptx::as_float(ptx::bits(ptx::cvt_rz_f32(integer<DType>(code))) | u32(cut_off != 0));
+    } else if constexpr (DType::bits == 8) {
+        // FLOAT8E5M2 is the upper half of FLOAT16.
+        return ptx::cvt_f32_f16(is_e4m3<DType>() ? ptx::cvt_f16x2_e4m3(u32(code)) : u32(code) << 8);
     } else if constexpr (DType::bits == 16 && DType::mantissa_bits == 10) {
         return ptx::cvt_f32_f16(u32(code));
     } else if constexpr (DType::bits == 16) {

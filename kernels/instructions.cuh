@@ -125,6 +125,9 @@ GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, flo
     }
 GPUCAST_TO_FLOAT8(cvt_e4m3x4, "cvt.rn.satfinite.e4m3x2.f32")
 GPUCAST_TO_FLOAT8(cvt_e5m2x4, "cvt.rn.satfinite.e5m2x2.f32")
+// To 6 bits in bytes, where GPUCAST_SPECIFIC is set.
+GPUCAST_TO_FLOAT8(cvt_e2m3x4, "cvt.rn.satfinite.e2m3x2.f32")
+GPUCAST_TO_FLOAT8(cvt_e3m2x4, "cvt.rn.satfinite.e3m2x2.f32")
 GPUCAST_INLINE u32 cvt_e4m3x2(float a, float b) {
     u32 d;
     asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %2, %1; cvt.u32.u16 %0, x;}" : "=r"(d) : "f"(a), "f"(b));

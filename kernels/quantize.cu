@@ -114,6 +114,22 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
             begin += vectors * vector;
         }
         begin += lane;
+        if (Lanes == 1 && width == 1 && ((address(from) | u64(stride * bytes)) & (bytes - 1)) == 0) {
+            // A column, of which several rows are under way at a time.
+            const u32 ahead = 8;
+            const i64 step = stride * bytes;
+            const u8* at = from + begin * step;
+#pragma unroll 1
+            for (; begin + ahead <= end; begin += ahead, at += ahead * step) {
+                Tile<bytes> row[ahead];
+                Tile<ahead * bytes> all = {};
+#pragma unroll
+                for (u32 j = 0; j < ahead; ++j) load_aligned(at + j * step, row[j]);
+#pragma unroll
+                for (u32 j = 0; j < ahead; ++j) put<Src::bits>(all, j, get<Src::bits, Word>(row[j], 0));
+                stats.template add_tile<Src, ahead>(all);
+            }
+        }
         if (begin < end) {
             i64 line = Index(begin) / Index(width), along = begin - line * width;
             for (i64 i = begin; i < end; i += Lanes) {

@@ -2,32 +2,6 @@
 // Quotients of FLOATs for scales.cuh and divisor.cuh: exact ones, and their codes by multiplication with a reciprocal.
 namespace gpucast {
 
-// ---- types that instructions know ----
-
-// Whether a type is FLOAT4E2M1, FLOAT8E4M3FN or FLOAT8E5M2, and whether an instruction rounds numbers to it.
-template <typename DType>
-GPUCAST_CONSTANT bool is_float4() {
-    if constexpr (!DType::is_float) return false;
-    else return DType::bits == 4 && DType::mantissa_bits == 1 && DType::bias == 1;
-}
-template <typename DType>
-GPUCAST_CONSTANT bool is_e4m3() {
-    if constexpr (!DType::is_float) return false;
-    else return DType::bits == 8 && DType::mantissa_bits == 3 && DType::bias == 7 && DType::has_negative_zero;
-}
-template <typename DType>
-GPUCAST_CONSTANT bool is_e5m2() {
-    if constexpr (!DType::is_float) return false;
-    else return DType::bits == 8 && DType::mantissa_bits == 2 && DType::bias == 15 && DType::has_negative_zero;
-}
-template <typename DType>
-GPUCAST_CONSTANT bool has_conversion() {
-    if constexpr (is_float4<DType>()) return GPUCAST_SPECIFIC;
-    else return GPUCAST_FLOAT8 && (is_e4m3<DType>() || is_e5m2<DType>());
-}
-
-// ---- quotients ----
-
 // Numbers divided by a FLOAT, or by the product of two, without a division instruction.
 struct Quotient {
     // The divisor is high + low, `up` its approximate reciprocal, and `rest` is 1 - up * (high + low).

@@ -132,31 +132,188 @@ GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N])
     }
 }
 
-template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
-GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], Rule rule) {
-    u32 sign[N], magnitude[N];
-#pragma unroll
-    for (u32 i = 0; i < N; ++i) {
-        float x = float32_for_small<Src>(codes[i]);
-        // From the code, because a conversion may have changed the sign of NaN.
-        sign[i] = Src::is_float && Src::bits != 32 ? sign_of<Src>(codes[i]) : ptx::bits(x);
-        if (Src::has_nan && !Dst::has_nan && x != x) {
-            // Nothing stands for NaN: it becomes the zero of the other sign.
-            x = 0;
-            sign[i] = ~sign[i];
-        }
-        magnitude[i] = small_magnitude<Dst, Src::has_nan>(x, rule);
-    }
-    return signed_lanes<Src, Dst>(magnitude, sign);
-}
-
-// ---- two halves of a word at a time, from FLOAT16 or BFLOAT16 to a float of 8 bits or fewer ----
-
 template <typename DType>
 GPUCAST_CONSTANT bool is_float16() {
     if constexpr (!DType::is_float) return false;
     else return DType::bits == 16 && DType::mantissa_bits == 10;
 }
+
+// ---- several numbers at a time, by an instruction; its NaN has no sign, and is replaced ----
+
+// Whether an instruction rounds a float to the destination, all but NaN as the rule says.
+template <typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_packing(Rule) {
+    if constexpr (!Dst::is_float) return false;
+    else if constexpr (Dst::bits == 16) return GPUCAST_ARCH >= 800 && (is_float16<Dst>() || is_upper_half<Dst>()) && Rule::overflow() == Overflow::infinity;
+    else return Dst::bits == 8 && has_conversion<Dst>() && Rule::overflow() == Overflow::saturate && !Rule::infinity_is_nan();
+}
+
+// As many numbers as fill a word, to its lanes.
+template <typename Dst, u32 N>
+GPUCAST_INLINE u32 packed(const float (&x)[N]) {
+    if constexpr (Dst::bits == 16) return is_float16<Dst>() ? ptx::cvt_rn_f16x2(x[0], x[N - 1]) : ptx::cvt_rn_bf16x2(x[0], x[N - 1]);
+    const float b = N > 1 ? x[1 % N] : 0, c = N > 2 ? x[2 % N] : 0, d = N > 2 ? x[N - 1] : 0;
+    return is_e4m3<Dst>() ? ptx::cvt_e4m3x4(x[0], b, c, d) : ptx::cvt_e5m2x4(x[0], b, c, d);
+}
+
+// The top bits of the lanes that are NaN; other bits are arbitrary. Of 8 bits the instruction's NaN has all bits set but
+// its sign.
+template <typename Dst>
+GPUCAST_INLINE u32 nan_bits(u32 lanes) {
+    if constexpr (Dst::bits == 16) return (lanes & repeated<16>(0x7fff)) + repeated<16>(0x7fff - u32(Dst::inf_code));
+    else return (lanes & repeated<8>(0x7f)) + repeated<8>(1);
+}
+
+// NaN with its sign, the top bit of a number's `sign`, in place of the instruction's.
+template <typename Dst, u32 N>
+GPUCAST_INLINE u32 with_signed_nan(u32 lanes, const u32 (&sign)[N]) {
+    constexpr u32 lane = Dst::bits;
+    const u32 nan = ptx::prmt(nan_bits<Dst>(lanes), 0, lane == 16 ? 0xbb99 : 0xba98);
+    const u32 own = (high_lanes<lane>(sign) & repeated<lane>(u32(Dst::sign_code))) | repeated<lane>(u32(Dst::nan_code));
+    return (lanes & ~nan) | (own & nan);
+}
+
+template <typename Src, typename Dst, u32 N, typename Word>
+GPUCAST_INLINE u32 packed_lanes(const Word (&codes)[N]) {
+    float x[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) x[i] = is_upper_half<Dst>() ? as_float32<Src>(codes[i]) : float32_for_small<Src>(codes[i]);
+    return packed<Dst>(x);
+}
+
+// The same with the right NaN.
+template <typename Src, typename Dst, u32 N, typename Word>
+GPUCAST_INLINE u32 finished_lanes(u32 lanes, const Word (&codes)[N]) {
+    u32 sign[N];
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) sign[i] = sign_of<Src>(codes[i]);
+    return with_signed_nan<Dst>(lanes, sign);
+}
+
+// The same with the types that have no NaN.
+template <typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_instruction(Rule rule) {
+    return has_packing<Dst>(rule) || has_float6_conversion<Dst>() || (is_float4<Dst>() && has_conversion<Dst>());
+}
+
+// Floats for a type without NaN, where it becomes the zero of the other sign.
+template <typename Src, u32 N, typename Word>
+GPUCAST_INLINE void floats_without_nan(const Word (&codes)[N], float (&x)[N]) {
+    float any = 0;
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        x[i] = float32_for_small<Src>(codes[i]);
+        any = Src::has_nan ? ptx::max_nan(any, x[i]) : any;
+    }
+    if (any != any) {
+        ptx::mark_rare();
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            if (x[i] != x[i]) x[i] = ptx::as_float(~sign_of<Src>(codes[i]) & 0x80000000);
+        }
+    }
+}
+
+// Whether an instruction gives FLOAT16 of the source, and so FLOAT and BFLOAT16, all but NaN as the rule says.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_unpacking(Rule) {
+    if constexpr (!Src::is_float || !Dst::is_float) return false;
+    else return has_conversion<Src>() && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
+        && !(Src::has_inf && Rule::overflow() == Overflow::saturate);
+}
+
+// The top bits of the bytes that are NaN; other bits are arbitrary.
+template <typename Src>
+GPUCAST_INLINE u32 float8_nan_bits(u32 codes) {
+    u32 last = Src::max_code;
+    if constexpr (Src::has_inf) last = Src::inf_code;
+    return (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - last);
+}
+
+// Four codes to the words that hold their results.
+template <typename Src, typename Dst>
+GPUCAST_INLINE void unpack(u32 codes, u32 (&out)[Dst::bits / 8]) {
+    u32 halves[2];
+    if constexpr (is_e4m3<Src>()) ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
+    else ptx::cvt_f16x4_e5m2(codes, halves[0], halves[1]);
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        float low, high;
+        ptx::cvt_f32_f16x2(halves[i], low, high);
+        if constexpr (is_float16<Dst>()) {
+            out[i] = halves[i];
+        } else if constexpr (Dst::bits == 16) {
+            out[i] = ptx::prmt(ptx::bits(low), ptx::bits(high), 0x7632);
+        } else {
+            out[2 * i] = ptx::bits(low);
+            out[2 * i + 1] = ptx::bits(high);
+        }
+    }
+}
+
+// NaN with its sign in what `unpack` gave.
+template <typename Src, typename Dst>
+GPUCAST_INLINE void finish_unpacked(u32 codes, u32 (&out)[Dst::bits / 8]) {
+    const u32 nan = ptx::prmt(float8_nan_bits<Src>(codes), 0, 0xba98);
+#pragma unroll
+    for (u32 i = 0; i < Dst::bits / 8; ++i) {
+        // The bytes of this word's elements, each of which covers its element.
+        const u32 elements = Dst::bits == 16 ? (i == 0 ? 0x1100 : 0x3322) : 0x1111 * i;
+        const u32 mask = ptx::prmt(nan, 0, elements);
+        const u32 top = Dst::bits == 16 ? 0x80008000 : 0x80000000, quiet = u32(Dst::nan_code) * (Dst::bits == 16 ? 0x00010001 : 1);
+        out[i] = (out[i] & ~mask) | (mask & ((ptx::prmt(codes, 0, elements) & top) | quiet));
+    }
+}
+
+// ---- one number or more ----
+
+template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 small_lanes(const Word (&codes)[N], Rule rule) {
+    if constexpr (has_packing<Dst>(rule)) {
+        const u32 lanes = packed_lanes<Src, Dst>(codes);
+        if constexpr (!Src::has_nan) {
+            return lanes;
+        } else if constexpr (Dst::bits == 16) {
+            return finished_lanes<Src, Dst>(lanes, codes);
+        } else {
+            if ((nan_bits<Dst>(lanes) & repeated<8>(0x80)) == 0) return lanes;
+            ptx::mark_rare();
+            return finished_lanes<Src, Dst>(lanes, codes);
+        }
+    } else if constexpr (has_float6_conversion<Dst>() && N == 4) {
+        float x[N];
+        floats_without_nan<Src>(codes, x);
+        return Dst::mantissa_bits == 3 ? ptx::cvt_e2m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e3m2x4(x[0], x[1], x[2], x[3]);
+    } else {
+        u32 sign[N], magnitude[N];
+#pragma unroll
+        for (u32 i = 0; i < N; ++i) {
+            float x = float32_for_small<Src>(codes[i]);
+            // From the code, because a conversion may have changed the sign of NaN.
+            sign[i] = Src::is_float && Src::bits != 32 ? sign_of<Src>(codes[i]) : ptx::bits(x);
+            if (Src::has_nan && !Dst::has_nan && x != x) {
+                // Nothing stands for NaN: it becomes the zero of the other sign.
+                x = 0;
+                sign[i] = ~sign[i];
+            }
+            magnitude[i] = small_magnitude<Dst, Src::has_nan>(x, rule);
+        }
+        return signed_lanes<Src, Dst>(magnitude, sign);
+    }
+}
+
+// Four integers of 8 bits to two words of FLOAT16. As the fraction of 1024 an integer is a float already, from which that
+// number is subtracted; signed integers get an offset that makes them positive.
+template <typename Src>
+GPUCAST_INLINE void halves_of_bytes(u32 bytes, u32& low, u32& high) {
+    constexpr bool is_signed = Src::sign_code != 0;
+    const u32 positive = is_signed ? bytes ^ repeated<8>(0x80) : bytes, one = repeated<16>(0x3c00);
+    const u32 less = repeated<16>(is_signed ? 0xe480 : 0xe400);
+    low = ptx::fma_rn_f16x2(ptx::prmt(positive, 0x64, 0x4140), one, less);
+    high = ptx::fma_rn_f16x2(ptx::prmt(positive, 0x64, 0x4342), one, less);
+}
+
+// ---- two halves of a word at a time, from FLOAT16 or BFLOAT16 to a float of 8 bits or fewer ----
 
 // Whether a FLOAT16's own code is rounded to the destination's: where both have as many exponent bits, and biases that
 // differ by one at most.

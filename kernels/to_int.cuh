@@ -39,6 +39,19 @@ GPUCAST_INLINE Word convert(Word code, Rule rule, IntFamily source, IntFamily de
     }
 }
 
+// Eight integers of 4 bits to the bytes of two words.
+template <typename Src>
+GPUCAST_INLINE void bytes_of_nibbles(u32 nibbles, u32& low, u32& high) {
+    u32 even = nibbles & repeated<8>(15), odd = nibbles >> 4 & repeated<8>(15);
+    if constexpr (Src::sign_code != 0) {
+        // Four copies of the sign bit in the upper bits.
+        even |= (even & repeated<8>(8)) * 30;
+        odd |= (odd & repeated<8>(8)) * 30;
+    }
+    low = ptx::prmt(even, odd, 0x5140);
+    high = ptx::prmt(even, odd, 0x7362);
+}
+
 template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_INLINE Word convert(Word code, Rule, BoolFamily, IntFamily) {
     return (code & Word(Src::mask)) != 0;

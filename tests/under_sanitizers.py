@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,14 @@ from gpucast.parity import host_build
 
 def sanitizer() -> str:
     """The library that must be in the process before what it watches."""
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder, "f.cpp"), Path(folder, "f.so")
+        source.write_text("int f(int* p) { return *p; }")
+        flags = host_build.flags(optimize=False, sanitize=True)
+        subprocess.run([*host_build.compiler(), *flags, str(source), "-o", str(out)], check=True)
+        # That of ziglang takes the option and checks nothing.
+        if b"__asan_" not in out.read_bytes():
+            pytest.skip("this C++ compiler has no AddressSanitizer; g++ and clang++ have")
     for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan-aarch64.so"):
         query = [*host_build.compiler(), f"-print-file-name={name}"]
         path = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()

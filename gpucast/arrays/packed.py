@@ -158,6 +158,8 @@ class PackedArray:
         `x` is a NumPy array (or a CuPy array tagged with the ml_dtypes dtype) of any shape and strides, one element
         per byte of which the low bits count. The codes are copied.
         """
+        if isinstance(x, PackedArray):
+            raise TypeError("PackedArray.pack: x is packed already; expected an unpacked array")
         x = as_array(x, "PackedArray.pack")
         xp = namespace(x)
         row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")

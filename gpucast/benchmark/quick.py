@@ -39,6 +39,10 @@ PAIRS: tuple[Pair, ...] = tuple(
 )
 #: The pair whose calls are timed.
 LATENCY_PAIR: Pair = (dtype("FLOAT"), dtype("FLOAT16"))
+_LIMITER = (
+    "memory is what limits a cast, so the ceiling is the most it can reach; for one that stays below, "
+    "python -m bench --static estimates which unit of the GPU is full"
+)
 #: The shares of the time that the batches of a contender for one pair, and those of a ceiling, may take.
 _PAIR_SHARE, _CEILING_SHARE = 0.01, 0.01
 
@@ -118,6 +122,8 @@ def text(report: QuickReport) -> str:
     place = "the host (device: none)" if report.device == "none" else report.device
     lines = [f"gpucast bench on {place}: {report.n:,} elements, GB/s of bytes read and written"]
     lines += [f"ceiling, {one.name}: {one.speed / 1e9:,.0f} GB/s" for one in report.ceilings]
+    if report.device != "none":
+        lines.append(_LIMITER)
     names = list(dict.fromkeys(measurement.contender for measurement in report.rows))
     # Allocation takes no time on the GPU, so one of our two columns is enough.
     names = [name for name in names if name != "gpucast allocating"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
+import re
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -37,6 +39,17 @@ def at_least_one(text: str) -> int:
     return _number(text, 1)
 
 
+def size(text: str) -> int:
+    """Bytes: "5GB" is 5 * 10^9 of them, "5GiB" 5 * 2^30."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
+    if found is not None and (found[2] or not found[3]):
+        base = 1024 if found[3] else 1000
+        number = int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
+        if number > 0:
+            return number
+    raise argparse.ArgumentTypeError(f"{text!r} is no size; expected bytes as 5000000, 5GB or 4GiB")
+
+
 def _number(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
@@ -55,9 +68,16 @@ def positive(text: str) -> float:
 
 @contextlib.contextmanager
 def created(path: str | None) -> Iterator[BinaryIO | None]:
-    """A file that appears when the block has ended. An error is raised at once if it cannot be written."""
+    """A file that appears when the block has ended. An error is raised at once if it cannot be written.
+
+    /dev/null takes all and keeps nothing.
+    """
     if path is None:
         yield None
+        return
+    if path == os.devnull:
+        with open(path, "wb") as nothing:
+            yield nothing
         return
     with replacing(path) as file:
         yield file

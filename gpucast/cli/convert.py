@@ -33,7 +33,7 @@ _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
 or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
 and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no
-tensors is copied.
+tensors is copied. If OUT is named *.safetensors, it is one file with the tensors of them all, and of nothing else.
 The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
 OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
 
@@ -120,6 +120,12 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write counts, errors and histograms of every tensor: as one page (.html), or as JSON",
     )
+    parser.add_argument(
+        "--shard-size",
+        metavar="SIZE",
+        type=arguments.size,
+        help="write .safetensors checkpoints in files of at most so many bytes of tensors, such as 5GB, with an index",
+    )
     others = parser.add_mutually_exclusive_group()
     others.add_argument(
         "--shard",
@@ -171,7 +177,17 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
-    request = Request(choice, attributes.of(args), args.scale, args.source, detail, args.style, args.seed, args.mx_rule)
+    request = Request(
+        choice,
+        attributes.of(args),
+        args.scale,
+        args.source,
+        detail,
+        args.style,
+        args.seed,
+        args.mx_rule,
+        args.shard_size,
+    )
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have other working directories.
@@ -188,7 +204,8 @@ def run(args: argparse.Namespace) -> int:
     options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
     outcome = Outcome(plan)
     try:
-        with progress_bar(options.bytes_of(plan), not (args.quiet or args.no_progress)) as advance:
+        wanted = not (args.quiet or args.no_progress)
+        with progress_bar(options.bytes_of(plan), wanted, stage=lambda: outcome.stage) as advance:
             if args.scheduler is None:
                 checkpoints.run(plan, options, outcome, advance)
             else:
@@ -230,6 +247,8 @@ def _warn_of_rest(outcome: Outcome) -> None:
 
 def _check_report(path: str, plan: ConversionPlan) -> None:
     """Raise errors about the report before the work, also if it would replace a file that is read or written."""
+    if path == os.devnull:
+        return
     if not os.path.basename(path):
         raise FileError(f"{path!r} is no name of a file; expected one for --report, as report.html")
     folder = os.path.dirname(path) or "."

@@ -35,7 +35,11 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     if copied:
         lines.append(f"copied as they are: {_count(copied, 'file')}")
     if plan.dropped:
-        lines.append(f"metadata not kept, since the format of OUT has none: {', '.join(map(repr, plan.dropped))}")
+        why = "files say different things" if any(file.parts for file in plan.files) else "the format of OUT has none"
+        lines.append(f"metadata not kept, since {why}: {', '.join(map(repr, plan.dropped))}")
+    if plan.left_out:
+        more = f" and {len(plan.left_out) - _NAMED:,} more" if len(plan.left_out) > _NAMED else ""
+        lines.append(f"not in the one file that was written: {', '.join(map(_shown, plan.left_out[:_NAMED]))}{more}")
     scale = plan.request.scale
     if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
         lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType, finfo
@@ -77,8 +78,13 @@ def _text(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     mantissa, exponent = math.frexp(value)
-    tiny_or_huge = not 1e-3 < abs(value) < 1e6
+    tiny_or_huge = not 1e-2 < abs(value) < 1e6
     return f"2^{exponent - 1}" if mantissa == 0.5 and tiny_or_huge else f"{value:.6g}"
+
+
+def range_text(row: Mapping[str, Any]) -> str:
+    """The finite range of a row of `describe`, such as "-448 to 448"; empty for BOOL and STRING."""
+    return "" if row["min"] is None else f"{_text(row['min'])} to {_text(row['max'])}"
 
 
 def plain(cells: list[list[str]]) -> str:

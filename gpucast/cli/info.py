@@ -8,18 +8,20 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gpucast.cli import self_test
-from gpucast.cli.self_test import Comparison, Compilation, Problem
+from gpucast.compile import cxx
 from gpucast.compile import nvidia as driver
 from gpucast.compile.cache_folder import cache_folder, writable
 from gpucast.compile.cache_folder import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
 from gpucast.native import library as host_native
+from gpucast.parity import self_test
+from gpucast.parity.self_test import Comparison, Compilation, Problem
 
 _REQUIRED = ("numpy", "ml_dtypes")
 #: What each optional package is for, and the command that installs it.
@@ -28,6 +30,8 @@ _OPTIONAL = {
     "orjson": ("faster string casts", "pip install 'gpucast[fast]'"),
     "tqdm": ("progress bars", "pip install tqdm"),
 }
+#: Libraries whose arrays, tensors and models are taken where they are installed.
+_OTHERS = ("torch", "jax", "dask", "onnxruntime")
 #: The CuPy wheel of each CUDA major, and the extra that installs it.
 _CUPY = {"cupy-cuda12x": "cuda12", "cupy-cuda13x": "cuda13"}
 
@@ -60,11 +64,12 @@ def collect() -> dict[str, Any]:
         "gpucast": __version__,
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
-        "packages": {name: _version(name) for name in (*_REQUIRED, *_OPTIONAL)},
+        "packages": {name: _version(name) for name in (*_REQUIRED, *_OPTIONAL, *_OTHERS)},
         "cupy": cupy,
         "driver": None if found is None else {"cuda": list(found.cuda), "problem": found.problem or None},
         "devices": [] if found is None else list(found.devices),
         "compiler": _facts(compiled),
+        "host_compiler": _host_compiler(),
         "self_test": _facts(compared),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
         "host_casts": host_native.status(),
@@ -78,6 +83,14 @@ def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _host_compiler() -> str | None:
+    """The command of the C++ compiler that makes the host's library; None without one."""
+    try:
+        return shlex.join(cxx.find("info"))
+    except cxx.CompilerMissing:
         return None
 
 
@@ -171,6 +184,7 @@ def _as_text(facts: Mapping[str, Any]) -> str:
         "driver": "no NVIDIA driver" if found is None else f"runs up to {_cuda(found['cuda'])}",
         "devices": ", ".join(facts["devices"]) or (found or {}).get("problem") or "none",
         "compiler": _compiler(facts["compiler"]),
+        "C++ compiler": facts["host_compiler"] or "none",
         **({} if facts["self_test"] is None else {"self-test": _self_test(facts["self_test"])}),
         "cache": cache["folder"]
         + ("" if cache["writable"] else " (cannot be written: kernels will be kept in memory only)")

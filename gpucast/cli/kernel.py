@@ -7,7 +7,7 @@ import argparse
 import sys
 from typing import Any
 
-from gpucast.cli import attributes
+from gpucast.cli import arguments, attributes
 from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin as compiler
@@ -15,7 +15,6 @@ from gpucast.compile import disassembler
 from gpucast.compile import nvidia as driver
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.files.atomic import replacing
 
 _DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
 _FORMS = ("source", "ptx", "cubin", "sass")
@@ -42,10 +41,10 @@ def run(args: argparse.Namespace) -> int:
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")
     data = source.text.encode() if args.emit == "source" else _compiled(source, args.emit, args.arch)
-    if args.output is not None:
-        with replacing(args.output) as file:
+    with arguments.created(args.output) as file:
+        if file is not None:
             file.write(data)
-    else:
+    if args.output is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()

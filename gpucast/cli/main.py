@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from gpucast.cli import bench, convert, dtypes, info, kernel, parity, prove, warmup
+from gpucast.cli import bench, convert, dtypes, fold, info, kernel, parity, prove, warmup
 from gpucast.core import interruption
 from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         interruption.imported()
         with _terminable():
-            args = _parser().parse_args(argv)
+            args = _parsed(argv)
             name = f"gpucast {args.command}"
             if isinstance(sys.stdout, io.TextIOWrapper):
                 # Names of tensors and files may hold characters that the terminal cannot show.
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has closed it. Without this, Python reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        return _fail(name, "interrupted", 130)
+    except KeyboardInterrupt as stopped:
+        return _fail(name, ": ".join(filter(None, ["interrupted", str(stopped)])), 130)
     except OSError as error:
         where = printable(f"{error.filename}: ") if error.filename is not None else ""
         return _fail(name, f"{where}{error.strerror or error}")
@@ -58,15 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(name, str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
         prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", dest="command")
-    for module in (bench, convert, dtypes, info, kernel, parity, prove, warmup):
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for module in (bench, convert, dtypes, fold, info, kernel, parity, prove, warmup):
         module.add(commands)
-    return parser
+    args, unknown = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.exit(2, parser.format_help())
+    if unknown:
+        # Of the subcommand, whose help has more to say than that of `gpucast`.
+        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
 
 
 def _fail(name: str, message: str, code: int = 1) -> int:

@@ -10,14 +10,32 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def progress_bar(total: int, wanted: bool, unit: str = "B") -> Iterator[Callable[[int], object]]:
-    """A function that is called with the units done since its last call. The bar appears on stderr after a second."""
+def progress_bar(
+    total: int, wanted: bool, unit: str | None = None, stage: Callable[[], str] | None = None
+) -> Iterator[Callable[[int], object]]:
+    """A function that is called with the units done since its last call, 0 where another `stage` begins, which the bar
+    then names. The bar appears on stderr after a second.
+
+    Units are bytes by default, and else a word such as "pairs": then Ctrl-C says how many of them are done. Those who
+    count bytes say more than that themselves.
+    """
     bar_class = _tqdm() if wanted and sys.stderr.isatty() else None
-    if bar_class is None:
-        yield lambda done: None
-        return
-    with bar_class(total=total, unit=unit, unit_scale=True, delay=1, leave=False, file=sys.stderr) as bar:
-        yield bar.update
+    done = 0
+    options = {"unit": unit or "B", "unit_scale": True, "delay": 1, "leave": False, "file": sys.stderr}
+    with contextlib.nullcontext() if bar_class is None else bar_class(total=total, **options) as bar:
+
+        def advance(units: int) -> None:
+            nonlocal done
+            done += units
+            if bar is not None:
+                if stage is not None and stage() != bar.desc:
+                    bar.set_description_str(stage(), refresh=not units)
+                bar.update(units)
+
+        try:
+            yield advance
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"{done:,} of {total:,} {unit} done" if unit else "") from None
 
 
 def _tqdm() -> Any:

@@ -55,6 +55,13 @@ def add(commands: Any) -> None:
         "--known", metavar="FILE", action="append", default=[],
         help="a certificate: PTX that it has proved is not proved again (may be repeated)",
     )  # fmt: skip
+    parser.add_argument(
+        "--second", metavar="1/N", type=_share, help="a seeded share of the rules is proved by every solver"
+    )
+    parser.add_argument(
+        "--mutants", metavar="N", type=arguments.count, default=0,
+        help="change an instruction of the kernels of so many rules, and count what the proof finds",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write the certificate: what was proved of which PTX")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)
@@ -62,7 +69,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     asked = args.solver or ["bitwuzla"]
-    missing = [name for name in asked if name not in solvers.versions()]
+    missing = [name for name in (asked if args.second is None else solvers.SOLVERS) if name not in solvers.versions()]
     if missing:
         raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
     arch = cubin.compiler().parse(args.arch)
@@ -70,15 +77,20 @@ def run(args: argparse.Namespace) -> int:
     with arguments.created(args.json) as json_file:
         proofs = []
         cases = _cases(args)
+        order = plan.shuffled(cases, args.seed)
+        second = set() if args.second is None else set(order[: -(-len(order) // args.second)])
         with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-            for proof in certificate.prove(cases, arch, asked, args.limit, args.paths, known):
+            for proof in certificate.prove(cases, arch, asked, args.limit, args.paths, known, second):
                 proofs.append(proof)
                 advance(1)
                 if args.pairs or not proof.verdict.proved:
                     print(certificate.explain(proof), flush=True)
+        mutants = certificate.mutants(order[: args.mutants], arch, asked)
+        if args.mutants:
+            print(", ".join(f"{count} mutants {name}" for name, count in mutants.items()))
         if json_file is not None:
             date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-            found = certificate.certificate(proofs, arch, asked, args.limit, args.paths, date)
+            found = certificate.certificate(proofs, arch, args.limit, args.paths, date, mutants)
             json_file.write(certificate.text(found).encode())
     failed = sum(not proof.verdict.proved for proof in proofs)
     print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")

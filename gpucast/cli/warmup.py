@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     # Forked children would inherit the state of libraries that are not safe to fork.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
-    with executor, progress_bar(len(work), not (args.quiet or args.no_progress), "kernel") as advance:
+    with executor, progress_bar(len(work), not (args.quiet or args.no_progress), "kernels") as advance:
         problem = compile_all(executor, work, advance)
     if problem:
         print(f"gpucast warmup: the kernels cannot be kept: {problem}", file=sys.stderr)

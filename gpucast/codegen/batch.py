@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.cast import KernelSource, entries, join, kernel_file, options, prelude
+from gpucast.codegen.cast import KernelSource, choose, entries, join, kernel_file, options, prelude, without_table
 from gpucast.codegen.fused import FusedArguments, fused_prelude, template_options
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.rule import resolve
@@ -149,17 +149,18 @@ def _cast(name: str, kind: CastSpec) -> str:
         scaling, _, finite = template_options(kind.ops).split(", ")
         ops = f"Scaling::{scaling}, {finite}"
         lines.append(f"typedef BatchFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {ops}, {sizes}> {name};")
-    elif entry is None:
-        lines.append(f"typedef BatchArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
     else:
+        lines.append(f"typedef BatchArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")
+    if entry is not None:
         table = f"{src}, {entry.name}, {bits}"
         entry_rule = rule if entry is rule.dst else resolve(rule.src, entry)
-        lines += [
+        look_up = [
             f"typedef CastRule<{options(entry_rule)}> {name}_entry_rule;",
             f"static __device__ const Table<TableShape<{table}>::words> {name}_entries =",
             f"    make_table<{table}, {name}_entry_rule>();",
             f"typedef BatchLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
         ]
+        lines = [lines[0], choose(without_table(rule), f"{lines[1]}\n", "\n".join(look_up) + "\n").rstrip()]
     return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
 
 

@@ -42,6 +42,11 @@ VECTOR = 16
 #: dimensions.
 MAX_DIMS = 40
 
+#: Bits, mantissa bits and bias of FLOAT8E4M3FN and FLOAT8E5M2, which instructions of newer GPUs know.
+_FLOAT8 = ((8, 3, 7), (8, 2, 15))
+#: The same of FLOAT4E2M1.
+_FLOAT4 = (4, 1, 1)
+
 _FAMILIES = {"bool": "BoolFamily", "int": "IntFamily", "float": "FloatFamily", "e8m0": "E8M0Family"}
 
 
@@ -125,8 +130,8 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
     types = [src, dst]
     entry = entries(rule, src_bits) if shape == "contiguous" else None
     if shape == "strided":
-        tile = elements = _unit(dst.bits)
-        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {THREADS})\n"
+        tile = elements = strided_elements(src_bits, dst.bits)
+        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {elements}, {THREADS})\n"
     elif shape == "transposed":
         side = square_side(src_bits, dst.bits)
         tile = elements = side * side // THREADS
@@ -135,10 +140,10 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
         tile = tile_elements(src_bits, dst.bits)
         tiles = tiles_of_thread(src_bits, dst.bits, looks_up=entry is not None)
         elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {THREADS}"
-        if entry is None:
-            kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
-        else:
-            kernel = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
+        kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
+        if entry is not None:
+            look_up = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
+            kernel = choose(without_table(rule), kernel, look_up)
             names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
@@ -154,16 +159,33 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
     exactly, and the kernel converts these.
     """
     src, dst = rule.src, rule.dst
-    if src_bits > 8:
+    if src_bits > 8 or (dst.family == "bool" and src.bits == 8):
         return None
     if src.family in ("bool", "int"):
-        # Truncating or sign-extending a whole-byte integer is quicker without a table.
-        moves = dst.family == "int" and rule.overflow == "wrap" and (src_bits == 8 or src.bits == dst.bits)
-        return None if dst.bits > 16 or moves else dst
+        # Truncating or sign-extending a whole-byte integer is quicker without a table, and so are these words.
+        wraps = dst.family == "int" and rule.overflow == "wrap"
+        moves = wraps and (src_bits == 8 or src.bits == dst.bits or (src_bits, dst.bits) == (4, 8))
+        halves = src.family == "int" and src.bits == 8 and dst.bits == 16 and dst.mantissa_bits == 10
+        return None if dst.bits > 16 or moves or halves else dst
     if dst.bits <= 16:
         return None if src is dst else dst
     # A table of FLOATs would hold an infinity where the rule saturates to the largest number.
     return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
+
+
+def without_table(rule: CastRule) -> str:
+    """The preprocessor's condition for an instruction that makes the table of `entries` needless; "" for none."""
+    src, dst = rule.src, rule.dst
+    known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
+    wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
+    if wide and src.is_float and (src.bits, src.mantissa_bits, src.bias) == _FLOAT4:
+        return "GPUCAST_SPECIFIC"
+    return "GPUCAST_FLOAT8" if known and wide and not (src.has_inf and rule.overflow == "saturate") else ""
+
+
+def choose(condition: str, text: str, other: str) -> str:
+    """CUDA text that is `text` under a condition of the preprocessor, else `other`."""
+    return f"#if {condition}\n{text}#else\n{other}#endif\n" if condition else other
 
 
 def _rule(name: str, rule: CastRule) -> str:
@@ -201,7 +223,13 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     """
     if looks_up:
         return 8 if dst_bits == 64 else 4
-    return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 20) else 2
+    return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 24) else 2
+
+
+def strided_elements(src_bits: int, dst_bits: int) -> int:
+    """Elements of a thread of the strided shape: whole bytes of a packed destination, else as many as take enough bytes
+    under way."""
+    return _unit(dst_bits) if dst_bits < 8 else 8 if src_bits <= 16 else 4
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:

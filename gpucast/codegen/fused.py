@@ -69,7 +69,7 @@ def fused_source(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", *, 
     head = f"{name}, {src.name}, {dst.name}, {plain.src_bits}, {template_options(ops)}"
     tile, elements = plain.tile, plain.elements
     if shape == "strided":
-        line = f"GPUCAST_FUSED_STRIDED({head}, {MAX_DIMS}, {THREADS})\n"
+        line = f"GPUCAST_FUSED_STRIDED({head}, {MAX_DIMS}, {elements}, {THREADS})\n"
         more = f"gpucast::FusedDims<{MAX_DIMS}>"
     else:
         tile, tiles = fused_tiles(rule, ops, plain)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+
+from gpucast.compile.nvrtc_files import package_folders
 
 _VARIABLE, _COMMANDS = "CXX", ("g++", "clang++", "c++")
 
@@ -26,7 +26,10 @@ def find(caller: str) -> list[str]:
     """
     chosen = os.environ.get(_VARIABLE)
     if chosen:
-        command = shlex.split(chosen)
+        command = []
+        # What cannot be split has a quotation without an end.
+        with contextlib.suppress(ValueError):
+            command = shlex.split(chosen)
         if not command or shutil.which(command[0]) is None:
             raise CompilerMissing(
                 f"{caller}: {_VARIABLE}={chosen!r} is not a command; set it to a C++ compiler or unset it"
@@ -35,8 +38,11 @@ def find(caller: str) -> list[str]:
     for name in _COMMANDS:
         if shutil.which(name) is not None:
             return [name]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "c++"]
+    for folder in package_folders():
+        # By its path: "-m ziglang" would first look in the current folder, whose files may be anybody's.
+        script = os.path.join(folder, "ziglang", "__main__.py")
+        if os.path.isfile(script):
+            return [sys.executable, script, "c++"]
     raise CompilerMissing(
         f"{caller}: no C++ compiler; install {_COMMANDS[0]} or {_COMMANDS[1]}, set {_VARIABLE}, or run: "
         f"{shlex.quote(sys.executable)} -m pip install ziglang"
@@ -53,9 +59,6 @@ def versions(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _version(word: str) -> str:
-    if word == "ziglang":
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(word)
     # The path of a script need not be executable.
     found = shutil.which(word) or word
     try:

@@ -30,7 +30,11 @@ def builtins_name(version: tuple[int, int]) -> str:
 def package_folders() -> Iterator[str]:
     """The folders of Python packages, without the current folder, which ``python -c`` and ``python -m`` have in
     `sys.path`: its files may be anybody's."""
-    here = os.path.realpath(os.curdir)
+    try:
+        here = os.path.realpath(os.curdir)
+    except FileNotFoundError:
+        # It has been removed.
+        here = ""
     for entry in sys.path:
         if os.path.isabs(entry) and os.path.realpath(entry) != here:
             yield entry

@@ -262,4 +262,7 @@ def _is_private_group(group: int) -> bool:
         user, entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return False
-    return user.pw_gid == group and entry.gr_name == user.pw_name and set(entry.gr_mem) <= {user.pw_name}
+    if user.pw_gid != group or entry.gr_name != user.pw_name or not set(entry.gr_mem) <= {user.pw_name}:
+        return False
+    # It does not list those whose first group it is.
+    return all(other.pw_uid == user.pw_uid for other in pwd.getpwall() if other.pw_gid == group)

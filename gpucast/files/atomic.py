@@ -85,9 +85,12 @@ def closing(file: BinaryIO) -> Iterator[BinaryIO]:
 
 
 def mode_of(target: str) -> int:
-    """The permissions of the old file, or those that a plain ``open`` would give."""
+    """The permissions of the old file, or those that a plain ``open`` would give.
+
+    Not its set-user-id and set-group-id bits, which writing to a file clears too.
+    """
     try:
-        return stat.S_IMODE(os.stat(target).st_mode)
+        return stat.S_IMODE(os.stat(target).st_mode) & 0o777
     except FileNotFoundError:
         return new_mode()
 

@@ -17,6 +17,7 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.core.dtypes import dtype
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
 from gpucast.files.atomic import replacing
+from gpucast.files.inside import open_regular
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
@@ -37,9 +38,7 @@ class TensorFile:
     def __init__(self, path: str) -> None:
         module = _module(path)
         self.path = path
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise FileError(f"{path}: is no regular file")
-        self._file: BinaryIO = open(path, "rb")
+        self._file: BinaryIO = open_regular(path)
         self.model: onnx_model.Model | None = None
         self.metadata: dict[str, str] = {}
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks file names that come from another file, and opens them: they may only lead to files in the same folder."""
+"""Opens regular files; checks names of files that come from another file: they may only lead into the same folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 from pathlib import PurePosixPath, PureWindowsPath
+from typing import BinaryIO
 
 from gpucast.files.tensor import FileError
 
@@ -51,8 +52,8 @@ def within(folder: str, path: str) -> bool:
     real = os.path.realpath(folder)
     try:
         return os.path.commonpath([real, os.path.realpath(path)]) == real
-    except ValueError:
-        # The two are on different drives.
+    except (ValueError, RecursionError):
+        # The two are on different drives; or more links lead on from one another than any system follows.
         return False
 
 
@@ -82,7 +83,35 @@ def open_inside(folder: str, path: str) -> int:
             raise OSError(error.errno, error.strerror, path) from error
         finally:
             os.close(at)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    try:
+        _check_regular(handle, path)
+    except BaseException:
         os.close(handle)
-        raise FileError(f"{path}: is no regular file")
+        raise
     return handle
+
+
+def open_regular(path: str) -> BinaryIO:
+    """A file, open for reading. What is checked is what is open: a pipe would wait for its other end.
+
+    FileError for what is no regular file, OSError.
+    """
+    # Some of it cannot be opened at all.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError(f"{path}: is no regular file")
+    file = open(path, "rb", opener=_at_once)
+    try:
+        _check_regular(file.fileno(), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _check_regular(handle: int, path: str) -> None:
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        raise FileError(f"{path}: is no regular file")
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))

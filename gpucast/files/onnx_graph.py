@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.files.tensor import FileError
+from gpucast.files.tensor import FileError, Linear
 
 #: The domains of ONNX's own operators.
 _DOMAINS = ("", "ai.onnx")
+#: The first opset whose DequantizeLinear takes blocks and 4 bits.
+_QDQ = 21
 
 
 def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
@@ -51,12 +53,9 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
 
     graph = model.graph
     protos = {proto.name: proto for proto in graph.initializer}
-    outputs = {value.name for value in graph.output}
+    kept = {None, *(value.name for value in graph.output)}
     uses = _uses(graph)
-    taken = set(uses) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
-    for one in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
-        taken |= {value.name for value in (*one.input, *one.initializer)}
-        taken |= {sparse.values.name for sparse in one.sparse_initializer}
+    taken = _taken(graph)
     casts, removed = [], []
     retyped = set()
     for name, number in before.items():
@@ -69,40 +68,110 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
             proto.name = stored
             continue
         retyped.add(name)
-        if len(use.casts) == 1 and _cast_output(use.casts[0], proto.data_type) not in outputs | {None}:
+        if len(use.casts) == 1 and _cast_output(node := graph.node[use.casts[0]], proto.data_type) not in kept:
             removed.append(use.casts[0])
-            proto.name = use.casts[0].output[0]
-    for node in removed:
-        graph.node.remove(node)
-    for value in [value for value in graph.value_info if value.name in retyped]:
-        graph.value_info.remove(value)
+            proto.name = node.output[0]
+    # By their places: protocol buffers would look for each.
+    for place in sorted(removed, reverse=True):
+        del graph.node[place]
+    for place in reversed([at for at, value in enumerate(graph.value_info) if value.name in retyped]):
+        del graph.value_info[place]
     for node in reversed(casts):
+        graph.node.insert(0, node)
+    model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(list(model.opset_import), True))
+
+
+def check_linear(
+    model: Any, linear: Mapping[str, Linear], new: Set[str], types: Mapping[str, DType | None], path: str
+) -> None:
+    """FileError if the model's opset has no DequantizeLinear for the codes, or has other uses for the new names."""
+    if not linear:
+        return
+    from onnx import defs
+
+    opset = _opset(model) or 0
+    if opset < _QDQ:
+        raise FileError(
+            f"{path}: the model has opset {opset}, and --scale needs {_QDQ} or later; onnx.version_converter brings a "
+            "model to a newer opset"
+        )
+    inputs = {value.name for value in model.graph.input}
+    schema = defs.get_schema("DequantizeLinear", min(opset, defs.onnx_opset_version()))
+    accepted = next(one.allowed_type_strs for one in schema.type_constraints if one.type_param_str == "T1")
+    clash = sorted(new & _taken(model.graph))
+    if clash:
+        raise FileError(f"{path}: the model has the name {clash[0]!r} already, which the codes or scales would get")
+    for codes, one in linear.items():
+        kind = types[codes]
+        if one.of in inputs:
+            raise FileError(
+                f"{path}: initializer {one.of!r} is an input of the graph too: its type is what callers rely on, "
+                "and cannot be changed; leave it out with --exclude"
+            )
+        if kind is None or f"tensor({kind.name.lower()})" not in accepted:
+            raise FileError(f"{path}: DequantizeLinear of opset {opset} does not take {kind and kind.name}")
+
+
+def dequantize(model: Any, linear: Mapping[str, Linear]) -> None:
+    """Take initializers out of the graph whose codes are in it, and compute them from these.
+
+    DequantizeLinear gives FLOAT, the type of the scales; a Cast follows for weights of another type.
+    """
+    from onnx import TensorProto, helper
+
+    graph, taken = model.graph, _taken(model.graph)
+    types = {proto.name: proto.data_type for proto in graph.initializer}
+    nodes = []
+    for codes, one in linear.items():
+        is_float = types[one.of] == TensorProto.FLOAT
+        output = one.of if is_float else _free(f"{one.of}_dequantized", taken)
+        inputs = [name for name in (codes, one.scales, one.zero_points) if name is not None]
+        attributes: dict[str, Any] = {} if one.axis is None else {"axis": one.axis, "block_size": one.block_size}
+        name = _free(f"dequantize/{one.of}", taken)
+        nodes.append(helper.make_node("DequantizeLinear", inputs, [output], name, **attributes))
+        if not is_float:
+            name = _free(f"cast/{one.of}", taken)
+            nodes.append(helper.make_node("Cast", [output], [one.of], name, to=types[one.of]))
+    replaced = {one.of for one in linear.values()}
+    for place in reversed([at for at, proto in enumerate(graph.initializer) if proto.name in replaced]):
+        del graph.initializer[place]
+    for node in reversed(nodes):
         graph.node.insert(0, node)
     model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(list(model.opset_import), True))
 
 
 @dataclass
 class _Uses:
-    """The uses of a name: Casts of the main graph, and the number of all others."""
+    """The uses of a name: the places of Casts in the main graph, and the number of all others."""
 
-    casts: list[Any] = field(default_factory=list)
+    casts: list[int] = field(default_factory=list)
     others: int = 0
 
 
 def _uses(graph: Any) -> dict[str, _Uses]:
     uses: dict[str, _Uses] = {}
-    for node in graph.node:
-        is_cast = node.op_type == "Cast" and node.domain in _DOMAINS
+    for place, node in enumerate(graph.node):
+        # No checker has seen the model.
+        is_cast = (node.op_type, len(node.input), len(node.output)) == ("Cast", 1, 1) and node.domain in _DOMAINS
         for name in node.input:
             use = uses.setdefault(name, _Uses())
             if is_cast:
-                use.casts.append(node)
+                use.casts.append(place)
             else:
                 use.others += 1
     inner = [graph for node in graph.node for graph in _inner_graphs(node)]
     for name in [name for graph in inner for name in _names(graph)] + [value.name for value in graph.output]:
         uses.setdefault(name, _Uses()).others += 1
     return uses
+
+
+def _taken(graph: Any) -> set[str]:
+    """Every name in a graph and its subgraphs, of values and of nodes."""
+    taken = set(_uses(graph)) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
+    for one in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
+        taken |= {value.name for value in (*one.input, *one.initializer)}
+        taken |= {sparse.values.name for sparse in one.sparse_initializer}
+    return taken
 
 
 def _cast_output(node: Any, number: int) -> str | None:

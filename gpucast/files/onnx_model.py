@@ -178,10 +178,14 @@ class Writer:
             raise FileError(f"{path}: an .onnx file can be made from an .onnx file alone; write .safetensors")
         self._file, self._path, self._model = file, path, model
         self._protos = {proto.name: proto for proto in model.proto.graph.initializer}
-        unknown = [spec.name for spec in plan if spec.name not in self._protos]
+        self._linear = {spec.name: spec.linear for spec in plan if spec.linear is not None}
+        new = _added(plan)
+        unknown = [spec.name for spec in plan if spec.name not in self._protos and spec.name not in new]
         if unknown:
             raise FileError(f"{path}: the model has no initializer {unknown[0]!r}")
+        onnx_graph.check_linear(model.proto, self._linear, new, {spec.name: spec.dtype for spec in plan}, path)
         changes = {spec.name: spec.dtype for spec in plan if spec.source is None and spec.dtype is not None}
+        changes = {name: dtype for name, dtype in changes.items() if name not in new}
         onnx_graph.check(model.proto, changes, path)
         self._before = {name: self._protos[name].data_type for name in changes}
         self._external = uses_external(model, plan)
@@ -219,6 +223,7 @@ class Writer:
 
     def finish(self) -> None:
         onnx_graph.retype(self._model.proto, self._before)
+        onnx_graph.dequantize(self._model.proto, self._linear)
         self._file.write(self._model.proto.SerializeToString())
 
     def abort(self) -> None:
@@ -236,6 +241,10 @@ class Writer:
 
     def _empty(self, spec: Spec) -> Any:
         """The proto of an initializer, cleared of its data and with its new type."""
+        if spec.name not in self._protos:
+            proto = self._protos[spec.name] = self._model.proto.graph.initializer.add()
+            proto.name = spec.name
+            proto.dims.extend(spec.shape)
         proto = self._protos[spec.name]
         for field in _DATA:
             proto.ClearField(field)
@@ -263,9 +272,18 @@ def uses_external(model: Model, plan: Sequence[Spec]) -> set[str]:
     protos = {proto.name: proto for proto in model.proto.graph.initializer}
     sizes = {spec.name: spec.source.nbytes if spec.source else _nbytes(spec) for spec in plan}
     large = {spec.name for spec in plan if sizes[spec.name] >= _SMALL and spec.dtype is not None}
-    external = {name for name in large if protos[name].data_location == type(protos[name]).EXTERNAL}
+    of = {spec.name: spec.linear.of for spec in plan if spec.linear is not None}
+    # New ones are where the one is that they come from; scales are within the model.
+    known = {name: protos[of.get(name, name)] for name in large if of.get(name, name) in protos}
+    external = {name for name, proto in known.items() if proto.data_location == type(proto).EXTERNAL}
     within = sum(size for name, size in sizes.items() if name not in external)
     return large if within > _LARGEST else external
+
+
+def _added(plan: Sequence[Spec]) -> set[str]:
+    """The names of the initializers that a model gets."""
+    linear = [(spec.name, spec.linear) for spec in plan if spec.linear is not None]
+    return {name for codes, one in linear for name in (codes, one.scales, one.zero_points) if name is not None}
 
 
 def _nbytes(spec: Spec) -> int:

@@ -211,6 +211,20 @@ class StoredTensor(Tensor):
 
 
 @dataclass(frozen=True)
+class Linear:
+    """How the initializer `of` of an ONNX model comes from codes: by DequantizeLinear, with these other initializers.
+
+    `axis` and `block_size` are the attributes of the operator; None: one scale.
+    """
+
+    of: str
+    scales: str
+    zero_points: str | None = None
+    axis: int | None = None
+    block_size: int = 0
+
+
+@dataclass(frozen=True)
 class Spec:
     """A tensor to write: elements of type `dtype`, or the unchanged bytes of another file (`source`)."""
 
@@ -218,6 +232,8 @@ class Spec:
     dtype: DType | None
     shape: tuple[int, ...]
     source: StoredTensor | None = None
+    #: For codes in an ONNX model.
+    linear: Linear | None = None
 
     @property
     def size(self) -> int:

@@ -156,7 +156,7 @@ class CupyDriver:
     def unavailable(self) -> tuple[str, str] | None:
         found = nvidia.find()
         if found is None:
-            return "there is no NVIDIA driver", "run on the host (no device=, no --device)"
+            return "there is no NVIDIA driver", "run on the host"
         if found.problem:
             return found.problem, "run nvidia-smi"
         try:

@@ -24,8 +24,14 @@ _STEP = 1 << 12
 
 
 def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
-    """Call ``work(start, stop)`` for parts that make up `size` elements, which take `nbytes` bytes, and wait."""
+    """Call ``work(start, stop)`` for parts that make up `size` elements, which take `nbytes` bytes, and wait.
+
+    An error of a part, whichever thread has it, is one of the whole.
+    """
     parts = _parts(nbytes)
+    if parts == 1:
+        work(0, size)
+        return
     step = -(-size // (parts * _STEP)) * _STEP
     _together(work, [*range(0, size, step), size])
 
@@ -43,19 +49,31 @@ def _parts(nbytes: int) -> int:
 
 
 def _together(work: Callable[[int, int], None], bounds: Sequence[int]) -> None:
-    helpers = []
-    for start, stop in itertools.pairwise(bounds[1:]):
-        helper = threading.Thread(target=work, args=(start, stop), name="gpucast-cast")
+    helpers, errors = list[threading.Thread](), list[BaseException]()
+
+    def help_with(start: int, stop: int) -> None:
         try:
-            helper.start()
-        except RuntimeError:
-            # The system has no more threads.
             work(start, stop)
-            continue
-        helpers.append(helper)
-    work(*bounds[:2])
-    for helper in helpers:
-        helper.join()
+        except BaseException as error:
+            errors.append(error)
+
+    try:
+        for start, stop in itertools.pairwise(bounds[1:]):
+            helper = threading.Thread(target=help_with, args=(start, stop), name="gpucast-cast")
+            try:
+                helper.start()
+            except RuntimeError:
+                # The system has no more threads.
+                work(start, stop)
+                continue
+            helpers.append(helper)
+        work(*bounds[:2])
+    finally:
+        # After an error too: nobody writes to the result any more.
+        for helper in helpers:
+            helper.join()
+    if errors:
+        raise errors[0]
 
 
 @lru_cache(maxsize=1)

@@ -216,7 +216,7 @@ struct Small {
     }
     // To nearest, ties to the even code, saturating; written as a search, so that it shares nothing with the kernels.
     static unsigned code(float a) {
-        // Of 8 bits; of 4 bits nothing stands for NaN, and it becomes the largest number.
+        // Of 8 bits; of fewer nothing stands for NaN, and it becomes the largest number.
         if (a != a) return SignBit == 7 ? 0x7f : Largest;
         const float magnitude = std::fabs(a);
         unsigned below = 0, above = Largest;
@@ -238,6 +238,14 @@ inline unsigned cvt_e4m3x4(float a, float b, float c, float d) {
 }
 inline unsigned cvt_e5m2x4(float a, float b, float c, float d) {
     return E5M2::code(a) | E5M2::code(b) << 8 | E5M2::code(c) << 16 | E5M2::code(d) << 24;
+}
+typedef Small<3, 1, 0x1f, 5> E2M3;
+typedef Small<2, 3, 0x1f, 5> E3M2;
+inline unsigned cvt_e2m3x4(float a, float b, float c, float d) {
+    return E2M3::code(a) | E2M3::code(b) << 8 | E2M3::code(c) << 16 | E2M3::code(d) << 24;
+}
+inline unsigned cvt_e3m2x4(float a, float b, float c, float d) {
+    return E3M2::code(a) | E3M2::code(b) << 8 | E3M2::code(c) << 16 | E3M2::code(d) << 24;
 }
 inline unsigned cvt_e4m3x2(float a, float b) { return E4M3::code(a) | E4M3::code(b) << 8; }
 inline unsigned cvt_e2m1x8(const float (&a)[8]) {

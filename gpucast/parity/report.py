@@ -97,16 +97,20 @@ class ParityReport(_Counts):
         )
 
     def text(self) -> str:
-        """The grid and the summary; columns are headed by the types' ONNX numbers."""
+        """The grid and the summary; the names of the destinations stand upright above their columns."""
         width = max(len(dtype.name) for dtype in NUMERIC)
+        states = {pair: result.state for pair, result in self.pairs.items()}
+        heads = zip(*(f"{dtype.name:>{width}}" for dtype in NUMERIC), strict=True)
         lines = [
             f"gpucast parity: {self.backend} ({self.device}) against the reference",
-            " " * width + "     to " + " ".join(f"{dtype.number:>2}" for dtype in NUMERIC),
+            *(" " * (width + 5) + " ".join(letters) for letters in heads),
+            *(
+                f"{src.name:<{width}} {src.number:>2}  {' '.join(MARKS[states[src, dst]] for dst in NUMERIC)}"
+                for src in NUMERIC
+            ),
         ]
-        for src in NUMERIC:
-            marks = " ".join(f" {MARKS[self.pairs[src, dst].state]}" for dst in NUMERIC)
-            lines.append(f"{src.name:<{width}} {src.number:>3}    {marks}")
-        legend = ", ".join(f"{mark} {state}" for state, mark in MARKS.items())
+        # Only the states that there are: a mark for "differing" would read as if something did.
+        legend = ", ".join(f"{mark} {state}" for state, mark in MARKS.items() if state in states.values())
         return "\n".join([*lines, legend, f"tried: {self.what} (seed {self.seed})", self.summary()])
 
     def as_json(self) -> dict[str, Any]:

@@ -107,10 +107,10 @@ class NativeQuantizer:
             nearest = limits.astype(np.float32)
         # The largest FLOAT that does not exceed the limit.
         below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
-        counts = np.zeros(_COUNTS, np.uint32)
+        counts = np.zeros(_COUNTS, np.uint64)
         x, more = _array(source), ctypes.c_void_p(counts.ctypes.data)
         self._each(self._of_source("Beyond"), x, x, _blocks(grid), _array(below), more)
-        return int(counts.sum(dtype=np.uint64))
+        return int(counts.sum())
 
 
 def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:

@@ -253,14 +253,19 @@ struct Beyond {
     enum : u64 { least = shorter_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* limit, void* more) {
         const u32 most = *limit;
-        u32* __restrict__ counts = static_cast<u32*>(more);
-        u32 beyond = 0;
+        u64* __restrict__ counts = static_cast<u64*>(more);
         if (n == short_block) {
             for (u64 i = 0; i < short_block; ++i) counts[i] += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
-        } else {
-            for (u64 i = 0; i < n; ++i) beyond += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
+            return;
         }
-        counts[0] += beyond;
+        // Words of 32 bits are counted more quickly.
+        const u64 piece = u64(1) << 31;
+        for (u64 begin = 0; begin < n; begin += piece) {
+            const u64 end = n - begin < piece ? n : begin + piece;
+            u32 beyond = 0;
+            for (u64 i = begin; i < end; ++i) beyond += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
+            counts[0] += beyond;
+        }
     }
 };
 

@@ -70,7 +70,7 @@ class Ran:
         self.output = ""
 
     def over(self) -> Ran:
-        self.output = self.process.communicate(timeout=100)[0]
+        self.output = self.process.communicate()[0]
         return self
 
     @property
@@ -249,10 +249,9 @@ def test_a_part_that_ends_before_it_is_done_is_told_and_goes_on_later(script: Sc
 
 def test_a_run_that_is_ended_leaves_an_archive(script: Script) -> None:
     ran = script("layouts", "quick", STUB_SLOW="gpu_sweep")
-    deadline = time.monotonic() + 60
-    while "gpu_sweep" not in ran.log.read_text() and time.monotonic() < deadline:
+    while "gpu_sweep" not in ran.log.read_text():
         time.sleep(0.05)
-    while not list((ran.log.parent / "work").rglob("layouts-*.jsonl")) and time.monotonic() < deadline:
+    while not list((ran.log.parent / "work").rglob("layouts-*.jsonl")):
         time.sleep(0.05)
     ran.process.send_signal(signal.SIGTERM)
     ran.over()
@@ -374,9 +373,8 @@ def test_pytest_writes_each_test_as_it_ends(jobs: str, tmp_path: Path) -> None:
         start_new_session=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 60
         # What stands before it is in the file, too: of two processes the other may be on its way.
-        while not (slow.exists() and len(reached(killed).lines) == 3) and time.monotonic() < deadline:
+        while not (slow.exists() and len(reached(killed).lines) == 3):
             time.sleep(0.05)
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from gpucast import files
 from gpucast.checkpoints.losses import sample
 from gpucast.cli import main
-from scaled_files import numbers
+from scaled_files import numbers, save
 
 LARGE = (2048, 2048)
 
@@ -89,3 +91,34 @@ def test_the_sample_does_not_depend_on_the_pieces() -> None:
     assert len(whole) == len(set(whole)) == 6 * 1024
     for step in (1 << 10, 12_348, 1 << 17, 1 << 19):
         assert list(cuts(total, step)) == whole
+
+
+def test_the_page_says_that_errors_are_those_of_a_sample() -> None:
+    sampled = "errors, signal to noise and histograms of 1 large tensor are those of a sample"
+    for shape, said in ((LARGE, sampled), ((8, 8), "")):
+        files.save("in.safetensors", {"w": np.ones(shape, np.float32)})
+        argv = ["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--quiet", "--overwrite"]
+        assert main([*argv, "--report", "r.html"]) == 0
+        page = Path("r.html").read_text()
+        assert ("those of a sample" in page) == bool(said)
+        assert said in page
+
+
+def test_long_rows_are_stored_in_another_way_in_little_memory() -> None:
+    """Of blocks of 128 rows of 40,960: what has been compared is let go before the next is read."""
+    chance = np.random.default_rng(0)
+    codes = chance.integers(0, 120, (512, 40_960)).astype(np.uint8)
+    scales = chance.integers(118, 130, (4, 320)).astype(np.uint8)
+    tensors = {"l.weight": codes.view(ml_dtypes.float8_e4m3fn), "l.scale": scales.view(ml_dtypes.float8_e8m0fnu)}
+    save("in/m.safetensors", tensors)
+    Path("in/config.json").write_text("{}")
+    del codes, tensors
+    argv = ["--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek", "--verify", "--quiet"]
+    tracemalloc.start()
+    assert main(["convert", "in", "out", *argv]) == 0
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Three pieces of 128 * 40,960 DOUBLE are 120 MiB, beside codes; two more were held before.
+    assert peak < 190 << 20
+    with files.TensorFile("out/m.safetensors") as file:
+        assert {tensor.name: tensor.kind for tensor in file.tensors}["l.weight_scale_inv"] == "F32"

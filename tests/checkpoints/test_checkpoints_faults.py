@@ -106,6 +106,8 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
         }
         for name, argv, n in [
             ("sharded", "in out --to BFLOAT16", 6),
+            ("sharded", "in out --to BFLOAT16 --shard-size 3KB --verify", 4),
+            ("sharded", "in one.safetensors --to FLOAT16", 4),
             ("single", "in.safetensors out.safetensors --to FLOAT16 --verify", 5),
             ("single", "in.safetensors in.safetensors --to BFLOAT16", 3),
             ("single", "in.npz out.npz --to FLOAT16", 2),
@@ -126,7 +128,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
     assert all(result["calls"] > 1000 for result in results)
     # Files that can be gone on with are.
     assert results[0]["resumed"] > 0
-    assert results[1]["resumed"] > 0
+    assert all(result["resumed"] > 0 for result in results[1:4])
 
 
 @contextlib.contextmanager
@@ -245,12 +247,12 @@ def test_an_error_of_the_system(
     assert message == "gpucast convert: out: No space left on device\n"
     assert contents(folder) == before
 
-    def opened(path: str, mode: str) -> Any:
+    def opened(path: str) -> Any:
         file = Failing(path, "rb")
         file.limit = 1_200_000
         return io.BufferedReader(file, 1 << 12)
 
-    monkeypatch.setattr(formats, "open", opened, raising=False)
+    monkeypatch.setattr(formats, "open_regular", opened)
     message = failure(capsys, "in", "out", "--to", "FLOAT16")
     assert "in/a.safetensors: tensor 'a1' cannot be read: Input/output error" in message
     assert contents(folder) == before
@@ -329,7 +331,9 @@ def test_a_source_that_changes_is_noticed(folder: Path, capsys: pytest.CaptureFi
         checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan))
 
     def cut(done: int) -> None:
-        os.truncate("in.safetensors", 1 << 20)
+        # The stage is told before the file is opened.
+        if done:
+            os.truncate("in.safetensors", 1 << 20)
 
     plan = checkpoints.make_plan(
         "in.safetensors", "out.safetensors", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {})

@@ -532,4 +532,4 @@ def test_a_plan_with_scales_goes_to_another_process() -> None:
 
 
 def test_every_style_is_offered() -> None:
-    assert STYLES == ("gpucast", "deepseek", "compressed-tensors", "comfyui")
+    assert STYLES == ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")

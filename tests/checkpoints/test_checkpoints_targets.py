@@ -49,7 +49,7 @@ def test_a_finished_folder_is_not_begun_anew(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("source", ["in", "in/model.safetensors.index.json"])
-@pytest.mark.parametrize("name", ["one.safetensors", "one.NPZ", "one.onnx"])
+@pytest.mark.parametrize("name", ["one.npy", "one.NPZ", "one.onnx"])
 def test_a_folder_does_not_become_a_folder_with_the_name_of_a_file(
     source: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

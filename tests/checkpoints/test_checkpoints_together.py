@@ -65,13 +65,13 @@ def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: 
     plan, verified = planned("in", "out"), list[str]()
     work = Staging(plan)
 
-    def interrupted(path: str, written: str, file: Any, *rest: Any) -> int:
+    def interrupted(written: str, file: Any, *rest: Any) -> int:
         verified.append(file.name)
         assert not work.is_done(file)
         assert os.path.basename(written) == file.name
         if file.name == "b.safetensors" and verified.count(file.name) == 1:
             raise KeyboardInterrupt
-        return verify(path, written, file, *rest)
+        return verify(written, file, *rest)
 
     running = sys.modules["gpucast.checkpoints.running.run"]
     verify = running.verify  # type: ignore[attr-defined]

@@ -65,6 +65,7 @@ def test_the_host_is_marked_as_no_device(
     assert main([*command, "--json", str(path)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("gpucast bench on the host (device: none): 1,000 elements")
+    assert "memory is what limits" not in text
     assert "NumPy astype" in text and "FLOAT to FLOAT16" in text
     found = json.loads(path.read_text())
     assert found["device"] == "none" and found["rows"][0]["wrong"] == 0
@@ -80,6 +81,7 @@ def test_a_gpu_beside_its_rivals(fake: FakeMachine, capsys: pytest.CaptureFixtur
     assert main(["bench", "--seconds", "1", "--elements", "4096", "--json", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("gpucast bench on NVIDIA Fake: 4,096 elements")
+    assert sum("memory is what limits a cast" in line for line in lines) == 1
     (row,) = [line for line in lines if line.startswith("FLOAT to FLOAT16")]
     ours, half, twin = row.split()[4:7]
     assert float(half) < float(ours) and twin.endswith("~*") and row.endswith(" 0")

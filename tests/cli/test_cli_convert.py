@@ -358,12 +358,17 @@ def test_a_bar_is_drawn_for_people_only(monkeypatch: pytest.MonkeyPatch) -> None
         def __init__(self, **options: Any) -> None:
             bars.append(self)
             self.total, self.done = options["total"], 0
+            self.desc, self.named = "", list[tuple[str, bool]]()
 
         def __exit__(self, *error: object) -> None:
             assert self.done == self.total
 
         def update(self, done: int) -> None:
             self.done += done
+
+        def set_description_str(self, text: str, refresh: bool) -> None:
+            self.desc = text
+            self.named.append((text, refresh))
 
     monkeypatch.setattr(progress, "_tqdm", lambda: Bar)
     for stderr, wanted, drawn in [(io.StringIO(), True, 0), (Terminal(), False, 0), (Terminal(), True, 1)]:
@@ -372,6 +377,13 @@ def test_a_bar_is_drawn_for_people_only(monkeypatch: pytest.MonkeyPatch) -> None
         with progress.progress_bar(10, wanted) as advance:
             advance(10)
         assert len(bars) == drawn
+    stage = "casting"
+    with progress.progress_bar(10, True, stage=lambda: stage) as advance:
+        advance(4)
+        advance(6)
+        stage = "verifying"
+        advance(0)
+    assert bars[-1].named == [("casting", False), ("verifying", True)]
     monkeypatch.setattr(progress, "_tqdm", lambda: None)
     with progress.progress_bar(10, True) as advance:
         advance(10)
@@ -379,18 +391,26 @@ def test_a_bar_is_drawn_for_people_only(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_bar_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
+    stages: list[str] = []
 
     @contextlib.contextmanager
-    def bar(total: int, wanted: bool) -> Iterator[Any]:
+    def bar(total: int, wanted: bool, stage: Any) -> Iterator[Any]:
         assert (total, wanted) == (3 * 4 + 5 * 8 + 2, True)
-        yield done.append
+
+        def advance(count: int) -> None:
+            done.append(count)
+            stages.append(stage())
+
+        yield advance
 
     monkeypatch.setattr(convert, "progress_bar", bar)
     np.savez("x.npz", w=np.ones(3, np.float32), n=np.arange(5), b=np.array([True, False]))
     for out in ("y.npz", "y.safetensors"):
         done.clear()
-        assert main(["convert", "x.npz", out, "--to", "FLOAT8E5M2", "--scale", "none"]) == 0
+        stages.clear()
+        assert main(["convert", "x.npz", out, "--to", "FLOAT8E5M2", "--scale", "none", "--verify"]) == 0
         assert sum(done) == 3 * 4 + 5 * 8 + 2
+        assert list(dict.fromkeys(stages)) == ["casting", "writing to the disk", "verifying", "publishing"]
 
 
 def test_the_bar_is_tqdm() -> None:

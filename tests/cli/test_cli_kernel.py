@@ -346,7 +346,6 @@ def command(*options: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=300,
         check=False,
     )
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,9 +177,41 @@ def test_strides(src: DType, dst: DType, view: str, kernels: HostKernels) -> Non
             check_strided(kernels, rule, x, target, skip, unpacked=unpacked)
 
 
+@pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
+def test_one_dimension(src: DType, dst: DType, kernels: HostKernels) -> None:
+    """Blocks of which all elements are there, and the last one, of which they are not; forward and backward, aligned or
+    not."""
+    if src.packed or dst.packed:
+        return
+    rule, n = resolve(src, dst), 2 * 1024 + 77
+    codes = random_codes(src, 3 * n, np.random.default_rng([src.bits, dst.bits]))
+    wanted = wanted_codes(codes, rule)
+    for step, dst_step, offset in ((1, 2, 0), (-1, 1, 0), (3, -2, 0), (2, 1, 1), (1, 3, 1)):
+        data = np.zeros(codes.nbytes + 1, np.uint8)
+        data[offset : offset + codes.nbytes] = codes.view(np.uint8)
+        out = np.zeros(2 * n * 3 * dst.bits // 8 + 1, np.uint8)
+        begin, to = ((2 * n) if step < 0 else 0), ((2 * n) if dst_step < 0 else 0)
+        steps = step * src.bits // 8, dst_step * dst.bits // 8
+        dims = Dims((n,), (steps[0],), (steps[1],)).to_bytes()
+        address = data.ctypes.data + offset + begin * src.bits // 8, out.ctypes.data + offset + to * dst.bits // 8
+        kernels.run(rule, Arguments(*address, n, more=dims), "strided")
+        got = out[offset:-1] if offset == 0 else out[offset:]
+        got = got[: got.size // (dst.bits // 8) * (dst.bits // 8)].view(dst.code_numpy)
+        places = to + dst_step * np.arange(n)
+        assert np.array_equal(got[places], wanted[begin + step * np.arange(n)]), (step, dst_step, offset)
+        got[places] = 0
+        assert not out.any(), "written beside the elements"
+
+
 WHOLE = [row for row in BY_WIDTH if not row.packed]
 #: Shapes, and the order of the axes in the memory of the source.
-TRANSPOSES = [((130, 70), (1, 0)), ((65, 17), (1, 0)), ((3, 70, 2, 33), (2, 0, 3, 1)), ((16, 5, 16), (2, 1, 0))]
+TRANSPOSES = [
+    ((130, 70), (1, 0)),
+    ((132, 196), (1, 0)),
+    ((65, 17), (1, 0)),
+    ((3, 70, 2, 33), (2, 0, 3, 1)),
+    ((16, 5, 16), (2, 1, 0)),
+]
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.product(WHOLE, WHOLE)), ids=str)
@@ -203,6 +237,21 @@ def test_transposes(src: DType, dst: DType) -> None:
             assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
             rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
             assert not rest.any(), "written beside the elements"
+
+
+@pytest.mark.parametrize("name", ["INT8", "INT16", "INT32", "INT64"])
+def test_whole_squares_are_read_and_written_by_words(name: str) -> None:
+    """Without the test of addresses a GPU would stop, so where they are aligned words are taken."""
+    source = kernel_source(resolve(dtype(name), dtype("U" + name)), "transposed")
+    broken = source.prelude.replace("& (src_word - 1)) == 0", "& (src_word - 1)) < src_word")
+    assert broken != source.prelude
+    kernels = host_build.build([replace(source, prelude=broken)], optimize=False)
+    size = source.src_bits // 8
+    memory, out = np.zeros(64 * 64 * size + 16, np.uint8), np.zeros((64, 64 * size), np.uint8)
+    dims = Dims((64, 64), (size, 64 * size), (64 * size, size)).to_bytes()
+    kernels.run(source.rule, Arguments(memory.ctypes.data, out.ctypes.data, 64 * 64, more=dims), "transposed")
+    with pytest.raises(RuntimeError, match="misaligned"):
+        kernels.run(source.rule, Arguments(memory.ctypes.data + 1, out.ctypes.data, 64 * 64, more=dims), "transposed")
 
 
 def test_what_is_not_a_transpose() -> None:
@@ -263,17 +312,25 @@ def test_a_misaligned_access_is_noticed() -> None:
         kernels.run(rule, Arguments(codes.ctypes.data + 1, out.ctypes.data, 63))
 
 
-def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler -x")
     with pytest.raises(cxx.CompilerMissing, match="CXX='no-such-compiler -x' is not a command"):
         host_build.compiler()
+    monkeypatch.setenv("CXX", "g++ '")
+    with pytest.raises(cxx.CompilerMissing, match='CXX="g\\+\\+ \'" is not a command'):
+        host_build.compiler()
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for folder in ("here", "packages"):
+        (tmp_path / folder / "ziglang").mkdir(parents=True)
+        (tmp_path / folder / "ziglang" / "__main__.py").touch()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "here")])
     with pytest.raises(cxx.CompilerMissing, match=r"install g\+\+ or clang\+\+, set CXX, or run: .*ziglang"):
         host_build.compiler()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "ziglang")
-    assert host_build.compiler()[1:] == ["-m", "ziglang", "c++"]
+    sys.path.append(str(tmp_path / "packages"))
+    # Not "-m ziglang", which would run what the current folder has.
+    assert host_build.compiler() == [sys.executable, str(tmp_path / "packages" / "ziglang" / "__main__.py"), "c++"]
 
 
 def test_a_refused_text_is_shown() -> None:

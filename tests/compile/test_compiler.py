@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -235,14 +234,26 @@ def test_an_error_is_not_kept(tmp_path: Path) -> None:
 
 def test_threads_that_want_the_same_kernel_compile_it_once(tmp_path: Path) -> None:
     fake = FakeNvrtc(*NVRTC_12_8)
-    quick = fake.compile
-
-    def slow(*arguments: object) -> Compiled:
-        time.sleep(0.02)
-        return quick(*arguments)  # type: ignore[arg-type]
-
-    fake.compile = slow  # type: ignore[method-assign, assignment]
     made = fake.opened(tmp_path)
+    asked: list[str] = []
+    everyone = threading.Event()
+
+    class Gates(dict[str, threading.Lock]):
+        def setdefault(self, key: str, default: threading.Lock) -> threading.Lock:  # type: ignore[override]
+            gate = super().setdefault(key, default)
+            asked.append(key)
+            if len(asked) == 8:
+                everyone.set()
+            return gate
+
+    at_once = fake.compile
+
+    def after_all_have_asked(*arguments: object) -> Compiled:
+        everyone.wait()
+        return at_once(*arguments)  # type: ignore[arg-type]
+
+    made._gates = Gates()
+    fake.compile = after_all_have_asked  # type: ignore[method-assign, assignment]
     results = []
     threads = [threading.Thread(target=lambda: results.append(made.compile("t", "n", "sm_90"))) for _ in range(8)]
     for thread in threads:
@@ -337,7 +348,7 @@ def program(folder: Path) -> subprocess.Popen[str]:
 
 def test_two_processes_at_once(tmp_path: Path) -> None:
     load(INSTALLED[0])
-    outputs = [process.communicate(timeout=120) for process in [program(tmp_path), program(tmp_path)]]
+    outputs = [process.communicate() for process in [program(tmp_path), program(tmp_path)]]
     assert outputs[0] == outputs[1]
     printed, errors = outputs[0]
     assert errors == ""

@@ -83,6 +83,16 @@ def test_nothing_is_taken_from_the_current_folder(machine: Machine) -> None:
     assert find() == NvrtcCopy(str(machine.root / "here" / "below" / WHEEL[13] / file_name(13)))
 
 
+def test_a_current_folder_that_was_removed_is_none(machine: Machine) -> None:
+    """FileNotFoundError."""
+    machine.put(f"packages/{WHEEL[13]}", 13)
+    (machine.root / "here").mkdir(exist_ok=True)
+    machine.monkeypatch.chdir(machine.root / "here")
+    (machine.root / "here").rmdir()
+    machine.monkeypatch.setattr(sys, "path", ["", str(machine.root / "packages")])
+    assert find() == NvrtcCopy(str(machine.root / "packages" / WHEEL[13] / file_name(13)))
+
+
 def test_the_order_of_the_places(machine: Machine) -> None:
     """Each place added here comes before all that were there."""
     toolkit = machine.put("toolkit/lib64", 13)

@@ -115,19 +115,26 @@ def test_whose_group_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     import grp
     import pwd
 
-    def entries(name: str, members: list[str], primary: int = 7) -> None:
-        monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd(("ann", "x", uid, primary, "", "", "")))
+    def user(name: str, uid: int, primary: int) -> pwd.struct_passwd:
+        return pwd.struct_passwd((name, "x", uid, primary, "", "", ""))
+
+    def entries(name: str, members: list[str], primary: int, others: list[pwd.struct_passwd]) -> None:
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: user("ann", uid, primary))
+        monkeypatch.setattr(pwd, "getpwall", lambda: [user("ann", os.geteuid(), primary), *others])
         monkeypatch.setattr(grp, "getgrgid", lambda gid: grp.struct_group((name, "x", gid, members)))
 
-    for name, members, primary, is_private in [
-        ("ann", [], 7, True),
-        ("ann", ["ann"], 7, True),
-        ("ann", ["ann", "bob"], 7, False),
-        ("ann", ["bob"], 7, False),
-        ("staff", [], 7, False),
-        ("ann", [], 8, False),
+    bob, other_name = os.geteuid() + 1, user("anna", os.geteuid(), 7)
+    for name, members, primary, others, is_private in [
+        ("ann", [], 7, [], True),
+        ("ann", ["ann"], 7, [user("bob", bob, 8), other_name], True),
+        ("ann", ["ann", "bob"], 7, [], False),
+        ("ann", ["bob"], 7, [], False),
+        ("staff", [], 7, [], False),
+        ("ann", [], 8, [], False),
+        # Whose first group it is too is no member by name.
+        ("ann", [], 7, [user("bob", bob, 7)], False),
     ]:
-        entries(name, members, primary)
+        entries(name, members, primary, others)
         assert trusted_files._is_private_group(7) == is_private
 
     def unknown(uid: int) -> None:

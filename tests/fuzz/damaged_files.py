@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from fuzz import good_files, mutators, other_readers
+from fuzz import forks, good_files, mutators, other_readers
 from gpucast import cli, files, reference
 
 #: Bytes by which reading a damaged file of a few KiB may make the process grow.
@@ -132,31 +132,28 @@ def case(kind: str, begin: int, end: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch, mmap.mmap(-1, 8) as place:
         # Everything is imported, and every path gone once, before the memory is measured.
         Batch(kind, Path(scratch).resolve() / "first").one(-1)
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                resource.setrlimit(resource.RLIMIT_AS, (_SPACE, _SPACE))
-                resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
-                batch, before = Batch(kind, Path(scratch).resolve() / "second"), peak()
-                for seed in range(begin, end):
-                    place[:] = seed.to_bytes(8, "little")
-                    batch.one(seed)
-                    if peak() - before > _GROWTH:
-                        batch.problems.append(f"{kind} {seed}: took {(peak() - before) >> 20} MiB")
-                        before = peak()
-                said = json.dumps({**batch.counts, "memory": peak() - before, "problems": batch.problems})
-            except BaseException:
-                said = json.dumps({"problems": [traceback.format_exc()]})
-            os.write(writer, said.encode())
-            os._exit(0)
-        os.close(writer)
-        with open(reader, encoding="utf-8") as file:
-            said = file.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        second = Path(scratch).resolve() / "second"
+        said, status = forks.forked(lambda: _bounded(kind, range(begin, end), second, place))
         seed = int.from_bytes(place[:], "little")
         os.chdir("/")
     return json.loads(said) if said else {"problems": [f"{kind} {seed}: the process ended with {status}"]}
+
+
+def _bounded(kind: str, seeds: range, scratch: Path, place: mmap.mmap) -> str:
+    """The seeds' counts and problems as JSON, with little memory and time; `place` tells the seed under way."""
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (_SPACE, _SPACE))
+        resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+        batch, before = Batch(kind, scratch), peak()
+        for seed in seeds:
+            place[:] = seed.to_bytes(8, "little")
+            batch.one(seed)
+            if peak() - before > _GROWTH:
+                batch.problems.append(f"{kind} {seed}: took {(peak() - before) >> 20} MiB")
+                before = peak()
+        return json.dumps({**batch.counts, "memory": peak() - before, "problems": batch.problems})
+    except BaseException:
+        return json.dumps({"problems": [traceback.format_exc()]})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from fuzz import native_cache
+from fuzz import forks, native_cache
 from fuzz.shim import Shim, numbers
 from gpucast import reference
 from gpucast.compile.cache import Cache
@@ -55,22 +54,15 @@ _WORK: dict[str, Callable[[str], str]] = {"kept": _kept, "loaded": _loaded}
 
 def run(work: Callable[[str], str], folder: str, shim: Shim, how: str, at: int) -> str:
     """The work in a fork; what is wrong with it."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = "nothing"
+
+    def faulted() -> str:
+        shim.arm(how, at, at)
         try:
-            shim.arm(how, at, at)
-            said = work(folder)
-        except BaseException:
-            said = traceback.format_exc()
-        shim.disarm()
-        os.write(writer, said.encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as file:
-        said = file.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            return work(folder)
+        finally:
+            shim.disarm()
+
+    said, status = forks.forked(faulted)
     return said if how != "SIGKILL" or status == 0 else "" if status == -9 else f"ended with {status}"
 
 

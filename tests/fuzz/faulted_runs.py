@@ -149,6 +149,9 @@ class Case:
 
     def badly_left(self, ended: Ended, left: dict[str, bytes], is_undoable: bool) -> str:
         """What is wrong with what a run left, which could undo what it had done; "" if nothing is."""
+        if not is_undoable:
+            # Nobody may be left to remove the temporary file of a report.
+            left = {name: data for name, data in left.items() if not name.startswith(f".{jobs.REPORT}")}
         if ended.code == 0 or _WHOLE in ended.printed:
             return "" if is_same(left, self.after) else f"success, and left {sorted(left)}"
         allowed = [self.before, self.after]
@@ -156,8 +159,6 @@ class Case:
             # It may end between the two renames of a model with external data; the next run completes or undoes it.
             data = {name: data for name, data in self.after.items() if name.endswith(".data")}
             allowed.append(self.before | data)
-            # And nobody may be left to remove the temporary file of a report.
-            left = {name: data for name, data in left.items() if not name.startswith(f".{jobs.REPORT}")}
         return "" if any(is_same(left, files) for files in allowed) else f"{ended.code}, and left {sorted(left)}"
 
     def again(self, where: Path, left: dict[str, bytes]) -> str:

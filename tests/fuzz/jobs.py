@@ -30,7 +30,7 @@ COMMANDS = {
 
 
 def argv(job: str) -> list[str]:
-    return ["convert", *COMMANDS[job].split(), "--quiet"]
+    return ["convert", *COMMANDS[job].split(), "--overwrite", "--quiet"]
 
 
 def make(job: str) -> None:

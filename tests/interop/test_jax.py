@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpucast
-from codes import assert_same, random_codes
+from codes import assert_same
 from gpucast import PackedArray
-from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download
 
@@ -23,23 +22,10 @@ import jax.numpy as jnp  # noqa: E402
 from gpucast.arrays.packed import as_array  # noqa: E402
 from gpucast.interop import dlpack  # noqa: E402
 from gpucast.interop import jax as gpucast_jax  # noqa: E402
+from jax_cases import HELD, NUMERIC, values, wide  # noqa: E402, F401
 
-NUMERIC = [row for row in DTYPES if row.family != "string"]
-#: JAX has no types of 6 bits.
-HELD = [row for row in NUMERIC if row.bits != 6]
+pytestmark = pytest.mark.usefixtures("wide")
 WHOLE = [row for row in HELD if not row.packed]
-
-
-@pytest.fixture(autouse=True)
-def wide() -> Iterator[None]:
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
-def values(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    return random_codes(row, shape, seed).view(row.numpy)
 
 
 def array(y: Any, row: DType) -> np.ndarray:

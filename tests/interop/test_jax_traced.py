@@ -3,35 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpucast
-from codes import assert_same, random_codes
+from codes import assert_same
 from gpucast import mixed
-from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DType, dtype
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402
 
-HELD = [row for row in DTYPES if row.family != "string" and row.bits != 6]
+from jax_cases import HELD, values, wide  # noqa: E402, F401
+
+pytestmark = pytest.mark.usefixtures("wide")
 #: Of each kind of floats one: to compile takes long.
 FLOATS = [dtype(name) for name in ("FLOAT", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E8M0", "FLOAT4E2M1")]
-
-
-@pytest.fixture(autouse=True)
-def wide() -> Iterator[None]:
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", before)
-
-
-def values(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    return random_codes(row, shape, seed).view(row.numpy)
 
 
 @pytest.mark.parametrize("src", HELD, ids=str)

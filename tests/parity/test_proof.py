@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from gpucast.casting.fused import fused_rule
 from gpucast.cli import main
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, sorted_kinds
 from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
@@ -20,7 +24,7 @@ from gpucast.parity import plan
 from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
 from gpucast.parity.proof import certificate, mutants
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import Launch, edges, full_tile, strided
+from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
@@ -85,6 +89,49 @@ def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
         assert verdict(source, faulty, strided(source)).problem != ""
 
 
+@pytest.mark.parametrize(
+    ("pair", "ops"),
+    [
+        ("FLOAT:FLOAT8E4M3FN", FusedOps("narrow")), ("FLOAT16:BFLOAT16", FusedOps("narrow")),
+        ("INT64:INT8", FusedOps("wide")),
+        ("FLOAT:FLOAT8E4M3FN", FusedOps(amax=True, finite=True)),
+    ],
+)  # fmt: skip
+def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps) -> None:
+    src, dst = map(dtype, pair.split(":"))
+    source = CastSpec.of(fused_rule(src, dst, scaled=ops.scaling != "none"), ops=ops).source()
+    text = certificate.ptx(source, "sm_90")
+    assert verdict(source, text, fused(source, ops)).problem == ""
+    if ops.amax:
+        flagged = re.sub(r"(setp\.lt\.u32 \t%p\d+, %r\d+, )2139095040;", r"\g<1>2139095041;", text)
+        assert flagged != text
+        assert "leaves another number" in verdict(source, flagged, fused(source, ops)).problem
+        narrower = changed(text, "0xffffffff", "0x7fffffff", 0)
+        assert "not all threads of a warp" in verdict(source, narrower, fused(source, ops)).problem
+    else:
+        faulty = re.sub(r"mul\.(rz\.f32|f64)", lambda match: f"add.{match[1].replace('f64', 'rn.f64')}", text)
+        assert faulty != text
+        assert verdict(source, faulty, fused(source, ops)).problem == "an element differs from the specification"
+
+
+def test_casts_of_many_arrays_are_proved() -> None:
+    pairs = ("FLOAT:FLOAT8E4M3FN", "INT4:BFLOAT16", "FLOAT8E5M2:FLOAT")
+    kinds = [CastSpec.of(resolve(*map(dtype, pair.split(":")))) for pair in pairs]
+    batch = BatchSpec(sorted_kinds(kinds), ARGUMENT_BYTES[0]).source()
+    text = certificate.ptx(batch, "sm_90")
+    t.forget()
+    found = Prover(batch, read(text), SOLVERS).prove(tables(batch))
+    assert found.problem == ""
+    assert found.launches == 3
+    # The array before the one of a block.
+    faulty = re.sub(
+        r"setp\.le\.u32|setp\.gt\.u32", lambda match: match[0].replace("le", "lt").replace("gt", "ge"), text
+    )
+    assert faulty != text
+    t.forget()
+    assert Prover(batch, read(faulty), SOLVERS).prove(tables(batch)).problem != ""
+
+
 def fault_in_table(text: str) -> str:
     """Another code in all copies of one entry."""
     table = re.search(r"= \{([\d, ]+)\}", text)
@@ -96,9 +143,9 @@ def fault_in_table(text: str) -> str:
 
 
 FAULTS = [
-    ("table entry", "FLOAT8E4M3FN:FLOAT16", fault_in_table),
-    ("rounding constant", "FLOAT:FLOAT8E4M3FN", lambda text: changed(text, "1233125376", "1233125377", 0)),
-    ("limit", "FLOAT:FLOAT8E4M3FN", lambda text: changed(text, "1138753536", "1137704960", 0)),
+    ("table entry", "FLOAT8E4M3FNUZ:FLOAT16", fault_in_table),
+    ("rounding constant", "FLOAT:FLOAT8E4M3FNUZ", lambda text: changed(text, "1233125376", "1233125377", 0)),
+    ("limit", "FLOAT:FLOAT8E4M3FNUZ", lambda text: changed(text, "1131413504", "1130364928", 0)),
     ("shift", "FLOAT:INT64", lambda text: re.sub(r"(shr\.u32 \t%r\d+, %r\d+), 23;", r"\1, 22;", text)),
     ("comparison", "INT64:BOOL", lambda text: re.sub(r"setp\.(eq|ne)\.s64 (.*), 0;", r"setp.\1.s64 \2, 1;", text)),
 ]
@@ -127,21 +174,22 @@ def test_a_fault_in_the_arithmetic_has_a_counterexample(pair: str, plant: Any) -
     ("old", "new"),
     [
         # The elements of the last tile: one more, and one fewer.
-        ("setp.lt.u32 p, i, %r228; @p st.u8 [%rd57+2], b;", "setp.le.u32 p, i, %r228; @p st.u8 [%rd57+2], b;"),
-        ("@p st.u8 [%rd57+1], b; add.u32 i, i, 1;", "@p st.u8 [%rd57+1], b; add.u32 i, i, 2;"),
+        (r"setp\.lt(\.u32 p, i, %r\d+; @p st\.u8 \[%rd\d+\+2\], b;)", r"setp.le\1"),
+        (r"(@p st\.u8 \[%rd\d+\+1\], b; add\.u32 i, i,) 1;", r"\1 2;"),
         # The bytes that are read: one beyond the array.
-        ("setp.lt.u32 p, i, %r116; @p ld.u8 %r391, [%rd33];", "setp.le.u32 p, i, %r116; @p ld.u8 %r391, [%rd33];"),
+        (r"setp\.lt(\.u32 p, i, %r\d+; @p ld\.u8 %r\d+, \[%rd\d+\];)", r"setp.le\1"),
         # The mask of the words that are shifted together.
-        ("and.b32  \t%r144, %r143, 24;", "and.b32  \t%r144, %r143, 16;"),
+        (r"(and\.b32  \t%r\d+, %r\d+,) 24;", r"\1 16;"),
         # How far from the ends a shifted load keeps.
-        ("selp.b64 \t%rd4, 0, 5, %p3;", "selp.b64 \t%rd4, 0, 1, %p3;"),
+        (r"(selp\.b64 \t%rd\d+, 0,) 5,", r"\1 1,"),
         # What is a whole tile.
-        ("setp.le.s64 \t%p16, %rd6, %rd15;", "setp.lt.s64 \t%p16, %rd5, %rd15;"),
+        (r"setp\.le\.s64 \t%p16, %rd6, %rd15;", "setp.lt.s64 \t%p16, %rd5, %rd15;"),
     ],
 )
 def test_a_fault_at_an_edge_is_found(old: str, new: str) -> None:
     source, text = compiled("FLOAT:FLOAT8E4M3FN")
-    faulty = changed(text, old, new)
+    faulty = re.sub(old, new, text)
+    assert faulty != text, f"the kernel no longer has {old!r}: plant another fault"
     assert verdict(source, faulty, [full_tile(source, [21])]).proved
     assert verdict(source, faulty, edges(source)).problem != ""
 
@@ -155,8 +203,8 @@ def test_a_wrong_random_word_is_found() -> None:
 
 
 def test_an_unknown_instruction_is_an_error_that_names_it() -> None:
-    source, text = compiled("FLOAT:FLOAT8E4M3FN")
-    with pytest.raises(Unknown, match=r"the instruction min\.ftz\.f32 is unknown .*min\.ftz\.f32 %f293"):
+    source, text = compiled("FLOAT:FLOAT8E4M3FNUZ")
+    with pytest.raises(Unknown, match=r"the instruction min\.ftz\.f32 is unknown .*min\.ftz\.f32 %f\d+"):
         verdict(source, changed(text, "min.f32", "min.ftz.f32", 0), [full_tile(source, [21])])
 
 
@@ -169,12 +217,19 @@ def test_an_unanswered_question_is_no_proof() -> None:
 
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     path = tmp_path / "proof.json"
-    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", "--solver", "z3", "--json", str(path), "--no-progress"]) == 0
+    asked = ["--solver", "z3", "--mutants", "2", "--json", str(path), "--no-progress"]
+    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", *asked]) == 0
     out = capsys.readouterr().out
     assert "FLOAT to INT8, sm_90: proved by z3" in out
     assert "INT4 to FLOAT16, sm_90: proved by exhaustion" in out
     assert out.endswith("2 of 2 rules proved for sm_90\n")
-    assert '"rules": 2,\n "proved": 2,' in path.read_text()
+    found = json.loads(path.read_text())
+    assert (found["rules"], found["proved"], found["methods"]) == (2, 2, {"z3": 1, "exhaustion": 1})
+    assert sum(found["mutants"].values()) == 2
+    # What one solver has proved the other one has not.
+    second = ["prove", "FLOAT:INT8", "--solver", "z3", "--second", "1/1", "--known", str(path), "--no-progress"]
+    assert main(second) == 0
+    assert re.search("FLOAT to INT8, sm_90: proved by z3 .*, bitwuzla ", capsys.readouterr().out)
 
 
 def test_the_picture_marks_proved_pairs(

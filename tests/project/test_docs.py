@@ -9,7 +9,6 @@ import importlib
 import importlib.util
 import math
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,7 +108,6 @@ def check_claims(names: dict[str, Any], text: str) -> None:
         assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 def test_the_snippet_for_a_gpu() -> None:
     pytest.importorskip("cupy", reason="CuPy is not installed")
     from host_driver import download
@@ -237,6 +235,12 @@ def test_a_line_that_does_not_give_what_it_should_is_found(switching: ModuleType
     wrong = type(line)(line.title, line.text, line.setup, line.there, line.here, instead=line.here)
     with pytest.raises(ValueError, match="gives 0.1015625, 448.0, -448.0; "):
         switching.lines.rendered(wrong, names)
+
+
+def test_pictures_are_what_the_script_draws(scripts: Any) -> None:
+    pictures = scripts("pictures")
+    for name, draw in pictures.PICTURES.items():
+        assert (DOCS / "static" / name).read_text(encoding="utf-8") == draw(), "run python docs/pictures.py"
 
 
 # ---- the layers ----

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -54,6 +55,27 @@ def test_cuda_is_installed_only_where_a_driver_can_run_it(
     text = (ROOT / module).read_text(encoding="utf-8")
     (tmp_path / module).write_text(f"{text}\n\ndef find():\n    return {found}\n", encoding="utf-8")
     monkeypatch.setattr(start, "ROOT", tmp_path)
-    monkeypatch.delitem(sys.modules, "gpucast_driver", raising=False)
     assert start.cuda_extra() == extras
-    monkeypatch.delitem(sys.modules, "gpucast_driver", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("commands", "extras"),
+    [({"gcc", "g++"}, []), ({"clang", "clang++"}, []), ({"gcc"}, ["compiler"]), (set(), ["compiler"])],
+)
+def test_a_compiler_is_installed_where_there_is_none(
+    commands: set[str], extras: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import start
+
+    for command in commands:
+        (tmp_path / command).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert start.compiler_extra() == extras
+
+
+def test_start_needs_no_package() -> None:
+    """Not even gpucast, which it installs."""
+    text = "import sys; sys.path.insert(0, sys.argv[1]); import start; start.cuda_extra(); start.compiler_extra()"
+    subprocess.run([sys.executable, "-I", "-S", "-c", text, str(ROOT / "bench")], check=True)

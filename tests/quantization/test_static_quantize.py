@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The static check of the kernels that quantize: budgets, spills and warnings. In CI for sm_90, else --exhaustive."""
+"""The static check of the kernels that quantize: goals, spills and warnings. In CI for sm_90, else --exhaustive."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from gpucast.core.formats import SOURCES as EVERY_SOURCE
 from gpucast.quantization import FORMATS
 
 
-def test_every_chosen_kernel_keeps_its_budget(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_chosen_kernel_reaches_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
     found = measure("sm_90")
     assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values()))
     assert verdict(found) == []
     report(found)
-    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    passes = sum(one.kind == "extremes" for one in found)
+    assert len(capsys.readouterr().out.splitlines()) == len(found) + passes
     # What is over, spills or is known in vain is told.
-    keeps = next(one for one in found if not problems(one))
+    keeps = next(one for one in found if one.kind == "rows" and not problems(one))
     key = (keeps.kernel.arch, keeps.kind, keeps.source, keeps.format)
-    miss = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, instructions=10**6))
+    miss = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, path=100 * keeps.kernel.path))
     assert verdict([miss], {}) == [f"{miss}: {problem}" for problem in problems(miss)] != []
     assert verdict([miss], {key: "because"}) == []
-    assert verdict([keeps], {key: "because"}) == [f"{keeps}: keeps its budget; take it out of the known misses"]
+    assert verdict([keeps], {key: "because"}) == [f"{keeps}: keeps what is checked; take it out of the known misses"]
     spilt = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, local=8, log="hm", loads={4: 16}))
     assert [text.split(":")[0] for text in problems(spilt)] == [
         "8 bytes of local memory", "the compiler says", "loads of 4 bytes at a time, not of 16",
@@ -37,7 +38,7 @@ def test_every_chosen_kernel_keeps_its_budget(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
-def test_budgets_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
+def test_what_is_checked_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
     if not exhaustive:
         pytest.skip("long: run with --exhaustive")
     arch = compiler.architecture(capability)
@@ -45,7 +46,7 @@ def test_budgets_elsewhere(capability: tuple[int, int], exhaustive: bool) -> Non
     assert verdict(static_tiles.measure(arch), static_tiles.KNOWN) == []
 
 
-def test_tiles_keep_their_budgets() -> None:
+def test_tiles_reach_their_goals() -> None:
     """Both ways for one read of what a thread holds, and 16 codes in each store."""
     found = static_tiles.measure("sm_90")
     assert verdict(found, static_tiles.KNOWN) == []

@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.files import limits
+from gpucast.files.inside import open_regular
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"
@@ -22,8 +23,8 @@ SUFFIX = ".index.json"
 class Index:
     path: str
     #: The complete document; entries unknown to gpucast are kept.
-    document: Mapping[str, Any]
-    weight_map: Mapping[str, str]
+    document: Mapping[str, Any] = field(default_factory=dict)
+    weight_map: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def files(self) -> list[str]:
@@ -38,11 +39,11 @@ class Index:
 
 def read(path: str) -> Index:
     """Read an index. FileError if it is not one. The file names in it are not checked here."""
-    size = os.path.getsize(path)
-    if size > limits.HEADER:
-        raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
-    with open(path, "rb") as file:
-        raw = file.read()
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limits.HEADER:
+            raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
+        raw = file.read(limits.HEADER)
     try:
         document = limits.parsed_json(raw)
     except ValueError:

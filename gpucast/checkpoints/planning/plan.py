@@ -33,10 +33,24 @@ class FilePlan:
     scales: FileScales = field(default_factory=FileScales)
     #: The weights that share a global scale, by each of their names in this file.
     groups: Mapping[str, FusedGroup] = field(default_factory=dict)
+    #: The metadata of the written file.
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    #: Where it is put together from tensors of several files, or some of one: the plans of these tensors, by file.
+    parts: tuple[FilePlan, ...] = ()
 
     def changed(self, quick: bool = False) -> str | None:
         """The first input file that has changed since planning. `quick` compares only sizes and times."""
         return next((known.path for known in self.identity if not known.is_unchanged(quick)), None)
+
+    @property
+    def sources(self) -> tuple[FilePlan, ...]:
+        """The plans of its tensors by the file that they are read from."""
+        return self.parts or (self,)
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        """The path of the file that each tensor is read from."""
+        return {tensor.name: part.path for part in self.sources for tensor in part.tensors or ()}
 
     @property
     def bytes_in(self) -> int:
@@ -60,8 +74,10 @@ class ConversionPlan:
     single: bool
     #: Names and texts of the indexes and config.json files that are written.
     indexes: tuple[tuple[str, str], ...] = ()
-    #: Metadata keys of the source that the target's format cannot hold.
+    #: Metadata keys of the source that the target's format cannot hold, or of which merged files say different things.
     dropped: tuple[str, ...] = ()
+    #: The names of files of the source that a merged file does not have.
+    left_out: tuple[str, ...] = ()
     #: Whether a file that is at the target may be replaced.
     overwrite: bool = True
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from gpucast import files
 from gpucast.checkpoints.planning import config_json as model_config
+from gpucast.checkpoints.planning import gathering
 from gpucast.checkpoints.planning.identity import Identity
+from gpucast.checkpoints.planning.index import SUFFIX, Index
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.sources import Source, SourceFile, find
-from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, scaled_storage
+from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, into_model, scaled_storage
 from gpucast.checkpoints.scales import fused
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue
@@ -28,11 +29,15 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     FileError for everything that cannot be done: malformed files, types that cannot be cast or stored, names that
     collide. OSError for files that cannot be read.
     """
-    source = find(path, target)
-    if request.source_dtype is not None and not source.single:
+    if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
+        request = dataclasses.replace(request, asked_style="qdq")
+    source = find(path, target, request.shard_size is not None)
+    if request.source_dtype is not None and (source.merged or not source.single):
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
     if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
+    if source.merged and request.style in scale_styles.CONFIGURED:
+        raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
     # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
@@ -56,11 +61,53 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in external_data
     )
     _check_names(kept, target)
-    indexes = tuple((name, _index(index, name, kept)) for name, index in source.indexes)
-    configs = model_config.texts(kept, request, bool(source.indexes), path)
-    indexes += tuple(configs.items())
-    kept = tuple(file for file in kept if file.name not in configs and not model_config.is_stale(file, configs))
-    return ConversionPlan(path, target, request, kept, source.single, indexes, tuple(sorted(dropped)), overwrite)
+    indexes = {name: _index(one, name, kept) for name, one in source.indexes}
+    written: Sequence[FilePlan] = kept
+    if source.merged:
+        written = [gathering.merged(kept, os.path.basename(target))]
+    elif request.shard_size is not None:
+        written, indexes = _in_shards(kept, source, request.shard_size)
+    dropped += [key for file in written for key in gathering.lost_metadata(file)]
+    configs = model_config.texts(kept, request, bool(indexes), path)
+    written = [file for file in written if file.name not in configs and not model_config.is_stale(file, configs)]
+    return ConversionPlan(
+        path,
+        target,
+        request,
+        tuple(written),
+        source.single,
+        (*indexes.items(), *configs.items()),
+        tuple(sorted(set(dropped))),
+        source.left_out,
+        overwrite,
+    )
+
+
+def _in_shards(planned: Sequence[FilePlan], source: Source, limit: int) -> tuple[list[FilePlan], dict[str, str]]:
+    """The files with those of each checkpoint in shards of another size, and the indexes of those in several.
+
+    A .safetensors file of no index is a checkpoint of its own.
+    """
+    result = list(planned)
+    indexes: dict[str, str] = {}
+    held = {name: _shards(one, name, planned) for name, one in source.indexes}
+    known = {file.name for shards in held.values() for file in shards.values()}
+    alone = [file for file in planned if file.name.endswith(".safetensors") and file.name not in known]
+    checkpoints = [(name, one, list(held[name].values())) for name, one in source.indexes]
+    checkpoints += [(file.name + SUFFIX, Index(file.path), [file]) for file in alone]
+    for name, one, files_of_it in checkpoints:
+        stem = name.removesuffix(SUFFIX).removesuffix(".safetensors")
+        shards = gathering.split(files_of_it, limit, stem)
+        place = result.index(files_of_it[0])
+        result[place:place] = shards
+        result = [file for file in result if file not in files_of_it]
+        if len(shards) > 1:
+            tensors = [(tensor, os.path.basename(shard.name)) for shard in shards for tensor in shard.tensors or ()]
+            weight_map = {written: shard for tensor, shard in tensors for written in tensor.names}
+            total = sum(tensor.bytes_out or 0 for tensor, _ in tensors)
+            indexes[name] = one.text(dict(sorted(weight_map.items())), total)
+    _check_names(result, source.path)
+    return result, indexes
 
 
 def _file(
@@ -71,7 +118,7 @@ def _file(
         return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
-        planner = TensorPlanner(file, request, source.single, scales)
+        planner = TensorPlanner(file, request, source.single and not source.merged, scales)
         pairs = [planner.plan(tensor, out) for tensor in planner.tensors]
         plans = tuple(plan for plan, _ in pairs)
         specs = [spec for _, written in pairs for spec in written]
@@ -88,7 +135,8 @@ def _file(
         with_scales = [path for detected in scales.detected for path in detected.paths.values()]
         read = dict.fromkeys([item.path, *data, *with_scales])
         identity = tuple(known.get(path) or Identity.of(path) for path in read)
-        return FilePlan(item.path, item.name, plans, identity, external, scales), external_data, lost_metadata
+        plan = FilePlan(item.path, item.name, plans, identity, external, scales, metadata=metadata)
+        return plan, external_data, lost_metadata
 
 
 def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
@@ -151,20 +199,29 @@ def _check_names(planned: Sequence[FilePlan], target: str) -> None:
         seen.add(name.casefold())
 
 
-def _index(index: Any, name: str, planned: Sequence[FilePlan]) -> str:
-    """The text of the index of the written files; `index` is that of the source."""
+def _shards(one: Index, name: str, planned: Sequence[FilePlan]) -> dict[str, FilePlan]:
+    """The plans of the files of an index, by the names that they have in it."""
     folder = os.path.dirname(name)
-    shards = {file.name: file for file in planned}
+    files = {file.name: file for file in planned}
+    result = {}
+    for shard in one.files:
+        shard_name = os.path.normpath(f"{folder}/{shard}" if folder else shard).replace(os.sep, "/")
+        if shard_name not in files:
+            raise FileError(f"{one.path}: weight_map names {shard!r}, a hidden file, which is left out; rename it")
+        result[shard] = files[shard_name]
+    return result
+
+
+def _index(one: Index, name: str, planned: Sequence[FilePlan]) -> str:
+    """The text of the index of the written files; `index` is that of the source."""
+    shards = _shards(one, name, planned)
     weight_map: dict[str, str] = {}
     held: dict[str, list[str]] = {}
-    for tensor_name, shard in index.weight_map.items():
+    for tensor_name, shard in one.weight_map.items():
         held.setdefault(shard, []).append(tensor_name)
     total = 0
-    for shard in index.files:
-        shard_name = os.path.normpath(f"{folder}/{shard}" if folder else shard).replace(os.sep, "/")
-        if shard_name not in shards:
-            raise FileError(f"{index.path}: weight_map names {shard!r}, a hidden file, which is left out; rename it")
-        file = shards[shard_name]
+    for shard in one.files:
+        file = shards[shard]
         # From names in the source to names of planned tensors; they differ for codes that are read as numbers.
         planned_name = {tensor.name: tensor.name for tensor in file.tensors or ()}
         planned_name |= dict.fromkeys(file.scales.dropped, "")
@@ -172,16 +229,14 @@ def _index(index: Any, name: str, planned: Sequence[FilePlan]) -> str:
         tensors = {tensor.name: tensor for tensor in file.tensors or ()}
         for tensor_name in held[shard]:
             if tensor_name not in planned_name:
-                raise FileError(
-                    f"{index.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor"
-                )
+                raise FileError(f"{one.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor")
             tensor = tensors.get(planned_name[tensor_name])
             if tensor is not None:
                 for written in tensor.names:
                     if weight_map.setdefault(written, shard) != shard:
                         raise FileError(
-                            f"{index.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
+                            f"{one.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
                             f"and {shard!r}"
                         )
                 total += tensor.bytes_out or 0
-    return str(index.text(dict(sorted(weight_map.items())), total))
+    return one.text(dict(sorted(weight_map.items())), total)

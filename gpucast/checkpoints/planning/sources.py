@@ -18,6 +18,8 @@ from gpucast.files.tensor import FileError
 SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
 
 
+#: The format of files that are split and merged.
+_MERGED = ".safetensors"
 #: Files of PyTorch, which may run a program when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _ADVICE = (
@@ -44,6 +46,9 @@ class Source:
     single: bool
     #: Names and contents of the indexes of checkpoints in several files.
     indexes: tuple[tuple[str, Index], ...] = ()
+    #: Whether all its tensors become those of one file; then the names of the files that it leaves out.
+    merged: bool = False
+    left_out: tuple[str, ...] = ()
 
 
 def _inside(folder: str, name: str, path: str, what: str) -> str:
@@ -62,27 +67,56 @@ def _blobs(folder: str) -> str | None:
     return None
 
 
-def find(path: str, target: str) -> Source:
-    """The files of `path` that are converted to `target`. FileError; OSError if they cannot be read."""
-    if os.path.isdir(path) or path.endswith(index.SUFFIX):
-        suffix = os.path.splitext(target)[1].lower()
-        if suffix in SUFFIXES:
-            raise FileError(f"{target}: is the name of a file ({suffix}), and {path} gives a folder; name a folder")
-    if os.path.isdir(path):
-        return _folder(path, target)
-    if path.endswith(index.SUFFIX):
-        index_file = index.read(path)
-        _check_shards(index_file)
-        folder = os.path.dirname(path) or "."
-        names = [os.path.normpath(name).replace(os.sep, "/") for name in index_file.files]
-        items = tuple(_item(folder, name, path, "weight_map names") for name in names)
-        _check_names([item.name for item in items], path)
-        return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
+def find(path: str, target: str, in_shards: bool = False) -> Source:
+    """The files of `path` that are converted to `target`, for `in_shards` a folder. FileError; OSError if they cannot
+    be read."""
+    several = os.path.isdir(path) or path.endswith(index.SUFFIX)
+    suffix = os.path.splitext(target)[1].lower()
+    if suffix in SUFFIXES and (in_shards or (several and suffix != _MERGED)):
+        what = "--shard-size" if in_shards else path
+        raise FileError(f"{target}: is the name of a file ({suffix}), and {what} gives a folder; name a folder")
+    if several:
+        source = _files_of(path, target)
+        return _merged(source) if suffix == _MERGED else source
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise FileError(f"{path}: is no regular file")
     if path.lower().endswith(_PICKLED):
         raise FileError(f"{path}: {_ADVICE}")
+    if in_shards:
+        if not path.endswith(_MERGED):
+            raise FileError(f"{path}: --shard-size is for {_MERGED} files; convert it to one first")
+        return Source(path, (SourceFile(path, os.path.basename(path)),), single=False)
     return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
+
+
+def _files_of(path: str, target: str) -> Source:
+    """Those of a folder, or of an index."""
+    if os.path.isdir(path):
+        return _folder(path, target)
+    index_file = index.read(path)
+    _check_shards(index_file)
+    folder = os.path.dirname(path) or "."
+    names = [os.path.normpath(name).replace(os.sep, "/") for name in index_file.files]
+    items = tuple(_item(folder, name, path, "weight_map names") for name in names)
+    _check_names([item.name for item in items], path)
+    return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
+
+
+def _merged(source: Source) -> Source:
+    """The files whose tensors become those of one file: all of one checkpoint."""
+    items = [item for item in source.items if item.name.endswith(_MERGED)]
+    held = {
+        os.path.normpath(os.path.join(os.path.dirname(name), file))
+        for name, one in source.indexes
+        for file in one.files
+    }
+    if len(source.indexes) > 1 or (held and any(os.path.normpath(item.name) not in held for item in items)):
+        names = ", ".join(name for name, _ in source.indexes)
+        raise FileError(f"{source.path}: holds more than the checkpoint of one index; name it instead: {names}")
+    if not items:
+        raise FileError(f"{source.path}: has no {_MERGED} file to merge")
+    left_out = tuple(item.name for item in source.items if item not in items)
+    return Source(source.path, tuple(items), single=True, merged=True, left_out=left_out)
 
 
 def _folder(path: str, target: str) -> Source:

@@ -43,6 +43,8 @@ class Request:
     seed: int | None = None
     #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: the style's.
     mx_rule: str | None = None
+    #: Checkpoints are written in files of at most so many bytes of tensors; None: in those that they have.
+    shard_size: int | None = None
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
@@ -109,7 +111,9 @@ class TensorPlanner:
             if isinstance(tensor, Dequantized):
                 tensor.check_scales()
             scaled = self.scaled(tensor)
-            if scaled is not None and not out.lower().endswith(".safetensors"):
+            if scaled is not None and into_model(out) != (self._request.style == "qdq"):
+                raise FileError(f"{out}: --style qdq is for models (.onnx), and they have no other with --scale")
+            if scaled is not None and not into_model(out) and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
             specs = [Spec(tensor.name, dtype, tensor.shape)] if scaled is None else list(scaled.specs)
             lossless = isinstance(scaled, Repacked)
@@ -157,8 +161,7 @@ class TensorPlanner:
         dtype = self._target(tensor)
         if dtype is None:
             return None, ""
-        into_model = out.lower().endswith(files.MODEL)
-        if into_model and tensor.name in self._fixed and not choice.asked_for(tensor):
+        if into_model(out) and tensor.name in self._fixed and not choice.asked_for(tensor):
             return None, ""
         if tensor.dtype is None:
             raise FileError(
@@ -170,6 +173,10 @@ class TensorPlanner:
         )
         stored = scaled_storage(tensor, dtype, self._request, self._path)
         return (None, stored) if isinstance(stored, str) else (dtype, "")
+
+
+def into_model(out: str) -> bool:
+    return out.lower().endswith(files.MODEL)
 
 
 def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:

@@ -125,7 +125,20 @@ def _table(tensors: Sequence[Mapping[str, Any]]) -> str:
     groups = _folded(parts, _ROWS, f"<div class=wide><table>{_head(labels)}<tbody>", "</tbody></table></div>")
     return (
         "<section><h2>Tensors, the worst first</h2><p>First by the share of values lost, then by signal to noise. "
-        f"Errors are relative to the value before.</p>{groups}</section>"
+        f"Errors are relative to the value before.{_sampled(tensors)}</p>{groups}</section>"
+    )
+
+
+def _sampled(tensors: Sequence[Mapping[str, Any]]) -> str:
+    """That errors are those of a sample, where they are."""
+    sampled = [tensor for tensor in tensors if tensor.get("examined", tensor["elements"]) < tensor["elements"]]
+    if not sampled:
+        return ""
+    seen, elements = (sum(tensor[key] for tensor in sampled) for key in ("examined", "elements"))
+    return (
+        " Counts are of all values; errors, signal to noise and histograms of "
+        f"{cells.count(len(sampled), 'large tensor')} are those of a sample, {cells.share(seen, elements)} of their "
+        "values."
     )
 
 

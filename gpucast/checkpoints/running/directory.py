@@ -24,6 +24,8 @@ from gpucast.files.atomic import sync_folder
 #: With O_PATH a folder need not be readable to be gone through.
 _FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+#: A pipe's other end is not waited for; other files know no difference.
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0)
 _BINARY = getattr(os, "O_BINARY", 0)
 
 
@@ -73,7 +75,7 @@ class Directory:
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
         """A descriptor of a file."""
         with self._naming(name):
-            return os.open(self._where(name), flags | _NO_LINK | _BINARY, mode, dir_fd=self._at)
+            return os.open(self._where(name), flags | _NO_LINK | _AT_ONCE | _BINARY, mode, dir_fd=self._at)
 
     def opener(self, name: str, flags: int) -> int:
         """For `open`."""
@@ -209,15 +211,19 @@ def _why_not_private(status: os.stat_result) -> str:
 
 
 def _is_as_new(parent: Directory, why: str) -> bool:
-    """Whether the file system says the same of a folder that we make: it knows no owners or modes (FAT, shares of
+    """Whether the file system says the same of a file that we make: it knows no owners or modes (FAT, shares of
     Windows), or maps them (NFS: root to nobody), so that nothing can be told by them."""
+    # A file is open as soon as it is made; in the place of a new folder others could put one of theirs before it is.
     # Named before it is made, so that it is removed even if Ctrl-C comes as soon as it is there.
-    new = os.path.join(parent.path, f".gpucast-{secrets.token_hex(8)}")
+    new = f".gpucast-{secrets.token_hex(8)}"
     try:
-        os.mkdir(new, 0o700)
-        return _why_not_private(os.lstat(new)) == why
+        handle = parent.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            return _why_not_private(os.fstat(handle)) == why
+        finally:
+            os.close(handle)
     except OSError:
         return False
     finally:
         with contextlib.suppress(OSError):
-            os.rmdir(new)
+            parent.unlink(new)

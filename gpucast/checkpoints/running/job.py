@@ -18,7 +18,7 @@ from typing import Any
 from gpucast.checkpoints.running.directory import Directory, private
 from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
 from gpucast.core.places import close_quietly
-from gpucast.files import FileError
+from gpucast.files import FileError, limits
 
 _JOB, _DISCARDED, _LOCK = "job.json", "discarded.json", "lock"
 #: What else there may be before the job is.
@@ -67,7 +67,7 @@ def _read(folder: Directory, name: str) -> Job | None:
             return _parsed(json.load(file), name == _DISCARDED)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise _in_the_way(folder) from None
 
 
@@ -75,7 +75,8 @@ def read_done(folder: Directory, name: str) -> str | None:
     """The fingerprint that a written folder bears; None where it bears none."""
     try:
         with open(name, encoding="utf-8", opener=folder.opener) as file:
-            return str(json.load(file)["fingerprint"])
+            # Anybody may have made it.
+            return str(limits.parsed_json(file.read(limits.CONFIG))["fingerprint"])
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
 

@@ -11,7 +11,7 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import TensorPlan
 from gpucast.checkpoints.running.shard import Share
 
-#: Takes bytes of the source that are done.
+#: Takes bytes of the source that are done; 0 where `Outcome.stage` has changed.
 Advance = Callable[[int], object]
 
 
@@ -57,6 +57,8 @@ class Outcome:
     results: list[Result] = field(default_factory=list)
     waiting: int = 0
     verified: int = 0
+    #: What is done at this moment, for a progress bar.
+    stage: str = ""
     #: Bytes of the source that an earlier run had finished.
     resumed: int = 0
     #: Where finished work is kept after an error.

@@ -13,6 +13,7 @@ from gpucast import files
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
+from gpucast.checkpoints.planning.gathering import Opened, opened
 from gpucast.checkpoints.planning.identity import Stamp
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
@@ -26,7 +27,7 @@ from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
 from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
-from gpucast.files import FileError, Spec, Tensor, TensorFile
+from gpucast.files import FileError, Spec, Tensor
 from gpucast.files.tensor import Array
 from gpucast.native import cast as native_cast
 from gpucast.quantization import native as quantization_native
@@ -114,6 +115,7 @@ class _Run:
             if not staging.is_published():
                 for result in results:
                     self._check_loss(result.file, result.plan, result.statistics)
+            self._begin("publishing")
             staging.publish()
             outcome.results = results
             try:
@@ -143,7 +145,11 @@ class _Run:
             return
         scaled = len(tensor.names) > 1
         report = scaling.unexpected(statistics.report) if scaled else statistics.report
-        loss.check(f"{file.path}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
+        loss.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
+
+    def _begin(self, stage: str) -> None:
+        self._outcome.stage = stage
+        self._advance(0)
 
     def _resumed(self, nbytes: int) -> None:
         self._outcome.resumed += nbytes
@@ -152,12 +158,14 @@ class _Run:
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
         stamps = {known.path: Stamp.of(known.path) for known in file.identity}
         _check_unchanged(file)
+        self._begin("copying" if file.tensors is None else "casting")
         if file.tensors is None:
             self._copy(file, part)
         else:
-            with TensorFile(file.path) as source:
+            with opened(file, self._plan.request, self._plan.single) as source:
                 self._convert(file, source, part, [known.changed for known in stamps.values()])
         part.flush()
+        self._begin("writing to the disk")
         try:
             os.fsync(part.fileno())
         except OSError:
@@ -200,19 +208,20 @@ class _Run:
     def _compared(self, file: FilePlan, written: str) -> int:
         """The elements of a written file that were compared with the reference. FileError where it is not that."""
         plan = self._plan
+        self._begin("verifying")
         _check_unchanged(file)
         name = plan.target if plan.single else os.path.join(plan.target, file.name)
-        return verify(file.path, written, file, plan, self._options.verify == "all", name)
+        return verify(written, file, plan, self._options.verify == "all", name)
 
     # ---- the tensors of a file ----
 
-    def _convert(self, file: FilePlan, source: TensorFile, part: BinaryIO, changed: list[int]) -> None:
+    def _convert(self, file: FilePlan, source: Opened, part: BinaryIO, changed: list[int]) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        planner = TensorPlanner(source, self._plan.request, self._plan.single, file.scales, file.groups)
         if self._options.device in (None, "cpu"):
-            _announce_work(planner.tensors, file.tensors, self._plan.request)
-        specs = {tensor.name: planner.plan(tensor, out)[1] for tensor in planner.tensors}
+            _announce_work(source.tensors, file.tensors, self._plan.request)
+        planned = list(zip(source.tensors, file.tensors, source.planners, strict=True))
+        specs = {tensor.name: planner.plan(tensor, out)[1] for tensor, _, planner in planned}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
         # A format whose tensors have fixed places is gone on with; the others begin anew.
         resumable = out.lower().endswith(".safetensors")
@@ -230,10 +239,10 @@ class _Run:
 
         with (
             contextlib.ExitStack() as stack,
-            files.writing(target, out, every, planner.metadata(), source.model, external) as writer,
+            files.writing(target, out, every, file.metadata, source.model, external) as writer,
             journal.appending(records) as record,
         ):
-            for tensor, plan in zip(planner.tensors, file.tensors, strict=True):
+            for tensor, plan, planner in planned:
                 found = finished.get(tensor.name)
                 if found is not None and found.get("sums") == [
                     checksum_of_blocks(writer.stored(spec)) for spec in specs[tensor.name]

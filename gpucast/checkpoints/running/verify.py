@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from gpucast.checkpoints.planning.gathering import opened
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
+from gpucast.checkpoints.planning.tensors import Request, TensorPlan
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Tensor, TensorFile
@@ -20,23 +21,20 @@ from gpucast.reference import casting as reference
 _PIECE, _SAMPLE = 1 << 20, 1 << 10
 
 
-def verify(source_path: str, written: str, file: FilePlan, plan: ConversionPlan, everything: bool, name: str) -> int:
-    """Compare a finished file with its source; how many elements were compared. FileError names the first that differs.
+def verify(written: str, file: FilePlan, plan: ConversionPlan, everything: bool, name: str) -> int:
+    """Compare a finished file with its sources; how many elements were compared. FileError names one that differs.
 
     Of tensors that are cast all elements are compared with `gpucast.reference`, or a sample; kept ones byte by byte.
     `name` is what messages call the file.
     """
     compared = 0
-    with TensorFile(source_path) as before, TensorFile(written) as after:
-        planner = TensorPlanner(before, plan.request, plan.single, file.scales, file.groups)
-        sources = {tensor.name: tensor for tensor in planner.tensors}
+    with opened(file, plan.request, plan.single) as before, TensorFile(written) as after:
         found = {tensor.name: tensor for tensor in after.tensors}
         by_place = list(after.tensors)
         wanted = [written_name for tensor in file.tensors or () for written_name in tensor.names]
         if len(by_place) != len(wanted):
             raise FileError(f"{name}: verify: holds {len(by_place)} tensors; expected {len(wanted)}")
-        for tensor in file.tensors or ():
-            source = sources[tensor.name]
+        for tensor, source, planner in zip(file.tensors or (), before.tensors, before.planners, strict=True):
             scaled = planner.scaled(source) if tensor.dtype is not None else None
             if scaled is not None:
                 parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}

@@ -21,6 +21,8 @@ from gpucast.quantization import swizzle
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
 #: An empty tensor of this name marks a file of older versions, whose scales are X.scale_weight.
 _MARKER = "scaled_fp8"
+#: Characters of a description that an error shows.
+_SHOWN = 80
 
 #: ComfyUI's name of NVFP4: the first of two codes in the high half of a byte, and the scales in the order that cuBLAS
 #: reads, as a matrix of whole tiles (comfy_kitchen, backends/eager/quantization.py quantize_nvfp4).
@@ -47,13 +49,19 @@ class Layers:
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self._entries = entries
         self._names = {list(_keys(name))[-1]: name for name in entries}
+        self._parsed: dict[str, dict[str, Any]] = {}
 
-    def of(self, weight: str) -> Any:
-        """The description of the longest name that is the weight's, or its end; None if there is none."""
+    def of(self, weight: str) -> dict[str, Any]:
+        """The description of the longest name that is the weight's, or its end; empty if there is none."""
         layer = weight.removesuffix(".weight")
         names = [self._names[key] for key in _keys(layer) if key in self._names]
         ends = (name for name in reversed(names) if f".{layer}".endswith(f".{name}"))
-        return self._entries[name] if (name := next(ends, None)) is not None else None
+        if (name := next(ends, None)) is None:
+            return {}
+        # Parsed once: any number of weights may end in the same name.
+        if name not in self._parsed:
+            self._parsed[name] = _object(self._entries[name])
+        return self._parsed[name]
 
 
 def _keys(name: str) -> Iterator[int]:
@@ -79,7 +87,7 @@ def layer_of(base: str, text: bytes | None, layers: Layers | None) -> dict[str, 
     """
     if text is not None:
         return _object(text)
-    return None if layers is None else _object(layers.of(base))
+    return None if layers is None else layers.of(base)
 
 
 def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
@@ -126,3 +134,9 @@ def is_plain(description: Mapping[str, Any], element: DType) -> bool:
     params = description.get("params")
     rotated = description.get("convrot") or (isinstance(params, dict) and params.get("convrot"))
     return description.get("format") == _FORMATS.get(element.name, "") and not rotated
+
+
+def shown(description: Mapping[str, Any]) -> str:
+    """What an error says of a description. Many weights may have the same one, and it may be long."""
+    text = repr({key: description[key] for key in ("format", "convrot", "params") if key in description})
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

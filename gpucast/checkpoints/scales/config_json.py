@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from gpucast.files import FileError, limits
+from gpucast.files.inside import open_regular
 
 NAME = "config.json"
 #: The entries that describe quantized weights; the second is the older name.
@@ -15,7 +16,7 @@ ENTRIES = ("quantization_config", "compression_config")
 
 def document_of(path: str) -> dict[str, Any] | None:
     """The JSON object in a file; None if the file holds anything else. FileError if it is too large to be read."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         text = file.read(limits.CONFIG + 1)
     if len(text) > limits.CONFIG:
         raise FileError(f"{path}: expected at most {limits.CONFIG} bytes of {NAME}")

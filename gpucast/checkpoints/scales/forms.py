@@ -87,7 +87,9 @@ def stored_by_others(
     if layer is not None and layer.get("format") == comfyui.NVFP4 and element.name == "UINT8":
         return comfyui.stored_nvfp4(data.name, tensors)
     if layer is not None and not comfyui.is_plain(layer, element):
-        raise _Problem(f"{caller} of {element.name} has ComfyUI's format {dict(layer)}, which is not known here")
+        raise _Problem(
+            f"{caller} of {element.name} has ComfyUI's format {comfyui.shown(layer)}, which is not known here"
+        )
     symmetric = "zero_points" not in tensors
     # Integers have no scales of this type: their bytes are pairs of codes.
     pairs = element.name == "INT8" and _bytes_of(scales)

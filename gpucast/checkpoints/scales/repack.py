@@ -19,7 +19,7 @@ from gpucast.checkpoints.losses.sample import runs_of_piece
 from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.checkpoints.scales.quantize import Observe, Scaled, Write
 from gpucast.checkpoints.scales.stored import Stored
-from gpucast.checkpoints.streaming.pieces import dequantized, matrices, shaped, sliced
+from gpucast.checkpoints.streaming.pieces import dequantized, regroup, shaped, sliced
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
@@ -29,6 +29,8 @@ from gpucast.files.tensor import Array, FileError
 _FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
 #: At most this many scales are looked at to find out whether they are powers of two.
 _SCALES = 1 << 24
+#: Numbers that are compared at a time.
+_COMPARED = 1 << 20
 
 
 def keeps_values(tensor: Tensor, stored: Stored) -> bool:
@@ -82,11 +84,12 @@ class Repacked(Scaled):
             flat = (codes.reshape(-1) for codes in old.codes(tensors["data"]))
 
             def pieces() -> Iterator[Array]:
-                for codes, start, x in self._compared(shaped(flat, stored.cut), parts, "while it is written"):
-                    values = x.reshape(-1)
-                    chosen = runs_of_piece(self.tensor.size, start, x.size) if detailed else []
-                    report = CastReport(x.size, int(np.count_nonzero(values)))
+                for codes, start, values in self._compared(shaped(flat, stored.cut), parts, "while it is written"):
+                    chosen = runs_of_piece(self.tensor.size, start, values.size) if detailed else []
+                    report = CastReport(values.size, int(np.count_nonzero(values)))
                     observe(report, [(values[run], values[run], 0.0) for run in chosen])
+                    # A piece may be 128 long rows: the next one comes when this one is gone.
+                    del values
                     yield stored.pack(codes)
 
             write(stored.specs["data"], stored.in_groups(pieces()))
@@ -99,7 +102,11 @@ class Repacked(Scaled):
         stored = self.stored
         tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
         parts = stored.loaded_parts(tensors)
-        return sum(x.size for _, _, x in self._compared(stored.codes(tensors["data"]), parts, caller))
+        compared = 0
+        for codes, _, values in self._compared(stored.codes(tensors["data"]), parts, caller):
+            compared += codes.size
+            del values
+        return compared
 
     def _parts(self, old: Parts, source: Stored) -> Parts:
         """The scales of the tensor in its new layout."""
@@ -113,12 +120,18 @@ class Repacked(Scaled):
         return Parts(None, converted.reshape(format.scales_shape(shape, axis)), None, old.global_scale)
 
     def _compared(self, pieces: Iterator[Array], parts: Parts, when: str) -> Iterator[tuple[Array, int, Array]]:
-        """Each piece of codes, the index of its first element, and its values. FileError where one is not the old."""
+        """Each piece of codes, the index of its first element, and its values, flat. FileError where one is not the
+        old."""
         format, start = self.stored.format, 0
-        scales = sliced(format, self.stored.cut, parts)
-        for codes, some, x in zip(pieces, scales, matrices(self.tensor, self.stored.cut), strict=True):
-            values = dequantized(Parts(codes, some.scales, None, some.global_scale), format)
-            if not np.array_equal(values.view(np.uint64), x.view(np.uint64)):
-                raise FileError(f"{when}: tensor {self.tensor.name!r} does not keep the values that it had")
-            yield codes, start, x
-            start += x.size
+        shapes = [rows * columns for rows, columns in self.stored.cut.shapes()]
+        some = (min(_COMPARED, size - first) for size in shapes for first in range(0, size, _COMPARED))
+        old = regroup(self.tensor.chunks(), some)
+        for codes, one in zip(pieces, sliced(format, self.stored.cut, parts), strict=True):
+            values = dequantized(Parts(codes, one.scales, None, one.global_scale), format).reshape(-1)
+            for first in range(0, values.size, _COMPARED):
+                now = values[first : first + _COMPARED]
+                if not np.array_equal(now.view(np.uint64), next(old).view(np.uint64)):
+                    raise FileError(f"{when}: tensor {self.tensor.name!r} does not keep the values that it had")
+            yield codes, start, values
+            start += values.size
+            del now, values

@@ -15,13 +15,15 @@ compressed-tensors
 comfyui
     ComfyUI, comfy/ops.py _load_quantized_module: X.weight, X.weight_scale FLOAT of shape (), which multiplies, and
     X.comfy_quant UINT8, the JSON of `gpucast.checkpoints.scales.comfyui`; NVFP4 as that module says.
+qdq
+    ONNX models: X_quantized, X_scale and X_zero_point, from which DequantizeLinear gives X.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -29,11 +31,11 @@ from gpucast.checkpoints.scales import comfyui
 from gpucast.checkpoints.scales.stored import Packing, Stored, words
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format
-from gpucast.files.tensor import Spec
+from gpucast.files.tensor import Linear, Spec
 from gpucast.quantization import files as quantized_files
 
 #: The values of --style; the first is the default.
-STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui")
+STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")
 #: What loads each style, for people.
 LOADERS = (
     "deepseek (transformers, vLLM, SGLang), compressed-tensors (vLLM, transformers), comfyui (ComfyUI), or gpucast "
@@ -45,6 +47,8 @@ CONFIGURED = ("deepseek", "compressed-tensors")
 #: The metadata entry of a tensor in our own style.
 ENTRY = "gpucast.quantized."
 _WEIGHT = "weight"
+#: What follows the name of such a tensor in those of its scales.
+_OWN = (".scales", ".zero_points", ".global_scale")
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
 #: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, the
 #: last layer, routers of mixtures of experts, and the projections into layers that predict further tokens. Sources:
@@ -72,6 +76,10 @@ def refused(style: str, format: Format) -> str | None:
     is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
     if style == "comfyui" and not (is_float8_of_tensor or format.name == comfyui.NVFP4):
         return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone"
+    if style == "qdq" and not (
+        isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2)
+    ):
+        return "it holds float8 with --scale per-tensor or per-channel, and integers"
     if style == "compressed-tensors" and _compressed(format) is None:
         return (
             "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT4E2M1 (mx, nvfp4) and INT8, UINT8, "
@@ -84,6 +92,8 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
     """How a style stores a tensor. Raises Unsuitable if it has no place for the tensor."""
     if style == "gpucast":
         return _gpucast(name, shape, format, source)
+    if style == "qdq":
+        return _qdq(name, shape, format)
     if not name.endswith(f".{_WEIGHT}") or len(shape) != 2:
         raise Unsuitable(f"style {style} is for weights of two dimensions named *.{_WEIGHT}")
     if not asked_for and any(fnmatchcase(name, pattern) for pattern in _KEPT):
@@ -96,6 +106,13 @@ def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source
         if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
             raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
     return _MAKE[style](name, shape, format)
+
+
+def described_by(name: str, metadata: Mapping[str, str]) -> str:
+    """The tensor whose entry in the metadata describes the tensor `name`: itself, or the codes that it scales; `name`
+    where none does."""
+    base = next((name.removesuffix(ending) for ending in _OWN if name.endswith(ending)), name)
+    return base if ENTRY + base in metadata else name
 
 
 def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -> Stored:
@@ -112,6 +129,23 @@ def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -
     kind = source if source in SOURCES else _FLOAT
     entry = json.dumps(quantized_files.entry(format, axis, "linear", kind))
     return Stored(name, shape, format, specs, metadata=((ENTRY + name, entry),))
+
+
+def _qdq(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    """The names that onnxruntime's own quantizer gives."""
+    axis = None if format.block == "tensor" else 0 if format.block == "axis" else len(shape) - 1
+    scales_shape = () if axis is None else format.scales_shape(shape, axis)
+    scales, zero_points = f"{name}_scale", None if format.zero_point is None else f"{name}_zero_point"
+    block = format.block[-1] if isinstance(format.block, tuple) else 0
+    linear = Linear(name, scales, zero_points, axis, block)
+    specs = {
+        "data": Spec(f"{name}_quantized", format.element, shape, linear=linear),
+        "scales": Spec(scales, format.scale, scales_shape),
+    }
+    if zero_points is not None:
+        # Of the type of the codes, as the operator asks.
+        specs["zero_points"] = Spec(zero_points, format.element, scales_shape)
+    return Stored(name, shape, format, specs)
 
 
 def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:

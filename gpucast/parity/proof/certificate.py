@@ -6,12 +6,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin
@@ -24,13 +25,12 @@ from gpucast.parity.plan import all_cases, all_pairs
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.launches import Launch, edges, full_tile, strided
 from gpucast.parity.proof.machine import Unknown
+from gpucast.parity.proof.mutants import judge
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
-from gpucast.parity.proof.solvers import versions
+from gpucast.parity.proof.solvers import SOLVERS, versions
 
 Paths = Literal["full", "all"]
-#: A thread of the second half of its block's first warp.
-_THREAD = 21
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Proof:
         }
 
 
-def ptx(source: KernelSource, arch: str) -> str:
+def ptx(source: KernelSource | BatchSource, arch: str) -> str:
     """The PTX of a kernel, as NVRTC makes it for an architecture such as sm_90."""
     compiled = cubin.compile(source.text, source.name, arch.replace("sm_", "compute_"))
     return compiled.code.rstrip(b"\0").decode()
@@ -83,21 +83,23 @@ def prove(
     limit: float = 60.0,
     paths: Paths = "full",
     known: Mapping[str, Verdict] | None = None,
+    second: Collection[Case] = (),
 ) -> Iterator[Proof]:
     """The proofs of some rules. `solvers`: each of them must agree, within `limit` seconds for a question. `paths`:
     "full" is one thread of a block without ends, "all" adds `edges`, and kernels of other layouts. `known`: verdicts by
-    the digest of the PTX.
+    the digest of the PTX. `second`: cases for which every solver there is must agree.
     """
     for case in cases:
+        asked = SOLVERS if case in second else solvers
         sources = _sources(case, paths)
         texts = [ptx(source, arch) for source in sources]
         key = digest("\n".join(texts))
         verdict = None if known is None else known.get(key)
-        if verdict is None:
+        if verdict is None or (verdict.seconds.keys() & set(asked) and not verdict.seconds.keys() >= set(asked)):
             verdict = Verdict()
             for source, text in zip(sources, texts, strict=True):
                 t.forget()
-                prover = Prover(source, read(text), solvers, limit, verdict)
+                prover = Prover(source, read(text), asked, limit, verdict)
                 try:
                     prover.prove(_launches(source, paths))
                 except Unknown as unknown:
@@ -105,6 +107,16 @@ def prove(
                 if verdict.problem:
                     break
         yield Proof(case, arch, sources[0].name, key, verdict)
+
+
+def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter[str]:
+    """What becomes of a mutant of each of some rules' kernels, counted as `gpucast.parity.proof.mutants.judge` does."""
+    judged = Counter(found=0, equal=0, open=0)
+    for case in cases:
+        source = CastSpec.of(case.rule).source()
+        t.forget()
+        judged.update(judge(source, read(ptx(source, arch)), full_tile(source), solvers, seed=0, count=1))
+    return judged
 
 
 def _sources(case: Case, paths: Paths) -> list[KernelSource]:
@@ -121,7 +133,7 @@ def _launches(source: KernelSource, paths: Paths) -> Iterator[Launch]:
     if source.shape != "contiguous":
         yield from strided(source)
         return
-    yield full_tile(source, [_THREAD])
+    yield full_tile(source)
     if paths == "all":
         yield from edges(source)
 
@@ -130,7 +142,7 @@ def explain(proof: Proof) -> str:
     """A proof, and of one that failed a counterexample in numbers: what the PTX and everything else makes of it."""
     found = proof.verdict.counterexample
     rule = proof.case.rule
-    if found is None or proof.case.random is not None:
+    if found is None or found.launch.given is not None:
         return str(proof)
     code = found.codes.get(found.index, 0) & rule.src.code_mask
     codes = np.array([code], rule.src.code_numpy)
@@ -149,20 +161,28 @@ def explain(proof: Proof) -> str:
 
 
 def certificate(
-    proofs: Sequence[Proof], arch: str, solvers: Sequence[str], limit: float, paths: Paths, date: str
+    proofs: Sequence[Proof],
+    arch: str,
+    limit: float,
+    paths: Paths,
+    date: str,
+    mutants: Mapping[str, int],
 ) -> dict[str, Any]:
-    """All proofs of an architecture, for a file."""
+    """All proofs of an architecture, for a file, with what became of mutants."""
     installed = versions()
+    counts = Counter(method for proof in proofs for method in proof.verdict.seconds)
     return {
         "gpucast": __version__,
         "date": date,
         "arch": arch,
         "nvrtc": ".".join(map(str, cubin.compiler().version)),
-        "solvers": {name: installed[name] for name in solvers},
+        "solvers": {name: installed[name] for name in SOLVERS if counts[name]},
         "seconds_per_question": limit,
         "paths": paths,
         "rules": len(proofs),
         "proved": sum(proof.verdict.proved for proof in proofs),
+        "methods": dict(counts),
+        "mutants": dict(mutants),
         "proofs": [proof.as_json() for proof in proofs],
     }
 

@@ -134,7 +134,8 @@ def _float(op: str, form: Format, mode: str) -> Callable[..., Term]:
 
 
 def _to_small(name: str) -> Callable[[Term, Term], Term]:
-    """Two floats to a small type, the second to the low code: nearest even, overflow saturates, NaN is all ones."""
+    """Two floats to a small type, the second to the low code: nearest even, overflow saturates, NaN is all ones. Codes
+    of 6 bits are in bytes."""
     small, single = dtype(name), dtype("FLOAT")
 
     def code(a: Term) -> Term:
@@ -142,7 +143,8 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
         size = t.ite(
             nan, const(-1, small.bits - 1), nearest(t.magnitude(a), single, small, small.max_code, small.bits - 1)
         )
-        return t.join((size, t.bitwise("and", part(a, 31, 1), t.invert(nan))))
+        signed = t.join((size, t.bitwise("and", part(a, 31, 1), t.invert(nan))))
+        return t.zext(signed, 8) if small.bits == 6 else signed
 
     return lambda a, b: t.join((code(b), code(a)))
 
@@ -248,6 +250,9 @@ def _table() -> dict[str, Operation]:
                             ),
                         )
 
+    # Without a mode it is to nearest, and may become one with an addition that has none: these are not known here.
+    found["mul.f64"] = found["mul.rn.f64"]
+
     def convert(source: Format, to: Format, mode: str) -> Callable[[Term], Term]:
         return lambda a: t.arithmetic("convert", sum(to), (a,), source, to, mode)
 
@@ -261,6 +266,8 @@ def _table() -> dict[str, Operation]:
     for name, small in (("e4m3", "FLOAT8E4M3FN"), ("e5m2", "FLOAT8E5M2"), ("e2m1", "FLOAT4E2M1")):
         found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(small)
         found[f"cvt.rn.f16x2.{name}x2"] = (2 * dtype(small).bits,), _from_small(small)
+    for name in ("e2m3", "e3m2"):
+        found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(f"FLOAT6{name.upper()}")
     for op, count in (("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])
     return found

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from gpucast.codegen.batch import BatchSource, source_of
 from gpucast.codegen.cast import KernelSource, square_side
-from gpucast.codegen.fused import FusedArguments
+from gpucast.codegen.fused import FusedArguments, FusedOps
 from gpucast.codegen.strides import Dims, squares
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.cases import RANDOM
@@ -20,8 +23,16 @@ from gpucast.parity.proof.terms import Term, const, var
 
 #: Where the arrays begin, before a launch's offsets: multiples of all that a kernel may align to.
 _SOURCE, _RESULT = 0x7000_0000_0000, 0x7100_0000_0000
+#: A thread of the second half of its block's first warp.
+_THREAD = 21
 #: The widest access: every alignment is one in so many bytes.
 _VECTOR = 16
+#: From an array of a launch of many to the next one.
+_SLOT = 1 << 24
+#: Where the single numbers of a fused kernel are, and what is there: a FLOAT or a DOUBLE to multiply with, the largest
+#: magnitude so far, a byte that says whether all was finite.
+NARROW, WIDE, AMAX, FINITE = range(0x7200_0000_0000, 0x7200_0000_0400, 0x100)
+_CELLS = {NARROW: 32, WIDE: 64, AMAX: 32, FINITE: 8}
 #: Where the seed of random rounding lies in a `gpucast.codegen.fused.FusedArguments`.
 _SEED = 32
 
@@ -40,9 +51,11 @@ class Launch:
     #: The dimensions, for a kernel that is not contiguous, and the elements that its grid is made for.
     dims: Dims | None = None
     grid: int | None = None
-    #: The bytes of the argument `KernelSource.more`; `random`: its seed is unknown, its offset this one.
-    more: bytes | None = None
-    random: int | None = None
+    #: The last argument of a fused kernel. Its seed is unknown, and so is what is at its addresses: `NARROW` or `WIDE`
+    #: for the scale, `AMAX` and `FINITE`.
+    given: FusedArguments | None = None
+    #: The number of the first element among those of all arrays.
+    first: int = 0
 
     def __str__(self) -> str:
         some = "" if self.threads is None else f", threads {', '.join(map(str, self.threads))}"
@@ -51,14 +64,26 @@ class Launch:
 
 
 @dataclass
-class Outcome:
-    """`elements`: the codes written, by index. `pads`: what the last byte holds above the last element. `table`: shared
-    memory. `executed`: instructions, by number."""
+class Part:
+    """What one thread has done to one array: `elements` are the codes that it wrote, by index; `pads` is what it wrote
+    above the last element, in the same byte. `observed` is what it gives to the maximum of its warp, and `cells` holds
+    what it leaves at `AMAX` and `FINITE`."""
 
     elements: dict[int, Term] = field(default_factory=dict)
     pads: list[Term] = field(default_factory=list)
-    table: dict[int, Term] = field(default_factory=dict)
-    executed: set[int] = field(default_factory=set)
+    lane: int = 0
+    observed: Term | None = None
+    cells: dict[int, Term] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """`parts`: of each array, with the kernel of its cast alone, those of all threads. `table`: shared memory.
+    `executed`: instructions, by number."""
+
+    parts: list[tuple[KernelSource, Launch, list[Part]]]
+    table: dict[int, Term]
+    executed: set[int]
 
 
 def _bytes(term: Term) -> list[Term]:
@@ -75,7 +100,12 @@ def element(index: int, width: int) -> Term:
     return var(f"x{index}", width)
 
 
-def full_tile(source: KernelSource, threads: Iterable[int]) -> Launch:
+def cell(at: int) -> Term:
+    """What is at `NARROW`, `WIDE`, `AMAX` or `FINITE` before the launch."""
+    return var(f"cell{at - NARROW:x}", _CELLS[at])
+
+
+def full_tile(source: KernelSource, threads: Iterable[int] = (_THREAD,)) -> Launch:
     """Some threads of the second of three blocks, all of whose elements are in the arrays."""
     n = 3 * source.elements * source.threads
     return _with_random(source, Launch(n, threads=tuple((1, number) for number in threads)))
@@ -107,7 +137,8 @@ def edges(source: KernelSource) -> Iterator[Launch]:
 
 def strided(source: KernelSource) -> Iterator[Launch]:
     """Launches of a strided or a transposed kernel at listed shapes: rows with gaps, a permutation, both sides
-    backwards, elements that are not aligned, and squares that are not full. A packed side is a stream, at every bit."""
+    backwards, elements that are not aligned, more than a block of one dimension, and squares that are not full. A
+    packed side is a stream, at every bit."""
     src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
     if source.shape == "transposed":
         side = square_side(source.src_bits, source.rule.dst.bits)
@@ -116,7 +147,7 @@ def strided(source: KernelSource) -> Iterator[Launch]:
             dims = Dims((2, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
             found = squares(dims, src, dst, side)
             assert found is not None
-            yield Launch(2 * count, dims=found[0], grid=found[1], more=found[0].to_bytes())
+            yield Launch(2 * count, dims=found[0], grid=found[1])
         return
     shapes = [
         Dims((5, 7), (9 * src, src), (8 * dst, dst)),
@@ -127,73 +158,185 @@ def strided(source: KernelSource) -> Iterator[Launch]:
     ]
     for number, dims in enumerate(shapes):
         bit = 2 * number % 8 if source.src_bits < 8 else 0
-        launch = _with_random(source, Launch(math.prod(dims.lengths), number, bit, 3 * number % _VECTOR, dims=dims))
-        given = FusedArguments(offset=RANDOM.offset, dims=dims) if launch.random is not None else dims
-        yield replace(launch, more=given.to_bytes())
+        yield _with_random(source, Launch(math.prod(dims.lengths), number, bit, 3 * number % _VECTOR, dims=dims))
+    n = source.elements * source.threads + 3
+    some = ((0, 0), (0, _THREAD), (1, 0))
+    yield _with_random(source, Launch(n, threads=some, dims=Dims((n,), (2 * src,), (3 * dst,))))
+
+
+def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
+    """Launches of a contiguous kernel with fused operations: a thread in the middle and the last one of its warp, and
+    of so few elements that both ends are in one tile."""
+    at = {"none": 0, "narrow": NARROW, "wide": WIDE}[ops.scaling]
+    given = FusedArguments(scale_at=at, amax=AMAX * ops.amax, finite=FINITE * ops.finite)
+    yield _with_random(source, replace(full_tile(source, [_THREAD, 31]), given=given))
+    for n, src, dst in ((source.tile + 1, 0, 0), (source.tile, 1, 3), (1, 5, 1)):
+        yield _with_random(source, Launch(n, src, 0, dst, given=given))
+
+
+def tables(batch: BatchSource) -> Iterator[list[Launch]]:
+    """Arrays of launches of many, of the batch's kinds in turn: one of each, two, and so many that the table is full.
+    Each has elements for one block of threads."""
+    for count in (len(batch.kinds), 2 * len(batch.kinds), batch.capacity):
+        arrays: list[Launch] = []
+        for number in range(count):
+            n = 1 + 5 * number % (2 * int(batch.tiles[number % len(batch.kinds)]))
+            first = sum(array.n for array in arrays[-1:]) + (arrays[-1].first if arrays else 0)
+            arrays.append(Launch(n, 3 * number % _VECTOR, 0, 7 * number % _VECTOR, first=first))
+        yield arrays
 
 
 def _with_random(source: KernelSource, launch: Launch) -> Launch:
     if source.rule.rounding != STOCHASTIC:
         return launch
-    return replace(launch, more=FusedArguments(offset=RANDOM.offset).to_bytes(), random=RANDOM.offset)
+    return replace(launch, given=(launch.given or FusedArguments())._replace(offset=RANDOM.offset))
+
+
+class _Placed:
+    """An array of a launch at its addresses."""
+
+    def __init__(self, source: KernelSource, launch: Launch, slot: int = 0) -> None:
+        self.source, self.launch = source, launch
+        self.bits, self.dst, dims = source.src_bits, source.rule.dst, launch.dims
+        self.at, self.to = _SOURCE + slot * _SLOT + launch.src, _RESULT + slot * _SLOT + launch.dst
+        self.readable = range(self.at, self.at + (launch.src_bit + launch.n * self.bits + 7) // 8)
+        self.writable: Collection[int] = range(self.to, self.to + self.dst.nbytes(launch.n))
+        self.known: dict[int, Term] = {}
+        self.places: list[int] | None = None
+        if dims is not None and self.bits >= 8:
+            self.readable = range(0)
+            for index, at in enumerate(_offsets(dims.lengths, dims.src)):
+                self.known.update(enumerate(_bytes(element(index, self.bits)), self.at + at))
+        if dims is not None and self.dst.bits >= 8:
+            self.places = [self.to + at for at in _offsets(dims.lengths, dims.dst)]
+            self.writable = frozenset(at + byte for at in self.places for byte in range(self.dst.bits // 8))
+
+    def byte(self, address: int) -> Term:
+        """A byte of the source."""
+        launch, bits, at = self.launch, self.bits, 8 * (address - self.at)
+        parts, end = [], at + 8
+        while at < end:
+            index, low = divmod(at - launch.src_bit, bits)
+            if 0 <= index < launch.n:
+                size = min(bits - low, end - at)
+                parts.append(t.part(element(launch.first + index, bits), low, size))
+            else:  # Bits of no element of the array.
+                limit = launch.src_bit if at < launch.src_bit else end
+                size = min(limit, end) - at
+                parts.append(var(f"other{launch.first}_{at}", size))
+            at += size
+        return t.join(parts)
+
+    def part(self, written: Mapping[int, Term]) -> Part:
+        """What a thread did that has written these bytes."""
+        found, bits, first = Part(), self.dst.bits, self.launch.first
+        if self.places is not None:
+            for index, at in enumerate(self.places):
+                if at in written:
+                    found.elements[first + index] = t.join(written[at + byte] for byte in range(bits // 8))
+            return found
+        unit = max(bits, 8) if bits in (2, 4) or bits >= 8 else 24
+        for begin in sorted({(byte - self.to) * 8 // unit for byte in written if byte in self.writable}):
+            data = [written.get(self.to + begin * unit // 8 + i) for i in range(unit // 8)]
+            word = t.join(const(0, 8) if byte is None else byte for byte in data)
+            for place in range(unit // bits):
+                index = begin * unit // bits + place
+                touched = data[place * bits // 8 : (place * bits + bits + 7) // 8]
+                if index < self.launch.n:
+                    if None not in touched:
+                        found.elements[first + index] = t.part(word, place * bits, bits)
+                elif touched[0] is not None:
+                    found.pads.append(t.part(word, place * bits, bits))
+        return found
 
 
 def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int, Term] | None = None) -> Outcome:
     """Execute a launch. `table`: what the threads of another launch have put in shared memory, so that here only those
        with elements run.
     Fault where it leaves its arrays, or writes a byte twice or, with all threads, not at all."""
-    n, src_bits, dst = launch.n, source.src_bits, source.rule.dst
-    src_base, dst_base = _SOURCE + launch.src, _RESULT + launch.dst
-    memory = Memory(
-        source=range(src_base, src_base + (launch.src_bit + n * src_bits + 7) // 8),
-        element=lambda byte: _source_byte(byte, launch, src_bits),
-        writable=range(dst_base, dst_base + dst.nbytes(n)),
-    )
-    places = None
-    if launch.dims is not None and src_bits >= 8:
-        memory.source = range(0)
-        for index, at in enumerate(_offsets(launch.dims.lengths, launch.dims.src)):
-            memory.known.update(enumerate(_bytes(element(index, src_bits)), src_base + at))
-    if launch.dims is not None and dst.bits >= 8:
-        places = [dst_base + at for at in _offsets(launch.dims.lengths, launch.dims.dst)]
-        memory.writable = frozenset(at + byte for at in places for byte in range(dst.bits // 8))
-    numbers = ((src_base, 64), (launch.src_bit, 32), (dst_base, 64), (n, 64))
+    placed = _Placed(source, launch)
+    numbers = ((placed.at, 64), (launch.src_bit, 32), (placed.to, 64), (launch.n, 64))
     params = [_bytes(const(*number)) for number in numbers]
-    if launch.more is not None:
-        params.append([const(byte, 8) for byte in launch.more])
-    if launch.random is not None:
+    if launch.given is not None:
+        params.append(_constants(launch.given._replace(dims=launch.dims).to_bytes()))
         params[-1][_SEED : _SEED + 8] = _bytes(seed())
-    machine = Machine(kernel, memory, params)
-    memory.known.update(table or {})
+    elif launch.dims is not None:
+        params.append(_constants(launch.dims.to_bytes()))
     asked = launch.threads
     if asked is None and launch.grid is not None:
         blocks = range(source.blocks(launch.grid))
         asked = tuple((block, number) for block in blocks for number in range(source.threads))
-    elif asked is None:
-        busy = min(n // source.tile + 3, source.threads)
-        asked = tuple((0, number) for number in (*range(busy), *range(busy, source.threads)[-1:]))
+    found = _run(kernel, [placed], params, asked or _busy(0, source, launch), source.threads, table)
+    if launch.threads is not None and launch.dst == 0 and launch.dims is None:
+        block, width = source.elements * source.threads, source.tile * source.threads
+        begins = (number * block + thread * source.tile for number, thread in launch.threads)
+        tiles = (begin + place for begin in begins for place in range(0, block, width))
+        wanted = {i for tile in tiles for i in range(tile, min(tile + source.tile, launch.n))}
+        if {index for part in found.parts[0][2] for index in part.elements} != wanted:
+            raise Fault("threads do not write their own elements")
+    return found
+
+
+def run_many(batch: BatchSource, kernel: Kernel, arrays: Sequence[Launch]) -> Outcome:
+    """Execute a launch of many arrays: of a long table the first ones and the last are cast."""
+    kinds = [number % len(batch.kinds) for number in range(len(arrays))]
+    sources = [source_of(batch.kinds[kind]) for kind in kinds]
+    placed = [_Placed(source, array, slot) for slot, (source, array) in enumerate(zip(sources, arrays, strict=True))]
+    record = np.zeros((), batch.table)
+    record["first_block"] = (1 << 32) - 1
+    columns = {"src": [one.at for one in placed], "dst": [one.to for one in placed], "kind": kinds}
+    columns |= {"n": [array.n for array in arrays], "first_block": list(range(len(arrays)))}
+    for name, values in columns.items():
+        record[name][: len(arrays)] = values
+    cast = sorted({*range(len(arrays))[:3], *range(len(arrays))[-2:]})
+    asked = [thread for number in cast for thread in _busy(number, sources[number], arrays[number])]
+    found = _run(kernel, [placed[number] for number in cast], [_constants(record.tobytes())], asked, batch.threads)
+    return found
+
+
+def _constants(data: bytes) -> list[Term]:
+    return [const(byte, 8) for byte in data]
+
+
+def _busy(block: int, source: KernelSource, launch: Launch) -> list[tuple[int, int]]:
+    """The threads that have elements in a block with few, those next to them, and the last one."""
+    # Of a strided kernel neighbouring threads have neighbouring elements, where those are whole bytes.
+    tile = 1 if source.shape == "strided" and source.rule.dst.bits >= 8 else source.tile
+    busy = min(launch.n // tile + 3, source.threads)
+    return [(block, number) for number in (*range(busy), *range(busy, source.threads)[-1:])]
+
+
+def _run(
+    kernel: Kernel,
+    placed: Sequence[_Placed],
+    params: Sequence[Sequence[Term]],
+    asked: Sequence[tuple[int, int]],
+    threads: int,
+    table: Mapping[int, Term] | None = None,
+) -> Outcome:
+    memory = Memory([(one.readable, one.byte) for one in placed], [one.writable for one in placed])
+    machine = Machine(kernel, memory, params)
+    memory.cells = {at: cell(at) for at in _CELLS}
+    for one in placed:
+        memory.known.update(one.known)
+    memory.known.update(table or {})
+    found: list[tuple[KernelSource, Launch, list[Part]]] = [(one.source, one.launch, []) for one in placed]
     for block in sorted({block for block, _ in asked}):
         chosen = {number for where, number in asked if where == block}
         if not table:
             memory.empty()
-        _run_block(machine, block, chosen, chosen if table else set(range(source.threads)))
-    if launch.threads is None and len(memory.written) != len(memory.writable):
-        missing = next(byte for byte in memory.writable if byte not in memory.written)
-        raise Fault(f"the byte {missing - dst_base} of the result is not written")
-    if places is None:
-        found = _outcome(memory, dst_base, dst.bits, n)
-    else:
-        size = dst.bits // 8
-        found = Outcome({i: t.join(memory.written[at + byte] for byte in range(size)) for i, at in enumerate(places)})
-    found.executed = machine.executed
-    if launch.threads is not None and launch.dst == 0:
-        block, width = source.elements * source.threads, source.tile * source.threads
-        begins = (number * block + thread * source.tile for number, thread in asked)
-        tiles = (begin + place for begin in begins for place in range(0, block, width))
-        if set(found.elements) != {i for tile in tiles for i in range(tile, min(tile + source.tile, n))}:
-            raise Fault("threads do not write their own elements")
-    found.table = {byte: memory.known[byte] for byte in memory.shared if byte in memory.known}
-    return found
+        for number in _run_block(machine, block, chosen, chosen if table else set(range(threads))):
+            for one, (_, _, parts) in zip(placed, found, strict=True):
+                part = one.part(memory.written)
+                part.lane, part.observed, part.cells = number % 32, machine.observed, dict(memory.cells)
+                parts.append(part)
+    if all(one.launch.threads is None for one in placed):
+        for one in placed:
+            missing = next((byte for byte in one.writable if byte not in memory.done), None)
+            if missing is not None:
+                raise Fault(f"the byte {missing - one.to} of the result is not written")
+    shared = {byte: memory.known[byte] for byte in memory.shared if byte in memory.known}
+    return Outcome(found, shared, machine.executed)
 
 
 def _offsets(lengths: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
@@ -202,53 +345,21 @@ def _offsets(lengths: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
         yield sum(place * stride for place, stride in zip(index, strides, strict=True))
 
 
-def _run_block(machine: Machine, block: int, chosen: set[int], every: set[int]) -> None:
-    """Run the chosen threads to their end, and where there is a barrier every one up to it."""
-    if not machine.kernel.shared:
-        for number in sorted(chosen):
-            for _ in machine.thread(block, number):
-                pass
-        return
-    threads = {number: machine.thread(block, number) for number in sorted(every)}
-    ends = {number for number, thread in threads.items() if next(thread, thread) is thread}
-    if ends and ends != every:
+def _run_block(machine: Machine, block: int, chosen: set[int], every: set[int]) -> Iterator[int]:
+    """Run the chosen threads to their end, and where there is a barrier every one up to it. Stops behind each that has
+    ended."""
+    threads = {number: machine.thread(block, number) for number in sorted(every if machine.kernel.shared else chosen)}
+    ended = set()
+    for number, thread in threads.items():
+        machine.begin()
+        if next(thread, thread) is thread:
+            ended.add(number)
+            yield number
+    if ended and len(ended) < len(threads):
         raise Fault("a barrier that not all threads reach")
     # Before the barrier the table is filled; behind it only the chosen ones are needed, for there is no second one.
-    for number in sorted(chosen - ends):
+    for number in sorted(chosen - ended):
+        machine.begin()
         if next(threads[number], threads[number]) is not threads[number]:
             raise Fault("a second barrier")
-
-
-def _source_byte(byte: int, launch: Launch, bits: int) -> Term:
-    parts, at, end = [], 8 * byte, 8 * byte + 8
-    while at < end:
-        index, low = divmod(at - launch.src_bit, bits)
-        if 0 <= index < launch.n:
-            size = min(bits - low, end - at)
-            parts.append(t.part(element(index, bits), low, size))
-        else:  # Bits of no element of the array.
-            limit = launch.src_bit if at < launch.src_bit else end
-            size = min(limit, end) - at
-            parts.append(var(f"other{at}", size))
-        at += size
-    return t.join(parts)
-
-
-def _outcome(memory: Memory, base: int, bits: int, n: int) -> Outcome:
-    found = Outcome()
-    unit = max(bits, 8) if bits in (2, 4) or bits >= 8 else 24
-    for begin in sorted({(byte - base) * 8 // unit for byte in memory.written}):
-        first = begin * unit // 8
-        data = [memory.written.get(base + first + i) for i in range(unit // 8)]
-        if all(byte is None for byte in data):
-            continue
-        word = t.join(const(0, 8) if byte is None else byte for byte in data)
-        for place in range(unit // bits):
-            index = begin * unit // bits + place
-            touched = data[place * bits // 8 : (place * bits + bits + 7) // 8]
-            if index < n:
-                if None not in touched:
-                    found.elements[index] = t.part(word, place * bits, bits)
-            elif touched[0] is not None:
-                found.pads.append(t.part(word, place * bits, bits))
-    return found
+        yield number

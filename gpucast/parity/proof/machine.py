@@ -5,6 +5,7 @@ are taken, and come together again where they meet.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ _ACCESS = re.compile(r"(ld|st)(?:\.(?:param|global|shared))?(?:\.nc)?(?:\.v([24]
 _MOVE = re.compile(r"mov\.[bsuf](\d+)")
 #: Instructions without an effect on results.
 _NOTHING = {"pmevent"}
+#: The maximum over a warp, and of a number in memory and another one.
+_WARP_MAX, _RAISE = "redux.sync.max.s32", "red.global.max.s32"
 #: Where the memories of a kernel begin: tables and parameters.
 _TABLES, _PARAMS = 0x2000_0000, 0x1000_0000
 #: The most instructions of a thread.
@@ -34,14 +37,19 @@ class Unknown(Exception):
 
 @dataclass
 class Memory:
-    """The bytes that a kernel may read, by address, and the addresses that it may write. `written` are results."""
+    """What a kernel may read, and the addresses that it may write.
 
+    `sources`: the addresses of arrays, and what is there; `known`: other bytes, by address. `cells`: numbers that
+    threads may read and write whatever others do. `written`: what the present thread wrote of results; `done`: the
+    bytes that any thread has written.
+    """
+
+    sources: Sequence[tuple[range, Callable[[int], Term]]]
+    writable: Sequence[Collection[int]]
     known: dict[int, Term] = field(default_factory=dict)
-    #: The addresses of the source, and what is there.
-    source: range = range(0)
-    element: Callable[[int], Term] | None = None
-    writable: Collection[int] = range(0)
+    cells: dict[int, Term] = field(default_factory=dict)
     written: dict[int, Term] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
     #: Shared memory: its addresses. Threads write to it before a barrier, each to places of its own.
     shared: range = range(0)
     _image: bytes | None = None
@@ -58,22 +66,29 @@ class Memory:
         at = int(address)
         if at % aligned:
             raise Fault(f"a load of {aligned} bytes at {at:#x} is misaligned")
+        cell = self.cells.get(at)
+        if cell is not None and cell.width == 8 * size:
+            return [t.part(cell, 8 * byte, 8) for byte in range(size)]
         found = []
         for byte in range(at, at + size):
             value = self.known.get(byte)
             if value is None:
-                if byte not in self.source or self.element is None:
+                content = next((content for addresses, content in self.sources if byte in addresses), None)
+                if content is None:
                     raise Fault(f"a load reads the byte {byte:#x}, outside of the arrays")
-                value = self.known[byte] = self.element(byte - self.source.start)
+                value = self.known[byte] = content(byte)
             found.append(value)
         return found
 
     def _look_up(self, address: Term, size: int) -> list[Term]:
         """From constants in shared memory, at an address that depends on the input."""
         if self._image is None:
-            if any(byte not in self.known or not self.known[byte].constant for byte in self.shared):
+            # A kernel of many casts has room for the largest of their tables.
+            filled = itertools.takewhile(lambda term: term is not None, map(self.known.get, self.shared))
+            terms = [term for term in filled if term is not None]
+            if not terms or not all(term.constant for term in terms):
                 raise Fault("a look-up in a table that is not filled")
-            self._image = bytes(int(self.known[byte]) for byte in self.shared)
+            self._image = bytes(map(int, terms))
         found = t.arithmetic("lookup", 8 * size, (address,), self.shared.start, self._image)
         return [t.part(found, 8 * byte, 8) for byte in range(size)]
 
@@ -87,12 +102,20 @@ class Memory:
                     raise Fault(f"the byte {byte:#x} of shared memory is written twice")
                 self.known[byte] = value
                 self._image = None
-            elif byte not in self.writable:
+            elif not any(byte in addresses for addresses in self.writable):
                 raise Fault(f"a store writes the byte {byte:#x}, outside of the array")
-            elif byte in self.written:
+            elif byte in self.done:
                 raise Fault(f"the byte {byte:#x} is written twice")
             else:
+                self.done.add(byte)
                 self.written[byte] = value
+
+    def change(self, address: int, value: Term, condition: Term) -> None:
+        """Store to a cell under a condition."""
+        cell = self.cells.get(address)
+        if cell is None or cell.width != value.width:
+            raise Fault(f"a store to {address:#x} that depends on the input")
+        self.cells[address] = t.ite(condition, value, cell)
 
 
 @dataclass
@@ -126,6 +149,14 @@ class Machine:
         self._constants: dict[tuple[str, int], Term] = {}
         #: The instructions that threads have come to, by number.
         self.executed: set[int] = set()
+        #: What the present thread gave to the maximum of its warp.
+        self.observed: Term | None = None
+        self._cells: dict[int, Term] | None = None
+
+    def begin(self) -> None:
+        """Another thread is next: it finds the cells as the first one did."""
+        self._cells = self._cells or self.memory.cells
+        self.memory.cells, self.memory.written, self.observed = dict(self._cells), {}, None
 
     def _place(self, name: str, data: Sequence[Term], at: int) -> int:
         self.symbols[name] = at
@@ -200,6 +231,15 @@ class Machine:
             except (TypeError, ZeroDivisionError) as error:
                 raise Unknown(f"proof: {instruction.text}: {error}") from error
             self._set(operands[0], found, here, guard)
+        elif name == _WARP_MAX:
+            if here.path or self.observed is not None or self._number(operands[2]) != 0xFFFFFFFF:
+                raise Fault(f"not all threads of a warp reach it once: {instruction.text}")
+            self.observed = self._value(operands[1], 32, registers)
+            self._set(operands[0], t.var("most", 32), here, guard)
+        elif name == _RAISE:
+            at = int(self._value(operands[0].strip("[]"), 64, registers))
+            value, cell = self._value(operands[1], 32, registers), self.memory.cells.get(at, const(0, 32))
+            self.memory.change(at, t.ite(t.slt(cell, value), value, cell), t.conj(guard, *here.path))
         elif access := _ACCESS.fullmatch(name):
             self._access(instruction, access, here, guard)
         elif move := _MOVE.fullmatch(name):
@@ -216,6 +256,10 @@ class Machine:
         if register in self.symbols or register in self.kernel.params:
             base = const(self.symbols[register], 64)
         address = t.add(base, const(int(offset or "0"), base.width))
+        if not load and address.constant and int(address) in self.memory.cells:
+            value = self._value(other, int(bits), here.registers)
+            self.memory.change(int(address), value, t.conj(guard, *here.path))
+            return
         if not guard.constant or (here.path and not load):
             raise Unknown(f"proof: an access that depends on the input: {instruction.text}")
         if load:

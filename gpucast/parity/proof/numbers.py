@@ -140,12 +140,19 @@ def _arithmetic(term: Term, *args: Array) -> Array:
     form, mode = term.param
     a, *others = (decode(arg, form) for arg in args)
     # Products of two numbers of up to 24 digits are exact in float64.
-    if form == TWICE and term.op != "integral":
+    if form == TWICE and (term.op, mode) not in (
+        ("fadd", "rn"),
+        ("fmul", "rn"),
+        ("integral", "rn"),
+        ("integral", "rz"),
+    ):
         raise TypeError(f"proof: {term.op} of DOUBLEs is not computed")
     if term.op == "integral":
         found = np.rint(a) if mode == "rn" else np.trunc(a)
     elif term.op == "fmul":
         found = a * others[0]
+    elif form == TWICE:
+        found = a + others[0]
     else:
         found = _add(a, others[0]) if term.op == "fadd" else _add(a * others[0], others[1])
     return encode(np.asarray(found), form, mode)

@@ -7,14 +7,17 @@ rounding of SMT-LIB's floating point; to integers it shifts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpucast.core.dtypes import DType
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.nearest import nearest, powers, rounded, value
-from gpucast.parity.proof.terms import Format, Term, const, part
+from gpucast.parity.proof.terms import SINGLE, TWICE, Format, Term, const, part
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,33 @@ def specification(rule: CastRule, code: Term, word: Term | None = None) -> Term:
     if dst.family == "e8m0":
         return _to_e8m0(x, rule)
     return _to_float(x, rule, word)
+
+
+def scaled(rule: CastRule, code: Term, scale: Term, word: Term | None = None) -> Term:
+    """The same of the number times `scale`, a DOUBLE, rounded to DOUBLE. NaN keeps its sign; infinity times 0 has none.
+    `rule` is the one that `gpucast.casting.fused.fused_rule` returns."""
+    x = specification(resolve(rule.src, _DOUBLE), code)
+    product = t.arithmetic("fmul", 64, (x, scale), TWICE, "rn")
+    sign = t.bitwise("and", t.is_nan(x, TWICE), part(x, 63, 1))
+    nan = t.bitwise("or", t.is_nan(x, TWICE), t.is_nan(product, TWICE))
+    product = t.ite(nan, t.join((const(_DOUBLE.nan_code, 63), sign)), product)
+    return specification(replace(rule, src=_DOUBLE), product, word)
+
+
+def largest(src: DType, codes: Iterable[Term]) -> Term:
+    """The largest magnitude, as the code of a FLOAT: NaN if there is one, 0 if there are none."""
+    found = const(0, 32)
+    for code in codes:
+        size = t.zext(t.magnitude(specification(resolve(src, _FLOAT), code)), 32)
+        size = t.ite(t.is_nan(size, SINGLE), const(_FLOAT.nan_code, 32), size)
+        found = t.ite(t.ult(found, size), size, found)
+    return found
+
+
+def not_finite(src: DType, codes: Iterable[Term]) -> Term:
+    """Whether one is infinite or NaN."""
+    numbers = [_number(src, code) for code in codes]
+    return t.invert(t.conj(*(t.invert(t.bitwise("or", x.nan, x.infinite)) for x in numbers)))
 
 
 def random_word(seed: Term, place: int) -> Term:

@@ -36,6 +36,25 @@ def test_every_element_is_worked_on_once(
     assert all(start % 4096 == 0 for start, _ in done)
 
 
+@pytest.mark.parametrize("at", [0, 4096, 8192])
+def test_an_error_of_any_part_is_told_when_all_have_ended(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of another thread was not: the cast was said to be done."""
+    monkeypatch.setattr(threads, "most", lambda: 3)
+    monkeypatch.setattr(threads, "PART", 1 << 14)
+    go_on = threading.Event()
+
+    def work(start: int, stop: int) -> None:
+        if start == at:
+            go_on.set()
+            raise MemoryError("no room")
+        go_on.wait()
+
+    before = threading.active_count()
+    with pytest.raises(MemoryError, match="no room"):
+        threads.split(work, 3 * 4096, 8 * 3 * 4096)
+    assert threading.active_count() == before
+
+
 def test_little_work_takes_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "most", lambda: 8)
     seen: list[str] = []

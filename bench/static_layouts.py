@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static estimate of kernels that are not a plain cast of aligned contiguous arrays: transposed, strided and
+misaligned sources, and fused casts. Transposed ones have a goal, and so have strided ones of one dimension.
+
+Of a strided array the estimate counts the bytes of its elements, not those of the sectors between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from bench import cubin
+from bench.sass import parse
+from bench.static_budget import GATED
+from bench.static_kernels import StaticKernel, kernel
+from bench.static_model import judged
+from gpucast.casting.fused import fused_rule
+from gpucast.codegen.cast import KernelSource, kernel_source
+from gpucast.codegen.fused import FusedOps, fused_source
+from gpucast.compile import cubin as compiler
+from gpucast.compile import disassembler
+from gpucast.core.dtypes import dtype
+from gpucast.core.options import Options
+from gpucast.core.rule import STOCHASTIC, resolve
+
+PAIRS = (
+    ("INT8", "UINT8"), ("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT", "FLOAT8E4M3FN"),
+    ("FLOAT8E4M3FN", "FLOAT16"), ("BFLOAT16", "FLOAT16"), ("INT8", "FLOAT"), ("DOUBLE", "FLOAT"),
+)  # fmt: skip
+#: Source, destination, fused operations.
+FUSED = (
+    ("FLOAT", "FLOAT8E4M3FN", FusedOps("narrow", amax=True), False),
+    ("BFLOAT16", "FLOAT8E4M3FN", FusedOps("narrow", amax=True), False),
+    ("FLOAT", "BFLOAT16", FusedOps("narrow", amax=True), False),
+    ("FLOAT", "FLOAT", FusedOps("narrow", finite=True), False),
+    ("FLOAT", "BFLOAT16", FusedOps(), True),
+    ("FLOAT", "FLOAT8E4M3FN", FusedOps(), True),
+)
+#: Layout -> the share of a copy that it is to reach.
+GOALS = {"transposed": 0.80, "strided": 0.60}
+
+#: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
+KNOWN: dict[tuple[str, str, str], str] = {}
+
+
+@dataclass(frozen=True)
+class LayoutMeasurement:
+    #: "transposed", "strided", "misaligned" or "fused".
+    layout: str
+    kernel: StaticKernel
+
+    def __str__(self) -> str:
+        return f"{self.kernel.arch} {self.layout} {self.kernel.source.name}"
+
+
+def measure(arch: str) -> list[LayoutMeasurement]:
+    """All chosen kernels for an architecture such as "sm_90"."""
+    return [LayoutMeasurement(layout, _facts(source, arch, layout == "misaligned")) for layout, source in _sources()]
+
+
+def _sources() -> Iterator[tuple[str, KernelSource]]:
+    for src, dst in PAIRS:
+        rule = resolve(dtype(src), dtype(dst))
+        yield "transposed", kernel_source(rule, "transposed")
+        yield "strided", kernel_source(rule, "strided")
+        yield "misaligned", kernel_source(rule)
+    for src, dst, ops, random in FUSED:
+        rounding = STOCHASTIC if random else None
+        rule = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=ops.scaling != "none")
+        yield "fused", fused_source(rule, ops)
+
+
+def _facts(source: KernelSource, arch: str, misaligned: bool) -> StaticKernel:
+    compiled = compiler.compile(source.text, source.name, arch)
+    code = parse(disassembler.disassemble(compiled.code).decode())[source.name]
+    return kernel(source, arch, code, cubin.kernels(compiled.code)[source.name], compiled.log, misaligned=misaligned)
+
+
+def verdict(found: Sequence[LayoutMeasurement], known: Mapping[tuple[str, str, str], str] | None = None) -> list[str]:
+    """Why the check fails: goals that are missed, and known misses that no longer exist."""
+    failures = []
+    for one in found:
+        of = judged(one.kernel)
+        key = (one.layout, one.kernel.rule.src.name, one.kernel.rule.dst.name)
+        goal = GOALS.get(one.layout, 0.0) if one.kernel.capability in GATED else 0.0
+        problems = [f"{one.kernel.local} bytes of local memory"] if one.kernel.local else []
+        if of.share < goal:
+            problems.append(f"{of}; the goal is {100 * goal:.0f} %")
+        if goal and key in (KNOWN if known is None else known):
+            problems = [] if problems else ["reaches its goal; take it out of the known misses"]
+        failures += [f"{one}: {problem}" for problem in problems]
+    return failures
+
+
+def report(found: Sequence[LayoutMeasurement]) -> None:
+    """A line for each kernel."""
+    for one in found:
+        print(
+            f"{one!s:66} {one.kernel.per_element:6.2f} instr/el, {judged(one.kernel)}, {one.kernel.registers} registers"
+        )

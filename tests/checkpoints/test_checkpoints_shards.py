@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints in shards of another size, or in one file."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpucast import checkpoints, files
+from gpucast.checkpoints.running import staging
+from gpucast.cli import main
+from gpucast.core.dtypes import dtype
+from tensors import leftovers
+
+ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
+X = np.linspace(-1, 1, 1000, dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint in two files (a0 to a4, b0 to b4 of 1,000 elements each), a config.json and a folder of another."""
+    monkeypatch.chdir(tmp_path)
+    weight_map = {}
+    for name in "ab":
+        tensors = {f"{name}{i}": X + i for i in range(5)} | {f"{name}n": np.arange(4)}
+        save(f"in/{name}.safetensors", tensors, {"format": "pt", "part": name})
+        weight_map |= dict.fromkeys(tensors, f"{name}.safetensors")
+    index = {"metadata": {"total_size": 1, "mine": 2}, "weight_map": weight_map}
+    Path("in/model.safetensors.index.json").write_text(json.dumps(index))
+    Path("in/config.json").write_text('{"torch_dtype": "float32"}')
+    save("in/vae/other.safetensors", {"v": X, "w": X})
+    return tmp_path
+
+
+def save(path: str, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    files.save(path, tensors, metadata)
+
+
+def metadata(path: str) -> dict[str, str]:
+    with files.TensorFile(path) as file:
+        return file.metadata
+
+
+def convert(*argv: str) -> int:
+    return main(["convert", *argv, "--to", "FLOAT16", "--quiet"])
+
+
+def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    capsys.readouterr()
+    assert convert(*argv) == 1
+    return capsys.readouterr().err
+
+
+def all_of(folder: str, index: str = "model.safetensors.index.json") -> dict[str, Any]:
+    """The tensors that an index names, each from the file that it names."""
+    weight_map = json.loads(Path(folder, index).read_text())["weight_map"]
+    return {name: files.load(f"{folder}/{file}")[name] for name, file in weight_map.items()}
+
+
+def same(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return found.keys() == wanted.keys() and all(np.array_equal(found[name], x) for name, x in wanted.items())
+
+
+def wanted(path: str = "in", kind: Any = np.float16) -> dict[str, Any]:
+    tensors = files.load(f"{path}/a.safetensors") | files.load(f"{path}/b.safetensors")
+    return {name: x.astype(kind) if x.dtype == np.float32 else x for name, x in tensors.items()}
+
+
+def test_shards_of_a_size() -> None:
+    assert convert("in", "out", "--shard-size", "7KB", "--verify", "all") == 0
+    names = sorted(path.name for path in Path("out").glob("*.safetensors"))
+    # Of 2,000 bytes for each tensor, and 32 for the integers.
+    assert names == [f"model-{i:05}-of-00004.safetensors" for i in range(1, 5)]
+    assert same(all_of("out"), wanted())
+    index = json.loads(Path("out/model.safetensors.index.json").read_text())
+    assert index["metadata"] == {"total_size": 10 * 2000 + 2 * 32, "mine": 2}
+    for name in names:
+        held = files.load(f"out/{name}")
+        assert sum(x.nbytes for x in held.values()) <= 7000
+        assert held.keys() == {tensor for tensor, file in index["weight_map"].items() if file == name}
+    # The second has tensors of both, which say different things of "part".
+    assert [metadata(f"out/{name}").get("part") for name in names] == ["a", None, "b", "b"]
+    assert all(metadata(f"out/{name}")["format"] == "pt" for name in names)
+    assert json.loads(Path("out/config.json").read_text()) == {"torch_dtype": "float16"}
+    assert same(files.load("out/vae/other.safetensors"), {"v": X.astype(np.float16), "w": X.astype(np.float16)})
+
+
+def test_each_checkpoint_of_a_folder_has_its_own() -> None:
+    assert convert("in", "out", "--shard-size", "2000") == 0
+    index = json.loads(Path("out/vae/other.safetensors.index.json").read_text())
+    assert index["weight_map"] == {
+        "v": "other-00001-of-00002.safetensors",
+        "w": "other-00002-of-00002.safetensors",
+    }
+    assert same(all_of("out"), wanted())
+
+
+def test_a_tensor_larger_than_a_shard_has_its_own() -> None:
+    save("one.safetensors", {"s": np.ones(4, np.float32), "x": X, "y": np.ones(4, np.float32)})
+    assert convert("one.safetensors", "out", "--shard-size", "100") == 0
+    sizes = [len(files.load(str(path))) for path in sorted(Path("out").glob("*.safetensors"))]
+    assert sizes == [1, 1, 1]
+    halves = {name: x.astype(np.float16) for name, x in files.load("one.safetensors").items()}
+    assert same(all_of("out", "one.safetensors.index.json"), halves)
+
+
+def test_a_checkpoint_that_fits_is_one_file() -> None:
+    assert convert("in", "out", "--shard-size", "1MB") == 0
+    assert sorted(path.name for path in Path("out").glob("[!.]*")) == ["config.json", "model.safetensors", "vae"]
+    assert same(files.load("out/model.safetensors"), wanted())
+
+
+@pytest.mark.parametrize("source", ["in", "in/model.safetensors.index.json"])
+def test_merging(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if source == "in":
+        assert "in: holds more than the checkpoint of one index; name it instead" in failure(
+            capsys, "in", "one.safetensors"
+        )
+        Path("in/vae/other.safetensors").unlink()
+    assert main(["convert", source, "one.safetensors", "--to", "FLOAT16", "--verify", "all"]) == 0
+    assert same(files.load("one.safetensors"), wanted())
+    assert metadata("one.safetensors") == {"format": "pt"}
+    said = capsys.readouterr().out
+    assert "metadata not kept, since files say different things: 'part'" in said
+    assert ("not in the one file that was written: config.json" in said) == (source == "in")
+    assert leftovers(Path(), "in", "one.safetensors") == []
+
+
+def test_merging_and_splitting_is_the_whole_again() -> None:
+    assert convert("in/model.safetensors.index.json", "one.safetensors") == 0
+    assert convert("one.safetensors", "parts", "--shard-size", "3kb") == 0
+    assert convert("parts", "two.safetensors") == 0
+    assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
+
+
+def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    save("twice/a.safetensors", {"x": X})
+    save("twice/b.safetensors", {"x": X})
+    assert "tensor 'x' is in twice/a.safetensors, too" in failure(capsys, "twice", "one.safetensors")
+    assert "--shard-size gives a folder" in failure(capsys, "in", "x.safetensors", "--shard-size", "5GB")
+    np.save("x.npy", X)
+    assert "--shard-size is for .safetensors files" in failure(capsys, "x.npy", "out", "--shard-size", "5GB")
+    for style in ("deepseek", "compressed-tensors"):
+        argv = ("in/model.safetensors.index.json", "one.safetensors", "--scale", "per-tensor", "--style", style)
+        assert "needs a config.json beside the weights; name a folder" in failure(capsys, *argv)
+    save("marked/a.safetensors", {"x": X}, {"_quantization_metadata": '{"layers": {}}'})
+    assert "its metadata tell of the scales of this file as it is" in failure(
+        capsys, "marked", "out", "--shard-size", "1GB"
+    )
+    for size in ("0", "-1", "5XB", "iB", "", "0.1B", "GB"):
+        with pytest.raises(SystemExit):
+            convert("in", "out", "--shard-size", size)
+        assert "is no size; expected bytes as 5000000, 5GB or 4GiB" in capsys.readouterr().err
+    assert leftovers(Path(), "in", "twice", "marked", "x.npy") == []
+
+
+def test_sizes_are_decimal_and_binary() -> None:
+    from gpucast.cli.arguments import size
+
+    assert [size(text) for text in ("7", "7B", "1.5KB", "5GB", "2GiB", "3 mb")] == [
+        7, 7, 1500, 5 * 10**9, 2 << 30, 3 * 10**6,
+    ]  # fmt: skip
+
+
+def test_codes_and_their_scales_go_together() -> None:
+    """New ones, and kept ones that an entry of the metadata describes."""
+    save("wide.safetensors", {name: np.outer(X[:64], X[:64]).astype(np.float32) for name in ("w", "v", "u")})
+    argv = ["convert", "wide.safetensors", "codes", "--to", "FLOAT8E4M3FN", "--scale", "mx"]
+    assert main([*argv, "--shard-size", "5KB", "--quiet", "--verify", "all"]) == 0
+    held = [set(files.load(str(path))) for path in sorted(Path("codes").glob("*.safetensors"))]
+    assert sorted(map(sorted, held)) == [["u", "u.scales"], ["v", "v.scales"], ["w", "w.scales"]]
+    # Merged, split and read as numbers again.
+    keep = ["--exclude", "*", "--quiet", "--to", "FLOAT"]
+    assert main(["convert", "codes", "kept.safetensors", *keep[2:], "--exclude", "u"]) == 0
+    assert sorted(files.load("kept.safetensors")) == ["u", "u.scales", "v", "w"]
+    assert list(metadata("kept.safetensors")) == ["gpucast.quantized.u"]
+    assert main(["convert", "kept.safetensors", "again", "--to", "FLOAT16", "--exclude", "u", "--shard-size", "1"]) == 0
+    together = [path for path in Path("again").glob("*.safetensors") if "u" in files.load(str(path))]
+    assert [sorted(files.load(str(path))) for path in together] == [["u", "u.scales"]]
+    assert main(["convert", "again", "numbers", "--to", "FLOAT"]) == 0
+    assert all_of("numbers", "kept.safetensors.index.json")["u"].dtype == np.float32
+
+
+def test_weights_that_loaders_join_share_their_global_scale_over_shards() -> None:
+    chance = np.random.default_rng(0)
+    tensors = {f"l.self_attn.{x}_proj.weight": (chance.standard_normal((64, 64)) * 2**i).astype(np.float32)
+               for i, x in enumerate("qkv")}  # fmt: skip
+    save("model/model.safetensors", tensors)
+    Path("model/config.json").write_text("{}")
+    argv = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "compressed-tensors", "--quiet", "--verify", "all"]
+    assert main(["convert", "model", "whole", *argv]) == 0
+    assert main(["convert", "model", "parts", *argv, "--shard-size", "1KB"]) == 0
+    assert len(list(Path("parts").glob("*.safetensors"))) == 3
+    assert same(all_of("parts"), files.load("whole/model.safetensors"))
+    assert Path("parts/config.json").read_bytes() == Path("whole/config.json").read_bytes()
+
+
+def plan_of(source: str, target: str, size: int | None) -> checkpoints.ConversionPlan:
+    choice = checkpoints.Choice(dtype("FLOAT16"))
+    return checkpoints.make_plan(source, target, checkpoints.Request(choice, ATTRIBUTES, shard_size=size))
+
+
+def test_work_in_shards_of_another_size_is_not_gone_on_with(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    left = 20_000
+
+    def interrupt(done: int) -> None:
+        nonlocal left
+        left -= done
+        if left <= 0:
+            raise KeyboardInterrupt
+
+    plan = plan_of("in", "out", 5000)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), interrupt)
+    for size in ("7KB", "2KB"):
+        assert "holds unfinished work of another conversion" in failure(capsys, "in", "out", "--shard-size", size)
+    assert "holds unfinished work of another conversion" in failure(capsys, "in", "out")
+    outcome = checkpoints.Outcome(plan)
+    checkpoints.run(plan, checkpoints.Options(), outcome)
+    assert outcome.resumed >= 16_000
+    assert same(all_of("out"), wanted())
+    assert len(list(Path("out").glob("model-*-of-00005.safetensors"))) == 5
+
+
+def test_shares_write_shards_together() -> None:
+    for number in range(3):
+        assert convert("in", "out", "--shard-size", "4KB", "--shard", f"{number}/3") == 0
+    assert same(all_of("out"), wanted())
+
+
+def test_merging_takes_little_memory() -> None:
+    """Of sources of 64 MB no more than pieces are in memory at a time."""
+    for number in range(4):
+        save(f"big/{number}.safetensors", {f"x{number}": np.zeros(1 << 22, np.float32)})
+    plan = plan_of("big", "one.safetensors", None)
+    tracemalloc.start()
+    checkpoints.run(plan, checkpoints.Options("cpu"), checkpoints.Outcome(plan))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 48 << 20
+    assert Path("one.safetensors").stat().st_size > 32 << 20

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import threading
-
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.native import cast
-from gpucast.native.library import THREAD, NativeLibrary
+from gpucast.native.library import NativeLibrary
+from native_library import finish
 
 #: One of its casts, and what it is made of.
 RULE = resolve(dtype("FLOAT"), dtype("FLOAT16"))
@@ -20,7 +19,5 @@ def fill(cache: Cache) -> None:
     """Compile the library, and wait for it. AssertionError where it cannot be compiled and loaded."""
     made = NativeLibrary(UNIT, cache, worth=0)
     made.library()
-    for thread in threading.enumerate():
-        if thread.name == THREAD:
-            thread.join()
+    finish()
     assert made.library() is not None

@@ -10,7 +10,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -41,6 +40,7 @@ from gpucast.quantization import native as quantization_native
 from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.reference import casting as reference
 from gpucast.reference.quantize import quantize as quantize_by_reference
+from native_library import finish, needs_compiler
 from quantization_cases import beside_midpoints, rows
 
 #: The attributes that change a cast to a float.
@@ -87,18 +87,9 @@ def _kept(folder: Path) -> Path:
     return folder / f"{_library(folder).key()}.kernel"
 
 
-def finish() -> None:
-    for thread in threading.enumerate():
-        if thread.name == host_native.THREAD:
-            thread.join()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        cxx.find("test")
-    except cxx.CompilerMissing:
-        pytest.skip("no C++ compiler")
+    needs_compiler()
     kept = tmp_path_factory.mktemp("cache") / "native"
     assert made(kept).library() is not None
     return kept

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import gpucast
 from gpucast.arrays.packed import PackedArray
 from gpucast.cli import info
 from gpucast.codegen.host import file_unit
-from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import Options
@@ -29,6 +27,7 @@ from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
+from native_library import finish, needs_compiler
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run, each compiled for the test, which takes seconds; with --exhaustive all are.
@@ -37,10 +36,7 @@ ALWAYS = ("BOOL", "INT4", "FLOAT8E8M0", "FLOAT16", "FLOAT", "INT64")
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    try:
-        cxx.find("test")
-    except cxx.CompilerMissing:
-        pytest.skip("no C++ compiler")
+    needs_compiler()
     return Cache(str(tmp_path_factory.mktemp("cache") / "native"), private=True)
 
 
@@ -54,12 +50,6 @@ def native(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     finish()
     host_native._native.cache_clear()
-
-
-def finish() -> None:
-    for thread in threading.enumerate():
-        if thread.name == host_native.THREAD:
-            thread.join()
 
 
 def found(rule: CastRule) -> native_cast.NativeCast:

@@ -28,9 +28,12 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from gpucast.compile import processes
 
-    folder = tempfile.TemporaryDirectory(prefix="gpucast-tests-")
-    config.add_cleanup(folder.cleanup)
-    os.environ |= {"GPUCAST_NATIVE": "1", "GPUCAST_CACHE_DIR": folder.name}
+    os.environ["GPUCAST_NATIVE"] = "1"
+    if not hasattr(config, "workerinput"):
+        # Workers inherit the folder, and what others have compiled.
+        folder = tempfile.TemporaryDirectory(prefix="gpucast-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["GPUCAST_CACHE_DIR"] = folder.name
     # Compiled before the cast goes on, so that the next one of its type finds the library in every run.
     processes.in_background = lambda function, name: function(processes.Commands())
 

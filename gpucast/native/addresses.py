@@ -35,17 +35,20 @@ def _is_in_object() -> bool:
     return sys.implementation.name == "cpython" and _in_object(probe) == _by_ctypes(probe)
 
 
-_IS_IN_OBJECT = _is_in_object()
 #: The address of an array's first element.
-address = _in_object if _IS_IN_OBJECT else _by_ctypes
+address = _in_object if _is_in_object() else _by_ctypes
+
+
+def pointer(x: Array) -> ctypes.c_void_p:
+    """The same as an argument of a compiled function."""
+    return ctypes.c_void_p(address(x))
 
 
 def addresses(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
     """The addresses of the first elements of arrays, all of them of NumPy's own class."""
-    batch = host_native.library(batch_unit) if _IS_IN_OBJECT else None
+    batch = host_native.library(batch_unit) if address is _in_object else None
     if batch is None:
         return np.fromiter(map(address, arrays), np.uint64, len(arrays))
     objects, found = np.fromiter(map(id, arrays), np.uint64, len(arrays)), np.empty(len(arrays), np.uint64)
-    table, to = ctypes.c_void_p(address(objects)), ctypes.c_void_p(address(found))
-    batch.addresses_in(table, ctypes.c_uint64(_DATA), to, ctypes.c_uint64(found.size))
+    batch.addresses_in(pointer(objects), ctypes.c_uint64(_DATA), pointer(found), ctypes.c_uint64(found.size))
     return found

@@ -20,7 +20,7 @@ from gpucast.cpu import fused, lanes
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import address
+from gpucast.native.addresses import pointer
 
 Array = npt.NDArray[Any]
 #: A table with a number for each array.
@@ -67,12 +67,12 @@ def _cast_each(
     more: tuple[Any, ...] = ()
     if is_scaled:
         assert fused is not None
-        finite = None if fused.finite is None else _pointer(fused.finite)
+        finite = None if fused.finite is None else pointer(fused.finite)
         more = ctypes.c_double(fused.scale), finite
     run = batch.scale_each if is_scaled else batch.cast_each
 
     def work(start: int, stop: int) -> None:
-        tables = [_pointer(table[start:stop]) for table in (src, to, sizes)]
+        tables = [pointer(table[start:stop]) for table in (src, to, sizes)]
         run(function, *tables, ctypes.c_uint64(stop - start), *more)
 
     threads.split_arrays(work, nbytes)
@@ -87,8 +87,8 @@ class ScaledCast:
 
     def __call__(self, x: Array, out: Array, scale: float, finite: Array) -> None:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
-        pointers = _pointer(x), _pointer(out)
-        self.function(*pointers, ctypes.c_uint64(x.size), ctypes.c_double(scale), _pointer(finite))
+        pointers = pointer(x), pointer(out)
+        self.function(*pointers, ctypes.c_uint64(x.size), ctypes.c_double(scale), pointer(finite))
 
 
 def _scaled_unit(src: DType) -> HostUnit:
@@ -110,7 +110,3 @@ def _checked(library: ctypes.CDLL, rule: CastRule) -> ScaledCast | None:
             if flags[0] != flags[1] or not np.array_equal(out[part], wanted[part]):
                 return None
     return cast
-
-
-def _pointer(x: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(address(x))

@@ -19,7 +19,7 @@ from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import address
+from gpucast.native.addresses import address, pointer
 
 Array = npt.NDArray[Any]
 
@@ -90,7 +90,7 @@ class CountedCast:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size <= _MOST
         stats = (ctypes.c_uint32 * 3)()
-        self._function(_pointer(x), _pointer(out), ctypes.c_uint64(x.size), stats)
+        self._function(pointer(x), pointer(out), ctypes.c_uint64(x.size), stats)
         return CastStats(*stats)
 
     def file(self, src: FilePosition, dst: FilePosition, size: int) -> tuple[CastStats, int] | None:
@@ -106,7 +106,7 @@ class CountedCast:
         stats, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
         buffer = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
         if not library.cast_file(
-            self._function, src, dst, ctypes.c_uint32(size), _pointer(buffer), ctypes.c_uint32(_BLOCK), stats, sums
+            self._function, src, dst, ctypes.c_uint32(size), pointer(buffer), ctypes.c_uint32(_BLOCK), stats, sums
         ):
             return None
         return CastStats(*stats), sums[0] + (sums[1] << 32)
@@ -121,9 +121,7 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     if library is None or codes.size > _MOST:
         return None
     stats = (ctypes.c_uint32 * 2)()
-    library[f"look{8 * codes.itemsize}"](
-        _pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), stats
-    )
+    library[f"look{8 * codes.itemsize}"](pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), stats)
     return stats[0], stats[1]
 
 
@@ -225,7 +223,3 @@ def codes_to_try(src: DType) -> Array:
             near >>= spread[::2] % np.uint64(64)
     # In order, because blocks of small numbers are cast in another way.
     return np.sort(codes.astype(src.code_numpy))
-
-
-def _pointer(x: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(address(x))

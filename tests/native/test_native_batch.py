@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,8 +13,6 @@ import pytest
 import gpucast
 from gpucast import mixed
 from gpucast.casting import plan_cache
-from gpucast.compile import cxx
-from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.cpu import compiled
@@ -24,27 +21,15 @@ from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
+from native_library import finish
 
 Array = np.ndarray[Any, Any]
 SOURCES = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    try:
-        cxx.find("test")
-    except cxx.CompilerMissing:
-        pytest.skip("no C++ compiler")
-    return Cache(str(tmp_path_factory.mktemp("cache") / "native"), private=True)
-
-
 @pytest.fixture
-def calls(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The library is on. The number of arrays of each call of it is noted."""
-    monkeypatch.setenv("GPUCAST_NATIVE", "1")
-    monkeypatch.setattr(host_native, "_cache", lambda: cache)
-    monkeypatch.setattr(compiled, "READY", {})
-    host_native._native.cache_clear()
+def calls(native: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """The number of arrays of each call of the library."""
     plan_cache.forget()
     cast_each, noted = native_batch._cast_each, []
 
@@ -54,7 +39,6 @@ def calls(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setattr(native_batch, "_cast_each", note)
     yield noted
-    host_native._native.cache_clear()
     plan_cache.forget()
 
 
@@ -76,9 +60,7 @@ def ready(call: Any) -> None:
     """Call until all is compiled and the call has a plan."""
     for _ in range(3):
         call()
-        for thread in threading.enumerate():
-            if thread.name == host_native.THREAD:
-                thread.join()
+        finish()
 
 
 def bits(x: Any) -> bytes:

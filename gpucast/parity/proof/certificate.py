@@ -25,16 +25,15 @@ from gpucast.parity.backends import KernelsBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes
 from gpucast.parity.plan import all_cases, all_pairs
-from gpucast.parity.proof import launches
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import Launch, edges, full_tile, strided, tables
+from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.mutants import judge
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import SOLVERS, versions
 
-Paths = Literal["full", "all", "fused", "many"]
+Paths = Literal["full", "all", "scaled", "many"]
 PATHS = get_args(Paths)
 
 
@@ -90,9 +89,8 @@ def prove(
     second: Collection[Case] = (),
 ) -> Iterator[Proof]:
     """The proofs of some rules. `solvers`: each of them must agree. `paths`: "full" is one thread of a block without
-    ends, "all" adds `edges`, and kernels of other layouts; "fused" are casts times a FLOAT and those with the largest
-    magnitude and the check for finite values, "many" those of many arrays. `known`: verdicts by the digest of the PTX.
-    `second`: cases for which every solver there is must agree.
+    ends, "all" adds `edges`, and kernels of other layouts; "scaled" are casts times a FLOAT, "many" those of many
+    arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must agree.
     """
     for case in cases:
         asked = SOLVERS if case in second else solvers
@@ -140,12 +138,11 @@ def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSour
         for shape in shapes:
             source = CastSpec.of(rule, shape).source()
             yield source, strided(source)
-    elif paths == "fused":
+    elif paths == "scaled":
         options = Options(**{name: value for name, value in case.attributes if name not in ("seed", "offset")})
-        scaled = fused_rule(rule.src, rule.dst, options, scaled=True)
-        for fused, ops in ((scaled, FusedOps("narrow")), (rule, FusedOps(amax=True, finite=True))):
-            source = CastSpec.of(fused, ops=ops).source()
-            yield source, launches.fused(source, ops)
+        ops = FusedOps("narrow")
+        source = CastSpec.of(fused_rule(rule.src, rule.dst, options, scaled=True), ops=ops).source()
+        yield source, fused(source, ops)
     else:
         batch = BatchSpec((CastSpec.of(rule),), ARGUMENT_BYTES[0]).source()
         yield batch, tables(batch)

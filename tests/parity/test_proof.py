@@ -272,7 +272,8 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "paths", "count"), [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 1)]
+    ("arch", "paths", "count"),
+    [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 1), ("sm_90", "scaled", 1), ("sm_90", "many", 1)],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
     chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]

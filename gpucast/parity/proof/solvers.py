@@ -113,7 +113,8 @@ def _expression(term: Term, args: list[str]) -> str:
     if op == "sext":
         return f"((_ sign_extend {width - term.args[0].width}) {args[0]})"
     if op == "search":
-        return _search(args[0], term.args[0].width, *term.param, width)
+        bounds, values = term.param
+        return _search(args[0], term.args[0].width, bounds, values, width)
     if op == "to_int":
         return _to_int(term, args[0])
     raise TypeError(f"proof: {op} has no meaning for solvers")

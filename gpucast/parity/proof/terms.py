@@ -457,7 +457,8 @@ def rebuild(term: Term, args: tuple[Term, ...]) -> Term:
     if term.op == "join":
         return join(args)
     if term.op == "search":
-        return search(args[0], *term.param, term.width)
+        bounds, values = term.param
+        return search(args[0], bounds, values, term.width)
     if term.op in ("shl", "lshr", "ashr"):
         return shift(term.op, *args)
     return make(term.op, term.width, args, term.param)

@@ -18,11 +18,6 @@ MANY = 0.93
 #: Bytes of one access on the wider side.
 VECTOR = 16
 
-_LOOK_UP = "an offset, a look-up and a code put in its place for every element of so few bytes"
-_FLOAT8 = "FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ FLOAT8E8M0"
-_BYTES = f"BOOL INT8 UINT8 {_FLOAT8}"
-_BY_FLOAT = "the way by a float is long for so few bytes"
-
 
 def _misses(archs: Sequence[str], sources: str, destinations: str, why: str) -> dict[tuple[str, str, str], str]:
     return {(arch, src, dst): why for arch in archs for src in sources.split() for dst in destinations.split()}
@@ -37,14 +32,6 @@ KNOWN: dict[tuple[str, str, str], str] = {
         "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4 INT2 UINT2",
         "the assembler loads the halves that count alone, in narrower accesses to the same sectors",
     ),
-    **_misses(("sm_90",), "FLOAT INT16", "FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", _BY_FLOAT),
-    **_misses(("sm_90",), "INT16", "FLOAT8E5M2FNUZ", _BY_FLOAT),
-    **_misses(("sm_90",), _BYTES, "FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", _LOOK_UP),
-    **_misses(("sm_90",), _FLOAT8, "INT4 UINT4 INT2 UINT2", _LOOK_UP),
-    **_misses(("sm_90",), "INT4 UINT4 FLOAT4E2M1", "INT2 UINT2 FLOAT6E2M3 FLOAT6E3M2", _LOOK_UP),
-    **_misses(("sm_90",), "FLOAT6E2M3 FLOAT6E3M2", "INT4 UINT4 INT2 UINT2 FLOAT4E2M1", _LOOK_UP),
-    **_misses(("sm_90",), "FLOAT6E2M3", "FLOAT6E3M2", _LOOK_UP),
-    **_misses(("sm_90",), "FLOAT6E3M2", "FLOAT6E2M3", _LOOK_UP),
 }
 
 

@@ -228,7 +228,7 @@ def _table() -> dict[str, Operation]:
         found[f"abs.{name}"] = (w,), lambda a: t.zext(t.magnitude(a), a.width)
         found[f"neg.{name}"] = (w,), lambda a: t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
         if w == 16:
-            for op in ("min", "max", "fma.rn", "mul.rn", "add.rn"):
+            for op in ("abs", "min", "max", "fma.rn", "mul.rn", "add.rn"):
                 widths, operation = found[f"{op}.{name}"]
                 found[f"{op}.{name}x2"] = tuple(32 for _ in widths), lanes(operation)
         else:

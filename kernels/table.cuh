@@ -25,7 +25,7 @@ GPUCAST_CONSTANT u32 four_codes(u32 first, Rule rule) {
 // Eight codes of a source, in a word, to the bytes of two words, for results of fewer than 8 bits. Of a byte whose top
 // bit is 0 a selector of 8 or more gives 0, and so each half of the sources leaves the other's places empty.
 template <typename Src, typename Dst, typename Rule>
-GPUCAST_INLINE void look_up_nibbles(u32 nibbles, u32& low, u32& high, Rule rule) {
+GPUCAST_INLINE void look_up_nibbles(u32 nibbles, u32& low, u32& high, Rule) {
     static_assert(Src::bits == 4 && Dst::bits < 8, "sixteen codes whose top bit is 0");
     constexpr u32 codes[4] = {four_codes<Src, Dst>(0, Rule()), four_codes<Src, Dst>(4, Rule()),
                               four_codes<Src, Dst>(8, Rule()), four_codes<Src, Dst>(12, Rule())};

@@ -37,9 +37,7 @@ KNOWN: dict[tuple[str, str, str], str] = {
 _STORES = "a thread's 12 bytes of 6-bit codes are three stores, each of which touches a sector"
 #: The same for `cast_many`, beside `KNOWN`.
 KNOWN_MANY: dict[tuple[str, str, str], str] = {
-    **_misses(
-        ("sm_90",), "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES
-    ),
+    **_misses(("sm_90",), "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES),
     **_misses(
         ("sm_90",),
         "UINT2 INT2",

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if len(failures) > _LINES:
         print(f"... and {len(failures) - _LINES} more; --json has all")
     lists = (KNOWN, KNOWN_MANY, static_quantize.KNOWN, static_tiles.KNOWN, static_layouts.KNOWN)
-    print(f"{len(failures)} failures, {sum(map(len, lists))} known misses")
+    print(f"{len(failures)} failures, {sum(len(one) for one in lists)} known misses")
     return figures
 
 

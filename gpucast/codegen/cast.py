@@ -223,6 +223,8 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     """
     if looks_up:
         return 8 if dst_bits in (2, 64) else 4
+    if src_bits == dst_bits == 4:
+        return 2  # Sixteen codes and four tiles are more than 32 registers hold.
     return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 24) else 2
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +42,10 @@ def cluster() -> Iterator[Any]:
         distributed.Client(processes, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -22,6 +22,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from conversions import contents, planned
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
@@ -29,16 +30,11 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.cpu import lanes as host
 from gpucast.files import formats
+from scaled_files import convert
 from tensors import leftovers
 
 HERE = Path(__file__).parents[1]
 BIG = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def checkpoint(folder: Path, x: np.ndarray = BIG[:500]) -> None:
@@ -59,14 +55,6 @@ def model(path: Path, x: np.ndarray = BIG[:1000]) -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     location = path.name + ".bin"
     onnx.save(proto, str(path), save_as_external_data=True, location=location, size_threshold=100)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--overwrite", "--quiet"])
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -385,9 +373,7 @@ def test_no_damage_of_a_header_gives_another_error(
 def test_two_processes_do_not_write_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.save("in.safetensors", {"a": BIG, "b": BIG})
     argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
-    attributes = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
-    request = checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), attributes)
-    plan = checkpoints.make_plan("in.safetensors", "out.safetensors", request)
+    plan = planned("in.safetensors", "out.safetensors")
     other: list[str] = []
 
     def meanwhile(done: int) -> None:

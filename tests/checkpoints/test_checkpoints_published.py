@@ -21,6 +21,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from conversions import planned, run
 from gpucast import checkpoints, files
 from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.running import directory, locks, place, publication, staging
@@ -28,29 +29,11 @@ from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core import places
-from gpucast.core.dtypes import dtype
 from strangers import STRANGER, as_root
 from tensors import leftovers
 
 HERE = Path(__file__).parents[1]
 BIG = np.linspace(-1, 1, 1 << 12, dtype=np.float32)
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def planned(source: str, target: str) -> checkpoints.ConversionPlan:
-    return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
-
-
-def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
-    outcome = checkpoints.Outcome(plan)
-    checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
-    return outcome
 
 
 def two(name: Path | str = "in") -> None:
@@ -67,10 +50,6 @@ def external(path: Path | str, x: np.ndarray = BIG) -> None:
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     location = os.path.basename(path) + ".bin"
     onnx.save(proto, str(path), save_as_external_data=True, location=location, size_threshold=100)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

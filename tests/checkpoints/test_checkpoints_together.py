@@ -14,7 +14,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from gpucast import checkpoints, files
+from conversions import planned, run
+from gpucast import files
 from gpucast.checkpoints.running import staging
 from gpucast.checkpoints.running.shard import Share
 from gpucast.checkpoints.running.staging import Staging
@@ -23,7 +24,6 @@ from gpucast.core.dtypes import dtype
 from tensors import leftovers
 
 BIG = np.linspace(-1, 1, 1 << 16, dtype=np.float32)
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
 
 
 @pytest.fixture
@@ -31,16 +31,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
     return tmp_path
-
-
-def planned(source: str, target: str) -> checkpoints.ConversionPlan:
-    return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
-
-
-def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
-    outcome = checkpoints.Outcome(plan)
-    checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
-    return outcome
 
 
 def two(name: str = "in") -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from conversions import planned, run
 from gpucast import checkpoints, files
@@ -29,6 +28,7 @@ from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core import places
+from onnx_models import save_external
 from strangers import STRANGER, as_root
 from tensors import leftovers
 
@@ -40,16 +40,6 @@ def two(name: Path | str = "in") -> None:
     os.makedirs(name)
     for shard in "ab":
         files.save(f"{name}/{shard}.safetensors", {shard: BIG})
-
-
-def external(path: Path | str, x: np.ndarray = BIG) -> None:
-    """A model whose only initializer lies beside it."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "test", values[:1], values[1:], [numpy_helper.from_array(x, "w")])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    location = os.path.basename(path) + ".bin"
-    onnx.save(proto, str(path), save_as_external_data=True, location=location, size_threshold=100)
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -73,8 +63,7 @@ def cases(folder: Path) -> list[tuple[str, str]]:
     (folder / "single").mkdir()
     files.save(str(folder / "single" / "in.safetensors"), {"a": BIG})
     files.save(str(folder / "single" / "out.safetensors"), {"old": np.arange(3)})
-    (folder / "model").mkdir()
-    external(folder / "model" / "in.onnx")
+    save_external(folder / "model" / "in.onnx", BIG)
     return [
         ("sharded", "in out"),
         ("empty", "in out"),
@@ -165,7 +154,7 @@ def test_nothing_is_published_where_a_result_is_missing(
     argv: tuple[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two()
-    external("in.onnx")
+    save_external("in.onnx", BIG)
     files.save("in.safetensors", {"x": BIG})
     plan = planned(*argv)
     with stopped_before_publishing(monkeypatch):
@@ -281,7 +270,7 @@ def test_a_job_that_is_written_while_it_is_looked_for_is_seen(folder: Path, monk
 def test_external_data_is_taken_back_where_the_model_cannot_have_its_place(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    external("in.onnx")
+    save_external("in.onnx", BIG)
     rename, argv = os.replace, ["in.onnx", "out.onnx", "--to", "FLOAT16"]
 
     def failing(source: Any, target: Any, **folders: Any) -> None:
@@ -299,7 +288,7 @@ def test_external_data_is_taken_back_where_the_model_cannot_have_its_place(
 
 
 def test_what_was_put_there_meanwhile_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    external("in.onnx")
+    save_external("in.onnx", BIG)
     plan = planned("in.onnx", "out.onnx")
 
     def put(done: int) -> None:

@@ -232,15 +232,19 @@ def test_warmup_of_more_kinds() -> None:
     ]
 
 
+class Quiet(HostDriver):
+    """Notes what is loaded, and computes nothing."""
+
+    def load(self, source: KernelSource | BatchSource) -> Any:
+        self.loaded.append((source.name, 0))
+        return lambda *_: None
+
+    load_many = load
+
+
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])
 def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
     """Every kernel that is launched for matrices with complete or ragged blocks is in the list. Nothing is computed."""
-
-    class Quiet(HostDriver):
-        def load(self, source: KernelSource) -> Any:
-            self.loaded.append((source.name, 0))
-            return lambda *_: None
-
     quiet = Quiet()
     with installed(quiet):
         for shape in ((256, 384), (7, 5), (3, 128, 256)):
@@ -258,16 +262,6 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
 
 def test_warmup_knows_the_kernels_of_mixed() -> None:
     """The list is exactly the kernels that a training step launches for gradients of one type. Nothing runs."""
-
-    class Quiet(HostDriver):
-        def load(self, source: KernelSource) -> Any:
-            self.loaded.append((source.name, 0))
-            return lambda *_: None
-
-        def load_many(self, source: BatchSource) -> Any:
-            self.loaded.append((source.name, 0))
-            return lambda *_: None
-
     quiet = Quiet()
     with installed(quiet):
         for kind in ("float32", "float16", "bfloat16"):

@@ -260,7 +260,7 @@ def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[di
     weight = NAMES["l.weight"][:rows]
     save("in/model.safetensors", {**NAMES, "l.weight": weight})
     Path("in/config.json").write_text(json.dumps({"model_type": "llama", **config}))
-    rule = ["--mx-rule", "floor"] if scale == "mx" else []
+    rule = ["--scale-rule", "floor" if scale == "mx" else "amax"] if scale == "mx" or to.startswith("INT") else []
     assert convert("in", "out", "--to", to, "--scale", scale, "--style", style, *rule, "--verify") == 0
     assert convert("out", "back", "--to", "FLOAT", "--verify") == 0
     back, wanted = files.load("back/model.safetensors"), quantized(weight, to, scale).dequantize()
@@ -411,7 +411,7 @@ def test_codes_of_compressed_tensors() -> None:
     save("in/model.safetensors", {"l.weight": x})
     Path("in/config.json").write_text("{}")
     options = ["--style", "compressed-tensors"]
-    assert convert("in", "i4", "--to", "INT4", "--scale", "per-channel", *options) == 0
+    assert convert("in", "i4", "--to", "INT4", "--scale", "per-channel", "--scale-rule", "amax", *options) == 0
     found = files.load("i4/model.safetensors")
     assert hex(found["l.weight_packed"].view(np.uint32)[0, 0]) == "0x8888891f"
     assert found["l.weight_shape"].tolist() == [4, 128]

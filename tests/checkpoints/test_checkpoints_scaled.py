@@ -344,6 +344,13 @@ INT4 = {"num_bits": 4, "type": "int", "dynamic": False}
             None,
         ),
         (
+            *("FLOAT6E2M3", "mx"),
+            {"l.weight_packed": ("U8", [264, 192]), "l.weight_scale": ("U8", [264, 8])},
+            "mxfp6-pack-quantized",
+            FLOAT8 | {"num_bits": 6, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+            None,
+        ),
+        (
             *("FLOAT4E2M1", "nvfp4"),
             {
                 "l.weight_packed": ("U8", [264, 128]),

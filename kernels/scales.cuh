@@ -175,8 +175,9 @@ template <typename F, typename Float, typename Double, typename V, bool finite_o
 GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, float global) {
     typedef typename F::scale DType;
     Scale scale = {0, 0, F::nan_in_scale && stats.has_nonfinite()};
-    // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect.
-    if constexpr (V::wide || F::two_sided || (DType::is_e8m0 && F::exponent == 0)) {
+    // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect. Scales of
+    // BFLOAT16 are rare.
+    if constexpr (V::wide || F::two_sided || u32(DType::bits) == 16 || (DType::is_e8m0 && F::exponent == 0)) {
         if (!scale.is_nan) wide_scale<F, Float, Double, V>(scale, stats.low, stats.high, global);
     } else if constexpr (DType::is_e8m0) {
         // With amax = f * 2^a and the divisor d * 2^e, where 1 <= f, d < 2, the quotient rounded up is 2^(a - e), or one

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,11 @@ ALL = FORMATS | {
         "mxfp8e4m3_even mxfp8e5m2_even mxfp6e2m3_even mxfp6e3m2_even mxfp4_even int8_axis_full_range "
         "int4_32_full_range int2_tensor_full_range int8_64_no_clipping int4_axis_no_clipping int2_128_no_clipping"
     ).split()
+}
+#: And with scales of BFLOAT16.
+ALL |= {
+    f"{name}_bfloat16": replace(ALL[name], name=f"{name}_bfloat16", scale=dtype("BFLOAT16"))
+    for name in ("int4_32_full_range", "int8_axis", "uint4_zp_32", "float8e4m3fn_128x128", "float8e5m2_tensor")
 }
 
 #: Two blocks of 128 and more of the others, the last ones ragged.

@@ -26,12 +26,13 @@ ScaleRule = Literal["amax", "full_range", "no_clipping", "floor", "up", "even"]
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
 
-_FLOAT, _E8M0, _E4M3 = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("FLOAT8E4M3FN")
+_FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
 #: The types of the arrays that can be quantized.
 SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
 #: The first is that of the table's names without an ending.
 _RULES: dict[DType, tuple[ScaleRule, ...]] = {
     _FLOAT: ("amax", "full_range", "no_clipping"),
+    _BFLOAT16: ("amax", "full_range", "no_clipping"),
     _E4M3: ("amax",),
     _E8M0: ("floor", "up", "even"),
 }
@@ -48,7 +49,7 @@ class Format:
     name: str
     #: The type of the codes: a float or integer type of at most 8 bits.
     element: DType
-    #: The type of the scales: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0.
+    #: The type of the scales: FLOAT, BFLOAT16, FLOAT8E4M3FN or FLOAT8E8M0.
     scale: DType
     block: Block
     rule: ScaleRule
@@ -83,8 +84,8 @@ class Format:
             raise ValueError(
                 f"{self._caller}block={self.block!r} must be 'tensor', 'axis' or one or two positive lengths"
             )
-        if self.zero_points and not (element.family == "int" and scale is _FLOAT):
-            raise ValueError(f"{self._caller}zero points need integers with FLOAT scales")
+        if self.zero_points and not (element.family == "int" and self.has_float_scales):
+            raise ValueError(f"{self._caller}zero points need integers with FLOAT or BFLOAT16 scales")
         if element.family == "int" and not element.signed and not self.zero_points:
             raise ValueError(f"{self._caller}{element} needs zero points: without them it has no negative numbers")
         if self.rule in ("full_range", "no_clipping") and (element.family != "int" or self.zero_points):
@@ -134,14 +135,19 @@ class Format:
     def smallest_scale(self) -> float:
         """No scale is below: FLOAT's smallest normal number (its reciprocal is finite, and processors that flush
         subnormals read it too), the smallest positive number of a narrow type."""
-        if self.scale is _FLOAT:
-            return 2.0 ** (1 - _FLOAT.bias)
+        if self.has_float_scales:
+            return 2.0 ** (1 - self.scale.bias)
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
 
     @property
     def nan_in_scale(self) -> bool:
         """True: a block with NaN or infinity has the scale NaN. False: NaN stays in its element, infinities clamp."""
-        return self.scale is not _FLOAT or not self.element.has_nan
+        return not (self.has_float_scales and self.element.has_nan)
+
+    @property
+    def has_float_scales(self) -> bool:
+        """Whether scales have the range of FLOAT: these are FLOAT, or FLOAT rounded to BFLOAT16."""
+        return self.scale in (_FLOAT, _BFLOAT16)
 
     @cached_property
     def bits(self) -> float:

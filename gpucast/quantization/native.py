@@ -152,7 +152,7 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantize
     """The quantizer, or None if the library does not support this cast or was compiled wrongly."""
     element, integers = format.element, format.element.family == "int"
     # Scales with a smaller range may give quotients that are too large for the library's integers.
-    if integers and format.scale not in (_FLOAT, _E8M0):
+    if integers and not (format.has_float_scales or format.scale is _E8M0):
         return None
     native, shape = NativeQuantizer(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]

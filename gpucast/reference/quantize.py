@@ -33,6 +33,8 @@ elements.
     - zero points (ONNX DynamicQuantizeLinear): lo and hi are the lowest and largest finite value of the block, 0
       included; s = cast((hi - lo) / (Q - P), FLOAT, overflow="saturate") for codes P..Q.
 
+    Scales of BFLOAT16 (a `Format` of one's own) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
+
     No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
     FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
     its scale is the smallest, its elements are zeros.
@@ -108,9 +110,9 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
         s = cast(given, "DOUBLE").reshape(grid)
     else:
         if format.zero_points:
-            scales = cast(spread / float(format.element.max - format.element.min), "FLOAT", overflow="saturate")
-        elif format.scale is dtype("FLOAT"):
-            scales = cast(amax / format.divisor, "FLOAT", overflow="saturate")
+            scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
+        elif format.has_float_scales:
+            scales = cast(amax / format.divisor, format.scale, overflow="saturate")
         elif format.scale is dtype("FLOAT8E4M3FN"):
             scales = cast(amax / (format.divisor * g), "FLOAT8E4M3FN")
         else:

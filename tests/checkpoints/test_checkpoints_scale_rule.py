@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,7 +14,8 @@ import gpucast
 from codes import assert_same
 from gpucast import files
 from gpucast.cli import main
-from scaled_files import convert, numbers, save
+from gpucast.core import formats
+from scaled_files import convert, header, numbers, save
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +86,24 @@ def test_the_squared_error_of_the_rules() -> None:
     assert 1.05 < error("int4_128") / error("int4_128_full_range") < 1.2
     assert error("int2_32") > 1.2 * error("int2_32_full_range")
     assert error("int2_32") > error("int2_32_no_clipping")
+
+
+@pytest.mark.parametrize(
+    ("to", "scale", "base"),
+    [
+        ("INT4", "block", "int4_128_full_range"),
+        ("UINT4", "block", "uint4_zp_128"),
+        ("FLOAT8E4M3FN", "per-channel", "float8e4m3fn_axis"),
+    ],
+)
+def test_scales_have_the_type_of_the_weights(to: str, scale: str, base: str) -> None:
+    """As llm-compressor writes them."""
+    x = numbers(64, 128).astype(ml_dtypes.bfloat16)
+    save("in/model.safetensors", {"l.weight": x})
+    options = ["--to", to, "--scale", scale, "--style", "compressed-tensors"]
+    assert convert("in", "out", *options, "--verify", "all") == 0
+    assert header("out/model.safetensors")["l.weight_scale"][0] == "BF16"
+    assert convert("out", "back", "--to", "FLOAT") == 0
+    format = replace(formats.find(base, "test"), scale=gpucast.dtype("BFLOAT16"))
+    wanted = gpucast.quantize(x, format, axis=0 if "axis" in base else -1).dequantize()
+    assert_same(files.load("back/model.safetensors")["l.weight"], wanted)

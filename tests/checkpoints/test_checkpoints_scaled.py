@@ -475,7 +475,7 @@ def test_what_a_style_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
     )
     message = said("--to", "FLOAT8E4M3FN", "--scale", "per-channel", "--style", "comfyui")
     assert "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and" in message
-    for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E2M3", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
+    for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E3M2", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
         assert "cannot hold" in said("--to", to, "--scale", scale, "--style", "compressed-tensors")
     message = said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")
     assert "--style deepseek needs the model's config.json" in message

@@ -31,7 +31,8 @@ from quantization_cases import ALL, LENGTH, matrix, same
 SOME = (
     "float8e4m3fn_tensor float8e4m3fn_axis float8e4m3fn_1x128 float8e4m3fn_128x128 float8e5m2_1x128 mxfp8e4m3 "
     "mxfp6e2m3_up mxfp6e3m2 mxfp4 mxfp4_up nvfp4 int8_axis int8_64 int4_zp_32 uint4_zp_tensor int2_128 uint2_zp_128 "
-    "mxfp8e5m2_even mxfp4_even int8_axis_full_range int4_32_full_range int2_tensor_full_range int8_64_no_clipping"
+    "mxfp8e5m2_even mxfp4_even int8_axis_full_range int4_32_full_range int2_tensor_full_range int8_64_no_clipping "
+    "int4_32_full_range_bfloat16 uint4_zp_32_bfloat16 float8e4m3fn_128x128_bfloat16"
 ).split()
 #: What is tried with the other sources too.
 MORE = ("float8e4m3fn_1x128", "mxfp8e4m3", "mxfp4_even", "nvfp4", "int4_zp_32", "int2_128_no_clipping")
@@ -107,7 +108,7 @@ def check_view(given: Any, x: np.ndarray, name: str, axis: int = -1, *, back: st
     """`given`, on a device, has the numbers of x."""
     format = ALL[name]
     expected = reference.quantize(x, format, axis=axis, **keywords)
-    q = quantize(given, name, axis=axis, **keywords)
+    q = quantize(given, format, axis=axis, **keywords)
     assert all(isinstance(part, (cupy.ndarray, PackedArray)) for part in q.parts().values())
     compare(q, expected, f"{name} {x.dtype} {x.shape} axis={axis}")
     to = back or q.dtype.name

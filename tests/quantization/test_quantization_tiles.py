@@ -47,6 +47,7 @@ SOME: tuple[tuple[str, str, tuple[tuple[int, bool | str], ...]], ...] = (
     ("mxfp6e2m3_even", "BFLOAT16", BOTH[:1]),
     ("int4_32_full_range", "FLOAT", BOTH[:1]),
     ("int2_128_no_clipping", "FLOAT", BOTH[1:]),
+    ("int4_32_full_range_bfloat16", "BFLOAT16", BOTH[:1]),
 )
 STOCHASTIC = (("mxfp8e4m3", BOTH), ("mxfp6e3m2", ((-1, False), (-2, False))), ("nvfp4", BOTH[1:]))
 GIVEN = (
@@ -113,7 +114,7 @@ def check(x: np.ndarray, name: str, way: tuple[int, bool | str], *, given: Any =
     """As the reference, each of the results by itself. `given`: x on the device."""
     format, (axis, transpose) = ALL[name], way
     given = upload(x) if given is None else given
-    made = quantize(given, name, axis=axis, transpose=transpose, **keywords)
+    made = quantize(given, format, axis=axis, transpose=transpose, **keywords)
     keywords.pop("scale_layout", None)
     turned = np.ascontiguousarray(x.swapaxes(-1, -2))
     views = {False: [x], True: [turned], "both": [x, turned]}[transpose]

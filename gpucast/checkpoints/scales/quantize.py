@@ -30,13 +30,14 @@ from gpucast.checkpoints.streaming.pieces import (
 )
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import placed
-from gpucast.core.dtypes import DType
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
 from gpucast.quantization import host
 
+_BFLOAT16 = dtype("BFLOAT16")
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
 
@@ -126,6 +127,9 @@ def scaled_storage(
             format = replace(format, name=f"{format}_{rule}", rule=rule)
         except ValueError as error:
             raise FileError(f"{caller}: --scale-rule {rule}: {error}") from None
+    if style == "compressed-tensors" and tensor.dtype is _BFLOAT16 and format.has_float_scales:
+        # As that style's own tool does: scales of the type of the weights.
+        format = replace(format, name=f"{format}_bfloat16", scale=_BFLOAT16)
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
         raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")

@@ -232,7 +232,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
         weights |= {"strategy": "block", "block_structure": list(format.block)}
     else:
         weights |= {"strategy": "tensor_group" if format.global_scale else "group", "group_size": format.block[-1]}
-    if format.scale is not _FLOAT:
+    if not format.has_float_scales:
         weights["scale_dtype"] = "torch.float8_e4m3fn" if format.global_scale else "torch.uint8"
     activations = None
     if name == "float-quantized":
@@ -260,7 +260,7 @@ def _compressed(format: Format) -> str | None:
     """The name of a format in compressed-tensors; None if it has none."""
     element = format.element
     if element.name == "FLOAT8E4M3FN":
-        return "mxfp8-quantized" if format.scale is not _FLOAT else "float-quantized"
+        return "float-quantized" if format.has_float_scales else "mxfp8-quantized"
     if element.name == "FLOAT4E2M1":
         return "nvfp4-pack-quantized" if format.global_scale else "mxfp4-pack-quantized"
     if element.name == "FLOAT6E2M3":

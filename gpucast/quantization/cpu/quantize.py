@@ -113,11 +113,12 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
         return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
     if format.scale is _E8M0:
         return _powers(high / format.divisor, up=not format.rounds_down), g
-    if format.scale is _FLOAT:
+    if format.has_float_scales:
         steps = format.element.max - format.element.min
         amax = np.maximum(-low * format.negative_weight, high)
-        s = _float((high - low) / steps if format.zero_points else amax / format.divisor)
-        return np.maximum(s, np.float32(format.smallest_scale)), g
+        quotients = (high - low) / steps if format.zero_points else amax / format.divisor
+        s = _cast(quotients, format.scale, overflow="saturate")
+        return np.maximum(s, format.scale.numpy.type(format.smallest_scale)), g
     # The codes of positive numbers are ordered as the numbers are; the smallest is 1.
     codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
     return np.maximum(codes, 1).view(format.scale.numpy), g

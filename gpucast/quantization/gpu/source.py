@@ -131,7 +131,7 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
     if scale.family == "e8m0":
         of_scale = resolve(_DOUBLE, scale, Options(round_mode="down" if format.rounds_down else "up"))
     else:
-        of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
+        of_scale = resolve(_DOUBLE, scale, Options(overflow="saturate") if format.has_float_scales else Options())
     spread = float(element.max - element.min) if format.zero_points else format.divisor
     whole = element.family == "int"
     lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
@@ -162,7 +162,7 @@ def _smallest(scale: DType) -> int:
     """The code of `Format.smallest_scale`."""
     if scale.family == "e8m0":
         return 0
-    return 1 << scale.mantissa_bits if scale is _FLOAT else 1
+    return 1 << scale.mantissa_bits if scale.bits >= 16 else 1
 
 
 def _clamps(format: Format) -> bool:

@@ -418,7 +418,7 @@ threading.Thread(target=host_native.library, args=(file_unit,)).start()
 looking.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(60)  # Should it hang.
+    signal.alarm(300)  # Should it hang.
     go.set()
     print("library", host_native.library(file_unit), flush=True)
     os._exit(0)

@@ -8,15 +8,24 @@ text (`gpucast.native`) therefore announces itself here, and without it NumPy do
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
 from gpucast.core.rule import CastRule
 
 Array = npt.NDArray[Any]
-#: Casts flat, native codes into all of a second array, which does not overlap the first. Threads may share it.
-CompiledCast = Callable[[Array, Array], Any]
+
+
+class CompiledCast(Protocol):
+    """Casts elements into all of a second array, which does not overlap the first. Both are native, aligned and
+    row-major, of their own dtypes or seen as codes. Threads may share it."""
+
+    def __call__(self, x: Array, out: Array) -> None: ...
+
+    def at(self, src: int, dst: int, size: int) -> None:
+        """The same for elements that begin at these addresses."""
+
 
 #: The compiled casts that have been found.
 READY: dict[CastRule, CompiledCast] = {}

@@ -45,7 +45,6 @@ def add(commands: Any) -> None:
         aliases=["cast"],
         help="cast the tensors of a file, or of all files of a checkpoint",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", metavar="IN")
     parser.add_argument("output", metavar="OUT")

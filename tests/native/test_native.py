@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from endings import HANGS
 from gpucast import cli, files
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.streaming import checksums
@@ -483,7 +484,7 @@ def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> Non
     code = (
         "import sys, threading; from gpucast.native import library as host_native\n"
         "from gpucast.codegen.host import file_unit; native = host_native._native(file_unit)\n"
-        "native.library()\n"
+        f"host_native._TIMEOUT = {HANGS}; native.library()\n"
         "[t.join() for t in threading.enumerate() if t.name == host_native.THREAD]\n"
         "print(native.library() is not None)"
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +22,6 @@ class _Pair(NamedTuple):
     rule: CastRule
     #: The results' dtype of torch.
     to: Any
-
-
-#: By the dtype of tensors, and what is asked for.
-_PAIRS: dict[tuple[Any, Any], _Pair | None] = {}
 
 
 def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
@@ -58,14 +55,10 @@ def _is_watched() -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def _pair(kind: Any, to: Any) -> _Pair | None:
-    try:
-        return _PAIRS[kind, to]
-    except KeyError:
-        pass
+    """The rule for tensors of a dtype of torch, cast to what is asked for."""
     src, dst = tensors.BY_TORCH.get(kind), destination(to, "cast")
-    pair = None
-    if src is not None and not src.packed and dst in tensors.TORCH_DTYPES and not dst.packed:
-        pair = _Pair(resolve(src, dst), tensors.TORCH_DTYPES[dst])
-    _PAIRS[kind, to] = pair
-    return pair
+    if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
+        return None
+    return _Pair(resolve(src, dst), tensors.TORCH_DTYPES[dst])

@@ -20,6 +20,8 @@ _DEFAULT = Options()
 
 class _Pair(NamedTuple):
     rule: CastRule
+    #: Bytes of an element of the sources.
+    itemsize: int
     #: The results' dtype of torch.
     to: Any
 
@@ -35,12 +37,12 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
     pair = _pair(x.dtype, to)
     if pair is None or not x.is_contiguous() or x.is_neg():
         return None
-    rule, size, address = pair.rule, x.numel(), x.data_ptr()
-    itemsize = rule.src.code_numpy.itemsize
+    rule, itemsize, kind = pair
+    size, address = x.numel(), x.data_ptr()
     found: Any = compiled.READY.get(rule) if size <= lanes.SHORT else compiled.find(rule, size * itemsize)
     if found is None or address % itemsize or size == 0:
         return None
-    y = torch.empty_like(x, dtype=pair.to)
+    y = torch.empty_like(x, dtype=kind)
     found.at(address, y.data_ptr(), size)
     return y
 
@@ -61,4 +63,4 @@ def _pair(kind: Any, to: Any) -> _Pair | None:
     src, dst = tensors.BY_TORCH.get(kind), destination(to, "cast")
     if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
         return None
-    return _Pair(resolve(src, dst), tensors.TORCH_DTYPES[dst])
+    return _Pair(resolve(src, dst), src.code_numpy.itemsize, tensors.TORCH_DTYPES[dst])

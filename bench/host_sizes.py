@@ -26,6 +26,7 @@ import numpy.typing as npt
 os.environ |= {"GPUCAST_NATIVE": "1", "GPUCAST_THREADS": "1"}
 
 import gpucast
+from bench.heatmap import heatmap
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled
@@ -76,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.host_sizes", description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=SIZES, metavar="N", help="elements (default: all)")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N slowest pairs of a column")
+    parser.add_argument("--heatmap", metavar="FILE", help="draw library / astype of every pair at the last size")
     asked = parser.parse_args(arguments)
     if torch is not None:
         torch.set_num_threads(1)
@@ -92,7 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for column, found in ratios.items():
             for one in sorted(found, reverse=True)[: asked.worst]:
                 print(f"    {' / '.join(column)}: {one.pair} {one.ratio:.2f}")
+    if asked.heatmap:
+        _draw(asked.heatmap, ratios[COLUMNS[0]], asked.sizes[-1])
     return 0
+
+
+def _draw(path: str, ratios: Sequence[Ratio], size: int) -> None:
+    known = {one.pair: one.ratio for one in ratios}
+    values = [[known.get(f"{src} to {dst}", math.nan) for dst in TYPES] for src in TYPES]
+    title = f"Casts on the host: time of the compiled library over astype's\n{size:,} elements, one thread"
+    heatmap(path, TYPES, TYPES, values, title, "time / astype's time", low=0, middle=1, high=2, good="low")
 
 
 def _text(ratios: list[Ratio]) -> str:

@@ -60,21 +60,19 @@ class NativeCast:
         self.function = library[kernel_name(rule)]
         self.function.argtypes, self.function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
         self._src_itemsize, self._dst_itemsize = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
-        #: Elements that more than one thread may share.
-        self._many = 2 * threads.PART // (self._src_itemsize + self._dst_itemsize)
 
     def __call__(self, x: Array, out: Array) -> None:
         """As `compiled.CompiledCast`."""
         size = x.size
         assert size == out.size
-        if size < self._many:
+        if size <= lanes.SHORT:
             self.function(pointer(x), pointer(out), size)
         else:
             self.at(pointer(x).value or 0, pointer(out).value or 0, size)
 
     def at(self, src: int, dst: int, size: int) -> None:
         """As `compiled.CompiledCast.at`."""
-        if size < self._many:
+        if size <= lanes.SHORT:
             self.function(src, dst, size)
             return
 

@@ -5,9 +5,12 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from endings import HANGS
 
 # What a user's cache holds is no matter of the tests: those of the library make their own, and so does --native.
 os.environ["GPUCAST_NATIVE"] = "0"
@@ -38,6 +41,14 @@ def pytest_configure(config: pytest.Config) -> None:
     processes.in_background = lambda function, name: function(processes.Commands())
 
 
+@pytest.fixture(scope="session", autouse=True)
+def busy_machine() -> None:
+    """The host's compiler has the time that it takes: a user's casts go on without a library that comes late."""
+    from gpucast.native import library
+
+    library._TIMEOUT = HANGS
+
+
 @pytest.fixture(scope="session")
 def exhaustive(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--exhaustive"))
@@ -58,3 +69,10 @@ def cluster() -> Iterator[Any]:
         distributed.Client(processes, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -53,7 +53,7 @@ def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
         else:
             is_row_major = is_row_major and out.flags.carray
         if x.size:
-            cast = compiled.READY.get(rule) if is_row_major else None
+            cast = compiled.READY.get(rule) if is_row_major and compiled.READY else None
             if cast is None:
                 host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
             else:

@@ -51,7 +51,7 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
     """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
     if views is not None and codes.size <= SHORT:
-        cast = compiled.READY.get(rule)
+        cast = compiled.READY.get(rule) if compiled.READY else None
         if cast is not None:
             cast(*views)
         elif _short_lanes(rule)(*views):

@@ -14,19 +14,16 @@ import numpy as np
 import pytest
 
 import gpucast
+from endings import HANGS
 from gpucast import files
 from gpucast.checkpoints.running import directory
 from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.scales import comfyui
 from strangers import STRANGER, as_root
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 ROOT = Path(gpucast.__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -37,7 +34,7 @@ def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=HANGS,
     )
 
 

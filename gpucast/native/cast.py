@@ -19,7 +19,7 @@ from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import address, pointer
+from gpucast.native.addresses import pointer
 
 Array = npt.NDArray[Any]
 
@@ -63,20 +63,23 @@ class NativeCast:
 
     def __call__(self, x: Array, out: Array) -> None:
         """As `compiled.CompiledCast`."""
-        assert x.size == out.size
-        self.at(address(x), address(out), x.size)
+        size = x.size
+        assert size == out.size
+        if size <= lanes.SHORT:
+            self.function(pointer(x), pointer(out), size)
+        else:
+            self.at(pointer(x).value or 0, pointer(out).value or 0, size)
 
     def at(self, src: int, dst: int, size: int) -> None:
-        """Cast elements that begin at an address."""
-        nbytes = size * (self._src_itemsize + self._dst_itemsize)
-        if nbytes < 2 * threads.PART:
+        """As `compiled.CompiledCast.at`."""
+        if size <= lanes.SHORT:
             self.function(src, dst, size)
             return
 
         def work(start: int, stop: int) -> None:
             self.function(src + start * self._src_itemsize, dst + start * self._dst_itemsize, stop - start)
 
-        threads.split(work, size, nbytes)
+        threads.split(work, size, size * (self._src_itemsize + self._dst_itemsize))
 
 
 class CountedCast:

@@ -18,7 +18,7 @@ from gpucast.core.rule import CastRule
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
 _PTX = "instructions.cuh"
-#: That the arithmetic of blocks names.
+#: That the loops name.
 _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 
 
@@ -70,7 +70,8 @@ def file_unit() -> HostUnit:
 
 def _casts(macro: str, rules: dict[str, CastRule]) -> HostUnit:
     lines = [f"{macro}({name}, {rule.src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in rules.items()]
-    return _unit([kind for rule in rules.values() for kind in (rule.src, rule.dst)], ["casts.hpp"], lines, rules)
+    types = (kind for rule in rules.values() for kind in (rule.src, rule.dst))
+    return _unit((*_COMPUTE, *types), ["casts.hpp"], lines, rules)
 
 
 def _blocks(types: Iterable[DType], runs: dict[str, str]) -> HostUnit:

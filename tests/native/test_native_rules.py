@@ -124,6 +124,25 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
     assert sum(seen) == 6 * x.size
 
 
+@pytest.mark.parametrize(
+    ("src", "to"), [("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL")]
+)
+def test_results_do_not_depend_on_addresses(src: str, to: str, native: None) -> None:
+    """Long arrays are cast from the start of a cache line on, wherever they begin."""
+    rule = resolve(dtype(src), dtype(to))
+    codes = codes_of(rule.src, rule.dst)
+    x = np.resize(codes[:: max(1, codes.size // 5_000)], (1 << 14) + 200)
+    cast, wanted = found(rule), reference.apply(x.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
+    for start in (*range(17), 31, 63, 64):
+        for shift in (0, 1, 5):
+            out = np.full(x.size + 64, 0x55, rule.dst.code_numpy)
+            results = out[shift : shift + x.size - start]
+            cast(x[start:], results)
+            assert np.array_equal(results, wanted[start:]), (start, shift)
+            assert np.all(out[:shift] == 0x55)
+            assert np.all(out[shift + results.size :] == 0x55)
+
+
 def test_results_do_not_depend_on_threads(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(4).standard_normal(100_003).astype(np.float32)
     cast = found(resolve(dtype("FLOAT"), dtype("BFLOAT16")))

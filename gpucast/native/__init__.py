@@ -9,5 +9,6 @@ from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.native import cast as cast
+    from gpucast.native import stochastic as stochastic
 else:
-    __getattr__ = packages.submodules(__name__, "cast")
+    __getattr__ = packages.submodules(__name__, "cast", "stochastic")

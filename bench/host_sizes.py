@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy.typing as npt
 os.environ |= {"GPUCAST_NATIVE": "1", "GPUCAST_THREADS": "1"}
 
 import gpucast
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rule import resolve
 from gpucast.cpu import compiled
 from gpucast.native import cast as native_cast
@@ -71,17 +71,20 @@ class Ratio(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.host_sizes", description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=SIZES, metavar="N", help="elements (default: all)")
+    parser.add_argument("--all", action="store_true", help="all types, but only with the library")
     parser.add_argument("--worst", type=int, default=0, metavar="N", help="also list the N slowest pairs of a column")
     asked = parser.parse_args(arguments)
     if torch is not None:
         torch.set_num_threads(1)
-    _compile()
-    print("| Elements |" + "".join(f" {ours} / {other} |" for ours, other in COLUMNS))
-    print("|---:|" + "---|" * len(COLUMNS))
+    types = [kind.name for kind in DTYPES if kind.family != "string"] if asked.all else TYPES
+    columns = COLUMNS[:2] if asked.all else COLUMNS
+    _compile(types)
+    print("| Elements |" + "".join(f" {ours} / {other} |" for ours, other in columns))
+    print("|---:|" + "---|" * len(columns))
     for size in asked.sizes:
-        ratios: dict[tuple[str, str], list[Ratio]] = {column: [] for column in COLUMNS}
-        for pair, best in _measured(size):
-            for column in COLUMNS:
+        ratios: dict[tuple[str, str], list[Ratio]] = {column: [] for column in columns}
+        for pair, best in _measured(size, types, dict.fromkeys(itertools.chain(*columns))):
+            for column in columns:
                 if all(side in best for side in column):
                     ratios[column].append(Ratio(best[column[0]] / best[column[1]], pair))
         print(f"| {size:,} |" + "".join(f" {_text(found)} |" for found in ratios.values()), flush=True)
@@ -99,20 +102,25 @@ def _text(ratios: list[Ratio]) -> str:
     return f"{np.median([one.ratio for one in ratios]):.2f}, {worst.pair} {worst.ratio:.1f}"
 
 
-def _compile() -> None:
+def _compile(types: Sequence[str]) -> None:
     """Wait for the library of each type."""
-    for src, dst in zip(TYPES, TYPES[1:] + TYPES[:1], strict=True):
-        native_cast.find(resolve(dtype(src), dtype(dst)), 1)
+    for i, src in enumerate(types):
+        native_cast.find(resolve(dtype(src), dtype(types[i - 1])), 1)
         for thread in threading.enumerate():
             if thread.name == host_native.THREAD:
                 thread.join()
 
 
-def _measured(size: int) -> Iterator[tuple[str, dict[str, float]]]:
-    """The seconds of each side, for every pair."""
+def _measured(size: int, types: Sequence[str], names: Iterable[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    """The seconds of the sides with these names, for every pair that astype has."""
     values = np.random.default_rng(1).standard_normal(size) * 30
-    for src, dst in itertools.permutations(TYPES, 2):
-        yield f"{src} to {dst}", _best(_sides(gpucast.cast(values, src), src, dst))
+    for src, dst in itertools.permutations(types, 2):
+        sides = _sides(gpucast.cast(values, src), src, dst)
+        try:
+            yield f"{src} to {dst}", _best({name: sides[name] for name in names if name in sides})
+        except TypeError:
+            # ml_dtypes has no such cast.
+            continue
 
 
 def _sides(x: Array, src: str, dst: str) -> Sides:
@@ -143,7 +151,7 @@ def _sides(x: Array, src: str, dst: str) -> Sides:
     }
     if cast is not None:
         sides |= {"library": allocating, "library, out=": into}
-    if torch is not None:
+    if torch is not None and {src, dst} <= _TORCH.keys():
         tensor, to = _tensor(x, src), getattr(torch, _TORCH[dst])
         sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to)}
     return sides

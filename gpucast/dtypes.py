@@ -5,7 +5,8 @@ Pickles name `_row` here: what was pickled before the table moved can be read, a
 """
 
 from gpucast.core import packages
-from gpucast.core.dtypes import DTYPES, DType, FInfo, IInfo, Lookup, _row, dtype, finfo, iinfo
+from gpucast.core.dtypes import DTYPES, DType, FInfo, IInfo, Lookup, dtype, finfo, iinfo
+from gpucast.core.dtypes.lookup import _row
 
 __all__ = ["DTYPES", "DType", "FInfo", "IInfo", "Lookup", "_row", "dtype", "finfo", "iinfo"]
 

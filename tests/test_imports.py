@@ -35,7 +35,10 @@ PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gp
 #: Modules that know less than their folder may.
 NARROW = {
     "core.checks": set(),
-    "core.dtypes": set(),
+    "core.dtypes.table": set(),
+    "core.dtypes.lookup": {"core.dtypes.table"},
+    "core.dtypes.limits": {"core.dtypes.lookup", "core.dtypes.table"},
+    "core.dtypes": {"core.dtypes.limits", "core.dtypes.lookup", "core.dtypes.table"},
     "core.errors": set(),
     "core.packages": set(),
     "core.options": {"core.dtypes"},
@@ -72,7 +75,8 @@ SEAMS = {"gpucast.gpu", "gpucast.native", "gpucast.quantization.gpu", "gpucast.m
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
 #: The other imports inside functions, and why.
 INSIDE = {
-    ("compile.nvrtc_search", "importlib.metadata"): "slow, and needed for one message",
+    ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
+    ("compile.nvrtc_search", "importlib.metadata"): "the same",
     ("warmup.api", "concurrent.futures"): "`import gpucast` loads warmup.api, and stays quick without it",
     ("warmup.api", "compile.cubin"): "the same; no cast on the host needs a compiler",
     ("warmup.api", "compile.nvidia"): "the same",

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.core import dtypes
@@ -126,7 +127,7 @@ class BatchPlanner(ABC):
         """All that a cast depends on but addresses and values; equal for arrays that are alike."""
 
     @abstractmethod
-    def addresses(self, arrays: Sequence[Any]) -> list[int]:
+    def addresses(self, arrays: Sequence[Any]) -> Sequence[int] | npt.NDArray[np.uint64]:
         """Where their elements begin."""
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from gpucast.arrays import tree
 from gpucast.core.dtypes import DType, dtype, is_foreign
 
+_DTYPE_OF = attrgetter("dtype")
 #: What is no array, and holds none.
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
@@ -45,6 +47,13 @@ def floating(
     no node of trees: it would be passed on as it is. `all_of_them`: for arrays of floating types that no cast takes,
     too. `names` gives the leaves' names, which follow on `caller` in the messages.
     """
+    try:
+        # Most trees have but few types, all of them floating.
+        kinds = [_dtype(kind) for kind in set(map(_DTYPE_OF, leaves))]
+        if all(kind.is_float for kind in kinds):
+            return list(range(len(leaves)))
+    except (AttributeError, TypeError):
+        pass
     found = []
     for i, leaf in enumerate(leaves):
         kind = dtype_of(leaf)

@@ -7,23 +7,26 @@ array is like is described in a tuple; plans whose descriptions are equal to tho
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import gpu
+from gpucast import gpu, native
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner
 from gpucast.arrays.batch_item import BatchItem
 from gpucast.arrays.batch_overlap import disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import operand
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
-from gpucast.casting import plan_cache
+from gpucast.casting import batch_host, plan_cache
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
@@ -33,8 +36,33 @@ from gpucast.core.random import resolve_random
 if TYPE_CHECKING:
     from gpucast.gpu.batch import Launch
 
+Addresses = npt.NDArray[np.uint64]
+
 #: The most plans under one key; they differ in the dtypes, shapes and layouts of their arrays.
 _PLANS_OF_KEY = 8
+
+
+class NumpyPlanner(BatchPlanner):
+    """Arrays of NumPy."""
+
+    describe_one: Callable[[Any], Any] = attrgetter("dtype", "shape", "strides")
+    shape_of: Callable[[Any], Any] = attrgetter("shape")
+
+    def describe(self, arrays: Sequence[Any]) -> list[Any]:
+        return list(map(self.describe_one, arrays))
+
+    def addresses(self, arrays: Sequence[Any]) -> Addresses:
+        return native.addresses.addresses(arrays)
+
+    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
+        return list(map(np.empty, map(self.shape_of, arrays), repeat(dst.numpy)))
+
+    def stream(self, device: int) -> int:
+        raise AssertionError("the host has no streams")
+
+    def written(self, outs: Sequence[Any]) -> None:
+        if not all(x.flags.writeable for x in outs):
+            raise ValueError("an out is read-only")
 
 
 class CupyPlanner(BatchPlanner):
@@ -67,7 +95,11 @@ class PackedPlanner(CupyPlanner):
 
 
 #: By the classes of arrays.
-_PLANNERS: dict[type, BatchPlanner] = {PackedArray: PackedPlanner(), LibraryPackedArray: PackedPlanner()}
+_PLANNERS: dict[type, BatchPlanner] = {
+    np.ndarray: NumpyPlanner(),
+    PackedArray: PackedPlanner(),
+    LibraryPackedArray: PackedPlanner(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +110,21 @@ class BatchPlan:
     #: None for new arrays.
     outs: list[Any] | None
     scaling: str
-    device: int
+    #: None for the host.
+    device: int | None
     #: The places of the arrays that have elements; None for all.
     used: list[int] | None
-    src_bytes: npt.NDArray[np.uint64]
-    dst_bytes: npt.NDArray[np.uint64]
-    launch: Launch
+    src_bytes: Addresses
+    dst_bytes: Addresses
+    launch: Launch | batch_host.Casts
+
+    def is_ready(self) -> bool:
+        """Whether there is what casts the arrays."""
+        return not isinstance(self.launch, batch_host.Casts) or self.launch.are_ready()
+
+    def fits(self, src: Addresses, to: Addresses | None) -> bool:
+        """Whether arrays at these addresses can be cast; `to`: None for memory to be made."""
+        return not isinstance(self.launch, batch_host.Casts) or self.launch.fit(src, to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,16 +146,18 @@ def run(
         if found is None:
             return None
         plan, fused = found
+        if not plan.is_ready():
+            return None
         planner = _PLANNERS[type(given[0])]
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
-        if not _is_disjoint(src, to, plan, fused):
+        if not (_is_disjoint(src, to, plan, fused) and plan.fits(src, to)):
             return None
         if outs is not None:
             _PLANNERS[type(outs[0])].written(outs)
     except Exception:  # The checked path takes it, or tells what is wrong.
         return None
     device = plan.device
-    with gpu.driver.driver().using(planner.stream(device), device):
+    with contextlib.nullcontext() if device is None else gpu.driver.driver().using(planner.stream(device), device):
         if outs is None or to is None:
             outs = planner.allocate(given, dst)
             to = _addresses(outs, plan)
@@ -159,44 +202,54 @@ def _described(arrays: Sequence[Any]) -> list[Any]:
     return _PLANNERS[kind].describe(arrays)
 
 
-def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> npt.NDArray[np.uint64]:
-    found = np.array(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
+def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Addresses:
+    found = np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
     return found if plan.used is None else found[plan.used]
 
 
-def _is_disjoint(
-    src: npt.NDArray[np.uint64], to: npt.NDArray[np.uint64] | None, plan: BatchPlan, fused: FusedInputs
-) -> bool:
+def _is_disjoint(src: Addresses, to: Addresses | None, plan: BatchPlan, fused: FusedInputs) -> bool:
     """Whether bounds alone tell that what is written is disjoint from all else; `to`: None for memory to be made."""
     src_end, finite = src + plan.src_bytes, fused.finite
     scale = None if isinstance(fused.scale, float) else fused.scale
     if finite is not None and (
-        not is_clear(finite.data.ptr, 1, src, src_end) or (scale is not None and share_memory(finite, scale))
+        not is_clear(_address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
     ):
         return False
     if to is None:
         return True
     end = to + plan.dst_bytes
     return disjoint(to, end, src, src_end) and all(
-        is_clear(x.data.ptr, x.nbytes, to, end) for x in (scale, finite) if x is not None
+        is_clear(_address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
     )
+
+
+def _address(x: Any) -> int:
+    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
 
 
 def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> None:
     """Make the plan of a call that went well, if there can be one."""
     given = [item.given for item in items]
     used = [i for i, item in enumerate(items) if item.source.size]
-    live = [(item, item.target) for item in items if item.source.size and item.target is not None]
     first = items[0]
     device, key = first.source.device, _key(given, outs, dst, options, finite)
     if (
-        device is None
-        or not plan_cache.is_lasting(key)
+        not plan_cache.is_lasting(key)
         or dst.family == "string"
-        or len(live) < max(2, len(used))
+        or len(used) < 2
         or any(item.source.device != device or item.adapter is not first.adapter for item in items)
-        or not all(item.source.contiguous and target.contiguous for item, target in live)
         or (outs is None and first.adapter is not None and dst.packed)
+    ):
+        return
+    if device is None:
+        # Results of the host's own arrays have not been looked at.
+        live = [(items[i], items[i].target or operand(items[i].result, dst)) for i in used]
+    else:
+        live = [(items[i], target) for i in used if (target := items[i].target) is not None]
+    if (
+        len(live) < len(used)
+        or not all(item.source.contiguous and target.contiguous for item, target in live)
+        or (device is None and not batch_host.Casts.take(live))
     ):
         return
     try:
@@ -214,7 +267,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         None if len(used) == len(items) else used,
         np.array([item.source.data.nbytes for item, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        gpu.batch.prepare([item for item, _ in live], device),
+        batch_host.Casts(live) if device is None else gpu.batch.prepare([item for item, _ in live], device),
     )
     known = plan_cache.PLANS.get(key)
     plans = (plan, *(() if known is None else known.plans[: _PLANS_OF_KEY - 1]))

@@ -8,7 +8,7 @@ text (`gpucast.native`) therefore announces itself here, and without it NumPy do
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -16,8 +16,18 @@ from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 
 Array = npt.NDArray[Any]
-#: Casts flat, native codes into all of a second array, which does not overlap the first. Threads may share it.
-CompiledCast = Callable[[Array, Array], Any]
+
+
+class CompiledCast(Protocol):
+    """Casts elements into all of a second array, which does not overlap the first. Both are native, aligned and
+    row-major, of their own dtypes or seen as codes. Threads may share it."""
+
+    def __call__(self, x: Array, out: Array) -> None: ...
+
+    def at(self, src: int, dst: int, size: int) -> None:
+        """The same for elements that begin at these addresses."""
+
+
 #: The same with random rounding: the first element takes the word at the offset.
 StochasticCast = Callable[[Array, Array, Random], Any]
 

@@ -20,6 +20,7 @@ from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.cpu import cast as host_cast
+from gpucast.cpu import compiled
 from gpucast.cpu import fused as host_fused
 from gpucast.cpu import lanes as host
 
@@ -33,6 +34,8 @@ def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
     tag, src_codes, dst_codes = rule.dst.numpy, rule.src.code_numpy, rule.dst.code_numpy
 
     def run(x: npt.NDArray[Any], out: Any) -> Any:
+        flags = x.flags
+        is_row_major = flags.c_contiguous and flags.aligned
         if out is None:
             out = np.empty_like(x, tag, "K", False)
         elif (
@@ -43,8 +46,14 @@ def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
             or np.may_share_memory(x, out)
         ):
             return None
+        else:
+            is_row_major = is_row_major and out.flags.carray
         if x.size:
-            host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
+            cast = compiled.READY.get(rule) if is_row_major and compiled.READY else None
+            if cast is None:
+                host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
+            else:
+                cast(x, out)
         return out
 
     return run

@@ -33,8 +33,6 @@ from gpucast.cpu.store import Lane, store
 Array = npt.NDArray[Any]
 Load = Callable[[Array], Array]
 
-#: The size up to which NumPy is quicker than a call of compiled code.
-FEW = 1 << 9
 #: The size up to which an array is short: NumPy's overhead per call takes longer than the elements.
 SHORT = 1 << 11
 
@@ -53,8 +51,12 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
     """`apply` of arrays that are seen as their codes already, and have elements."""
     views = flat(codes, result)
     if views is not None and codes.size <= SHORT:
-        cast = compiled.READY.get(rule) if codes.size > FEW else None
-        (cast or _short_lanes(rule))(*views)
+        cast = compiled.READY.get(rule) if compiled.READY else None
+        if cast is not None:
+            cast(*views)
+        elif _short_lanes(rule)(*views):
+            # Now and then.
+            compiled.find(rule, 0)
         return
     cast = compiled.find(rule, codes.nbytes)
     if cast is not None and views is not None:
@@ -72,6 +74,11 @@ def apply_codes(codes: Array, rule: CastRule, result: Array) -> None:
             lane(source, results)
 
 
+def by_numpy(codes: Array, rule: CastRule, result: Array) -> None:
+    """Cast at most `SHORT` flat, native codes without compiled code."""
+    _short_lanes(rule)(codes, result)
+
+
 def lane(rule: CastRule, size: int, chunk: int) -> Lane:
     """The lane by which `apply` casts an array of `size` elements, for callers that cut the array up themselves.
 
@@ -79,7 +86,8 @@ def lane(rule: CastRule, size: int, chunk: int) -> Lane:
     scratch memory, so only one thread may use it.
     """
     if size <= SHORT:
-        return _short_lanes(rule)
+        short = _short_lanes(rule)
+        return lambda x, out: _discard(short(x, out))
     return compiled.find(rule, size * rule.src.code_numpy.itemsize) or _one_pass(rule) or _lane(rule, size, chunk)
 
 
@@ -89,18 +97,20 @@ class _ShortLanes:
     A lane has scratch memory, so only one call uses it at a time.
     """
 
-    #: The cost of a call, counted in elements.
-    _CALL = 64
+    #: The cost of a call, counted in elements, and that from which compiled code is looked for.
+    _CALL, _MANY = 64, 1 << 14
 
     def __init__(self, rule: CastRule) -> None:
         self._rule = rule
         self._free: list[Lane] = []
         self._elements = self._next = 0
 
-    def __call__(self, x: Array, out: Array) -> None:
+    def __call__(self, x: Array, out: Array) -> bool:
+        """Cast. True after so many calls that compiled code pays, but seldom, because to look for it takes long."""
         # Which lane, and which table, pays off depends on how many elements have been cast so far.
         self._elements += x.size + self._CALL
-        if self._elements >= self._next:
+        has_doubled = self._elements >= self._next
+        if has_doubled:
             self._next = 2 * self._elements
             self._free = []
         free = self._free
@@ -112,6 +122,7 @@ class _ShortLanes:
         # Lanes to BOOL depend on the thread: it may treat subnormal numbers as zero.
         if self._rule.dst.family != "bool":
             free.append(lane)
+        return has_doubled and self._elements >= self._MANY
 
     def _make(self) -> Lane:
         return _one_pass(self._rule) or _lane(self._rule, self._elements, SHORT)

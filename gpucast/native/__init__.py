@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
+    from gpucast.native import addresses as addresses
+    from gpucast.native import batch as batch
     from gpucast.native import cast as cast
     from gpucast.native import stochastic as stochastic
 else:
-    __getattr__ = packages.submodules(__name__, "cast", "stochastic")
+    __getattr__ = packages.submodules(__name__, "addresses", "batch", "cast", "stochastic")

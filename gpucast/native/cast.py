@@ -19,6 +19,7 @@ from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
+from gpucast.native.addresses import address, pointer
 
 Array = npt.NDArray[Any]
 
@@ -56,20 +57,26 @@ class NativeCast:
     """Casts by one rule. Safe to call from several threads."""
 
     def __init__(self, library: ctypes.CDLL, rule: CastRule) -> None:
-        self._function = library[kernel_name(rule)]
-        self._function.argtypes, self._function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
+        self.function = library[kernel_name(rule)]
+        self.function.argtypes, self.function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64), None
+        self._src_itemsize, self._dst_itemsize = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
 
     def __call__(self, x: Array, out: Array) -> None:
-        """Cast flat, native codes into all of `out`, which does not overlap them."""
+        """As `compiled.CompiledCast`."""
         assert x.size == out.size
-        if x.nbytes + out.nbytes < 2 * threads.PART:
-            self._function(x.ctypes.data, out.ctypes.data, x.size)
+        self.at(address(x), address(out), x.size)
+
+    def at(self, src: int, dst: int, size: int) -> None:
+        """Cast elements that begin at an address."""
+        nbytes = size * (self._src_itemsize + self._dst_itemsize)
+        if nbytes < 2 * threads.PART:
+            self.function(src, dst, size)
             return
 
         def work(start: int, stop: int) -> None:
-            self._function(x[start:stop].ctypes.data, out[start:stop].ctypes.data, stop - start)
+            self.function(src + start * self._src_itemsize, dst + start * self._dst_itemsize, stop - start)
 
-        threads.split(work, x.size, x.nbytes + out.nbytes)
+        threads.split(work, size, nbytes)
 
 
 class CountedCast:
@@ -83,7 +90,7 @@ class CountedCast:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size <= _MOST
         stats = (ctypes.c_uint32 * 3)()
-        self._function(_pointer(x), _pointer(out), ctypes.c_uint64(x.size), stats)
+        self._function(pointer(x), pointer(out), ctypes.c_uint64(x.size), stats)
         return CastStats(*stats)
 
     def file(self, src: FilePosition, dst: FilePosition, size: int) -> tuple[CastStats, int] | None:
@@ -99,7 +106,7 @@ class CountedCast:
         stats, sums = (ctypes.c_uint32 * 3)(), (ctypes.c_uint64 * 2)()
         buffer = np.empty(_BLOCK * (src.itemsize + dst.itemsize), np.uint8)
         if not library.cast_file(
-            self._function, src, dst, ctypes.c_uint32(size), _pointer(buffer), ctypes.c_uint32(_BLOCK), stats, sums
+            self._function, src, dst, ctypes.c_uint32(size), pointer(buffer), ctypes.c_uint32(_BLOCK), stats, sums
         ):
             return None
         return CastStats(*stats), sums[0] + (sums[1] << 32)
@@ -114,9 +121,7 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     if library is None or codes.size > _MOST:
         return None
     stats = (ctypes.c_uint32 * 2)()
-    library[f"look{8 * codes.itemsize}"](
-        _pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), stats
-    )
+    library[f"look{8 * codes.itemsize}"](pointer(codes), ctypes.c_uint32(codes.size), ctypes.c_uint32(magnitude), stats)
     return stats[0], stats[1]
 
 
@@ -191,18 +196,17 @@ def _default(src: DType, dst: DType) -> CastRule:
 @lru_cache(maxsize=1024)
 def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
     """The cast, or None if it was compiled wrongly: it does what NumPy does to every exponent and many mantissas."""
-    cast, codes = kind(library, rule), _codes(rule.src)
+    cast, codes = kind(library, rule), codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     cast(codes, out)
-    # So few elements are cast by NumPy alone.
-    for start in range(0, codes.size, lanes.FEW):
-        part = slice(start, start + lanes.FEW)
-        lanes.apply_codes(codes[part], rule, wanted[part])
+    for start in range(0, codes.size, lanes.SHORT):
+        part = slice(start, start + lanes.SHORT)
+        lanes.by_numpy(codes[part], rule, wanted[part])
     return cast if np.array_equal(out, wanted) else None
 
 
 @lru_cache(maxsize=32)
-def _codes(src: DType) -> Array:
+def codes_to_try(src: DType) -> Array:
     """Codes to try casts with: all of 8 bits, and of more bits some of all exponents, more of them near 1."""
     if src.bits <= 8:
         # More than the library casts without a table.
@@ -219,7 +223,3 @@ def _codes(src: DType) -> Array:
             near >>= spread[::2] % np.uint64(64)
     # In order, because blocks of small numbers are cast in another way.
     return np.sort(codes.astype(src.code_numpy))
-
-
-def _pointer(x: Array) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.ctypes.data)

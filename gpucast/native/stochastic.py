@@ -18,6 +18,7 @@ from gpucast.cpu import stochastic as host_stochastic
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
+from gpucast.native.addresses import address
 from gpucast.native.cast import Array
 
 #: The words with which a cast is tried: they begin within a block, and the blocks' numbers pass 32 bits.
@@ -35,10 +36,12 @@ class StochasticCast:
     def __call__(self, x: Array, out: Array, random: Random) -> None:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size
+        src, dst = address(x), address(out)
 
         def work(start: int, stop: int) -> None:
             first, skip = divmod(random.offset + start, 4)
-            self._function(x[start:].ctypes.data, out[start:].ctypes.data, stop - start, random.seed, first, skip)
+            at = src + start * x.itemsize, dst + start * out.itemsize
+            self._function(*at, stop - start, random.seed, first, skip)
 
         threads.split(work, x.size, x.nbytes + out.nbytes)
 
@@ -60,7 +63,7 @@ def _rules(src: DType) -> list[CastRule]:
 @lru_cache(maxsize=256)
 def _checked(library: ctypes.CDLL, rule: CastRule) -> StochasticCast | None:
     """The cast, or None if it was compiled wrongly: it does what NumPy does to every exponent and many mantissas."""
-    cast, codes = StochasticCast(library, rule), native_cast._codes(rule.src)
+    cast, codes = StochasticCast(library, rule), native_cast.codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     cast(codes, out, _TRIED)
     host_stochastic.by_numpy(codes, rule, wanted, _TRIED)

@@ -8,10 +8,14 @@ millisecond and more, a thread a twentieth of that.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
 
 #: The least bytes, of sources and results together, of the part of a thread.
 PART = 1 << 22
@@ -24,11 +28,27 @@ def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
 
     An error of a part, whichever thread has it, is one of the whole.
     """
-    parts = min(most(), nbytes // PART)
-    if parts < 2:
+    parts = _parts(nbytes)
+    if parts == 1:
         work(0, size)
         return
     step = -(-size // (parts * _STEP)) * _STEP
+    _together(work, [*range(0, size, step), size])
+
+
+def split_arrays(work: Callable[[int, int], None], nbytes: npt.NDArray[np.uint64]) -> None:
+    """As `split`, of arrays that are cast one after the other and take so many bytes each."""
+    ends = nbytes.cumsum()
+    parts = _parts(int(ends[-1]))
+    bounds = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
+    _together(work, sorted({0, *map(int, bounds), nbytes.size}))
+
+
+def _parts(nbytes: int) -> int:
+    return max(1, min(most(), nbytes // PART))
+
+
+def _together(work: Callable[[int, int], None], bounds: Sequence[int]) -> None:
     helpers, errors = list[threading.Thread](), list[BaseException]()
 
     def help_with(start: int, stop: int) -> None:
@@ -38,17 +58,16 @@ def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
             errors.append(error)
 
     try:
-        for start in range(step, size, step):
-            part = start, min(start + step, size)
-            helper = threading.Thread(target=help_with, args=part, name="gpucast-cast")
+        for start, stop in itertools.pairwise(bounds[1:]):
+            helper = threading.Thread(target=help_with, args=(start, stop), name="gpucast-cast")
             try:
                 helper.start()
             except RuntimeError:
                 # The system has no more threads.
-                work(*part)
+                work(start, stop)
                 continue
             helpers.append(helper)
-        work(0, min(step, size))
+        work(*bounds[:2])
     finally:
         # After an error too: nobody writes to the result any more.
         for helper in helpers:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,29 +26,11 @@ from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
-from native_library import finish, needs_compiler
+from native_library import finish
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run, each compiled for the test, which takes seconds; with --exhaustive all are.
 ALWAYS = ("BOOL", "INT4", "FLOAT8E8M0", "FLOAT16", "FLOAT", "INT64")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    needs_compiler()
-    return Cache(str(tmp_path_factory.mktemp("cache") / "native"), private=True)
-
-
-@pytest.fixture
-def native(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The library is switched on, and compiled as soon as a cast is long."""
-    monkeypatch.setenv("GPUCAST_NATIVE", "1")
-    monkeypatch.setattr(host_native, "_cache", lambda: cache)
-    monkeypatch.setattr(compiled, "READY", {})
-    host_native._native.cache_clear()
-    yield
-    finish()
-    host_native._native.cache_clear()
 
 
 def found(rule: CastRule) -> native_cast.NativeCast:
@@ -189,10 +170,28 @@ def test_packed_arrays_take_it(native: None) -> None:
     assert gpucast.cast(x, "FLOAT8E5M2").tobytes() == wanted
 
 
-def test_short_arrays_stay_with_numpy(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
-    monkeypatch.setitem(compiled.READY, rule, lambda codes, out: pytest.fail("a call of compiled code is slower"))
-    assert gpucast.cast(np.ones(100, np.float32), "BFLOAT16").tobytes() == b"\x80\x3f" * 100
+def test_short_arrays_take_code_that_is_ready(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, sizes = resolve(dtype("FLOAT"), dtype("BFLOAT16")), []
+    cast = found(rule)
+
+    def note(x: Any, out: Any) -> None:
+        sizes.append(x.size)
+        cast(x, out)
+
+    monkeypatch.setitem(compiled.READY, rule, note)
+    x = np.ones((10, 10), np.float32)
+    for given in (x, x.T, x[::2], x[0, :0]):
+        assert gpucast.cast(given, "BFLOAT16").tobytes() == b"\x80\x3f" * given.size
+    assert sizes == [100, 100, 50], "and nothing of nothing"
+
+
+def test_many_short_casts_look_for_it(native: None) -> None:
+    rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
+    found(rule)
+    compiled.READY.clear()
+    for _ in range(1000):
+        gpucast.cast(np.ones(1, np.float32), "FLOAT16")
+    assert rule in compiled.READY
 
 
 def test_the_first_long_cast_compiles_and_a_later_process_does_not(cache: Cache, native: None) -> None:
@@ -221,6 +220,7 @@ def test_big_endian_machines_take_numpys_path(monkeypatch: pytest.MonkeyPatch, t
 
 def test_info_says_which_path_is_in_use_and_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("GPUCAST_NATIVE", "0")
     assert host_native.status() == "NumPy alone: GPUCAST_NATIVE=0"
     monkeypatch.setenv("GPUCAST_NATIVE", "1")
     monkeypatch.setenv("CXX", "no-such-compiler")

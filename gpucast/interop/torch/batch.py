@@ -42,7 +42,7 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
         return None, None, *dx
 
 
-_describe = attrgetter("dtype", "shape", "device.index", "layout", "is_nested", "is_cuda")
+_describe = attrgetter("dtype", "shape", "device", "layout", "is_nested")
 _requires_grad = attrgetter("requires_grad")
 
 

@@ -24,7 +24,7 @@ TORCH_DTYPES: dict[DType, Any] = {
 }
 #: For each of them the torch dtype of its codes; and the inverse of TORCH_DTYPES.
 _CODES: dict[DType, Any] = {kind: getattr(torch, kind.code_numpy.name) for kind in TORCH_DTYPES}
-_DTYPES: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
+BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
@@ -96,7 +96,7 @@ def dtype_of(x: torch.Tensor, caller: str) -> DType:
         )
     if x.is_quantized:
         raise TypeError(f"{caller}: x is quantized; cast x.int_repr() or x.dequantize()")
-    return _DTYPES.get(x.dtype) or dtype(x.dtype, caller=f"{caller}: x.dtype=")
+    return BY_TORCH.get(x.dtype) or dtype(x.dtype, caller=f"{caller}: x.dtype=")
 
 
 def _device(x: torch.Tensor, caller: str) -> int | None:

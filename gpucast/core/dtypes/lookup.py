@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From whatever names a type to its row of the table."""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import operator
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from gpucast.core.dtypes.table import DTYPES, DType
+
+# One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
+_NUMPY_CODE = r"[<>=|]?[A-Za-z?][0-9]{0,2}"
+
+#: Short forms, taken in any case.
+_SHORT_FORMS = {
+    "half": "FLOAT16",
+    "fp16": "FLOAT16",
+    "fp32": "FLOAT",
+    "fp64": "DOUBLE",
+    "short": "INT16",
+    "str": "STRING",
+}
+#: Names that are taken with the library's prefix alone: without it they are NumPy's too, for other types.
+_WITH_PREFIX = {"torch.int": "INT32", "torch.long": "INT64"}
+
+#: Texts that two worlds read differently, whatever the platform's NumPy knows of them: sizes in bytes to NumPy and in
+#: bits to everybody else; text of so many characters to NumPy and unsigned integers to safetensors.
+_TWO_FACED = re.compile(r"[iu][1248]|f(2|4|8|16)|U[0-9]+")
+
+_FAMILY_NAME = r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?"
+
+
+def _columns_of(name: str) -> dict[str, int] | None:
+    """The bits that a text for several types gives: "fp8" {"bits": 8}, "e4m3" those of exponent and mantissa.
+
+    None for a text that gives none.
+    """
+    found = re.fullmatch(_FAMILY_NAME, name.lower())
+    if found is None:
+        return None
+    columns = ("bits", "exponent_bits", "mantissa_bits")
+    given = {column: int(text) for column, text in zip(columns, found.groups(), strict=True) if text is not None}
+    return given or None
+
+
+#: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
+#: Filled where libraries are registered.
+FOREIGN: set[tuple[str, str]] = set()
+
+
+def is_foreign(kind: type) -> bool:
+    """Whether a class is that of a registered library's dtypes."""
+    return (kind.__module__, kind.__name__) in FOREIGN
+
+
+class Lookup:
+    """``gpucast.dtype(anything) -> DType``: find the row that `anything` names.
+
+    Taken, text in any case: a DType; an ONNX name ("FLOAT16", "float8e4m3fn"; "float" is ONNX's FLOAT) or number; a
+    name of NumPy, ml_dtypes or PyTorch ("float32", "float8_e4m3fn", "torch.bfloat16"); a safetensors code ("BF16",
+    "F8_E4M3"); a short form ("bf16", "fp16", "half", "f32"); NumPy's code with a byte order ("<f4"); a dtype or scalar
+    type of NumPy, ml_dtypes, CuPy or PyTorch; ``bool``; ``str`` and NumPy's string dtypes for STRING.
+
+    Refused with both readings named: text that two worlds read differently (NumPy's codes "i4", "f4" and "f16",
+    safetensors' "U8"), the builtins float and int, and bool instances. A family ("fp8", "e4m3") is refused with its
+    members. Complex types are refused by name: Cast never takes them.
+
+    Raises TypeError for anything that names no type; for a typo it names the nearest one.
+    """
+
+    def __init__(self, rows: tuple[DType, ...]) -> None:
+        #: In lower case, but for codes of safetensors that mean another type in lower case.
+        self._names: dict[str, DType] = {}
+        self._numbers: dict[int, DType] = {}
+        # Rows of the host dtypes by NumPy's own name; STRING is found by kind instead.
+        self._numpy: dict[str, DType] = {}
+        for row in rows:
+            self._add(row)
+
+    def _keys(self, row: DType) -> Iterator[tuple[dict[Any, DType], Any]]:
+        yield self._names, row.name.lower()
+        if row.number is not None:
+            yield self._numbers, row.number
+        if row.family != "string":
+            yield self._names, row.numpy_name
+            yield self._numpy, row.numpy_name
+        codes = [] if row.safetensors is None else [row.safetensors.lower(), row.safetensors]
+        yield from ((self._names, code) for code in codes if not _TWO_FACED.fullmatch(code))
+        for short, name in (_SHORT_FORMS | _WITH_PREFIX).items():
+            if name == row.name:
+                yield self._names, short
+
+    def _add(self, row: DType) -> None:
+        for table, key in self._keys(row):
+            if table.setdefault(key, row) is not row:
+                raise ValueError(f"dtype: {key!r} is already taken by {table[key].name}")
+
+    @contextlib.contextmanager
+    def registered(self, *rows: DType) -> Iterator[None]:
+        """Take further rows in for the length of a ``with`` block."""
+        taken = []
+        try:
+            for row in rows:
+                self._add(row)
+                taken.append(row)
+            yield
+        finally:
+            for row in taken:
+                for table, key in self._keys(row):
+                    table.pop(key, None)
+
+    def __call__(self, anything: Any, *, caller: str = "dtype: ") -> DType:
+        """The row; `caller` begins the message of the TypeError, for callers with a parameter name to give."""
+        try:
+            return self._find(anything)
+        except _Refused as refused:
+            raise TypeError(caller + str(refused)) from None
+
+    def names(self, row: DType) -> list[str]:
+        """The texts that are taken for a row: in any case where they are in lower case, else as they are."""
+        found = [name for name, named in self._names.items() if named is row]
+        return [name for name in found if name.islower() or name.lower() not in found]
+
+    def from_safetensors(self, code: str) -> DType:
+        """The row of a safetensors header code such as "BF16" or "F8_E4M3"; TypeError for any other text."""
+        for row in dict.fromkeys(self._names.values()):
+            if row.safetensors is not None and row.safetensors == code:
+                return row
+        codes = ", ".join(sorted(row.safetensors for row in DTYPES if row.safetensors))
+        raise TypeError(f"dtype: {code!r} is not a safetensors dtype that Cast takes; expected one of {codes}")
+
+    def _find(self, anything: Any) -> DType:
+        if isinstance(anything, DType):
+            return anything
+        if isinstance(anything, str):
+            return self._from_name(anything)
+        if isinstance(anything, np.dtype):
+            return self._from_numpy(anything)
+        if isinstance(anything, (bool, np.bool_)):
+            raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
+        if isinstance(anything, type):
+            return self._from_type(anything)
+        if is_foreign(type(anything)):
+            return self._from_name(str(anything))
+        try:
+            return self._numbers[operator.index(anything)]
+        except (TypeError, KeyError):
+            raise self._unknown(anything) from None
+
+    def _from_name(self, name: str) -> DType:
+        row = self._names.get(name)
+        if row is None and not _TWO_FACED.fullmatch(name):
+            row = self._names.get(name.lower())
+        if row is not None:
+            return row
+        if name.lower().startswith("complex"):
+            raise _complex(name)
+        for prefix in (f"{module}." for module, _ in FOREIGN):
+            if name.lower().startswith(prefix):
+                return self._from_name(name[len(prefix) :].removesuffix("_x2"))
+        if name.lower() in ("int", "uint", "long", "ulong"):
+            raise _ambiguous(name, f"NumPy's {np.dtype(name.lower()).name}", "as a type of another length elsewhere")
+        if _TWO_FACED.fullmatch(name) or _TWO_FACED.fullmatch(name.lower()):
+            raise _two_faced(name)
+        if re.fullmatch(_NUMPY_CODE, name):
+            with contextlib.suppress(TypeError):
+                found = np.dtype(name)
+                if name[0] in "<>=|":
+                    return self._from_numpy(found, name)
+                raise _ambiguous(name, f"NumPy's code for {found.name}", "as a short form of some other type")
+        raise self._family(name) or self._unknown(name)
+
+    def _family(self, name: str) -> _Refused | None:
+        """The refusal of a text for several types, with these; None for any other text."""
+        given = _columns_of(name)
+        if given is None:
+            return None
+        rows = dict.fromkeys(row for row in self._names.values() if row.is_float)
+        members = [row.name for row in rows if all(getattr(row, column) == n for column, n in given.items())]
+        if not members:
+            return None
+        return _Refused(f"{name!r} is a family of types; write one of them: {', '.join(members)}")
+
+    def _unknown(self, asked: object) -> _Refused:
+        """The refusal of what is no type: with the nearest name, if one is near, else with all."""
+        import difflib
+
+        near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
+        if near:
+            return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
+        return _Refused(f"{asked!r} is not a dtype; expected one of {', '.join(sorted(row.name for row in DTYPES))}")
+
+    def _from_numpy(self, kind: np.dtype[Any], asked: object = None) -> DType:
+        if kind.kind in "UTSO":
+            return self._names["string"]
+        name = kind.name  # NumPy makes it up anew each time, which takes microseconds.
+        if kind.kind == "c" or name.endswith("complex32"):
+            raise _complex(name)
+        row = self._numpy.get(name)
+        if row is None:
+            raise self._unknown(name if asked is None else asked)
+        return row
+
+    def _from_type(self, kind: type) -> DType:
+        if kind is str:
+            return self._names["string"]
+        if kind is bool:
+            return self._names["bool"]
+        if kind in (float, int):
+            numpy_name, onnx_name = {float: ("float64", "FLOAT"), int: ("int64", "INT32")}[kind]
+            raise _ambiguous(kind, f"NumPy's {numpy_name}", f"as ONNX's {onnx_name}")
+        if kind is complex:
+            raise _complex(kind)
+        if issubclass(kind, np.generic) or kind.__module__.startswith("ml_dtypes"):
+            with contextlib.suppress(TypeError):
+                found = np.dtype(kind)
+                # NumPy takes any class for object.
+                if found.kind != "O":
+                    return self._from_numpy(found, kind)
+        of_jax = getattr(kind, "dtype", None)  # jax.numpy.bfloat16 and the like.
+        if isinstance(of_jax, np.dtype):
+            return self._from_numpy(of_jax, kind)
+        raise self._unknown(kind)
+
+
+class _Refused(Exception):
+    """Why a name was refused, without the words that say who asked."""
+
+
+def _two_faced(name: str) -> _Refused:
+    size = name[1:]
+    an = "an" if size.startswith("8") else "a"
+    if name[0] == "U":
+        return _ambiguous(name, f"NumPy's code for text of {size} characters", f"as {an} {size}-bit unsigned integer")
+    # Not every platform's NumPy has float128.
+    reading = "float128" if name.lower() == "f16" else np.dtype(name.lower()).name
+    kind = {"i": "integer", "u": "unsigned integer", "f": "float"}[name[0].lower()]
+    return _ambiguous(name, f"NumPy's code for {reading}", f"as {an} {size}-bit {kind}")
+
+
+def _ambiguous(asked: object, one: str, other: str) -> _Refused:
+    return _Refused(
+        f"{asked!r} is ambiguous: it reads as {one} or {other}; write a full name such as 'FLOAT16' or 'int32'"
+    )
+
+
+def _complex(asked: object) -> _Refused:
+    return _Refused(f"{asked!r} is complex; Cast takes no complex type")
+
+
+dtype = Lookup(DTYPES)
+
+
+def _row(name: str) -> DType:
+    """What a pickled row comes back as: the one object of that name."""
+    return dtype(name)
+
+
+# Here, since it takes the lookup: a row does not know who finds it.
+copyreg.pickle(DType, lambda row: (_row, (row.name,)))

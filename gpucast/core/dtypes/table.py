@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dtype table: one row per type of the ONNX Cast operator; everything else is derived.
+
+Sources: ONNX ``TensorProto.DataType`` and the technical pages of ONNX (float8, float4, int4, int2),
+IEEE 754-2019 (binary16/32/64), the OCP 8-bit and microscaling (MX) specifications.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+Family = Literal["bool", "int", "float", "e8m0", "string"]
+Specials = Literal["none", "ieee", "fn", "fnuz", "nan_ff"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DType:
+    """One row of the table. Rows are compared by identity: there is one object per type."""
+
+    #: ONNX name, e.g. ``FLOAT8E4M3FN``.
+    name: str
+    #: ONNX ``TensorProto.DataType`` number; None for a type that ONNX does not have.
+    number: int | None
+    #: Which rule rounds a value to this type.
+    family: Family
+    #: Bits of one element; 8 for BOOL, 0 for STRING.
+    bits: int
+    #: Bits of the sign: 1 for signed types, else 0.
+    sign_bits: int
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    #: Which codes are no finite numbers: ``ieee`` (top exponent: infinity and NaN), ``fn`` (NaN where all magnitude
+    #: bits are set), ``fnuz`` (NaN in place of -0), ``nan_ff`` (all bits set, unsigned), ``none``.
+    specials: Specials
+    #: First opset whose Cast takes the type; None for a type that ONNX does not have.
+    opset: int | None
+    #: Name of the NumPy or ml_dtypes dtype that carries it on the host.
+    numpy_name: str
+    #: Code in safetensors headers, or None.
+    safetensors: str | None
+
+    def __repr__(self) -> str:
+        return f"gpucast.dtype({self.name!r})"
+
+    def __str__(self) -> str:
+        return self.name
+
+    # ---- storage ----
+
+    @property
+    def packed(self) -> bool:
+        """True for types of less than one byte."""
+        return 0 < self.bits < 8
+
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype of one unpacked element (types below 8 bits take one byte each)."""
+        if self.family == "string":
+            return np.dtype(object)
+        return np.dtype(getattr(ml_dtypes, self.numpy_name, self.numpy_name))
+
+    @property
+    def __numpy_dtype__(self) -> np.dtype[Any]:
+        """As `numpy`, where NumPy (2.4 and newer) looks for it: ``np.zeros(3, gpucast.dtype("BFLOAT16"))``."""
+        return self.numpy
+
+    @cached_property
+    def code_numpy(self) -> np.dtype[Any]:
+        """The unsigned NumPy dtype that holds one code."""
+        if self.family == "string":
+            raise TypeError("STRING has no codes")
+        return np.dtype(f"uint{max(8, self.bits)}")
+
+    @property
+    def code_mask(self) -> int:
+        return (1 << self.bits) - 1
+
+    def nbytes(self, size: int) -> int:
+        """Bytes of `size` elements in ONNX raw_data."""
+        return -(-size * self.bits // 8)
+
+    # ---- numbers ----
+
+    @property
+    def signed(self) -> bool:
+        return self.sign_bits == 1
+
+    @property
+    def is_float(self) -> bool:
+        """True for every type with an exponent, FLOAT8E8M0 included."""
+        return self.family in ("float", "e8m0")
+
+    @property
+    def has_inf(self) -> bool:
+        return self.specials == "ieee"
+
+    @property
+    def has_nan(self) -> bool:
+        return self.is_float and self.specials != "none"
+
+    @property
+    def nan_is_signed(self) -> bool:
+        return self.specials in ("ieee", "fn")
+
+    @property
+    def has_negative_zero(self) -> bool:
+        return self.family == "float" and self.specials != "fnuz"
+
+    @property
+    def saturate_applies(self) -> bool:
+        """True where the operator's `saturate` acts: narrow floats that have a NaN or infinity to give instead."""
+        return self.has_nan and self.bits <= 8
+
+    @property
+    def sign_code(self) -> int:
+        """The sign bit; 0 for unsigned types."""
+        return self.sign_bits << (self.bits - 1) if self.bits else 0
+
+    @cached_property
+    def nan_code(self) -> int:
+        """The quiet NaN, positive where NaN has a sign."""
+        if not self.has_nan:
+            raise ValueError(f"{self.name} has no NaN")
+        if self.specials == "fnuz":
+            return self.sign_code
+        if self.specials == "ieee":
+            return self.inf_code | 1 << (self.mantissa_bits - 1)
+        return self.code_mask & ~self.sign_code
+
+    @cached_property
+    def inf_code(self) -> int:
+        """Positive infinity."""
+        if not self.has_inf:
+            raise ValueError(f"{self.name} has no infinity")
+        return ((1 << self.exponent_bits) - 1) << self.mantissa_bits
+
+    @cached_property
+    def max_code(self) -> int:
+        """The largest finite value."""
+        magnitude = self.code_mask & ~self.sign_code
+        if self.specials == "ieee":
+            return self.inf_code - 1
+        if self.specials in ("fn", "nan_ff"):
+            return magnitude - 1
+        return magnitude
+
+    def value(self, code: int) -> int | float:
+        """The number that a code stands for: int for integers and BOOL, float (exact) for floating types."""
+        if self.family == "string":
+            raise TypeError("STRING has no codes")
+        if not 0 <= code <= self.code_mask:
+            raise ValueError(f"{self.name}: code {code:#x} is not in 0..{self.code_mask:#x}")
+        if self.family == "bool":
+            return int(code != 0)
+        if self.family == "int":
+            return code - ((code & self.sign_code) << 1)
+        magnitude, sign = code & ~self.sign_code, -1.0 if code & self.sign_code else 1.0
+        if magnitude > self.max_code or (self.specials == "fnuz" and code == self.nan_code):
+            return sign * math.inf if self.has_inf and magnitude == self.inf_code else math.nan
+        exponent, mantissa = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
+        if self.family == "e8m0":
+            return math.ldexp(1.0, exponent - self.bias)
+        if exponent == 0:
+            return sign * math.ldexp(mantissa, 1 - self.bias - self.mantissa_bits)
+        return sign * math.ldexp(mantissa + (1 << self.mantissa_bits), exponent - self.bias - self.mantissa_bits)
+
+    @cached_property
+    def max(self) -> int | float:
+        """The largest finite value."""
+        return self.value(self.max_code)
+
+    @cached_property
+    def min(self) -> int | float:
+        """The lowest finite value."""
+        if self.family == "int":
+            return self.value(self.sign_code)
+        return self.value(0 if self.family in ("bool", "e8m0") else self.max_code | self.sign_code)
+
+
+def _table(text: str) -> tuple[DType, ...]:
+    def number(field: str) -> int:
+        return 0 if field == "-" else int(field)
+
+    rows = []
+    for line in text.strip().splitlines():
+        name, onnx, family, *counts, specials, opset, numpy_name, safetensors = line.split()
+        bits, sign, exponent, mantissa, bias = map(number, counts)
+        specials = "none" if specials == "-" else specials
+        code = None if safetensors == "-" else safetensors
+        rows.append(
+            DType(name, int(onnx), family, bits, sign, exponent, mantissa, bias, specials, int(opset), numpy_name, code)  # type: ignore[arg-type]
+        )
+    return tuple(rows)
+
+
+#: The 26 types in the order in which Cast took them in, then by ONNX number.
+#: Columns: ONNX name, number, family, bits, sign / exponent / mantissa bits, bias, specials, first opset, NumPy name,
+#: safetensors code.
+DTYPES: tuple[DType, ...] = _table("""
+    FLOAT            1  float   32  1   8  23   127  ieee     1  float32          F32
+    UINT8            2  int      8  0   -   -     -  -        1  uint8            U8
+    INT8             3  int      8  1   -   -     -  -        1  int8             I8
+    UINT16           4  int     16  0   -   -     -  -        1  uint16           U16
+    INT16            5  int     16  1   -   -     -  -        1  int16            I16
+    INT32            6  int     32  1   -   -     -  -        1  int32            I32
+    INT64            7  int     64  1   -   -     -  -        1  int64            I64
+    BOOL             9  bool     8  0   -   -     -  -        1  bool             BOOL
+    FLOAT16         10  float   16  1   5  10    15  ieee     1  float16          F16
+    DOUBLE          11  float   64  1  11  52  1023  ieee     1  float64          F64
+    UINT32          12  int     32  0   -   -     -  -        1  uint32           U32
+    UINT64          13  int     64  0   -   -     -  -        1  uint64           U64
+    STRING           8  string   -  -   -   -     -  -        9  object           -
+    BFLOAT16        16  float   16  1   8   7   127  ieee    13  bfloat16         BF16
+    FLOAT8E4M3FN    17  float    8  1   4   3     7  fn      19  float8_e4m3fn    F8_E4M3
+    FLOAT8E4M3FNUZ  18  float    8  1   4   3     8  fnuz    19  float8_e4m3fnuz  F8_E4M3FNUZ
+    FLOAT8E5M2      19  float    8  1   5   2    15  ieee    19  float8_e5m2      F8_E5M2
+    FLOAT8E5M2FNUZ  20  float    8  1   5   2    16  fnuz    19  float8_e5m2fnuz  F8_E5M2FNUZ
+    UINT4           21  int      4  0   -   -     -  -       21  uint4            -
+    INT4            22  int      4  1   -   -     -  -       21  int4             -
+    FLOAT4E2M1      23  float    4  1   2   1     1  -       23  float4_e2m1fn    F4
+    FLOAT8E8M0      24  e8m0     8  0   8   0   127  nan_ff  24  float8_e8m0fnu   F8_E8M0
+    UINT2           25  int      2  0   -   -     -  -       25  uint2            -
+    INT2            26  int      2  1   -   -     -  -       25  int2             -
+    FLOAT6E2M3      27  float    6  1   2   3     1  -       28  float6_e2m3fn    F6_E2M3
+    FLOAT6E3M2      28  float    6  1   3   2     3  -       28  float6_e3m2fn    F6_E3M2
+""")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,40 +10,21 @@ import pytest
 
 import gpucast
 from gpucast.arrays.packed import PackedArray
-from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 from gpucast.cpu import compiled
-from gpucast.native import library as host_native
 from gpucast.native import stochastic, threads
 from gpucast.parity import hard_values
 from gpucast.parity.cases import stochastic_cases
 from gpucast.reference import casting as reference
-from native_library import finish, needs_compiler
+from native_library import finish
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run; with --exhaustive all are.
 ALWAYS = ("FLOAT", "DOUBLE", "FLOAT8E4M3FN", "INT32")
 #: Words from a block's first and third on, blocks beyond 32 bits, and beyond the last offset.
 RANDOMS = (Random(7), Random(2**64 - 1, 6), Random(1, 2**34 - 5), Random(3, 2**64 - 3))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    needs_compiler()
-    return Cache(str(tmp_path_factory.mktemp("cache") / "native"), private=True)
-
-
-@pytest.fixture
-def native(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("GPUCAST_NATIVE", "1")
-    monkeypatch.setattr(host_native, "_cache", lambda: cache)
-    monkeypatch.setattr(compiled, "READY", {})
-    host_native._native.cache_clear()
-    yield
-    finish()
-    host_native._native.cache_clear()
 
 
 def found(rule: CastRule) -> stochastic.StochasticCast:

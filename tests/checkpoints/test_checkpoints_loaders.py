@@ -21,14 +21,10 @@ from gpucast import files
 from scaled_files import convert, failure, header, numbers, quantized, save
 from tensors import leftovers
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 BLOCKS = ["--to", "FLOAT8E4M3FN", "--scale", "block"]
 STYLES = ("deepseek", "compressed-tensors")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def ignored(style: str) -> list[str]:

@@ -17,16 +17,12 @@ from gpucast import files
 from gpucast.cli import main
 from tensors import leftovers
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 X = np.linspace(-1, 1, 5 * 256, dtype=np.float32).reshape(5, 256)
 CHANCE = np.random.default_rng(0)
 W = (CHANCE.standard_normal((256, 256)) * 0.1).astype(np.float32)
 V = CHANCE.standard_normal((256, 8)).astype(np.float16)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def save(opset: int = 23, external: bool = False, hidden: str = "h") -> None:

@@ -27,12 +27,6 @@ from tensors import ids, sample
 FLOATS = [row for row in DTYPES if row.family == "float"]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def by_hand(x: np.ndarray) -> dict[int, int]:
     """floor(log2(abs(v))) of finite values other than zero, counted."""
     values = np.abs(x[np.isfinite(x) & (x != 0)].astype(np.float64))

@@ -24,8 +24,7 @@ from gpucast.checkpoints.scales.styles import STYLES
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver
+from host_driver import HostDriver, installed
 from scaled_files import NAMES, convert, failure, header, numbers, quantized, save
 from tensors import leftovers
 
@@ -242,11 +241,8 @@ def test_a_device_gives_the_same_bytes(exhaustive: bool) -> None:
         assert convert(*argv) == 0
         wanted = Path("out.safetensors").read_bytes()
         driver = HostDriver()
-        before = launch.use(driver)
-        try:
+        with installed(driver):
             assert convert(*argv, "--device", "cuda:1") == 0
-        finally:
-            launch.use(before)
         assert len(driver.launched) >= 4
         assert {index for _, index in driver.loaded} == {1}
         assert Path("out.safetensors").read_bytes() == wanted, (to, scale)

@@ -18,13 +18,12 @@ from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.rule import CastRule
-from gpucast.gpu import driver as launch
 from gpucast.parity import host_build
 from gpucast.quantization import FORMATS, Quantized, quantize, swizzle
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.reference import quantize as reference
-from host_driver import HostDriver, device_array, download, upload
+from host_driver import HostDriver, device_array, download, installed, upload
 from quantization_cases import LENGTH, matrix, same
 
 #: A format of every way through the kernels.
@@ -68,7 +67,7 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
 
 @pytest.fixture(scope="module")
 def shared() -> HostDriver:
-    driver = HostDriver(optimize=False)
+    driver = HostDriver()
     driver.prepare(
         [
             *(source for name in SOME for source in kernels(FORMATS[name], "FLOAT")),
@@ -81,12 +80,11 @@ def shared() -> HostDriver:
 
 @pytest.fixture
 def driver(shared: HostDriver) -> Iterator[HostDriver]:
-    before = launch.use(shared)
     shared.loaded.clear()
     shared.launched.clear()
     shared.capture = False
-    yield shared
-    launch.use(before)
+    with installed(shared):
+        yield shared
 
 
 def host(part: Any) -> Any:
@@ -169,9 +167,8 @@ def test_edges_of_other_sources(driver: HostDriver, name: str, source: str) -> N
 def test_every_format_and_source(exhaustive: bool) -> None:
     if not exhaustive:
         pytest.skip("long: run with --exhaustive")
-    driver = HostDriver(optimize=False)
-    before = launch.use(driver)
-    try:
+    driver = HostDriver()
+    with installed(driver):
         for name, format in FORMATS.items():
             random = format.element.family == "float"
             for row in SOURCES:
@@ -179,8 +176,6 @@ def test_every_format_and_source(exhaustive: bool) -> None:
                 edges(name, row.name)
                 if random:
                     check(matrix(format, row.name), name, rounding="stochastic", seed=5, offset=2**40 + 3)
-    finally:
-        launch.use(before)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -370,9 +365,6 @@ def test_the_last_bit_of_a_reciprocal_does_not_show(toward: str, monkeypatch: py
     monkeypatch.setattr(host_driver, "_BUILT", {})
     driver = HostDriver()
     driver.prepare(source for name in MORE for source in kernels(FORMATS[name], "FLOAT"))
-    before = launch.use(driver)
-    try:
+    with installed(driver):
         for name in MORE:
             edges(name, "FLOAT")
-    finally:
-        launch.use(before)

@@ -17,11 +17,10 @@ import numpy as np
 import pytest
 
 from gpucast import quantize
-from gpucast.gpu import driver as launch
 from gpucast.quantization import FORMATS, Format
 from gpucast.quantization.cpu import quantize as host
 from gpucast.reference import casting as reference
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 from quantization_cases import Array
 
 #: A format for every divisor and rule, with blocks of one element: its scale is that of the element.
@@ -72,14 +71,11 @@ def test_host(format: Format, exhaustive: bool) -> None:
 def test_kernels(format: Format, exhaustive: bool) -> None:
     if not (exhaustive or (format.rule == "up" and format.divisor == 6)):
         pytest.skip("compiles; the formats of test_quantization_device.py have kernels of their own")
-    before = launch.use(HostDriver(optimize=False))
-    try:
+    with installed(HostDriver()):
         for part in codes(format, exhaustive):
             x = part.view(np.float32)
             found = download(quantize(upload(x[None]), format, axis=0).scales)
             assert np.array_equal(found.view(format.scale.code_numpy)[0], scales(x, format))
-    finally:
-        launch.use(before)
 
 
 def test_every_divisor_brings_the_subnormal_numbers_below_the_smallest_power() -> None:

@@ -14,12 +14,11 @@ from gpucast.codegen.cast import SHAPES, KernelSource, kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES
 from gpucast.core.rule import CastRule, resolve
-from gpucast.gpu import driver as launch
 from gpucast.quantization import FORMATS, Format, quantize, swizzle
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileSpec
 from gpucast.reference import quantize as reference
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 from quantization_cases import LENGTH, matrix, same
 
 #: How results may be asked for, and which runs of the array they need: in its own order and swapped.
@@ -100,10 +99,9 @@ def shared() -> HostDriver:
 
 @pytest.fixture
 def driver(shared: HostDriver) -> Iterator[HostDriver]:
-    before = launch.use(shared)
     shared.launched.clear()
-    yield shared
-    launch.use(before)
+    with installed(shared):
+        yield shared
 
 
 def check(x: np.ndarray, name: str, way: tuple[int, bool | str], *, given: Any = None, **keywords: Any) -> None:
@@ -156,8 +154,7 @@ def test_every_format_source_and_way(exhaustive: bool) -> None:
     if not exhaustive:
         pytest.skip("long: run with --exhaustive")
     driver = HostDriver()
-    before = launch.use(driver)
-    try:
+    with installed(driver):
         for name, format in FORMATS.items():
             if format.block == "axis":
                 continue
@@ -169,8 +166,6 @@ def test_every_format_source_and_way(exhaustive: bool) -> None:
                     for way in WAYS:
                         for more in random:
                             check(x, name, way, **more)
-    finally:
-        launch.use(before)
 
 
 def test_one_read(driver: HostDriver) -> None:

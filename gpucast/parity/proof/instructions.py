@@ -49,11 +49,15 @@ def _bfi(a: Term, b: Term, at: Term, count: Term) -> Term:
 
 
 def _prmt(a: Term, b: Term, selector: Term) -> Term:
-    both, chosen, found = t.join((a, b)), int(selector), []
+    both = t.join((a, b))
+    bytes_, found = [part(both, 8 * place, 8) for place in range(8)], []
     for place in range(4):
-        nibble = chosen >> (4 * place) & 15
-        byte = part(both, 8 * (nibble & 7), 8)
-        found.append(t.sext(part(byte, 7, 1), 8) if nibble & 8 else byte)
+        left = bytes_
+        for bit in range(3):
+            chosen = part(selector, 4 * place + bit, 1)
+            left = [t.ite(chosen, high, low) for low, high in zip(left[::2], left[1::2], strict=True)]
+        sign = part(selector, 4 * place + 3, 1)
+        found.append(t.ite(sign, t.sext(part(left[0], 7, 1), 8), left[0]))
     return t.join(found)
 
 
@@ -224,7 +228,7 @@ def _table() -> dict[str, Operation]:
         found[f"abs.{name}"] = (w,), lambda a: t.zext(t.magnitude(a), a.width)
         found[f"neg.{name}"] = (w,), lambda a: t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
         if w == 16:
-            for op in ("min", "max", "fma.rn", "mul.rn", "add.rn"):
+            for op in ("abs", "min", "max", "fma.rn", "mul.rn", "add.rn"):
                 widths, operation = found[f"{op}.{name}"]
                 found[f"{op}.{name}x2"] = tuple(32 for _ in widths), lanes(operation)
         else:

@@ -57,7 +57,7 @@ def changed(text: str, old: str, new: str, count: int = 1) -> str:
 def test_every_rule_of_a_pair_is_proved(pair: str, arch: str) -> None:
     src, dst = map(dtype, pair.split(":"))
     every = [*cases(src, dst), *stochastic_cases(src, dst)]
-    problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS, 60) if not proof.verdict.proved]
+    problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
     assert problems == []
 
 
@@ -272,11 +272,12 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "paths", "count"), [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 1)]
+    ("arch", "paths", "count"),
+    [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 1), ("sm_90", "scaled", 1), ("sm_90", "many", 1)],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
     chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]
-    problems = [str(proof) for proof in certificate.prove(chosen, arch, SOLVERS, 60, paths) if not proof.verdict.proved]
+    problems = [str(proof) for proof in certificate.prove(chosen, arch, SOLVERS, paths) if not proof.verdict.proved]
     assert problems == []
 
 

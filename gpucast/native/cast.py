@@ -15,7 +15,7 @@ from gpucast.codegen.cast import kernel_name
 from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, file_unit
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, resolve
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
@@ -178,9 +178,9 @@ def _counted_unit(src: DType) -> HostUnit:
 def _rules(src: DType) -> tuple[CastRule, ...]:
     """Every rule that leads away from a type."""
     found = dict.fromkeys(_default(src, dst) for dst in _NUMERIC)
-    choices = itertools.product(
-        _NUMERIC, (True, False), ROUND_MODES, (SATURATE_SINCE, DEFAULT_OPSET), (None, *ROUNDINGS), (None, "saturate")
-    )
+    # The last opset by whose rules infinity becomes NaN, and the newest.
+    opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *ROUNDINGS), (None, "saturate"))
     for dst, saturate, round_mode, opset, rounding, overflow in choices:
         try:
             rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))

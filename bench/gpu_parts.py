@@ -166,13 +166,11 @@ def _own(seconds: float, overhead: int) -> str:
 
 
 #: The seconds of each call in which the pool compiles. Kernels that it does not reach are compiled by the parts.
+#: The first: 1,075 plain casts 138, 650 quantization kernels 340 (323 of tiles), 46 fused ones 9, and parity's 1,611
+#: others 294 processor seconds: 781 / 16 = 49 s; the start of 16 processes 5 s. The second: 700 plain casts 90,
+#: quantize's 55 kernels 23, many's 6 kernels 3 processor seconds: 8 s; CuPy's casts of 169 pairs, 3 kernels each at
+#: 0.4 s, 203 / 16 = 13 s; the start of 16 CUDA contexts 10 s.
 COMPILE = {"first": 80, "second": 50}
-COMPILE_RECKONED = {
-    "first": "1,075 plain casts 138, 650 quantization kernels 340 (323 of tiles), 46 fused ones 9, and parity's 1,611 "
-    "others 294 processor seconds: 781 / 16 = 49 s, the start of 16 processes 5 s",
-    "second": "700 plain casts 90, quantize's 55 kernels 23, many's 6 kernels 3 processor seconds: 8 s; CuPy's casts "
-    "of 169 pairs, 3 kernels each at 0.4 s, 203 / 16 = 13 s; the start of 16 CUDA contexts 10 s",
-}
 
 #: The most important first.
 PARTS = (

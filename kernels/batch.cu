@@ -44,7 +44,7 @@ struct BatchArithmetic {
     enum : u32 { shared_bytes = 0 };
 
     template <typename Given>
-    static GPUCAST_INLINE void cast(const Given& given, u32 i, u32 block, FourCopies*) {
+    static GPUCAST_INLINE void cast(const Given& given, u32 i, u32 block, FourWords*) {
         const auto& arrays = arrays_of(given);
         const Arithmetic<Src, Dst, SrcBits, Rule> converter = {};
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(
@@ -53,13 +53,13 @@ struct BatchArithmetic {
 };
 
 template <typename Src, typename Dst, typename Entry, u32 SrcBits, typename Rule, u32 Elements, u32 Unroll, u32 Threads,
-          const Table<TableShape<Src, Entry, SrcBits>::words>& entries>
+          const Table<TableShape<Src, Entry, SrcBits>>& entries>
 struct BatchLookup {
     typedef Lookup<Src, Dst, Entry, SrcBits, Rule, Threads> Converter;
     enum : u32 { shared_bytes = Converter::shared_bytes };
 
     template <typename Given>
-    static GPUCAST_INLINE void cast(const Given& given, u32 i, u32 block, FourCopies* shared) {
+    static GPUCAST_INLINE void cast(const Given& given, u32 i, u32 block, FourWords* shared) {
         const auto& arrays = arrays_of(given);
         const Converter converter = {entries, shared};
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(
@@ -71,13 +71,13 @@ struct BatchLookup {
 template <typename... Casts>
 GPUCAST_CONSTANT u32 shared_bytes_of() {
     const u32 bytes[] = {u32(Casts::shared_bytes)...};
-    u32 most = sizeof(FourCopies);
+    u32 most = sizeof(FourWords);
     for (u32 i = 0; i < sizeof...(Casts); ++i) most = bytes[i] > most ? bytes[i] : most;
     return most;
 }
 
 template <u32 Kind, typename Cast, typename... Casts, typename Given>
-GPUCAST_INLINE void cast_kind(u32 kind, const Given& given, u32 i, u32 block, FourCopies* shared) {
+GPUCAST_INLINE void cast_kind(u32 kind, const Given& given, u32 i, u32 block, FourWords* shared) {
     if constexpr (sizeof...(Casts) == 0) {
         Cast::cast(given, i, block, shared);
     } else if (kind == Kind) {
@@ -88,7 +88,7 @@ GPUCAST_INLINE void cast_kind(u32 kind, const Given& given, u32 i, u32 block, Fo
 }
 
 template <typename... Casts, typename Given>
-GPUCAST_INLINE void cast_batch(const Given& given, FourCopies* shared) {
+GPUCAST_INLINE void cast_batch(const Given& given, FourWords* shared) {
     const auto& arrays = arrays_of(given);
     const u32 i = array_of(arrays, blockIdx.x);
     cast_kind<0, Casts...>(arrays.kind[i], given, i, blockIdx.x - arrays.first_block[i], shared);
@@ -99,6 +99,6 @@ GPUCAST_INLINE void cast_batch(const Given& given, FourCopies* shared) {
 // A macro, because the name of a kernel is that of its casts, which gpucast/codegen/batch.py defines.
 #define GPUCAST_BATCH(NAME, GIVEN, THREADS, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(GPUCAST_GRID_CONSTANT(gpucast::GIVEN) given) {          \
-        __shared__ gpucast::FourCopies shared[gpucast::shared_bytes_of<__VA_ARGS__>() / sizeof(gpucast::FourCopies)];  \
+        __shared__ gpucast::FourWords shared[gpucast::shared_bytes_of<__VA_ARGS__>() / sizeof(gpucast::FourWords)];  \
         gpucast::cast_batch<__VA_ARGS__>(given, shared);                                                                \
     }

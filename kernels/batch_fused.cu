@@ -21,7 +21,7 @@ struct BatchFused {
     enum : u32 { shared_bytes = 0 };
 
     template <u32 Capacity>
-    static GPUCAST_INLINE void cast(const FusedArrays<Capacity>& fused, u32 i, u32 block, FourCopies*) {
+    static GPUCAST_INLINE void cast(const FusedArrays<Capacity>& fused, u32 i, u32 block, FourWords*) {
         FusedArguments given = fused.given;
         given.first = fused.first[i];
         Fused<Src, Dst, Float, Double, SrcBits, Rule, scaling, false, has_finite> converter(given);

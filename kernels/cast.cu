@@ -19,7 +19,9 @@ template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
 GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
+    if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
+        return upper_halves_lanes<Src, Dst>(codes, rule);
+    } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
     } else {
         u32 part[N];
@@ -81,6 +83,14 @@ struct Arithmetic {
         } else if constexpr (SrcBits == 4 && Src::is_int && Dst::is_int && Dst::bits == 8 && Rule::overflow() == Overflow::wrap) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 4; i += 2) bytes_of_nibbles<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
+        } else if constexpr (SrcBits == 4 && Dst::bits < 8 && !is_same<Src, Dst>) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 8) {
+                u32 low, high;
+                look_up_nibbles<Src, Dst>(in.word[i / 8], low, high, Rule());
+                put_lanes<Dst::bits, 4>(out, i, low);
+                put_lanes<Dst::bits, 4>(out, i + 4, high);
+            }
         } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
@@ -176,17 +186,14 @@ struct Lookup {
     typedef TableShape<Src, Entry, SrcBits> Shape;
     enum : u32 { shared_bytes = Shape::bytes };
     enum : bool { observes = false };
-    const Table<Shape::words>& entries;
-    FourCopies* shared;
+    const Table<Shape>& entries;
+    FourWords* shared;
 
     GPUCAST_INLINE void fill() const { fill_table<Shape, Threads>(shared, entries); }
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
-        // Bits that one look-up, or one for each position in a byte, adds to the destination's stream.
-        const u32 places = Shape::places, bits = Shape::entry_bits * places;
-        const u32 parts = Elements / Shape::elements / places, count = parts < 4 ? parts : 4;
-        const u32 lane = ptx::lane();
+        const u32 parts = Elements / Shape::elements, count = parts < 4 ? parts : 4, lane = ptx::lane();
 #pragma unroll
         for (u32 i = 0; i < parts; i += count) {
             u32 entry[count];
@@ -194,25 +201,12 @@ struct Lookup {
                 look_up_bytes<Shape>(shared, lane, in.word[i / 4], entry);
             } else {
 #pragma unroll
-                for (u32 j = 0; j < count; ++j) {
-                    entry[j] = 0;
-#pragma unroll
-                    for (u32 k = 0; k < places; ++k) {
-                        entry[j] |= look_up<Shape>(shared, lane, get<Shape::index_bits, u32>(in, (i + j) * places + k), k);
-                    }
-                }
+                for (u32 j = 0; j < count; ++j) entry[j] = look_up<Shape>(shared, lane, get<Shape::index_bits, u32>(in, i + j));
             }
-            if constexpr (Dst::bits > 16) {
 #pragma unroll
-                for (u32 j = 0; j < count; ++j) put<Dst::bits>(out, i + j, finished(entry[j]));
-            } else if constexpr (bits <= 8) {
-                put_lanes<bits, count>(out, i, low_lanes<8>(entry));
-            } else if constexpr (bits == 16 && count >= 2) {
-                put_lanes<bits, 2>(out, i, low_lanes<16>({entry[0], entry[1]}));
-                if constexpr (count == 4) put_lanes<bits, 2>(out, i + 2, low_lanes<16>({entry[2], entry[3]}));
-            } else {
-#pragma unroll
-                for (u32 j = 0; j < count; ++j) put<bits>(out, i + j, entry[j]);
+            for (u32 j = 0; j < count; ++j) {
+                if constexpr (Dst::bits > 16) put<Dst::bits>(out, i + j, finished(entry[j]));
+                else put<Shape::entry_bits>(out, i + j, entry[j]);
             }
         }
     }
@@ -448,14 +442,14 @@ GPUCAST_INLINE void cast_transposed(
     }
 #define GPUCAST_LOOKUP(NAME, SRC, DST, ENTRY, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                      \
     namespace gpucast {                                                                                                \
-    static __device__ const Table<TableShape<SRC, ENTRY, SRC_BITS>::words> NAME##_entries =                       \
+    static __device__ const Table<TableShape<SRC, ENTRY, SRC_BITS>> NAME##_entries =                               \
         make_table<SRC, ENTRY, SRC_BITS, NAME##_entry_rule>();                                                        \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \
         typedef gpucast::Lookup<gpucast::SRC, gpucast::DST, gpucast::ENTRY, SRC_BITS, gpucast::NAME##_rule, THREADS>    \
             Converter;                                                                                                 \
-        __shared__ gpucast::FourCopies table[Converter::shared_bytes / sizeof(gpucast::FourCopies)];                   \
+        __shared__ gpucast::FourWords table[Converter::shared_bytes / sizeof(gpucast::FourWords)];                   \
         const Converter converter = {gpucast::NAME##_entries, table};                                                  \
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
             src, src_bit, dst, n, blockIdx.x, converter);                                                              \

@@ -93,6 +93,7 @@ GPUCAST_UNARY(cvt_rzi_s64, "cvt.rzi.s64.f32", i64, "l", float, "f")
 // Operations on two float16 or bfloat16 at a time, from sm_80 on.
 GPUCAST_BINARY(min_f16x2, "min.f16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_f16x2, "max.f16x2", u32, "r", u32, "r")
+GPUCAST_UNARY(abs_f16x2, "abs.f16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_f16x2, "fma.rn.f16x2", u32, "r")
 GPUCAST_BINARY(min_bf16x2, "min.bf16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")

@@ -195,29 +195,28 @@ struct Group {
 template <u32 Bits, u32 N, u32 Bytes>
 GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
     u32& word = tile.word[i * Bits / 32];
-    if constexpr (Bits == 4 && N == 4 && Bytes >= 4) {
-        // Bytes 0 and 2 have two elements each; the second half of the word brings both halves together.
-        const u32 pairs = lanes | lanes >> 4;
-        word = i % 8 == 0 ? pairs : ptx::prmt(word, pairs, 0x6420);
-    } else if constexpr (Bits == 4) {
-        const u32 pairs = lanes | lanes >> 4;
-        put<N * Bits>(tile, i / N, N == 4 ? ptx::prmt(pairs, 0, 0x4420) : pairs & 0xff);
+    if constexpr (Bits == 4) {
+        // One multiplication brings two neighbours together, in bytes 1 and 3.
+        const u32 pairs = lanes * 0x110;
+        if constexpr (N == 4 && Bytes >= 4) word = i % 8 == 0 ? ptx::prmt(pairs, 0, 0x4431) : ptx::prmt(word, pairs, 0x7510);
+        else put<N * Bits>(tile, i / N, N == 4 ? ptx::prmt(pairs, 0, 0x4431) : pairs >> 8 & 0xff);
     } else if constexpr (Bits == 2) {
         static_assert(N == 4, "whole bytes");
         // One multiplication brings the four together in the top byte.
         const u32 byte = lanes * 0x01041040;
         word = i % 16 == 0 ? byte >> 24 : ptx::prmt(word, byte, i % 16 == 4 ? 0x3270 : i % 16 == 8 ? 0x3710 : 0x7210);
     } else if constexpr (Bits == 6) {
-        static_assert(N == 4, "whole bytes");
-        // The masks of the second line clear the bits of other elements that the first line shifts along.
-        const u32 pairs = (lanes & 0x003f003f) | (lanes >> 2 & ~0x003f003fu);
-        const u32 four = (pairs & 0xfff) | (pairs >> 4 & ~0xfffu);
+        static_assert(N == 4 && Bytes % 12 == 0, "whole words");
+        // Pairs and then all four are brought together by shifts to the left, which multiplications do; masks clear what
+        // is shifted along. They end in the upper three bytes.
+        const u32 pairs = (lanes << 2 & 0x00ff00ff) | (lanes & 0xff00ff00);
+        const u32 four = ((pairs << 4 & 0x3ffff) | (pairs & 0xfffc0000)) << 2;
         // Sixteen elements are three words. A group that ends in the next word is put there in full; the next group
         // replaces the bytes that do not belong there.
         if (i % 16 == 0) {
             word = four;
         } else {
-            word = ptx::prmt(word, four, i % 16 == 4 ? 0x4210 : i % 16 == 8 ? 0x5421 : 0x6542);
+            word = ptx::prmt(word, four, i % 16 == 4 ? 0x5321 : i % 16 == 8 ? 0x6532 : 0x7653);
             if (i % 16 != 12) tile.word[i * Bits / 32 + 1] = four;
         }
     } else {

@@ -23,7 +23,7 @@ struct BatchSelect {
     enum : u32 { shared_bytes = 0 };
 
     template <u32 Capacity>
-    static GPUCAST_INLINE void cast(const Choices<Capacity>& choices, u32 i, u32 block, FourCopies*) {
+    static GPUCAST_INLINE void cast(const Choices<Capacity>& choices, u32 i, u32 block, FourWords*) {
         const Arrays<Capacity>& arrays = choices.arrays;
         const Arithmetic<Byte, Byte, 8, Rule> converter = {};
         cast_contiguous<8, 8, Elements, Unroll, Threads>(

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts of few bits by a look-up table: one entry has the codes of all elements that lie in up to 8 bits of the source.
 //
-// The table is computed by the generic rule while the kernel is compiled. Each block copies it to shared memory so that
-// every lane of a warp has its own copy in its own bank: whatever the codes, there are no bank conflicts.
+// The table is computed by the generic rule while the kernel is compiled. Each block copies it to shared memory, and
+// whatever the codes, there are no bank conflicts: each word of a table of up to 32 is in a bank of its own, and of a
+// longer one each lane of a warp has its own copy in its own bank.
 namespace gpucast {
 
 // One element, without a fast path.
@@ -10,6 +11,30 @@ template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_CONSTANT Word exact_code(Word code, Rule rule) {
     return encode<Dst>(decode<Src>(code, typename Src::family()), rule, typename Dst::family());
 }
+
+// ---- sixteen codes in registers: sources of 4 bits, of which a byte permute looks up four at a time ----
+
+// The word with the codes that sources `first` to `first` + 3 become.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT u32 four_codes(u32 first, Rule rule) {
+    u32 codes = 0;
+    for (u32 i = 0; i < 4; ++i) codes |= exact_code<Src, Dst>(first + i, rule) << (8 * i);
+    return codes;
+}
+
+// Eight codes of a source, in a word, to the bytes of two words, for results of fewer than 8 bits. Of a byte whose top
+// bit is 0 a selector of 8 or more gives 0, and so each half of the sources leaves the other's places empty.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void look_up_nibbles(u32 nibbles, u32& low, u32& high, Rule) {
+    static_assert(Src::bits == 4 && Dst::bits < 8, "sixteen codes whose top bit is 0");
+    constexpr u32 codes[4] = {four_codes<Src, Dst>(0, Rule()), four_codes<Src, Dst>(4, Rule()),
+                              four_codes<Src, Dst>(8, Rule()), four_codes<Src, Dst>(12, Rule())};
+    const u32 others = nibbles ^ 0x88888888;
+    low = ptx::prmt(codes[0], codes[1], nibbles) | ptx::prmt(codes[2], codes[3], others);
+    high = ptx::prmt(codes[0], codes[1], nibbles >> 16) | ptx::prmt(codes[2], codes[3], others >> 16);
+}
+
+// ---- tables in shared memory ----
 
 // The shape of a table for elements of SrcBits bits, of which the lower Src::bits count. Dst is the type of the
 // entries' codes; of 32-bit codes an entry has the upper half, because the lower half is zero for all values of so
@@ -24,78 +49,80 @@ struct TableShape {
                                                          : 1,
         index_bits = elements * SrcBits,
         entry_bits = elements * code_bits,
-        // Wider entries take fewer instructions to address; they are chosen where the table stays small.
-        entry_bytes = index_bits <= 6 ? 4 : entry_bits <= 8 ? 1 : 2,
-        // An entry of four bytes can hold its code at every position in a byte, which saves shifts.
-        places = entry_bytes == 4 && (entry_bits == 2 || entry_bits == 4) ? 8 / entry_bits : 1,
+        entry_bytes = entry_bits <= 8 ? 1 : entry_bits <= 16 ? 2 : 4,
         words = (1u << index_bits) * entry_bytes / 4,
-        // In shared memory each lane has its own copy of each word.
-        copies = 32,
-        bytes = words * copies * 4
+        copies = words <= 32 ? 1 : 32,
+        bytes = words * copies * 4,
+        // What is stored at once: different words, or a word's copies for four lanes.
+        stored = copies == 1 ? words / 4 : words
     };
     static_assert(u32(entry_bits) <= 8 * u32(entry_bytes), "an entry fits");
 };
 
-// Four lanes' copies of a word, one store.
-struct alignas(16) FourCopies {
+// One store.
+struct alignas(16) FourWords {
     u32 word[4];
 };
 
-template <u32 Words>
+template <typename Shape>
 struct Table {
-    FourCopies word[Words];
+    FourWords stored[Shape::stored];
 };
 
 template <typename Src, typename Dst, u32 SrcBits, typename Rule>
-constexpr __device__ Table<TableShape<Src, Dst, SrcBits>::words> make_table() {
+constexpr __device__ Table<TableShape<Src, Dst, SrcBits>> make_table() {
     typedef TableShape<Src, Dst, SrcBits> Shape;
-    Table<Shape::words> table = {};
+    Table<Shape> table = {};
     for (u32 index = 0; index < 1u << Shape::index_bits; ++index) {
         u32 entry = 0;
         for (u32 i = 0; i < Shape::elements; ++i) {
             const u32 code = exact_code<Src, Dst>(index >> (i * SrcBits) & u32(Src::mask), Rule());
             entry |= (Dst::bits == 32 ? code >> 16 : code) << (i * Shape::code_bits);
         }
-        for (u32 place = 1; place < Shape::places; ++place) {
-            entry |= (entry & 0xff) << (place * (8 + Shape::entry_bits));
-        }
-        const u32 per_word = 4 / Shape::entry_bytes;
-        for (u32 copy = 0; copy < 4; ++copy) {
-            table.word[index / per_word].word[copy] |= entry << (index % per_word * 8 * Shape::entry_bytes);
+        const u32 per_word = 4 / Shape::entry_bytes, word = index / per_word;
+        const u32 bits = entry << (index % per_word * 8 * Shape::entry_bytes);
+        if (Shape::copies == 1) {
+            table.stored[word / 4].word[word % 4] |= bits;
+        } else {
+            for (u32 copy = 0; copy < 4; ++copy) table.stored[word].word[copy] |= bits;
         }
     }
     return table;
 }
 
 template <typename Shape, u32 Threads>
-GPUCAST_INLINE void fill_table(FourCopies* shared, const Table<Shape::words>& table) {
-    const u32 stores = Shape::copies / 4, rows = Threads / stores;
+GPUCAST_INLINE void fill_table(FourWords* shared, const Table<Shape>& table) {
+    if constexpr (Shape::copies == 1) {
+        if (threadIdx.x < Shape::stored) shared[threadIdx.x] = table.stored[threadIdx.x];
+    } else {
+        const u32 stores = Shape::copies / 4, rows = Threads / stores;
 #pragma unroll
-    for (u32 row = 0; row < Shape::words; row += rows) {
-        if (Shape::words < rows && threadIdx.x >= Shape::words * stores) break;
-        shared[row * stores + threadIdx.x] = table.word[row + threadIdx.x / stores];
+        for (u32 row = 0; row < Shape::words; row += rows) {
+            shared[row * stores + threadIdx.x] = table.stored[row + threadIdx.x / stores];
+        }
     }
 }
 
-// The entry at an offset in bytes, which includes that of the caller's lane in a row (four bytes for each lane).
+// The entry at an offset in bytes, which in a table with copies includes that of the caller's lane in a row (four bytes
+// for each lane).
 template <typename Shape>
-GPUCAST_INLINE u32 entry_at(const FourCopies* shared, u32 offset, u32 place = 0) {
-    const u8* entry = reinterpret_cast<const u8*>(shared) + place + offset;
-    if constexpr (Shape::entry_bytes == 1 || Shape::places != 1) return *entry;
+GPUCAST_INLINE u32 entry_at(const FourWords* shared, u32 offset) {
+    const u8* entry = reinterpret_cast<const u8*>(shared) + offset;
+    if constexpr (Shape::entry_bytes == 1) return *entry;
     if constexpr (Shape::entry_bytes == 2) return *reinterpret_cast<const u16*>(entry);
     if constexpr (Shape::entry_bytes == 4) return *reinterpret_cast<const u32*>(entry);
 }
 
-// The entry of an index; of an entry with several positions, the code at one of them.
+// The entry of an index.
 template <typename Shape>
-GPUCAST_INLINE u32 look_up(const FourCopies* shared, u32 lane, u32 index, u32 place = 0) {
+GPUCAST_INLINE u32 look_up(const FourWords* shared, u32 lane, u32 index) {
     const u32 byte = index * Shape::entry_bytes;
-    return entry_at<Shape>(shared, (byte & ~3u) * Shape::copies | 4 * lane | (byte & 3), place);
+    return entry_at<Shape>(shared, Shape::copies == 1 ? byte : (byte & ~3u) * Shape::copies | 4 * lane | (byte & 3));
 }
 
 // The entries of the four bytes of a word. Two offsets at a time are computed in the halves of a word.
 template <typename Shape>
-GPUCAST_INLINE void look_up_bytes(const FourCopies* shared, u32 lane, u32 bytes, u32 (&entry)[4]) {
+GPUCAST_INLINE void look_up_bytes(const FourWords* shared, u32 lane, u32 bytes, u32 (&entry)[4]) {
     static_assert(Shape::index_bits == 8 && Shape::entry_bytes <= 2 && Shape::copies == 32, "offsets of 14 bits");
     // The index's upper bits choose a row of 128 bytes, its low ones the position in a word.
     const u32 log = Shape::entry_bytes - 1, up = 5 + log;

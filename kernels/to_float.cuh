@@ -429,13 +429,44 @@ GPUCAST_INLINE u32 halves_of_integers(u32 integers) {
 
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, Rule rule) {
-    const u32 a = halves_of_integers<Src>(low), b = halves_of_integers<Src>(high), magnitudes = repeated<16>(0x7fff);
-    const u32 code = ptx::prmt(halves_magnitude<ComputeHalf, Dst>(a & magnitudes, rule),
-                               halves_magnitude<ComputeHalf, Dst>(b & magnitudes, rule), 0x6420);
+    const u32 a = halves_of_integers<Src>(low), b = halves_of_integers<Src>(high);
+    const u32 code = ptx::prmt(halves_magnitude<ComputeHalf, Dst>(ptx::abs_f16x2(a), rule),
+                               halves_magnitude<ComputeHalf, Dst>(ptx::abs_f16x2(b), rule), 0x6420);
     const u32 own = Dst::bits == 8 ? code : code & repeated<8>(u32(Dst::max_code));
     if constexpr (Src::sign_code == 0) return own;
     // Only the integer 0 becomes zero, and its FLOAT16 has no sign.
     return own | (ptx::prmt(a, b, 0x7531) & repeated<8>(0x80)) >> (8 - Dst::bits);
+}
+
+// BFLOAT16 as the compute type of wider numbers: their floats, rounded to odd once more.
+template <typename Src>
+struct ComputeUpperHalf {
+    enum : u32 { bits = 16, mantissa_bits = 7 };
+    enum : int { bias = 127 };
+    enum : bool { is_float = 1, has_nan = Src::has_nan };
+    enum : u64 { inf_code = 0x7f80 };
+};
+
+// Whether it is that of a source. A DOUBLE's NaN loses its sign on the way.
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool has_upper_halves() {
+    if constexpr (GPUCAST_ARCH < 900 || !is_small<Dst>() || Dst::bits > 8 || Src::bits < 16) return false;
+    else return has_float32<Src>() && Src::bits <= 32 && Src::sign_code != 0;
+}
+
+// The low half of a float is a fraction's end: where it is not zero, the last bit that is kept becomes one.
+GPUCAST_INLINE u32 odd_upper_halves(float a, float b) {
+    const u32 kept = ptx::prmt(ptx::bits(a), ptx::bits(b), 0x7632), rest = ptx::prmt(ptx::bits(a), ptx::bits(b), 0x5410);
+    return kept | ptx::min_u16x2(rest, repeated<16>(1));
+}
+
+// Four numbers to the bytes of a word.
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 upper_halves_lanes(const Word (&codes)[4], Rule rule) {
+    float x[4];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) x[i] = float32_for_small<Src>(codes[i]);
+    return halves_lanes<ComputeUpperHalf<Src>, Dst>(odd_upper_halves(x[0], x[1]), odd_upper_halves(x[2], x[3]), rule);
 }
 
 // A code of BFLOAT16, in the high half.

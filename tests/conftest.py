@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,10 @@ def cluster() -> Iterator[Any]:
         distributed.Client(processes, set_as_default=False) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -110,11 +110,11 @@ class FakeMachine:
 
 
 class TimedDriver(HostDriver):
-    """The host's kernels, at `speed` bytes per second of the fake's clock."""
+    """The host's kernels, at 0.99e9 bytes per second of the fake's clock."""
 
-    def __init__(self, machine: FakeMachine, speed: float = 0.99e9) -> None:
+    def __init__(self, machine: FakeMachine) -> None:
         super().__init__()
-        self.machine, self.speed = machine, speed
+        self.machine = machine
         #: The source address of every launch.
         self.sources: list[int] = []
 
@@ -125,7 +125,7 @@ class TimedDriver(HostDriver):
         def timed(src: int, dst: int, n: int, more: Any) -> None:
             launch(src, dst, n, more)
             self.sources.append(src)
-            self.machine.spend(n * bits / 8 / self.speed)
+            self.machine.spend(n * bits / 8 / 0.99e9)
 
         return timed
 

@@ -32,19 +32,17 @@ def installed(driver: Any) -> Iterator[Any]:
         launch.use(before)
 
 
-#: Kernels by name, text and optimization, and batch kernels. All drivers share them, because building one takes longer
+#: Kernels by name and text, and batch kernels. All drivers share them, because building one takes longer
 #: than a test.
-_BUILT: dict[tuple[str, int, bool], host_build.HostKernels] = {}
+_BUILT: dict[tuple[str, int], host_build.HostKernels] = {}
 _MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
 #: A kernel's blockIdx and threadIdx are globals of its host build.
 _RUNNING = threading.Lock()
 
 
 class HostDriver:
-    def __init__(self, devices: int = 2, *, optimize: bool = False) -> None:
+    def __init__(self, devices: int = 2) -> None:
         self.devices = devices
-        #: As in `gpucast.parity.host_build.build`.
-        self.optimize = optimize
         self.index = 0
         self.capture = False
         self.streams = {0: 0, 1: 100}
@@ -64,10 +62,10 @@ class HostDriver:
             if self._key(source) not in _BUILT:
                 by_prelude.setdefault(source.prelude, []).append(source)
         for alike in by_prelude.values():
-            _BUILT.update(dict.fromkeys(map(self._key, alike), host_build.build(alike, optimize=self.optimize)))
+            _BUILT.update(dict.fromkeys(map(self._key, alike), host_build.build(alike, optimize=False)))
 
-    def _key(self, source: KernelSource) -> tuple[str, int, bool]:
-        return source.name, hash(source.text), self.optimize
+    def _key(self, source: KernelSource) -> tuple[str, int]:
+        return source.name, hash(source.text)
 
     def unavailable(self) -> tuple[str, str] | None:
         return None
@@ -109,7 +107,7 @@ class HostDriver:
     def load_many(self, source: BatchSource) -> Any:
         self.loaded.append((source.name, self.index))
         if source.name not in _MANY:
-            _MANY[source.name] = host_build.build_batch(source, optimize=False)
+            _MANY[source.name] = host_build.build_batch(source)
         run, device = _MANY[source.name], self.index
 
         def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:

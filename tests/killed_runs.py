@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from conversions import contents
 from gpucast import checkpoints, cli
 
 
@@ -54,10 +55,6 @@ def run(argv: list[str], kill_at: int | None = None) -> tuple[int, int]:
     told = os.read(reader, 100)
     os.close(reader)
     return status, int(told or b"0")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def case(argv: list[str], folder: Path, seed: str, points: int) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small ONNX models for the tests of gpucast.interop.onnx."""
+"""Small ONNX models."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gpucast.core.dtypes import DTYPES, DType
@@ -39,6 +41,16 @@ def cast_model(src: DType, dst: DType, opset: int, **attributes: Any) -> onnx.Mo
 def cast_like_model(src: DType, dst: DType, opset: int, **attributes: Any) -> onnx.ModelProto:
     node = helper.make_node("CastLike", ["x", "like"], ["y"], **attributes)
     return make_model([node], opset, {"x": src, "like": dst}, {"y": dst})
+
+
+def save_external(path: Path | str, x: np.ndarray) -> None:
+    """A model whose only initializer lies beside it, in a folder that need not be there."""
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    model = make_model([node], 21, {"x": ROWS["FLOAT"]}, {"y": ROWS["FLOAT"]})
+    model.graph.initializer.append(numpy_helper.from_array(x, "w"))
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    location = os.path.basename(path) + ".bin"
+    onnx.save(model, str(path), save_as_external_data=True, location=location, size_threshold=100)
 
 
 def zeros(dtype: DType, shape: tuple[int, ...] = (1,)) -> np.ndarray:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from conversions import contents
 from gpucast import checkpoints, cli
 
 #: What changes something; before each of these a run is killed.
@@ -98,10 +99,6 @@ def killed(argv: list[str], at: int) -> bool:
     if child == 0:
         os._exit(convert(argv, "kill", at)[0])
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def case(argv: list[str], folder: Path, how: str, again: Sequence[str] = (), every: int = 1) -> dict[str, Any]:

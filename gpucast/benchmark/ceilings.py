@@ -54,11 +54,11 @@ def measure_ceilings(
     return measured
 
 
-def warm_clocks(machine: Machine, seconds: float | None = None) -> None:
-    """Keep the machine busy for that many seconds, by default CLOCK_WARM_UP."""
+def warm_clocks(machine: Machine) -> None:
+    """Keep the machine busy for CLOCK_WARM_UP seconds."""
     half = min(_WARM_UP_BYTES, machine.free_bytes() // 8) // (2 * ALIGNMENT) * ALIGNMENT
     arena = machine.empty(2 * half)
-    end = machine.now() + (CLOCK_WARM_UP if seconds is None else seconds)
+    end = machine.now() + CLOCK_WARM_UP
     while machine.now() < end:
         for _ in range(10):
             machine.copy(arena[half:], arena[:half])

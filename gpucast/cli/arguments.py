@@ -44,9 +44,9 @@ def size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
     if found is not None and (found[2] or not found[3]):
         base = 1024 if found[3] else 1000
-        number = int(float(found[1]) * base ** " KMGT".index(found[2].upper() or " "))
-        if number > 0:
-            return number
+        number = float(found[1]) * base ** " KMGT".index(found[2].upper() or " ")
+        if 1 <= number < 1 << 63:
+            return int(number)
     raise argparse.ArgumentTypeError(f"{text!r} is no size; expected bytes as 5000000, 5GB or 4GiB")
 
 

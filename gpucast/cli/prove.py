@@ -36,19 +36,14 @@ def add(commands: Any) -> None:
         "--rule", choices=("default", "all"), default="default",
         help="the rule of the default attributes, or all rules of a pair (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--wide", action="store_true", help="only sources of more than 16 bits")
     parser.add_argument("--share", metavar="1/N", type=_share, default=1, help="a seeded share of the rules")
-    parser.add_argument("--seed", type=arguments.count, default=0, help="chooses the share (default: %(default)s)")
     parser.add_argument(
         "--solver", choices=solvers.SOLVERS, action="append", help="each one named must agree (default: bitwuzla)"
     )
     parser.add_argument(
-        "--limit", metavar="S", type=arguments.positive, default=60.0,
-        help="seconds for a solver's answer (default: %(default)g)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--paths", choices=("full", "all"), default="full",
-        help="a thread in the middle of an array, or also the ends of arrays and all alignments (default: %(default)s)",
+        "--paths", choices=certificate.PATHS, default="full",
+        help="a thread in the middle of an array; all: also ends of arrays, alignments, layouts; scaled: casts times "
+        "a FLOAT; many: many arrays in one launch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--known", metavar="FILE", action="append", default=[],
@@ -73,13 +68,16 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
     arch = cubin.compiler().parse(args.arch)
     known = certificate.proved([json.loads(Path(path).read_text()) for path in args.known], args.paths)
+    cases = plan.all_cases(list(dict.fromkeys(args.pairs)) or plan.all_pairs(), args.rule == "default")
+    order = _first(plan.shuffled(cases, seed=0), args.share)
+    second = () if args.second is None else set(_first(order, args.second))
+    chosen, proofs = set(order), []
     with arguments.created(args.json) as json_file:
-        proofs = []
-        cases = _cases(args)
-        order = plan.shuffled(cases, args.seed)
-        second = set() if args.second is None else set(order[: -(-len(order) // args.second)])
-        with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-            for proof in certificate.prove(cases, arch, asked, args.limit, args.paths, known, second):
+        with progress_bar(len(order), not args.no_progress, "rules") as advance:
+            chosen = set(order)
+            for proof in certificate.prove(
+                [case for case in cases if case in chosen], arch, asked, args.paths, known, second
+            ):
                 proofs.append(proof)
                 advance(1)
                 if args.pairs or not proof.verdict.proved:
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             print(", ".join(f"{count} mutants {name}" for name, count in mutants.items()))
         if json_file is not None:
             date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-            found = certificate.certificate(proofs, arch, args.limit, args.paths, date, mutants)
+            found = certificate.certificate(proofs, arch, args.paths, date, mutants)
             json_file.write(certificate.text(found).encode())
     failed = sum(not proof.verdict.proved for proof in proofs)
     print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")
@@ -98,11 +96,8 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _cases(args: argparse.Namespace) -> Sequence[Case]:
-    pairs = list(dict.fromkeys(args.pairs)) or plan.all_pairs()
-    pairs = [pair for pair in pairs if pair[0].bits > 16 or not args.wide]
-    cases = plan.all_cases(pairs, args.rule == "default")
-    return cases if args.share == 1 else plan.shuffled(cases, args.seed)[: -(-len(cases) // args.share)]
+def _first(order: Sequence[Case], share: int) -> Sequence[Case]:
+    return order[: -(-len(order) // share)]
 
 
 def _share(text: str) -> int:

@@ -156,7 +156,7 @@ def _cast(name: str, kind: CastSpec) -> str:
         entry_rule = rule if entry is rule.dst else resolve(rule.src, entry)
         look_up = [
             f"typedef CastRule<{options(entry_rule)}> {name}_entry_rule;",
-            f"static __device__ const Table<TableShape<{table}>::words> {name}_entries =",
+            f"static __device__ const Table<TableShape<{table}>> {name}_entries =",
             f"    make_table<{table}, {name}_entry_rule>();",
             f"typedef BatchLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
         ]

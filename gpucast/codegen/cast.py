@@ -159,7 +159,7 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
     exactly, and the kernel converts these.
     """
     src, dst = rule.src, rule.dst
-    if src_bits > 8 or (dst.family == "bool" and src.bits == 8):
+    if src_bits > 8 or (dst.family == "bool" and src.bits == 8) or (src_bits == 4 and dst.bits < 8):
         return None
     if src.family in ("bool", "int"):
         # Truncating or sign-extending a whole-byte integer is quicker without a table, and so are these words.
@@ -222,7 +222,9 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     that lowers the instructions per element.
     """
     if looks_up:
-        return 8 if dst_bits == 64 else 4
+        return 8 if dst_bits in (2, 64) else 4
+    if src_bits == dst_bits == 4:
+        return 2  # Sixteen codes and four tiles are more than 32 registers hold.
     return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 24) else 2
 
 

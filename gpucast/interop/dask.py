@@ -2,7 +2,10 @@
 """Dask: casts a ``dask.array`` chunk by chunk on its workers.
 
 `gpucast.cast`, `cast_like` and `cast_many` take Dask arrays, too, and give what `cast` here gives.
-`gpucast.quantize` takes none, for blocks need not end where chunks do.
+`gpucast.quantize` takes none: no Dask array holds a `gpucast.Quantized`, and blocks need not end where chunks do.
+Chunks whose last axis is whole become one each with ``[dask.delayed(gpucast.quantize)(chunk, "mxfp4") for chunk in
+x.rechunk({-1: -1}).to_delayed().ravel()]``: with the codes and scales of the whole array where a scale is that of one
+block along this axis, and with scales of their own where it is for more (NVFP4's global scale, square blocks).
 
 Chunks are NumPy or CuPy arrays, and the results are of the same kind (``device="cpu"`` brings CuPy chunks to the host).
 Everything except the elements is checked when the graph is built. Dask cannot hold a `PackedArray`, so types below one

@@ -193,8 +193,7 @@ def _dtype_of(tensor: _Tensor, caller: str) -> DType:
         raise TypeError(f"{caller}: x.dtype='complex{tensor.bits}' is complex; Cast takes no complex type")
     raise TypeError(
         f"{caller}: x has the DLPack type code={tensor.code}, bits={tensor.bits}, lanes={tensor.lanes}, which "
-        "is no type "
-        "that Cast takes"
+        "is no type that Cast takes"
     )
 
 

@@ -191,16 +191,19 @@ def build(
     return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
 
 
-def build_batch(
-    source: BatchSource, *, optimize: bool = True, arch: int = 90
-) -> Callable[[int, np.ndarray[Any, Any]], None]:
-    """A batch kernel as a function of the number of blocks and a record of its table; errors as for `build`."""
+def build_batch(source: BatchSource) -> Callable[[int, np.ndarray[Any, Any]], None]:
+    """A batch kernel, not optimized, as a function of the number of blocks and a record of its table.
+
+    Errors as for `build`.
+    """
     launcher = _LAUNCH.format(
         name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
     )
-    text = shim(arch) + join(source.prelude, source.structs, [source.kernel, launcher])
+    text = shim() + join(source.prelude, source.structs, [source.kernel, launcher])
     with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
-        library = ctypes.CDLL(str(_compile(Commands(), [*compiler(), *flags(optimize)], text, Path(folder) / "many")))
+        library = ctypes.CDLL(
+            str(_compile(Commands(), [*compiler(), *flags(optimize=False)], text, Path(folder) / "many"))
+        )
     function = library[f"launch_{source.name}"]
     function.restype = ctypes.c_ulonglong
 

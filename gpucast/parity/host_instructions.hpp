@@ -181,6 +181,7 @@ inline double greater(double a, double b, double) { return std::fmax(a, b); }
 inline double fused(double a, double b, double c) { return std::fma(a, b, c); }
 inline unsigned min_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, lesser); }
 inline unsigned max_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, greater); }
+inline unsigned abs_f16x2(unsigned a) { return a & 0x7fff7fff; }
 inline unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) { return F16::both(a, b, c, fused); }
 inline unsigned min_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, lesser); }
 inline unsigned max_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, greater); }

@@ -122,7 +122,7 @@ GPUCAST_INSTRUCTION u32 prmt(u32 a, u32 b, u32 selector) {
 }
 
 // Named in the rules, but never called for GPUCAST_ARCH.
-u32 min_f16x2(u32, u32), max_f16x2(u32, u32), fma_rn_f16x2(u32, u32, u32);
+u32 min_f16x2(u32, u32), max_f16x2(u32, u32), fma_rn_f16x2(u32, u32, u32), abs_f16x2(u32);
 u32 min_bf16x2(u32, u32), max_bf16x2(u32, u32), fma_rn_bf16x2(u32, u32, u32);
 u32 min_s16x2(u32, u32), max_s16x2(u32, u32), min_u16x2(u32, u32), max_u16x2(u32, u32);
 u32 cvt_rn_f16x2(float, float), cvt_rn_bf16x2(float, float);

@@ -96,9 +96,6 @@ def test_which_adapter_an_object_has(driver: HostDriver) -> None:
         def __dlpack_device__(self) -> Any:
             return 2, 0
 
-    class WithoutArray(Speaker):
-        __array__ = None  # type: ignore[assignment]
-
     class WithWayBack(Speaker):
         def __array_namespace__(self) -> Any:
             return np

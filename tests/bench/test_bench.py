@@ -69,12 +69,12 @@ def test_times_are_percentiles_of_one_call() -> None:
     assert (found.p5, found.median, found.p95, found.samples, found.calls) == (5.0, 50.0, 95.0, 101, 2)
 
 
-def spending(machine: FakeMachine, name: str, seconds: float, calls: list[tuple[str, int]], sets: int = 3) -> Work:
+def spending(machine: FakeMachine, name: str, seconds: float, calls: list[tuple[str, int]]) -> Work:
     def run(i: int) -> None:
         calls.append((name, i))
         machine.spend(seconds, launches=0)
 
-    return Work(name, run, sets)
+    return Work(name, run, 3)
 
 
 def test_batches_last_a_millisecond_and_rotate(machine: FakeMachine) -> None:

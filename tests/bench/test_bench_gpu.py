@@ -37,6 +37,7 @@ from gpucast.benchmark.timing import LEAST
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
+from host_driver import installed
 
 FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
 PAIRS = [(src, dst) for src in (FLOAT, HALF, INT4) for dst in (FLOAT, HALF, INT4)]
@@ -80,9 +81,8 @@ def fake_gpu(built: TimedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
     buffers.source_codes.cache_clear()
     machine = FakeMachine()
     built.machine = machine
-    before = launch.use(built)
-    yield machine
-    launch.use(before)
+    with installed(built):
+        yield machine
     buffers.source_codes.cache_clear()
 
 

@@ -26,7 +26,7 @@ from gpucast.core.formats import SOURCES
 from gpucast.gpu import driver as launch
 from gpucast.parity import backends
 from gpucast.quantization import FORMATS
-from host_driver import HostDriver
+from host_driver import HostDriver, installed
 from quantization import test_gpu_quantization
 
 FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
@@ -41,9 +41,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     monkeypatch.setattr(buffers, "BLOCK", 1 << 14)
     buffers.source_codes.cache_clear()
     machine = FakeMachine()
-    before = launch.use(TimedDriver(machine))
-    yield machine
-    launch.use(before)
+    with installed(TimedDriver(machine)):
+        yield machine
     buffers.source_codes.cache_clear()
 
 
@@ -248,8 +247,10 @@ def test_the_pool_writes_what_it_did(tmp_path: Path) -> None:
 
 
 def test_the_pool_compiles_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from gpucast.compile import cubin
+    from gpucast.compile import cubin, nvrtc_search
 
+    # The copy of NVRTC that the pool finds, not one that other tests have loaded into this process.
+    monkeypatch.setattr(nvrtc_search, "_already_loaded", lambda name: None)
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu_kernels, "OF_PARTS", {"sweeps": lambda: gpu_kernels.casts([(FLOAT, HALF)], "contiguous")})
     cubin._compiler.cache_clear()

@@ -63,6 +63,11 @@ def test_every_rule_has_wide_accesses_and_no_spills(exhaustive: bool) -> None:
     assert verdict(measure(chosen, "sm_90")) == []
 
 
+def test_casts_of_many_arrays_reach_their_goal(exhaustive: bool) -> None:
+    chosen = DEFAULTS if exhaustive else random.Random(90).sample(DEFAULTS, BATCH)
+    assert verdict(measure(chosen, "sm_90", "many")) == []
+
+
 def test_a_kernel_counts_the_same_alone_and_with_others() -> None:
     """All that shares a program is time."""
     some = [rule("FLOAT", dst) for dst in ("INT8", "FLOAT16", "FLOAT8E4M3FN")]

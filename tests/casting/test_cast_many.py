@@ -27,8 +27,7 @@ from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver, device_array, download, upload
+from host_driver import HostDriver, device_array, download, installed, upload
 from nvrtc_wheels import INSTALLED
 from nvrtc_wheels import load as nvrtc
 
@@ -37,13 +36,8 @@ PROBLEM = gpucast.gpu.devices.unavailable()
 
 @pytest.fixture
 def driver() -> Iterator[HostDriver]:
-    # Kernels are small here, and compile in half the time so.
-    ours = HostDriver(optimize=False)
-    before = launch.use(ours)
-    try:
+    with installed(HostDriver()) as ours:
         yield ours
-    finally:
-        launch.use(before)
 
 
 class Layer(NamedTuple):
@@ -63,11 +57,11 @@ def got(y: Any) -> np.ndarray:
     return PackedArray(download(y.data), y.dtype, y.shape).get()
 
 
-def transformer(layers: int = 25, width: int = 8) -> list[tuple[int, ...]]:
+def transformer(width: int = 8) -> list[tuple[int, ...]]:
     """The shapes of the 300 parameters of a transformer."""
     one = [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]
     one += [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
-    return one * layers
+    return one * 25
 
 
 # ---- on the host ----

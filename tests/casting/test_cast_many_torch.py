@@ -13,8 +13,7 @@ import gpucast
 from gpucast import PackedArray
 from gpucast.casting import plan_cache as plans
 from gpucast.casting.batch_plans import BatchPlans
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from gpucast.interop.torch import tensors as adapted  # noqa: E402
@@ -26,13 +25,10 @@ pytestmark = pytest.mark.peers
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Every tensor is taken for one on device 1."""
     driver = HostDriver()
-    before = launch.use(driver)
     monkeypatch.setattr(adapted, "_device", lambda x, caller: 1)
     monkeypatch.setattr(adapted, "stream", lambda device: 700 + 77 * device)
-    try:
+    with installed(driver):
         yield driver
-    finally:
-        launch.use(before)
 
 
 def wanted(x: Any, to: str) -> Any:

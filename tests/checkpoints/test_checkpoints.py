@@ -18,23 +18,18 @@ from safetensors import safe_open
 
 import gpucast
 from codes import assert_same
+from conversions import contents
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import shard as share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.streaming import checksums, prefetch
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver
+from host_driver import HostDriver, installed
+from scaled_files import convert
 from tensors import leftovers, sample
 
 BF16 = dtype("BFLOAT16")
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def tensors(layer: int) -> dict[str, np.ndarray]:
@@ -66,20 +61,12 @@ def checkpoint(folder: Path, shards: int = 3) -> dict[str, np.ndarray]:
     return every
 
 
-def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--overwrite", "--quiet"])
-
-
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert convert(*argv) == 1
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
     return printed.err
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def load_folder(folder: Path) -> dict[str, np.ndarray]:
@@ -509,16 +496,13 @@ def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:
     """With the stand-in for a driver: pieces of a tensor are copied there and back in another thread."""
-    driver = HostDriver(optimize=False)
+    driver = HostDriver()
     x = np.random.default_rng(0).standard_normal(5 << 20).astype(np.float32)
     q = sample(dtype("INT4"), (9,))
     files.save("in.safetensors", {"x": x, "q": q})
     options = ["--to", "BFLOAT16", "--include", "*", "--device", "cuda", "--verify"]
-    before = launch.use(driver)
-    try:
+    with installed(driver):
         assert convert("in.safetensors", "out.safetensors", *options) == 0
-    finally:
-        launch.use(before)
     assert len(driver.launched) == 4
     loaded = files.load("out.safetensors")
     assert_same(loaded["x"], gpucast.cast(x, BF16), BF16)

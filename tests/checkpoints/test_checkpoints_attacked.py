@@ -21,13 +21,9 @@ from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.scales import comfyui
 from strangers import STRANGER, as_root
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 ROOT = Path(gpucast.__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def convert(*arguments: str) -> subprocess.CompletedProcess[str]:

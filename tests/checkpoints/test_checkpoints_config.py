@@ -15,13 +15,9 @@ import pytest
 from gpucast import files
 from scaled_files import convert, failure, numbers, save
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 BLOCKS = ["--to", "FLOAT8E4M3FN", "--scale", "block"]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def model(tensors: dict[str, Any], **config: Any) -> None:

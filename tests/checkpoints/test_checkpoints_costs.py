@@ -18,13 +18,9 @@ from gpucast.checkpoints.losses import sample
 from gpucast.cli import main
 from scaled_files import numbers, save
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 LARGE = (2048, 2048)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,9 @@ from gpucast import files
 from gpucast.checkpoints.scales import dequantized
 from scaled_files import convert, failure, header, numbers, quantized, save
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 E8M0 = ml_dtypes.float8_e8m0fnu
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def pairs(codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -18,10 +18,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from conversions import contents, planned
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
@@ -29,16 +28,12 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.cpu import lanes as host
 from gpucast.files import formats
+from onnx_models import save_external
+from scaled_files import convert
 from tensors import leftovers
 
 HERE = Path(__file__).parents[1]
 BIG = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def checkpoint(folder: Path, x: np.ndarray = BIG[:500]) -> None:
@@ -49,24 +44,6 @@ def checkpoint(folder: Path, x: np.ndarray = BIG[:500]) -> None:
         files.save(str(folder / shard), tensors)
         weight_map |= dict.fromkeys(tensors, shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def model(path: Path, x: np.ndarray = BIG[:1000]) -> None:
-    path.parent.mkdir(parents=True)
-    node = helper.make_node("Add", ["x", "w"], ["y"])
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
-    graph = helper.make_graph([node], "test", values[:1], values[1:], [numpy_helper.from_array(x, "w")])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    location = path.name + ".bin"
-    onnx.save(proto, str(path), save_as_external_data=True, location=location, size_threshold=100)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def convert(*argv: str) -> int:
-    return main(["convert", *argv, "--overwrite", "--quiet"])
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -94,7 +71,7 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
     files.save(str(tmp_path / "single" / "in.safetensors"), {f"t{i}": BIG[: 1000 + i] for i in range(6)})
     files.save(str(tmp_path / "single" / "in.npz"), {"a": BIG[:1000], "n": np.arange(3)})
     files.save(str(tmp_path / "single" / "out.safetensors"), {"old": np.arange(3)})
-    model(tmp_path / "model" / "in.onnx")
+    save_external(tmp_path / "model" / "in.onnx", BIG[:1000])
     families(tmp_path / "families" / "in")
     more = 100 if exhaustive else 1
     cases = [
@@ -147,7 +124,7 @@ def test_a_full_disk(after: int, folder: Path, capsys: pytest.CaptureFixture[str
     checkpoint(folder / "in", BIG)
     files.save("one.safetensors", {"x": BIG})
     files.save("old.npz", {"old": np.arange(3)})
-    model(folder / "models" / "m.onnx", BIG)
+    save_external(folder / "models" / "m.onnx", BIG)
     before = contents(folder)
     for argv in (
         ["in", "out"],
@@ -350,7 +327,7 @@ def test_no_damage_of_a_header_gives_another_error(
     # What is tried here does not depend on the disk.
     monkeypatch.setattr(os, "fsync", lambda handle: None)
     checkpoint(folder / "in", BIG[:8])
-    model(folder / "models" / "m.onnx", BIG[:300])
+    save_external(folder / "models" / "m.onnx", BIG[:300])
     before = contents(folder)
     changes, refused = random.Random(8), 0
     names = ["in/a.safetensors", "in/model.safetensors.index.json", "models/m.onnx"]
@@ -385,9 +362,7 @@ def test_no_damage_of_a_header_gives_another_error(
 def test_two_processes_do_not_write_one_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.save("in.safetensors", {"a": BIG, "b": BIG})
     argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
-    attributes = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
-    request = checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), attributes)
-    plan = checkpoints.make_plan("in.safetensors", "out.safetensors", request)
+    plan = planned("in.safetensors", "out.safetensors")
     other: list[str] = []
 
     def meanwhile(done: int) -> None:

@@ -14,14 +14,10 @@ from gpucast.checkpoints.scales.fused import groups
 from gpucast.core.dtypes import dtype
 from scaled_files import convert, numbers, save
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 NVFP4 = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "compressed-tensors"]
 LAYER = "model.layers.0.self_attn"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def shards(folder: str) -> list[str]:

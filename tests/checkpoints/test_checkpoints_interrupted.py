@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conversions import planned
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cluster, place, staging
 from gpucast.checkpoints.running.staging import Staging
-from gpucast.core.dtypes import dtype
 
 RUNNING = os.path.dirname(staging.__file__) + os.sep
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
 
 
 class Interrupting:
@@ -60,10 +59,6 @@ class Interrupting:
                 raise KeyboardInterrupt
             self.lines += 1
         return self._traced
-
-
-def planned(source: str, target: str) -> checkpoints.ConversionPlan:
-    return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -26,12 +26,6 @@ from tensors import leftovers
 X = np.linspace(-1, 1, 5 * 64, dtype=np.float32).reshape(5, 64)
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def weights() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {

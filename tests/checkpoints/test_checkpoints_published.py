@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from conversions import planned, run
 from gpucast import checkpoints, files
 from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.running import directory, locks, place, publication, staging
@@ -28,49 +28,18 @@ from gpucast.checkpoints.running import job as jobs
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core import places
-from gpucast.core.dtypes import dtype
+from onnx_models import save_external
 from strangers import STRANGER, as_root
 from tensors import leftovers
 
 HERE = Path(__file__).parents[1]
 BIG = np.linspace(-1, 1, 1 << 12, dtype=np.float32)
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def planned(source: str, target: str) -> checkpoints.ConversionPlan:
-    return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
-
-
-def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
-    outcome = checkpoints.Outcome(plan)
-    checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
-    return outcome
 
 
 def two(name: Path | str = "in") -> None:
     os.makedirs(name)
     for shard in "ab":
         files.save(f"{name}/{shard}.safetensors", {shard: BIG})
-
-
-def external(path: Path | str, x: np.ndarray = BIG) -> None:
-    """A model whose only initializer lies beside it."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "test", values[:1], values[1:], [numpy_helper.from_array(x, "w")])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    location = os.path.basename(path) + ".bin"
-    onnx.save(proto, str(path), save_as_external_data=True, location=location, size_threshold=100)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -94,8 +63,7 @@ def cases(folder: Path) -> list[tuple[str, str]]:
     (folder / "single").mkdir()
     files.save(str(folder / "single" / "in.safetensors"), {"a": BIG})
     files.save(str(folder / "single" / "out.safetensors"), {"old": np.arange(3)})
-    (folder / "model").mkdir()
-    external(folder / "model" / "in.onnx")
+    save_external(folder / "model" / "in.onnx", BIG)
     return [
         ("sharded", "in out"),
         ("empty", "in out"),
@@ -186,7 +154,7 @@ def test_nothing_is_published_where_a_result_is_missing(
     argv: tuple[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two()
-    external("in.onnx")
+    save_external("in.onnx", BIG)
     files.save("in.safetensors", {"x": BIG})
     plan = planned(*argv)
     with stopped_before_publishing(monkeypatch):
@@ -302,7 +270,7 @@ def test_a_job_that_is_written_while_it_is_looked_for_is_seen(folder: Path, monk
 def test_external_data_is_taken_back_where_the_model_cannot_have_its_place(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    external("in.onnx")
+    save_external("in.onnx", BIG)
     rename, argv = os.replace, ["in.onnx", "out.onnx", "--to", "FLOAT16"]
 
     def failing(source: Any, target: Any, **folders: Any) -> None:
@@ -320,7 +288,7 @@ def test_external_data_is_taken_back_where_the_model_cannot_have_its_place(
 
 
 def test_what_was_put_there_meanwhile_is_not_replaced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    external("in.onnx")
+    save_external("in.onnx", BIG)
     plan = planned("in.onnx", "out.onnx")
 
     def put(done: int) -> None:

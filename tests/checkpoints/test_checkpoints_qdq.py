@@ -17,16 +17,12 @@ from gpucast import files
 from gpucast.cli import main
 from tensors import leftovers
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 X = np.linspace(-1, 1, 5 * 256, dtype=np.float32).reshape(5, 256)
 CHANCE = np.random.default_rng(0)
 W = (CHANCE.standard_normal((256, 256)) * 0.1).astype(np.float32)
 V = CHANCE.standard_normal((256, 8)).astype(np.float16)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def save(opset: int = 23, external: bool = False, hidden: str = "h") -> None:
@@ -75,6 +71,8 @@ def restored(w: np.ndarray, format: str) -> np.ndarray:
         ("UINT8", "per-channel", "uint8_zp_axis", 23),
         ("INT4", "block", "int4_128", 21),
         ("UINT4", "block", "uint4_zp_128", 23),
+        ("INT2", "block", "int2_128", 25),
+        ("UINT2", "per-channel", "uint2_zp_axis", 25),
         ("FLOAT8E4M3FN", "per-tensor", "float8e4m3fn_tensor", 21),
         ("FLOAT8E5M2", "per-channel", "float8e5m2_axis", 23),
     ],

@@ -17,15 +17,11 @@ from gpucast.checkpoints.scales import repack
 from gpucast.cli import main
 from scaled_files import convert, failure, numbers, quantized, save
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 E8M0 = ml_dtypes.float8_e8m0fnu
 F8 = numbers(256, 384).astype(ml_dtypes.float8_e4m3fn)
 POWERS = np.exp2(np.random.default_rng(1).integers(-20, 20, (2, 3))).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def checked(tensors: dict[str, Any], *options: str, lossless: bool = True) -> dict[str, Any]:

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conversions import planned
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
-from gpucast.core.dtypes import dtype
 from tensors import leftovers
 
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
 X = np.linspace(-1, 1, 1000, dtype=np.float32)
 
 
@@ -153,7 +152,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "its metadata tell of the scales of this file as it is" in failure(
         capsys, "marked", "out", "--shard-size", "1GB"
     )
-    for size in ("0", "-1", "5XB", "iB", "", "0.1B", "GB"):
+    for size in ("0", "-1", "5XB", "iB", "", "0.1B", "GB", "9" * 400, "9" * 9999, "9999999TB"):
         with pytest.raises(SystemExit):
             convert("in", "out", "--shard-size", size)
         assert "is no size; expected bytes as 5000000, 5GB or 4GiB" in capsys.readouterr().err
@@ -201,11 +200,6 @@ def test_weights_that_loaders_join_share_their_global_scale_over_shards() -> Non
     assert Path("parts/config.json").read_bytes() == Path("whole/config.json").read_bytes()
 
 
-def plan_of(source: str, target: str, size: int | None) -> checkpoints.ConversionPlan:
-    choice = checkpoints.Choice(dtype("FLOAT16"))
-    return checkpoints.make_plan(source, target, checkpoints.Request(choice, ATTRIBUTES, shard_size=size))
-
-
 def test_work_in_shards_of_another_size_is_not_gone_on_with(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -218,7 +212,7 @@ def test_work_in_shards_of_another_size_is_not_gone_on_with(
         if left <= 0:
             raise KeyboardInterrupt
 
-    plan = plan_of("in", "out", 5000)
+    plan = planned("in", "out", shard_size=5000)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), interrupt)
     for size in ("7KB", "2KB"):
@@ -241,7 +235,7 @@ def test_merging_takes_little_memory() -> None:
     """Of sources of 64 MB no more than pieces are in memory at a time."""
     for number in range(4):
         save(f"big/{number}.safetensors", {f"x{number}": np.zeros(1 << 22, np.float32)})
-    plan = plan_of("big", "one.safetensors", None)
+    plan = planned("big", "one.safetensors", shard_size=None)
     tracemalloc.start()
     checkpoints.run(plan, checkpoints.Options("cpu"), checkpoints.Outcome(plan))
     _, peak = tracemalloc.get_traced_memory()

@@ -21,9 +21,8 @@ from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.core.random import Random
 from gpucast.files.tensor import StoredTensor
-from gpucast.gpu import driver as launch
 from gpucast.reference import casting as reference
-from host_driver import HostDriver
+from host_driver import HostDriver, installed
 from scaled_files import convert, failure, numbers
 from tensors import leftovers
 
@@ -198,11 +197,8 @@ def test_a_device_gives_the_same_bytes() -> None:
         assert convert(*argv) == 0
         wanted = Path("out.safetensors").read_bytes()
         driver = HostDriver()
-        before = launch.use(driver)
-        try:
+        with installed(driver):
             assert convert(*argv, "--device", "cuda", "--verify", "all") == 0
-        finally:
-            launch.use(before)
         assert driver.launched
         assert Path("out.safetensors").read_bytes() == wanted
 

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
-from gpucast import checkpoints, files
+from conversions import planned, run
+from gpucast import files
 from gpucast.checkpoints.running import staging
 from gpucast.checkpoints.running.shard import Share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
+from onnx_models import save_external
 from tensors import leftovers
 
 BIG = np.linspace(-1, 1, 1 << 16, dtype=np.float32)
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
 
 
 @pytest.fixture
@@ -33,35 +32,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def planned(source: str, target: str) -> checkpoints.ConversionPlan:
-    return checkpoints.make_plan(source, target, checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), ATTRIBUTES))
-
-
-def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
-    outcome = checkpoints.Outcome(plan)
-    checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
-    return outcome
-
-
 def two(name: str = "in") -> None:
     os.makedirs(name)
     for shard in "ab":
         files.save(f"{name}/{shard}.safetensors", {shard: BIG})
 
 
-def external(path: str, x: np.ndarray) -> None:
-    """A model whose only initializer lies beside it."""
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in "xy"]
-    node = helper.make_node("Add", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "test", values[:1], values[1:], [numpy_helper.from_array(x, "w")])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    location = os.path.basename(path) + ".bin"
-    onnx.save(proto, path, save_as_external_data=True, location=location, size_threshold=100)
-
-
 def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two()
-    external("in/m.onnx", BIG)
+    save_external("in/m.onnx", BIG)
     plan, verified = planned("in", "out"), list[str]()
     work = Staging(plan)
 
@@ -231,7 +210,7 @@ def test_an_error_does_not_discard_the_work_of_another_run(folder: Path, monkeyp
 
 def test_external_data_that_changes_is_noticed(folder: Path) -> None:
     os.makedirs("in")
-    external("in/m.onnx", BIG)
+    save_external("in/m.onnx", BIG)
     before = planned("in", "out")
     os.utime("in/m.onnx.bin", (1, 1))
     assert planned("in", "out").fingerprint != before.fingerprint

@@ -18,8 +18,7 @@ from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices as device
-from gpucast.gpu import driver as launch
-from host_driver import both_shapes
+from host_driver import both_shapes, installed
 
 PAIRS = [(dtype("FLOAT"), dtype("FLOAT16")), (dtype("INT8"), dtype("UINT8"))]
 
@@ -41,9 +40,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     monkeypatch.setattr(contenders, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
     monkeypatch.setattr(quick, "PAIRS", PAIRS)
     monkeypatch.setattr(quick, "CALLS", 10)
-    before = launch.use(driver)
-    yield made
-    launch.use(before)
+    with installed(driver):
+        yield made
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,12 +23,6 @@ from gpucast.core.dtypes import DType
 from tensors import HELD, ids, leftovers, sample
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def summary(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
     """Run a conversion without scales that succeeds; return its JSON."""
     assert main(["convert", *argv, "--overwrite", "--json", "--scale", "none"]) == 0

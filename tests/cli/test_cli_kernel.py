@@ -25,11 +25,10 @@ from gpucast.compile import nvidia as driver
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, select_tree
 from gpucast.warmup.api import CompileTask, WarmupRequest, every_pair, warmup
 from gpucast.warmup.api import tasks as listed_tasks
-from host_driver import HostDriver, upload
+from host_driver import HostDriver, installed, upload
 from nvrtc_wheels import INSTALLED, load
 
 NAME = "gpucast_float32_to_float8e4m3fn"
@@ -233,18 +232,21 @@ def test_warmup_of_more_kinds() -> None:
     ]
 
 
+class Quiet(HostDriver):
+    """Notes what is loaded, and computes nothing."""
+
+    def load(self, source: KernelSource | BatchSource) -> Any:
+        self.loaded.append((source.name, 0))
+        return lambda *_: None
+
+    load_many = load
+
+
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])
 def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
     """Every kernel that is launched for matrices with complete or ragged blocks is in the list. Nothing is computed."""
-
-    class Quiet(HostDriver):
-        def load(self, source: KernelSource) -> Any:
-            self.loaded.append((source.name, 0))
-            return lambda *_: None
-
     quiet = Quiet()
-    before = launch.use(quiet)
-    try:
+    with installed(quiet):
         for shape in ((256, 384), (7, 5), (3, 128, 256)):
             for transpose in (False, True, "both"):
                 for kind in (np.float32, np.float16):
@@ -252,8 +254,6 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
                     for one in q if transpose == "both" else (q,):
                         one.dequantize()
                         one.dequantize(kind)
-    finally:
-        launch.use(before)
     listed = {task.spec.source().name for task in tasks((), "sm_90", quantize=[name])}
     casts = {launched for launched, _ in quiet.loaded if not launched.startswith("gpucast_quantize")}
     assert {launched for launched, _ in quiet.loaded} - casts <= listed
@@ -262,19 +262,8 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
 
 def test_warmup_knows_the_kernels_of_mixed() -> None:
     """The list is exactly the kernels that a training step launches for gradients of one type. Nothing runs."""
-
-    class Quiet(HostDriver):
-        def load(self, source: KernelSource) -> Any:
-            self.loaded.append((source.name, 0))
-            return lambda *_: None
-
-        def load_many(self, source: BatchSource) -> Any:
-            self.loaded.append((source.name, 0))
-            return lambda *_: None
-
     quiet = Quiet()
-    before = launch.use(quiet)
-    try:
+    with installed(quiet):
         for kind in ("float32", "float16", "bfloat16"):
             one, wide = (upload(np.ones((6, 5), dtype(kind).numpy)) for _ in range(2))
             scale = DynamicLossScale()
@@ -285,8 +274,6 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
                 scale.adjust(finite)
                 select_tree(finite, new, new)
             assert scale.adjust(True).loss_scale.dtype == np.float32
-    finally:
-        launch.use(before)
     work = tasks(None, "sm_90", mixed=True)
     listed = [task.spec.source().name for task in work]
     assert len(listed) == len(set(listed))

@@ -20,15 +20,11 @@ from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case
 from gpucast.parity.work import run
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 SVG = "{http://www.w3.org/2000/svg}"
 #: With many random codes the kernels are compiled with optimisation, which takes too long for a test.
 FEW = ("--random", "10")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture

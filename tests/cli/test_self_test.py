@@ -21,7 +21,7 @@ from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.gpu import devices as device
 from gpucast.gpu import driver as launch
-from host_driver import HostDriver
+from host_driver import HostDriver, installed
 from nvrtc_wheels import INSTALLED, load, wheels
 
 PAIR = "FLOAT to FLOAT8E4M3FN"
@@ -61,9 +61,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(nvrtc_search, "find", lambda: NvrtcCopy(wheels()[INSTALLED[-1]]))
     monkeypatch.setattr(driver, "find", lambda: H200)
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
-    before = launch.use(HostDriver())
-    yield
-    launch.use(before)
+    with installed(HostDriver()):
+        yield
 
 
 def info(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], list[str]]:

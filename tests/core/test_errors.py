@@ -39,12 +39,6 @@ def test_what_is_not_printed_is_an_escape() -> None:
         assert (type(again), str(again)) == (kind, str(error))
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def named(kind: str, name: str, path: str) -> None:
     header = {name: {"dtype": kind, "shape": [1], "data_offsets": [0, 4]}}
     text = json.dumps(header, ensure_ascii=kind.isprintable()).encode("utf-8", "surrogatepass")

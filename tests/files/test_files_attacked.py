@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,11 +16,7 @@ from gpucast.cli import main
 from gpucast.files import onnx_graph
 from gpucast.files.inside import inside
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("folder")
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conversions import contents
 from fuzz import jobs
 from fuzz.shim import HOWS, Shim, numbers
 from gpucast import cli
@@ -74,10 +75,6 @@ class Run:
         with open(self._reader, encoding="utf-8", errors="replace") as file:
             printed = file.read()
         return Ended(os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1]), printed)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def is_unfinished(name: str) -> bool:

@@ -107,7 +107,7 @@ def _hostile(rng: random.Random, old: Any) -> Any:
     if kind == 2:
         return rng.choice(({}, [], {"": {}}, [[]], [0] * 65, {"weight_map": {}}))
     if kind == 3 and isinstance(old, int):
-        return rng.choice((old + 1, old - 1, -old, old * 2, float(old), str(old)))
+        return rng.choice((old + 1, old - 1, -old, old * 2, float(old % 2**64), str(old)))
     return rng.choice(NUMBERS)
 
 

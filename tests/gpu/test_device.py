@@ -21,9 +21,8 @@ from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast as device_cast
-from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
-from host_driver import HostDriver, both_shapes, device_array, download, upload
+from host_driver import HostDriver, both_shapes, device_array, download, installed, upload
 
 ROWS = [dtype(name) for name in ("FLOAT", "INT4", "FLOAT8E4M3FN", "UINT16", "FLOAT6E2M3", "DOUBLE", "BOOL", "INT2")]
 PAIRS = [(src, dst) for src in ROWS for dst in ROWS]
@@ -31,21 +30,20 @@ PAIRS = [(src, dst) for src in ROWS for dst in ROWS]
 
 @pytest.fixture(scope="module")
 def shared() -> HostDriver:
-    driver = HostDriver(optimize=False)
+    driver = HostDriver()
     driver.prepare(both_shapes(resolve(src, dst) for src, dst in PAIRS))
     return driver
 
 
 @pytest.fixture
 def driver(shared: HostDriver) -> Iterator[HostDriver]:
-    before = launch.use(shared)
     shared.loaded.clear()
     shared.launched.clear()
     shared.copied = shared.index = 0
     shared.capture = False
-    yield shared
+    with installed(shared):
+        yield shared
     assert shared.index == 0
-    launch.use(before)
 
 
 def codes(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:

@@ -21,8 +21,7 @@ from gpucast.codegen.cast import kernel_source
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 from tensors import sample
 
 dask = pytest.importorskip("dask", reason="Dask is not installed")
@@ -162,17 +161,27 @@ def test_equal_casts_have_equal_names() -> None:
     assert all(name.startswith("cast-") for name in names)
 
 
+def test_chunks_of_whole_blocks_are_quantized_one_by_one() -> None:
+    """As the page says."""
+    x = values((6, 64))
+    chunks = da.from_array(x, (4, 40)).rechunk({-1: -1}).to_delayed().ravel()
+    parts = dask.compute(*[dask.delayed(gpucast.quantize)(chunk, "mxfp4") for chunk in chunks])
+    assert [part.shape for part in parts] == [(4, 64), (2, 64)]
+    whole = gpucast.quantize(x, "mxfp4")
+    assert np.array_equal(np.concatenate([part.data.data for part in parts]), whole.data.data)
+    assert_same(np.concatenate([part.scales for part in parts]), whole.scales)
+
+
 # ---- chunks on a device ----
 
 
 @pytest.fixture
 def driver() -> Iterator[None]:
-    host = HostDriver(optimize=False)
+    host = HostDriver()
     # Compiled together, which is quicker.
     host.prepare(kernel_source(resolve(dtype("FLOAT"), dtype(to)), "contiguous") for to in ("BFLOAT16", "FLOAT4E2M1"))
-    before = launch.use(host)
-    yield
-    launch.use(before)
+    with installed(host):
+        yield
 
 
 def test_chunks_on_a_device_stay_there_or_come_home(driver: None) -> None:

@@ -13,8 +13,7 @@ import gpucast
 from codes import assert_same
 from gpucast import PackedArray
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver, download
+from host_driver import HostDriver, download, installed
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402
@@ -178,8 +177,7 @@ def test_reports_and_packing() -> None:
 def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX memory on the host in the place of a GPU's; the way back is stood in for, as it needs JAX's GPU backend."""
     driver = HostDriver()
-    before = launch.use(driver)
-    try:
+    with installed(driver):
         monkeypatch.setattr(gpucast_jax, "_is_on_cpu", lambda x: False)
         monkeypatch.setattr(dlpack, "_ON_HOST", ())
         monkeypatch.setattr(dlpack, "_ON_DEVICE", (1,))
@@ -198,8 +196,6 @@ def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(packed, PackedArray) and packed.device.id == 0
         with pytest.raises(TypeError, match="JAX does not lend the memory of int4 on a GPU; cast x.astype"):
             gpucast.cast(jnp.zeros(3, jnp.int4), "FLOAT")
-    finally:
-        launch.use(before)
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "int8_32", "nvfp4", "float8e4m3fn_tensor"])

@@ -274,13 +274,9 @@ def test_casts_go_to_the_device_and_come_back(monkeypatch: pytest.MonkeyPatch, t
 
 def test_arrays_on_a_device_stay_there() -> None:
     pytest.importorskip("cupy")
-    from gpucast.gpu import driver as launch
-    from host_driver import HostDriver, download, upload
+    from host_driver import HostDriver, download, installed, upload
 
-    before = launch.use(HostDriver())
-    try:
+    with installed(HostDriver()):
         with mdf.installed():
             y = onnx_ops.cast(upload(np.array([1.5, 1e6], np.float32)), 10)
         assert download(y).tolist() == [1.5, np.inf]
-    finally:
-        launch.use(before)

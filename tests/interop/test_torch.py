@@ -23,8 +23,7 @@ from gpucast import PackedArray, files
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.cpu import compiled as host_code
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver, both_shapes, download
+from host_driver import HostDriver, both_shapes, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
@@ -739,14 +738,13 @@ def test_bad_fused_calls() -> None:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Tensors of the host count as tensors of device 1, whose current stream in torch is 777."""
     driver = HostDriver()
-    before = launch.use(driver)
     monkeypatch.setattr(tensors, "_device", lambda x, caller: 1)
     # These tensors lie in the host's memory.
     monkeypatch.setattr(torch_host, "cast", lambda x, to, options: None)
     monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
-    yield driver
+    with installed(driver):
+        yield driver
     assert driver.index == 0 and driver.streams == {0: 0, 1: 100}
-    launch.use(before)
 
 
 CUDA_ROWS = [dtype(name) for name in ("FLOAT", "FLOAT8E4M3FN", "INT16", "BOOL")]

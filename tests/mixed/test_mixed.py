@@ -20,10 +20,9 @@ from gpucast.codegen.batch import ARGUMENT_BYTES
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import Compiler
 from gpucast.compile.nvrtc_search import NvrtcCopy
-from gpucast.gpu import driver as launch
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, download, installed, upload
 from nvrtc_wheels import INSTALLED, load
 
 PROBLEM = gpucast.gpu.devices.unavailable()
@@ -306,18 +305,17 @@ def test_the_kernels_compile(arch: str) -> None:
 
 @pytest.fixture(scope="module")
 def shared() -> HostDriver:
-    driver = HostDriver(optimize=False)
+    driver = HostDriver()
     driver.prepare([ADJUST])
     return driver
 
 
 @pytest.fixture
 def driver(shared: HostDriver) -> Iterator[HostDriver]:
-    before = launch.use(shared)
     shared.launched.clear()
     shared.copied = 0
-    yield shared
-    launch.use(before)
+    with installed(shared):
+        yield shared
 
 
 def names(driver: HostDriver) -> list[str]:

@@ -181,20 +181,16 @@ def test_a_fault_in_stochastic_rounding_is_found(monkeypatch: pytest.MonkeyPatch
 def test_the_gpu_backend_goes_the_whole_device_path() -> None:
     """On real CuPy arrays over host memory, and the host build of the kernels."""
     host_driver = pytest.importorskip("host_driver", reason="needs CuPy; the other backends are tried without it")
-    from gpucast.gpu import driver as launch
 
-    driver = host_driver.HostDriver(optimize=False)
+    driver = host_driver.HostDriver()
     chosen = [one for src in ("INT4", "FLOAT8E5M2", "FLOAT") for dst in ("FLOAT6E2M3", "BOOL", "FLOAT8E4M3FNUZ")
               for one in cases(ROWS[src], ROWS[dst])]  # fmt: skip
     driver.prepare(source.kernel_source(one.rule) for one in chosen)
     chosen += [stochastic_cases(ROWS["FLOAT"], ROWS[dst])[0] for dst in ("FLOAT6E2M3", "FLOAT8E4M3FNUZ")]
-    before = launch.use(driver)
-    try:
+    with host_driver.installed(driver):
         gpu = backends.backend(None)
         assert gpu.name == "gpu" and gpu.device
         outcomes = run(gpu, chosen, threads=1)
-    finally:
-        launch.use(before)
     assert [outcome.first for outcome in outcomes] == [None] * len(chosen)
     assert len(driver.launched) == len(chosen)
 

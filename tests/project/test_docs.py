@@ -68,14 +68,10 @@ def run(page: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def host_driver() -> Iterator[None]:
     """CuPy over host memory, with the kernels built as host code."""
-    from gpucast.gpu import driver as launch
-    from host_driver import HostDriver
+    from host_driver import HostDriver, installed
 
-    before = launch.use(HostDriver())
-    try:
+    with installed(HostDriver()):
         yield
-    finally:
-        launch.use(before)
 
 
 def libraries(page: Path) -> list[str]:

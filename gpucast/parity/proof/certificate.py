@@ -8,29 +8,33 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gpucast.codegen.batch import BatchSource
-from gpucast.codegen.cast import KernelSource
+from gpucast.casting.fused import fused_rule
+from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec
+from gpucast.codegen.cast import KernelSource, Shape
+from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import cubin
 from gpucast.compile.cxx import CompilerMissing
+from gpucast.core.options import Options
 from gpucast.core.version import __version__
 from gpucast.parity.backends import KernelsBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes
 from gpucast.parity.plan import all_cases, all_pairs
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import Launch, edges, full_tile, strided
+from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.mutants import judge
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import SOLVERS, versions
 
-Paths = Literal["full", "all"]
+Paths = Literal["full", "all", "scaled", "many"]
+PATHS = get_args(Paths)
 
 
 @dataclass(frozen=True)
@@ -80,33 +84,32 @@ def prove(
     cases: Iterable[Case],
     arch: str,
     solvers: Sequence[str],
-    limit: float = 60.0,
     paths: Paths = "full",
     known: Mapping[str, Verdict] | None = None,
     second: Collection[Case] = (),
 ) -> Iterator[Proof]:
-    """The proofs of some rules. `solvers`: each of them must agree, within `limit` seconds for a question. `paths`:
-    "full" is one thread of a block without ends, "all" adds `edges`, and kernels of other layouts. `known`: verdicts by
-    the digest of the PTX. `second`: cases for which every solver there is must agree.
+    """The proofs of some rules. `solvers`: each of them must agree. `paths`: "full" is one thread of a block without
+    ends, "all" adds `edges`, and kernels of other layouts; "scaled" are casts times a FLOAT, "many" those of many
+    arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must agree.
     """
     for case in cases:
         asked = SOLVERS if case in second else solvers
-        sources = _sources(case, paths)
-        texts = [ptx(source, arch) for source in sources]
+        sources = list(kernels(case, paths))
+        texts = [ptx(source, arch) for source, _ in sources]
         key = digest("\n".join(texts))
         verdict = None if known is None else known.get(key)
         if verdict is None or (verdict.seconds.keys() & set(asked) and not verdict.seconds.keys() >= set(asked)):
             verdict = Verdict()
-            for source, text in zip(sources, texts, strict=True):
+            for (source, asked_launches), text in zip(sources, texts, strict=True):
                 t.forget()
-                prover = Prover(source, read(text), asked, limit, verdict)
+                prover = Prover(source, read(text), asked, verdict=verdict)
                 try:
-                    prover.prove(_launches(source, paths))
+                    prover.prove(asked_launches)
                 except Unknown as unknown:
                     verdict.problem = str(unknown)
                 if verdict.problem:
                     break
-        yield Proof(case, arch, sources[0].name, key, verdict)
+        yield Proof(case, arch, sources[0][0].name, key, verdict)
 
 
 def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter[str]:
@@ -119,23 +122,30 @@ def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter
     return judged
 
 
-def _sources(case: Case, paths: Paths) -> list[KernelSource]:
-    """The kernels of a rule: the contiguous one, and for all paths also those of other layouts."""
-    rule, found = case.rule, [CastSpec.of(case.rule)]
-    if paths == "all":
-        found += [CastSpec.of(rule, unpacked=True)] * rule.src.packed + [CastSpec.of(rule, "strided")]
+def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSource, Iterable[Launch | list[Launch]]]]:
+    """The kernels of a rule, and the launches of each."""
+    rule = case.rule
+    source = CastSpec.of(rule).source()
+    if paths == "full":
+        yield source, [full_tile(source)]
+    elif paths == "all":
+        unpacked = [CastSpec.of(rule, unpacked=True).source()] * rule.src.packed
+        for contiguous in (source, *unpacked):
+            yield contiguous, [full_tile(contiguous), *edges(contiguous)]
+        shapes: list[Shape] = ["strided"]
         if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:
-            found.append(CastSpec.of(rule, "transposed"))
-    return [spec.source() for spec in found]
-
-
-def _launches(source: KernelSource, paths: Paths) -> Iterator[Launch]:
-    if source.shape != "contiguous":
-        yield from strided(source)
-        return
-    yield full_tile(source)
-    if paths == "all":
-        yield from edges(source)
+            shapes.append("transposed")
+        for shape in shapes:
+            source = CastSpec.of(rule, shape).source()
+            yield source, strided(source)
+    elif paths == "scaled":
+        options = Options(**{name: value for name, value in case.attributes if name not in ("seed", "offset")})
+        ops = FusedOps("narrow")
+        source = CastSpec.of(fused_rule(rule.src, rule.dst, options, scaled=True), ops=ops).source()
+        yield source, fused(source, ops)
+    else:
+        batch = BatchSpec((CastSpec.of(rule),), ARGUMENT_BYTES[0]).source()
+        yield batch, tables(batch)
 
 
 def explain(proof: Proof) -> str:
@@ -161,12 +171,7 @@ def explain(proof: Proof) -> str:
 
 
 def certificate(
-    proofs: Sequence[Proof],
-    arch: str,
-    limit: float,
-    paths: Paths,
-    date: str,
-    mutants: Mapping[str, int],
+    proofs: Sequence[Proof], arch: str, paths: Paths, date: str, mutants: Mapping[str, int]
 ) -> dict[str, Any]:
     """All proofs of an architecture, for a file, with what became of mutants."""
     installed = versions()
@@ -177,7 +182,6 @@ def certificate(
         "arch": arch,
         "nvrtc": ".".join(map(str, cubin.compiler().version)),
         "solvers": {name: installed[name] for name in SOLVERS if counts[name]},
-        "seconds_per_question": limit,
         "paths": paths,
         "rules": len(proofs),
         "proved": sum(proof.verdict.proved for proof in proofs),
@@ -198,7 +202,7 @@ def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str,
     return {
         proof["ptx"]: Verdict(proof["seconds"], launches=proof["launches"])
         for found in certificates
-        if found["paths"] in (paths, "all")
+        if found["paths"] == paths
         for proof in found["proofs"]
         if proof["verdict"] == "proved"
     }

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from gpucast.core.dtypes import dtype
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.nearest import nearest
@@ -17,13 +19,13 @@ from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term,
 #: The widths of the operands, and the result of terms of these widths.
 Operation = tuple[tuple[int, ...], Callable[..., Term]]
 
-_COMPARE: dict[str, Callable[[Term, Term, Callable[..., Term]], Term]] = {
-    "eq": lambda a, b, less: t.eq(a, b),
-    "ne": lambda a, b, less: t.invert(t.eq(a, b)),
-    "lt": lambda a, b, less: less(a, b),
-    "le": lambda a, b, less: t.invert(less(b, a)),
-    "gt": lambda a, b, less: less(b, a),
-    "ge": lambda a, b, less: t.invert(less(a, b)),
+_COMPARE: dict[str, Callable[..., Term]] = {
+    "eq": lambda a, b, less, equal: equal(a, b),
+    "ne": lambda a, b, less, equal: t.invert(equal(a, b)),
+    "lt": lambda a, b, less, equal: less(a, b),
+    "le": lambda a, b, less, equal: t.invert(less(b, a)),
+    "gt": lambda a, b, less, equal: less(b, a),
+    "ge": lambda a, b, less, equal: t.invert(less(a, b)),
 }
 
 
@@ -49,11 +51,15 @@ def _bfi(a: Term, b: Term, at: Term, count: Term) -> Term:
 
 
 def _prmt(a: Term, b: Term, selector: Term) -> Term:
-    both, chosen, found = t.join((a, b)), int(selector), []
+    both = t.join((a, b))
+    bytes_, found = [part(both, 8 * place, 8) for place in range(8)], []
     for place in range(4):
-        nibble = chosen >> (4 * place) & 15
-        byte = part(both, 8 * (nibble & 7), 8)
-        found.append(t.sext(part(byte, 7, 1), 8) if nibble & 8 else byte)
+        left = bytes_
+        for bit in range(3):
+            chosen = part(selector, 4 * place + bit, 1)
+            left = [t.ite(chosen, high, low) for low, high in zip(left[::2], left[1::2], strict=True)]
+        sign = part(selector, 4 * place + 3, 1)
+        found.append(t.ite(sign, t.sext(part(left[0], 7, 1), 8), left[0]))
     return t.join(found)
 
 
@@ -115,22 +121,14 @@ def _compare(name: str, form: Format) -> Callable[[Term, Term], Term]:
         nan = t.bitwise("or", t.is_nan(a, form), t.is_nan(b, form))
         if name in ("num", "nan"):
             return nan if name == "nan" else t.invert(nan)
-        unordered, kind = (True, name[:-1]) if len(name) == 3 else (False, name)
-        found = {
-            "eq": lambda: equal(a, b),
-            "ne": lambda: t.invert(equal(a, b)),
-            "lt": lambda: t.less(a, b),
-            "le": lambda: t.invert(t.less(b, a)),
-            "gt": lambda: t.less(b, a),
-            "ge": lambda: t.invert(t.less(a, b)),
-        }[kind]()
-        return t.bitwise("or", nan, found) if unordered else t.bitwise("and", t.invert(nan), found)
+        found = _COMPARE[name[:2]](a, b, t.less, equal)
+        return t.bitwise("or", nan, found) if name[2:] else t.bitwise("and", t.invert(nan), found)
 
     return compared
 
 
-def _float(op: str, form: Format, mode: str) -> Callable[..., Term]:
-    return lambda *args: t.arithmetic(op, args[0].width, args, form, mode)
+def _arithmetic(op: str, width: int, *param: object) -> Callable[..., Term]:
+    return lambda *args: t.arithmetic(op, width, args, *param)
 
 
 def _to_small(name: str) -> Callable[[Term, Term], Term]:
@@ -151,16 +149,9 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
 
 def _from_small(name: str) -> Callable[[Term], Term]:
     """Two codes of a small type to float16: exact; NaN is 0x7fff."""
-    small, half = dtype(name), dtype("FLOAT16")
-    exact = {half.value(code): code for code in range(1 << 16) if half.value(code) == half.value(code)}
-    exact |= {0.0: 0}
-    memory = b"".join(
-        (
-            0x7FFF if value != value else exact[value] | (0x8000 if value == 0 and code & small.sign_code else 0)
-        ).to_bytes(2, "little")
-        for code in range(1 << small.bits)
-        for value in [float(small.value(code))]
-    )
+    small = dtype(name)
+    numbers = np.array([small.value(code) for code in range(1 << small.bits)], np.float16)
+    memory = np.where(np.isnan(numbers), 0x7FFF, numbers.view(np.uint16)).astype("<u2").tobytes()
 
     def one(code: Term) -> Term:
         at = t.zext(t.join((const(0, 1), code)), 32)
@@ -180,7 +171,7 @@ def _table() -> dict[str, Operation]:
         found[f"selp.b{w}"] = (w, w, 1), lambda a, b, c: t.ite(c, a, b)
         found[f"shl.b{w}"] = (w, 32), lambda a, by: t.shift("shl", a, by)
         for compare in ("eq", "ne"):
-            found[f"setp.{compare}.b{w}"] = ww, lambda a, b, how=_COMPARE[compare]: how(a, b, t.ult)
+            found[f"setp.{compare}.b{w}"] = ww, lambda a, b, how=_COMPARE[compare]: how(a, b, t.ult, t.eq)
         for k, signed in (("s", True), ("u", False)):
             less = t.slt if signed else t.ult
             kind = f"{k}{w}"
@@ -199,7 +190,7 @@ def _table() -> dict[str, Operation]:
             if w < 64:
                 found[f"mul.wide.{kind}"] = ww, _wide(signed)
             for compare, how in _COMPARE.items():
-                found[f"setp.{compare}.{kind}"] = ww, lambda a, b, how=how, less=less: how(a, b, less)
+                found[f"setp.{compare}.{kind}"] = ww, lambda a, b, how=how, less=less: how(a, b, less, t.eq)
             for source in (8, 16, 32, 64):
                 for to in (f"s{w}", f"u{w}"):
                     found[f"cvt.{to}.{k}{source}"] = (source,), lambda a, w=w, signed=signed: t.resize(a, w, signed)
@@ -218,43 +209,32 @@ def _table() -> dict[str, Operation]:
             found[f"{least}.{name}"] = (w, w), choose(least == "min", form)
             found[f"{least}.NaN.{name}"] = (w, w), choose(least == "min", form, keep_nan=True)
         for mode in ("rn", "rz"):
-            found[f"fma.{mode}.{name}"] = (w, w, w), _float("fma", form, mode)
-            found[f"mul.{mode}.{name}"] = (w, w), _float("fmul", form, mode)
-            found[f"add.{mode}.{name}"] = (w, w), _float("fadd", form, mode)
+            found[f"fma.{mode}.{name}"] = (w, w, w), _arithmetic("fma", w, form, mode)
+            found[f"mul.{mode}.{name}"] = (w, w), _arithmetic("fmul", w, form, mode)
+            found[f"add.{mode}.{name}"] = (w, w), _arithmetic("fadd", w, form, mode)
         found[f"abs.{name}"] = (w,), lambda a: t.zext(t.magnitude(a), a.width)
         found[f"neg.{name}"] = (w,), lambda a: t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
         if w == 16:
-            for op in ("min", "max", "fma.rn", "mul.rn", "add.rn"):
+            for op in ("abs", "min", "max", "fma.rn", "mul.rn", "add.rn"):
                 widths, operation = found[f"{op}.{name}"]
                 found[f"{op}.{name}x2"] = tuple(32 for _ in widths), lanes(operation)
         else:
             found[f"selp.{name}"] = (w, w, 1), lambda a, b, c: t.ite(c, a, b)
-            found[f"cvt.rni.{name}.{name}"] = (w,), _float("integral", form, "rn")
-            found[f"cvt.rzi.{name}.{name}"] = (w,), _float("integral", form, "rz")
+            found[f"cvt.rni.{name}.{name}"] = (w,), _arithmetic("integral", w, form, "rn")
+            found[f"cvt.rzi.{name}.{name}"] = (w,), _arithmetic("integral", w, form, "rz")
             for compare in (*_COMPARE, *(f"{one}u" for one in _COMPARE), "num", "nan"):
                 found[f"setp.{compare}.{name}"] = (w, w), _compare(compare, form)
             for kind in ("s32", "u32", "s64", "u64"):
                 size, signed = int(kind[1:]), kind[0] == "s"
                 for mode in ("rn", "rz"):
-                    found[f"cvt.{mode}.{name}.{kind}"] = (
-                        (size,),
-                        lambda a, w=w, form=form, mode=mode, signed=signed: t.arithmetic(
-                            "from_int", w, (a,), signed, form, mode
-                        ),
-                    )
-                    if (size, signed) != (64, False):  # The manual does not say what NaN gives there.
-                        found[f"cvt.{mode}i.{kind}.{name}"] = (
-                            (w,),
-                            lambda a, size=size, form=form, mode=mode, signed=signed: t.arithmetic(
-                                "to_int", size, (a,), form, signed, mode
-                            ),
-                        )
-
+                    found[f"cvt.{mode}.{name}.{kind}"] = (size,), _arithmetic("from_int", w, signed, form, mode)
+                    if kind != "u64":  # The manual does not say what NaN gives there.
+                        found[f"cvt.{mode}i.{kind}.{name}"] = (w,), _arithmetic("to_int", size, form, signed, mode)
     # Without a mode it is to nearest, and may become one with an addition that has none: these are not known here.
     found["mul.f64"] = found["mul.rn.f64"]
 
     def convert(source: Format, to: Format, mode: str) -> Callable[[Term], Term]:
-        return lambda a: t.arithmetic("convert", sum(to), (a,), source, to, mode)
+        return _arithmetic("convert", sum(to), source, to, mode)
 
     found["cvt.f32.f16"] = (16,), convert(HALF, SINGLE, "rn")
     found["cvt.f64.f32"] = (32,), convert(SINGLE, TWICE, "rn")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.parity.proof.terms import BRAIN, HALF, TWICE, Format, Term, in_order, infinity
+from gpucast.parity.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
 
 Array = npt.NDArray[Any]
 
@@ -88,6 +88,12 @@ def _look_up(term: Term, at: Array) -> Array:
     if np.any((offset < 0) | (offset + size > len(memory)) | (offset % size != 0)):
         raise IndexError("a look-up reads outside of its table, or across its entries")
     return np.asarray(np.frombuffer(memory, f"<u{size}", len(memory) // size)[offset // size])
+
+
+def _search(term: Term, key: Array) -> Array:
+    bounds, values = term.param
+    found = np.searchsorted(np.array(bounds, np.uint64), key, side="right")
+    return np.array(values, _kind(term.width))[found]
 
 
 # ---- floating point, computed as float64 ----
@@ -185,13 +191,7 @@ def _to_int(term: Term, a: Array) -> Array:
 
 
 _OPERATIONS: dict[str, Callable[..., Array]] = {
-    "and": lambda t, a, b: a & b,
-    "or": lambda t, a, b: a | b,
-    "xor": lambda t, a, b: a ^ b,
-    "not": lambda t, a: ~a if a.dtype != object else a ^ ((1 << t.width) - 1),
-    "add": lambda t, a, b: a + b,
-    "sub": lambda t, a, b: a - b,
-    "mul": lambda t, a, b: a * b,
+    **{op: (lambda t, *args, compute=compute: compute(*args)) for op, compute in INTEGERS.items()},
     "udiv": _udiv,
     "eq": lambda t, a, b: a == b,
     "ult": lambda t, a, b: a < b,
@@ -202,6 +202,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     "join": _join,
     **dict.fromkeys(("shl", "lshr", "ashr"), _shift),
     "lookup": _look_up,
+    "search": _search,
     **dict.fromkeys(("fma", "fadd", "fmul", "integral"), _arithmetic),
     "convert": lambda t, a: encode(decode(a, t.param[0]), t.param[1], t.param[2]),
     "from_int": _from_int,

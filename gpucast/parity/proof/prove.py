@@ -14,7 +14,7 @@ from gpucast.codegen.cast import KernelSource
 from gpucast.codegen.fused import FusedArguments
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, run, run_many, seed
+from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
 from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.numbers import Array, evaluate
 from gpucast.parity.proof.ptx import Kernel
@@ -42,9 +42,6 @@ class Verdict:
     """`seconds` are those of each method: "exhaustion", or the name of a solver. It is proved where `problem` is ""."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    #: Different terms that were compared, and elements of which they are the result.
-    terms: int = 0
-    elements: int = 0
     launches: int = 0
     problem: str = ""
     counterexample: Counterexample | None = None
@@ -63,7 +60,7 @@ class Prover:
         source: KernelSource | BatchSource,
         kernel: Kernel,
         solvers: Sequence[str],
-        limit: float = 60,
+        limit: float = 300,
         verdict: Verdict | None = None,
     ) -> None:
         self.source, self.kernel, self.solvers, self.limit = source, kernel, solvers, limit
@@ -102,7 +99,6 @@ class Prover:
                 self._element(index, self._with_words(index, got, source, launch), wanted, launch)
                 if self.verdict.problem:
                     return
-                self.verdict.elements += 1
         self._cells(part, source, launch)
 
     def _specified(self, source: KernelSource, launch: Launch) -> Term:
@@ -157,26 +153,24 @@ class Prover:
         return got
 
     def _element(self, index: int, got: Term, wanted: Term, launch: Launch) -> None:
-        # The same names for all elements, whatever their index.
-        found = [x for x in t.variables(got) if not x.param.startswith("cell")]
-        own = {f"x{index}": "x", f"word{index}": "word"}
-        names = {x: t.var(own.get(x.param, f"{chr(97 + place)}{x.width}"), x.width) for place, x in enumerate(found)}
-        got = t.substitute(got, names)
-        if (got, wanted) in self._done or got is wanted:
+        own = {x: t.var(x.param.rstrip("0123456789"), x.width) for x in t.variables(got) if x.param in _own(index)}
+        alone = _alone(got, own)
+        if alone is wanted or (alone, wanted) in self._done:
             return
+        if self._differ(alone, wanted) is None:
+            self._done.add((alone, wanted))
+            return
+        got = t.substitute(got, own)
         model = self._differ(got, wanted)
         if model is not None:
-            codes = {int(x.param[1:]): model.get(new.param, 0) for x, new in names.items() if x.param[0] == "x"}
             every = t.variables(got, wanted)
             results = [
                 int(evaluate(term, {x: np.array(model.get(x.param, 0)) for x in every})) for term in (got, wanted)
             ]
-            codes.setdefault(index, model.get("x", 0))
+            codes = {int(name[1:]): code for name, code in model.items() if name[0] == "x" and name != "x"}
+            codes[index] = model.get("x", 0)
             self.verdict.problem = "an element differs from the specification"
             self.verdict.counterexample = Counterexample(index, codes, results[0], results[1], launch)
-        elif not self.verdict.problem:
-            self._done.add((got, wanted))
-            self.verdict.terms += 1
 
     def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
         """Inputs for which two terms differ, by name; None if there are none, or with a problem, none are known."""
@@ -198,7 +192,7 @@ class Prover:
         products = [x for x in t.in_order(wanted) if x.op == "fmul" and x.param[0] == t.TWICE]
         if len(products) != 1:
             return None
-        [specified], new, others = products, dict[Term, Term](), dict[Term, Term]()
+        [specified], new = products, dict[Term, Term]()
         product, beyond, nan = t.var("product", 64), t.var("beyond", 32), t.const(0x7FFFFFFF, 32)
         size, factor = t.magnitude(product), t.magnitude(specified.args[0])
         zero, infinite = t.const(0, 63), t.const(t.infinity(t.TWICE), 63)
@@ -206,8 +200,6 @@ class Prover:
             if x.op == "fmul" and x.width >= 32 and self._equal_numbers(x, specified):
                 rounded = t.arithmetic("convert", 32, (product,), t.TWICE, t.SINGLE, x.param[1])
                 new[x] = product if x.width == 64 else t.ite(t.is_nan(product, t.TWICE), nan, rounded)
-            elif x.op == "fmul":  # Of another element.
-                others[x] = t.var(f"other{len(others)}", x.width)
             elif x.op == "fma" and x.width == 32 and self._equal_numbers(x, specified):
                 sign = t.part(x.args[2], 31, 1)
                 cut = [y for y in new if y.width == 32 and t.magnitude(y) is t.magnitude(x.args[2])]
@@ -220,7 +212,7 @@ class Prover:
                 new[x] = t.ite(far, beyond, rest)
         if not new:
             return None
-        differ = t.invert(t.eq(t.substitute(got, new | others), t.substitute(wanted, {specified: product})))
+        differ = t.invert(t.eq(t.substitute(got, new), t.substitute(wanted, {specified: product})))
         limits = [
             t.invert(t.eq(t.magnitude(beyond), t.const(0, 31))),
             t.invert(t.conj(t.eq(factor, zero), t.ult(zero, size), t.invert(t.ult(infinite, size)))),
@@ -273,6 +265,27 @@ class Prover:
 
     def _spent(self, method: str, begin: float) -> None:
         self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.monotonic() - begin
+
+
+def _own(index: int) -> tuple[str, str]:
+    """The names of the unknowns that an element may depend on."""
+    return f"x{index}", f"word{index}"
+
+
+def _alone(got: Term, own: Mapping[Term, Term]) -> Term:
+    """A result with the same names for all elements: of its `own` inputs. What depends on inputs of others alone, such
+    as whether there is a NaN among them, is an unknown of its own: so more is asked than must hold, of less. What all
+    share, such as the scale, stays."""
+    mine, others, new = set(own), set[Term](), dict(own)
+    for term in t.in_order(got):
+        if not mine.isdisjoint(term.args):
+            mine.add(term)
+            for arg in term.args:
+                if arg in others and arg not in mine and arg not in new:
+                    new[arg] = t.var(f"other{len(new)}", arg.width)
+        if (term.op == "var" and term not in own and not is_cell(term)) or not others.isdisjoint(term.args):
+            others.add(term)
+    return t.substitute(got, new)
 
 
 def _every(found: Sequence[Term]) -> dict[Term, Array]:

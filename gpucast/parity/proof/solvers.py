@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -112,9 +112,21 @@ def _expression(term: Term, args: list[str]) -> str:
         return f"(concat {' '.join(reversed(args))})"
     if op == "sext":
         return f"((_ sign_extend {width - term.args[0].width}) {args[0]})"
+    if op == "search":
+        bounds, values = term.param
+        return _search(args[0], term.args[0].width, bounds, values, width)
     if op == "to_int":
         return _to_int(term, args[0])
     raise TypeError(f"proof: {op} has no meaning for solvers")
+
+
+def _search(key: str, bits: int, bounds: Sequence[int], values: Sequence[int], width: int) -> str:
+    if not bounds:
+        return f"(_ bv{values[0]} {width})"
+    middle = len(bounds) // 2
+    low = _search(key, bits, bounds[:middle], values[: middle + 1], width)
+    high = _search(key, bits, bounds[middle + 1 :], values[middle + 1 :], width)
+    return f"(ite (bvult {key} (_ bv{bounds[middle]} {bits})) {low} {high})"
 
 
 def _to_int(term: Term, bits: str) -> str:

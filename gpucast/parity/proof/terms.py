@@ -8,7 +8,10 @@ arrays of inputs, `smt` writes it as SMT-LIB. Floating-point values are bit-vect
 
 from __future__ import annotations
 
+import operator
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 #: Runs of equal bits up to which `&` and `|` with a constant are taken apart.
@@ -123,7 +126,20 @@ def part(term: Term, low: int, width: int) -> Term:
         return ARITHMETIC[op](*(part(arg, 0, width) for arg in args))
     if op == "sext" and low + width <= args[0].width:
         return part(args[0], low, width)
+    if op in ("search", "lookup"):
+        values = {value >> low & ((1 << width) - 1) for value in _values(op, term.width, term.param)}
+        if len(values) == 1:
+            return const(values.pop(), width)
     return make("part", width, (term,), low)
+
+
+@lru_cache(maxsize=64)
+def _values(op: str, width: int, param: Any) -> set[int]:
+    """What a "search" or a "lookup" may give."""
+    if op == "search":
+        return set(param[1])
+    _, memory = param
+    return {int.from_bytes(memory[at : at + width // 8], "little") for at in range(0, len(memory), width // 8)}
 
 
 def zext(term: Term, width: int) -> Term:
@@ -175,7 +191,7 @@ def bitwise(op: str, *args: Term) -> Term:
 def _bitwise(op: str, args: tuple[Term, ...]) -> Term:
     width, a, b = args[0].width, args[0], args[-1]
     if all(arg.constant for arg in args):
-        return const(_INTEGERS[op](*(arg.param for arg in args)), width)
+        return const(INTEGERS[op](*(arg.param for arg in args)), width)
     if op == "not":
         return a.args[0] if a.op == "not" else make("not", width, args)
     if a.constant or (id(a) > id(b) and not b.constant):
@@ -208,7 +224,7 @@ def conj(*terms: Term) -> Term:
 
 def _two(op: str, a: Term, b: Term) -> Term:
     if a.constant and b.constant:
-        return const(_INTEGERS[op](a.param, b.param), a.width)
+        return const(INTEGERS[op](a.param, b.param), a.width)
     return make(op, a.width, (a, b))
 
 
@@ -245,7 +261,9 @@ def negate(a: Term) -> Term:
 
 
 def udiv(a: Term, b: Term) -> Term:
-    return _two("udiv", a, b)
+    if a.constant and b.constant and b.param:
+        return const(a.param // b.param, a.width)
+    return make("udiv", a.width, (a, b))
 
 
 def shift(op: str, a: Term, by: Term) -> Term:
@@ -334,14 +352,15 @@ def ite(condition: Term, a: Term, b: Term) -> Term:
 
 def search(key: Term, bounds: Sequence[int], values: Sequence[int], width: int) -> Term:
     """The value whose number is the count of bounds (ascending) that are at or below the unsigned key."""
-    if len(values) == 1:
-        return const(values[0], width)
-    middle = len(bounds) // 2
-    if bounds[middle] >> key.width:
-        return search(key, bounds[:middle], values[: middle + 1], width)
-    low = search(key, bounds[:middle], values[: middle + 1], width)
-    return ite(
-        ult(key, const(bounds[middle], key.width)), low, search(key, bounds[middle + 1 :], values[middle + 1 :], width)
+    within = bisect_left(bounds, 1 << key.width)
+    steps = [at for at in range(within) if values[at] != values[at + 1]]
+    if key.constant or not steps:
+        return const(values[bisect_right(bounds[:within], key.param) if key.constant else 0], width)
+    return make(
+        "search",
+        width,
+        (key,),
+        (tuple(bounds[at] for at in steps), (values[steps[0]], *(values[at + 1] for at in steps))),
     )
 
 
@@ -383,15 +402,15 @@ def arithmetic(op: str, width: int, args: tuple[Term, ...], *param: Any) -> Term
     return make(op, width, args, param)
 
 
-_INTEGERS: dict[str, Callable[..., int]] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-    "not": lambda a: ~a,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "udiv": lambda a, b: a // b if b else -1,
+#: Of integers and of arrays of them; only the lowest bits of the result count.
+INTEGERS: dict[str, Callable[..., Any]] = {
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": operator.invert,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
 }
 
 
@@ -437,6 +456,9 @@ def rebuild(term: Term, args: tuple[Term, ...]) -> Term:
         return sext(args[0], term.width)
     if term.op == "join":
         return join(args)
+    if term.op == "search":
+        bounds, values = term.param
+        return search(args[0], bounds, values, term.width)
     if term.op in ("shl", "lshr", "ashr"):
         return shift(term.op, *args)
     return make(term.op, term.width, args, term.param)

@@ -32,7 +32,6 @@ from gpucast.cli.arguments import positive
 _RESERVE = GRACE + 2.0
 #: The fewest seconds with which a part is started.
 _LEAST = 5.0
-_INFO_SECONDS = 60.0
 #: Nothing is lost where the report has little time to end: it writes no lines.
 _REPORT_GRACE = 1.0
 
@@ -178,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.parts:
         if name not in (*CALLS, *names):
             parser.error(f"{name} is no part; expected some of {', '.join((*CALLS, *names))}")
-    begin = time.monotonic()
+    begin, seconds = time.monotonic(), positive(os.environ.get("GPU_SECONDS") or "570")
     asked = arguments.parts or list(CALLS)
     chosen = [part for part in PARTS if part.name in asked or part.call in asked]
     python = os.environ.get("PYTHON") or sys.executable
@@ -192,7 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "GPUCAST_CACHE_SIZE": os.environ.get("GPUCAST_CACHE_SIZE") or "1024",
         VARIABLE: commit(),
     }
-    facts = gpu_facts(python, environment)
+    # A machine that is busy takes long to begin; without an answer the rest of the call is of no use.
+    facts = gpu_facts(python, environment, seconds / 2)
     if facts is None:
         print("bench/gpu.sh: there is no GPU that gpucast can use", file=sys.stderr)
         return 1
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         print(f"bench/gpu.sh: goes on with {len(there)} files of {os.environ['GPU_ARCHIVE']}", flush=True)
     results = Path(os.environ.get("RESULTS") or ROOT / "bench" / "results")
-    run = Run(python, files, results, begin + positive(os.environ.get("GPU_SECONDS") or "570"), environment)
+    run = Run(python, files, results, begin + seconds, environment)
     before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         run.parts(chosen, arguments.parts, max(COMPILE[part.call] for part in chosen))
@@ -218,12 +218,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run.end_of_run()
 
 
-def gpu_facts(python: str, environment: dict[str, str]) -> dict[str, Any] | None:
+def gpu_facts(python: str, environment: dict[str, str], seconds: float) -> dict[str, Any] | None:
     """GPU, driver and CUDA as reported by `gpucast info`; None, with its verdict on stderr, if casts cannot run."""
     command = [python, "-m", "gpucast", "info", "--json"]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_INFO_SECONDS, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False
         )
         found = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:

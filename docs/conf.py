@@ -31,6 +31,8 @@ html_show_sourcelink = False
 # Docstrings are written for readers of the code: a name in single backticks is a link where there is such a thing.
 default_role = "py:obj"
 napoleon_google_docstring = False
+# What is said of two parameters at once stands there once.
+napoleon_use_param = False
 # Both hold text in the docstrings here, beside what NumPy's style has in them.
 napoleon_custom_sections = ["Returns", "Raises"]
 autodoc_member_order = "bysource"

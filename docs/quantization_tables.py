@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tables import markdown
 
-from bench import host_quantize
+from bench import host_quantize, loaders, quantization_peers
 from bench.quantization_error import RESULT, table
 from gpucast.quantization import FORMATS, Format
 
@@ -33,6 +33,20 @@ def errors() -> str:
     return table(json.loads(RESULT.read_text(encoding="utf-8")))
 
 
+def peers() -> str:
+    """The committed figures of other tools."""
+    figures = json.loads(quantization_peers.RESULT.read_text(encoding="utf-8"))
+    tools = ", ".join(f"{tool} {version}" for tool, version in figures["tools"].items())
+    return f"{quantization_peers.table(figures)}\n\nMeasured with {tools}."
+
+
+def loaded() -> str:
+    """The committed figures of loaders of checkpoints."""
+    figures = json.loads(loaders.RESULT.read_text(encoding="utf-8"))
+    tools = ", ".join(f"{tool} {version}" for tool, version in figures["tools"].items())
+    return f"{loaders.table(figures)}\n\nMeasured with {tools}."
+
+
 def host_speed() -> str:
     """The committed figures of the host."""
     return host_quantize.table(host_quantize.newest())
@@ -41,5 +55,7 @@ def host_speed() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "formats": formats,
     "quantization_errors": errors,
+    "loaders": loaded,
+    "quantization_peers": peers,
     "quantization_host_speed": host_speed,
 }

@@ -142,7 +142,7 @@ private:
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE bool by_reciprocals(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         typedef ReciprocalCodes<DType> B;
-        const bool limited = !fits || u32(F::scale::bits) < 32;
+        const bool limited = !fits || F::clamps;
         float low = 0, high = 0;
         if constexpr (limited && DType::is_int) {
             low = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::lowest) - scale.zero_point));
@@ -196,8 +196,7 @@ private:
 #pragma unroll
             for (u32 j = 0; j < 4; ++j) {
                 float q = ptx::as_float(by_float ? odd[j] | (x[j] & 0x80000000) : odd[j]);
-                // A scale of fewer bits may be rounded to one below amax / the largest element.
-                if constexpr (!fits || u32(F::scale::bits) < 32) q = ptx::min(ptx::max(q, least), most);
+                if constexpr (!fits || F::clamps) q = ptx::min(ptx::max(q, least), most);
                 // The sum with 1.5 * 2^23 has the nearest integer in its low bits.
                 part[j] = ptx::bits(ptx::add_rn(q, ptx::as_float(0x4b400000))) + u32(scale.zero_point);
             }

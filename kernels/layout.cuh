@@ -206,18 +206,19 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
         const u32 byte = lanes * 0x01041040;
         word = i % 16 == 0 ? byte >> 24 : ptx::prmt(word, byte, i % 16 == 4 ? 0x3270 : i % 16 == 8 ? 0x3710 : 0x7210);
     } else if constexpr (Bits == 6) {
-        static_assert(N == 4 && Bytes % 12 == 0, "whole words");
+        static_assert(N == 4, "whole bytes");
         // Pairs and then all four are brought together by shifts to the left, which multiplications do; masks clear what
         // is shifted along. They end in the upper three bytes.
         const u32 pairs = (lanes << 2 & 0x00ff00ff) | (lanes & 0xff00ff00);
         const u32 four = ((pairs << 4 & 0x3ffff) | (pairs & 0xfffc0000)) << 2;
         // Sixteen elements are three words. A group that ends in the next word is put there in full; the next group
-        // replaces the bytes that do not belong there.
+        // replaces the bytes that do not belong there. Where there is none, they are shifted out.
+        const bool last = i + N == Bytes * 8 / Bits;
         if (i % 16 == 0) {
-            word = four;
+            word = last ? four >> 8 : four;
         } else {
             word = ptx::prmt(word, four, i % 16 == 4 ? 0x5321 : i % 16 == 8 ? 0x6532 : 0x7653);
-            if (i % 16 != 12) tile.word[i * Bits / 32 + 1] = four;
+            if (i % 16 != 12) tile.word[i * Bits / 32 + 1] = last ? four >> (i % 16 == 4 ? 16 : 24) : four;
         }
     } else {
         put<N * Bits>(tile, i / N, lanes);

@@ -54,7 +54,7 @@ GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeA
     const bool here = begin < n;
     SrcTile in = {};
     if (here) load_aligned(src + begin * i64(Src::bits) / 8, in);
-    BlockStats<V, F::zero_points, !F::nan_in_scale> stats = {0, 0};
+    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
     const bool finite = stats.template add_tile<Src, Elements>(in);
     GPUCAST_MERGE(lanes, stats);
     if (!here) return;
@@ -76,7 +76,7 @@ GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeA
 // ---- the passes of all other blocks ----
 
 // The statistics of a part of a block, by `Lanes` threads. In `given.stats` the first parts of all blocks come first.
-template <typename V, typename Src, typename Index, bool zero_points, bool finite_only, u32 Lanes, u32 Threads>
+template <typename V, typename Src, typename Index, bool two_sided, bool finite_only, u32 Lanes, u32 Threads>
 GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments& given) {
     typedef typename V::Word Word;
     const u32 bytes = Src::bits / 8, vector = 16 / bytes, prefetched = 4;
@@ -84,7 +84,7 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x;
     const Index team = Index(thread / Lanes);
     const u32 lane = u32(thread) % Lanes;
-    BlockStats<V, zero_points, finite_only> stats = {0, 0};
+    BlockStats<V, two_sided, finite_only> stats = {0, 0};
     if (thread < n) {
         const Index count = Index(blocks.count()), part = team / count, block = team - part * count;
         const Index above = block / Index(blocks.grid_columns), outer = above / Index(blocks.grid_rows);
@@ -143,7 +143,7 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
         }
     }
     GPUCAST_MERGE(Lanes, stats);
-    if (thread < n && lane == 0) reinterpret_cast<BlockStats<V, zero_points, finite_only>*>(given.stats)[team] = stats;
+    if (thread < n && lane == 0) reinterpret_cast<BlockStats<V, two_sided, finite_only>*>(given.stats)[team] = stats;
 }
 
 // Merges the statistics of all parts of a block, by a warp. A macro, because it holds GPUCAST_MERGE.
@@ -157,7 +157,7 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
 template <typename F, typename V, typename Float, typename Double, bool keep, u32 Threads>
 GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     const i64 count = given.blocks.count(), block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
-    BlockStats<V, F::zero_points, !F::nan_in_scale> stats = {0, 0};
+    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
     GPUCAST_PARTS(stats, block, count);
     if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
     const Scale scale = scale_of<F, Float, Double>(stats, global_value<F>(given.global_scale));

@@ -14,7 +14,7 @@ struct TileKernel {
     typedef typename F::element DType;
     typedef TileShape<G> Shape;
     typedef TileMemory<F, V, G> Memory;
-    typedef BlockStats<V, F::zero_points, !F::nan_in_scale> Stats;
+    typedef BlockStats<V, F::two_sided, !F::nan_in_scale> Stats;
     typedef Divisor<F, Src, Float, Double> Quotients;
     typedef typename CodeOf<Src::bits>::type SrcCode;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;

@@ -38,10 +38,10 @@ struct Finite : DType {
     enum : bool { has_nan = 0 };
 };
 
-// The largest magnitudes of a block, as bits: `high` of all its numbers, or where there are zero points `low` of the
-// negative ones and `high` of the others. With `finite_only` NaN and infinities are left out; else they count as above
+// The largest magnitudes of a block, as bits: `high` of all its numbers, or if `two_sided` `low` of the negative ones
+// and `high` of the others. With `finite_only` NaN and infinities are left out; else they count as above
 // all numbers.
-template <typename V, bool zero_points, bool finite_only>
+template <typename V, bool two_sided, bool finite_only>
 struct BlockStats {
     typedef typename V::Word Word;
     Word low, high;
@@ -49,7 +49,7 @@ struct BlockStats {
     GPUCAST_INLINE void add(Word bits) {
         Word magnitude = bits & ~Word(V::sign);
         if constexpr (finite_only) magnitude = magnitude < Word(V::infinity) ? magnitude : 0;
-        if constexpr (zero_points) {
+        if constexpr (two_sided) {
             if ((bits & Word(V::sign)) != 0) {
                 low = magnitude > low ? magnitude : low;
                 return;
@@ -61,7 +61,7 @@ struct BlockStats {
     template <typename Src, u32 Elements, u32 Bytes>
     GPUCAST_INLINE bool add_tile(const Tile<Bytes>& in) {
         Word largest = 0;
-        if constexpr (!zero_points && Src::bits == 16 && GPUCAST_ARCH >= 900) {
+        if constexpr (!two_sided && Src::bits == 16 && GPUCAST_ARCH >= 900) {
             // As unsigned integers negative codes are above all others, and as signed integers below. So `any` has the
             // largest magnitude of the negative numbers, if there are any, and `positive` that of the others.
             u32 any = in.word[0], positive = any;
@@ -73,16 +73,16 @@ struct BlockStats {
             const u32 pair = ptx::max_s16x2(positive, any & repeated<16>(0x7fff));
             const u32 low = pair << 16, high = pair & 0xffff0000;
             largest = V::of((low > high ? low : high) >> 16);
-        } else if constexpr (!zero_points && Src::bits == 32 && GPUCAST_ARCH >= 800) {
+        } else if constexpr (!two_sided && Src::bits == 32 && GPUCAST_ARCH >= 800) {
             float most = 0;
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) most = ptx::max_nan(most, ptx::abs(ptx::as_float(in.word[i])));
             largest = ptx::bits(most) & 0x7fffffff;
         } else {
-            BlockStats<V, zero_points, false> all = {0, 0};
+            BlockStats<V, two_sided, false> all = {0, 0};
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) all.add(V::of(get<Src::bits, Word>(in, i)));
-            if constexpr (zero_points) low = all.low > low ? all.low : low;
+            if constexpr (two_sided) low = all.low > low ? all.low : low;
             largest = all.high;
             if (all.has_nonfinite()) largest = Word(V::infinity);
         }
@@ -97,12 +97,12 @@ struct BlockStats {
         return finite;
     }
     GPUCAST_INLINE void merge(const BlockStats& other) {
-        if constexpr (zero_points) low = other.low > low ? other.low : low;
+        if constexpr (two_sided) low = other.low > low ? other.low : low;
         high = other.high > high ? other.high : high;
     }
 #ifndef GPUCAST_HOST
     GPUCAST_INLINE BlockStats other(u32 step) const {
-        return {zero_points ? __shfl_xor_sync(~0u, low, step) : 0, __shfl_xor_sync(~0u, high, step)};
+        return {two_sided ? __shfl_xor_sync(~0u, low, step) : 0, __shfl_xor_sync(~0u, high, step)};
     }
 #endif
     GPUCAST_INLINE bool has_nonfinite() const { return (low > high ? low : high) >= Word(V::infinity); }
@@ -147,8 +147,9 @@ GPUCAST_INLINE int to_integer(u32 odd) {
 template <typename F, typename Float, typename Double, typename V>
 GPUCAST_INLINE void wide_scale(Scale& scale, typename V::Word low_bits, typename V::Word high_bits, float global) {
     typedef typename F::scale DType;
-    const double high = V::number(high_bits), low = F::zero_points ? V::number(low_bits) : 0;
-    const double spread = F::zero_points ? high + low : high;
+    const double high = V::number(high_bits), low = F::two_sided ? V::number(low_bits) : 0;
+    const double negative = low * F::negative_weight();
+    const double spread = F::zero_points ? high + low : high > negative ? high : negative;
     const u64 ratio = ptx::bits(spread / (F::divisor() * ptx::cvt_f64(global)));
     scale.code = u32(cast_code<Double, DType>(ratio, typename F::scale_rule()));
     if constexpr (F::zero_points) {
@@ -171,15 +172,17 @@ GPUCAST_INLINE Scale finished(Scale scale) {
 }
 
 template <typename F, typename Float, typename Double, typename V, bool finite_only>
-GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::zero_points, finite_only>& stats, float global) {
+GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, float global) {
     typedef typename F::scale DType;
     Scale scale = {0, 0, F::nan_in_scale && stats.has_nonfinite()};
-    // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect.
-    if constexpr (V::wide || F::zero_points || (DType::is_e8m0 && F::exponent == 0)) {
+    // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect. Scales of
+    // BFLOAT16 are rare.
+    if constexpr (V::wide || F::two_sided || u32(DType::bits) == 16 || (DType::is_e8m0 && F::exponent == 0)) {
         if (!scale.is_nan) wide_scale<F, Float, Double, V>(scale, stats.low, stats.high, global);
     } else if constexpr (DType::is_e8m0) {
-        // With amax = f * 2^a and the divisor d * 2^e, where 1 <= f, d < 2, the scale is 2^(a - e), or rounded up one
-        // power more if f > d: `carry` is added for this.
+        // With amax = f * 2^a and the divisor d * 2^e, where 1 <= f, d < 2, the quotient rounded up is 2^(a - e), or one
+        // power more if f > d; rounded down it is 2^(a - e) if f >= d, else one power less. `carry` is added for this,
+        // and `exponent` is e, or if d > 1 is rounded down, e + 1.
         const int power = int((stats.high + u32(F::carry)) >> 23) - int(F::exponent);
         scale.code = u32(power > 0 ? power : 0);
     } else if constexpr (u32(DType::bits) == 32) {

@@ -166,16 +166,16 @@ struct TileMemory {
     template <u32 Count>
     struct Extremes {
         Word high[Count];
-        Word low[F::zero_points ? Count : 1];
+        Word low[F::two_sided ? Count : 1];
 
         template <typename Stats>
         GPUCAST_INLINE void put(u32 i, const Stats& stats) {
             high[i] = stats.high;
-            if constexpr (F::zero_points) low[i] = stats.low;
+            if constexpr (F::two_sided) low[i] = stats.low;
         }
         template <typename Stats>
         GPUCAST_INLINE void merge_into(Stats& stats, u32 i) const {
-            stats.merge({F::zero_points ? low[F::zero_points ? i : 0] : 0, high[i]});
+            stats.merge({F::two_sided ? low[F::two_sided ? i : 0] : 0, high[i]});
         }
     };
     template <u32 Count>

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from endings import HANGS
+
 # What a user's cache holds is no matter of the tests: those of the library make their own, and so does --native.
 os.environ["GPUCAST_NATIVE"] = "0"
 # JAX would take three quarters of a GPU's memory in each of several test processes.
@@ -37,6 +39,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["GPUCAST_CACHE_DIR"] = folder.name
     # Compiled before the cast goes on, so that the next one of its type finds the library in every run.
     processes.in_background = lambda function, name: function(processes.Commands())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def busy_machine() -> None:
+    """The host's compiler has the time that it takes: a user's casts go on without a library that comes late."""
+    from gpucast.native import library
+
+    library._TIMEOUT = HANGS
 
 
 @pytest.fixture(scope="session")

@@ -3,16 +3,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import FORMATS, Format, find
 from gpucast.reference import quantize as reference
 
 Array = npt.NDArray[Any]
+
+#: The formats of the table, and for each element those with its further rules.
+ALL = FORMATS | {
+    name: find(name, "tests")
+    for name in (
+        "mxfp8e4m3_even mxfp8e5m2_even mxfp6e2m3_even mxfp6e3m2_even mxfp4_even int8_axis_full_range "
+        "int4_32_full_range int2_tensor_full_range int8_64_no_clipping int4_axis_no_clipping int2_128_no_clipping"
+    ).split()
+}
+#: And with scales of BFLOAT16.
+ALL |= {
+    f"{name}_bfloat16": replace(ALL[name], name=f"{name}_bfloat16", scale=dtype("BFLOAT16"))
+    for name in ("int4_32_full_range", "int8_axis", "uint4_zp_32", "float8e4m3fn_128x128", "float8e5m2_tensor")
+}
 
 #: Two blocks of 128 and more of the others, the last ones ragged.
 LENGTH = 133

@@ -17,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.codegen.host import HostUnit, cast_unit, counted_unit
+from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, stochastic_unit
 from gpucast.compile import cxx
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
+from gpucast.core.random import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
+from gpucast.native import stochastic as native_stochastic
 from gpucast.parity import hard_values
 from gpucast.quantization import host as quantization_host
 from gpucast.reference import casting as reference
@@ -44,10 +46,22 @@ def sanitized(unit: HostUnit) -> ctypes.CDLL:
         return ctypes.CDLL(str(made))
 
 
+def codes_of(rule: CastRule, size: int) -> Any:
+    if rule.src.bits > 16:
+        return hard_values.codes(rule.src, rule.dst, seed=7, share=0, random=9)[:size]
+    return np.arange(size).astype(rule.src.code_numpy)
+
+
+def check_at_random(cast: native_stochastic.StochasticCast, rule: CastRule, size: int) -> None:
+    codes, random = codes_of(rule, size), Random(11, 2**64 - 6)
+    out = np.empty(codes.size, rule.dst.code_numpy)
+    cast(codes, out, random)
+    wanted = reference.apply(codes.view(rule.src.numpy), rule, reference.random_words(random, codes.size))
+    assert np.array_equal(out, wanted.view(rule.dst.code_numpy)), rule
+
+
 def check(cast: Any, rule: CastRule, size: int) -> None:
-    codes = hard_values.codes(rule.src, rule.dst, seed=7, share=0, random=9)[:size] if rule.src.bits > 16 else None
-    if codes is None:
-        codes = np.arange(size).astype(rule.src.code_numpy)
+    codes = codes_of(rule, size)
     out = np.empty(codes.size, rule.dst.code_numpy)
     cast(codes, out)
     assert np.array_equal(out, reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)), rule
@@ -69,7 +83,12 @@ def main() -> None:
             for rule in counted:
                 for size in (0, 1, 7, 700):
                     check(native_cast.CountedCast(library, rule), rule, size)
-        count += len(rules) + len(counted)
+        at_random = [rule for rule in native_stochastic._rules(src) if rng.random() < 1 / 8]
+        library = sanitized(stochastic_unit(at_random))
+        for rule in at_random:
+            for size in (0, 1, 7, 700):
+                check_at_random(native_stochastic.StochasticCast(library, rule), rule, size)
+        count += len(rules) + len(counted) + len(at_random)
     host_native.library = lambda make, *arguments, nbytes=0: sanitized(make(*arguments))  # type: ignore[assignment]
     x = rng.standard_normal((5, 70)).astype(np.float32) * 40
     for name in ("float8e4m3fn_tensor", "mxfp6e3m2", "nvfp4", "int8_32", "uint4_zp_32"):

@@ -83,4 +83,9 @@ def _compiled(rule: CastRule, nbytes: int) -> compiled.CompiledCast | None:
     return native.cast.find(rule, nbytes)
 
 
+def _compiled_stochastic(rule: CastRule, nbytes: int) -> compiled.StochasticCast | None:
+    return native.stochastic.find(rule, nbytes)
+
+
 compiled.FINDERS.append(_compiled)
+compiled.STOCHASTIC_FINDERS.append(_compiled_stochastic)

@@ -30,7 +30,6 @@ def add(commands: Any) -> None:
         "bench",
         help="measure the speed of casts on the GPU",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_true", help=f"take about {_SECONDS:.0f} seconds (the default)")

@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, get_args
 
 from gpucast import checkpoints
 from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
@@ -24,6 +24,7 @@ from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType
 from gpucast.core.errors import printable, printable_lines
+from gpucast.core.formats import ScaleRule
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target
@@ -44,7 +45,6 @@ def add(commands: Any) -> None:
         aliases=["cast"],
         help="cast the tensors of a file, or of all files of a checkpoint",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", metavar="IN")
     parser.add_argument("output", metavar="OUT")
@@ -93,10 +93,12 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
     )
     parser.add_argument(
+        "--scale-rule",
         "--mx-rule",
-        choices=scaling.MX_RULES,
-        help="for --scale mx: the power of two below what a block needs, which clamps its largest values (OCP MX), or "
-        "above (default: up for float8 with --style compressed-tensors, else floor)",
+        choices=get_args(ScaleRule),
+        help="how a scale comes from its block's largest magnitude: for mx the power of two below (floor: OCP MX), "
+        "above (up) or nearest (even); for symmetric integers amax (by 7 for 4 bits), full_range (by 7.5) or "
+        "no_clipping (by 7, negative numbers by 8) (default: as the tool of the style does; else floor and amax)",
     )
     parser.add_argument(
         "--style",
@@ -185,15 +187,13 @@ def run(args: argparse.Namespace) -> int:
         detail,
         args.style,
         args.seed,
-        args.mx_rule,
+        args.scale_rule,
         args.shard_size,
     )
     paths = args.input, args.output
     if args.scheduler is not None:
         # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
-    if args.mx_rule is not None and args.scale != "mx":
-        raise ValueError("--mx-rule goes with --scale mx")
     plan = checkpoints.make_plan(*paths, request, args.overwrite)
     if args.report is not None:
         _check_report(args.report, plan)

@@ -21,7 +21,6 @@ def add(commands: Any) -> None:
         "fold",
         help="replace the casts of constants in an ONNX model by their results",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", metavar="IN")
     parser.add_argument("output", metavar="OUT", help="may be IN, with --overwrite")

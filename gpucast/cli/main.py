@@ -23,10 +23,13 @@ from gpucast.core.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser, of commands too, whose errors are short: the usage of `convert` alone has a dozen lines."""
+    """A parser, of commands too, whose errors show what must be given: all usage of `convert` has a dozen lines."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n(see {self.prog} --help)\n")
+        usage = self._get_formatter()
+        usage.add_usage(None, [action for action in self._actions if action.required or not action.option_strings], [])
+        required = usage.format_help().rstrip()
+        self.exit(2, f"{required} [options]\n{self.prog}: error: {message}\n(see {self.prog} --help)\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,7 +39,6 @@ def add(commands: Any) -> None:
         "parity",
         help="compare casts with the exact reference",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument("--full", action="store_true", help="try every rule of every pair")

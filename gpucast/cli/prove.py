@@ -29,7 +29,6 @@ def add(commands: Any) -> None:
         "prove",
         help="prove kernels right for every input",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs (default: all)")
     parser.add_argument("--arch", default="sm_90", help="what NVRTC compiles for (default: %(default)s)")

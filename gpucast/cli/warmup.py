@@ -28,7 +28,6 @@ def add(commands: Any) -> None:
         "warmup",
         help="compile kernels ahead of time",
         description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument(

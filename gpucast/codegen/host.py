@@ -18,7 +18,9 @@ from gpucast.core.rule import CastRule
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
 _PTX = "instructions.cuh"
-#: That the arithmetic of blocks names.
+#: What random rounding needs.
+_RANDOM = ("philox.cuh", "stochastic.cuh")
+#: That the loops name.
 _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 
 
@@ -42,6 +44,14 @@ def counted_unit(rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``: what it
     counts is said in ``kernels/host/casts.hpp``."""
     return _casts("GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
+
+
+def stochastic_unit(rules: Sequence[CastRule]) -> HostUnit:
+    """For each rule, with random rounding, ``void NAME(from, to, n, uint64 seed, uint64 first, uint64 skip)``
+    (``kernels/host/stochastic.hpp``)."""
+    return _casts(
+        "GPUCAST_STOCHASTIC_CAST", {kernel_name(rule): rule for rule in rules}, ["casts.hpp", "stochastic.hpp"], _RANDOM
+    )
 
 
 def scaled_unit(src: DType, rules: Sequence[CastRule]) -> HostUnit:
@@ -84,9 +94,12 @@ def file_unit() -> HostUnit:
     return HostUnit(kernel_file("host/files.hpp"), ("cast_file", "sum_words", "look8", "look16", "look32"))
 
 
-def _casts(macro: str, rules: dict[str, CastRule]) -> HostUnit:
+def _casts(
+    macro: str, rules: dict[str, CastRule], files: Sequence[str] = ("casts.hpp",), more: Sequence[str] = ()
+) -> HostUnit:
     lines = [f"{macro}({name}, {rule.src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in rules.items()]
-    return _unit([kind for rule in rules.values() for kind in (rule.src, rule.dst)], ["casts.hpp"], lines, rules)
+    types = (kind for rule in rules.values() for kind in (rule.src, rule.dst))
+    return _unit((*_COMPUTE, *types), files, lines, rules, more)
 
 
 def _blocks(types: Iterable[DType], runs: dict[str, str]) -> HostUnit:
@@ -94,17 +107,24 @@ def _blocks(types: Iterable[DType], runs: dict[str, str]) -> HostUnit:
     return _unit((*_COMPUTE, *types), ["casts.hpp", "blocks.hpp"], lines, ("each_run", *runs))
 
 
-def _unit(types: Iterable[DType], files: Sequence[str], lines: Sequence[str], functions: Iterable[str]) -> HostUnit:
+def _unit(
+    types: Iterable[DType],
+    files: Sequence[str],
+    lines: Sequence[str],
+    functions: Iterable[str],
+    more: Sequence[str] = (),
+) -> HostUnit:
+    """`more`: further files of rules."""
     loops = "\n".join(kernel_file(f"host/{name}") for name in files)
-    return HostUnit(join(_rules(), dict(structs(*types)), [loops, *lines]), tuple(functions))
+    return HostUnit(join(_rules(*more), dict(structs(*types)), [loops, *lines]), tuple(functions))
 
 
 def _rule(rule: CastRule) -> str:
     return f"gpucast::CastRule<{options(rule)}>"
 
 
-@lru_cache(maxsize=1)
-def _rules() -> str:
-    """The prelude up to the cast of one element, with the host's instructions in place of PTX."""
-    rules = FILES[: FILES.index("element.cuh") + 1]
+@lru_cache(maxsize=2)
+def _rules(*more: str) -> str:
+    """The prelude up to the cast of one element, with the host's instructions in place of PTX, and further files."""
+    rules = (*FILES[: FILES.index("element.cuh") + 1], *more)
     return "\n".join(map(kernel_file, ("host/instructions.hpp", *(name for name in rules if name != _PTX))))

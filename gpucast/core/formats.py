@@ -9,25 +9,33 @@ What the scale rules mean, number by number, is in `gpucast.quantization.referen
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from gpucast.core.dtypes import DType, dtype
 
-__all__ = ["FORMATS", "SOURCES", "Format", "Parts", "find"]
+__all__ = ["FORMATS", "SOURCES", "Format", "Parts", "ScaleRule", "find"]
 
-#: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "floor" (the
-#: power of two of OCP MX), "up" (the next power of two above amax / the largest element).
-ScaleRule = Literal["amax", "floor", "up"]
+#: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "full_range" (by
+#: half of what lies between the lowest and the largest integer), "no_clipping" (as "amax", but the lowest integer is
+#: used for negative numbers), "floor" (the power of two of OCP MX), "up" (the next power of two above amax / the
+#: largest element), "even" (as "floor", after amax is rounded to the bits of an element).
+ScaleRule = Literal["amax", "full_range", "no_clipping", "floor", "up", "even"]
 #: Which elements share a scale: all ("tensor"), those of one index of the axis ("axis"), or blocks of these lengths,
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
 
-_FLOAT, _E8M0, _E4M3 = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("FLOAT8E4M3FN")
+_FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
 #: The types of the arrays that can be quantized.
 SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
-_RULES: dict[DType, tuple[ScaleRule, ...]] = {_FLOAT: ("amax",), _E4M3: ("amax",), _E8M0: ("floor", "up")}
+#: The first is that of the table's names without an ending.
+_RULES: dict[DType, tuple[ScaleRule, ...]] = {
+    _FLOAT: ("amax", "full_range", "no_clipping"),
+    _BFLOAT16: ("amax", "full_range", "no_clipping"),
+    _E4M3: ("amax",),
+    _E8M0: ("floor", "up", "even"),
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Format:
     name: str
     #: The type of the codes: a float or integer type of at most 8 bits.
     element: DType
-    #: The type of the scales: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0.
+    #: The type of the scales: FLOAT, BFLOAT16, FLOAT8E4M3FN or FLOAT8E8M0.
     scale: DType
     block: Block
     rule: ScaleRule
@@ -76,10 +84,12 @@ class Format:
             raise ValueError(
                 f"{self._caller}block={self.block!r} must be 'tensor', 'axis' or one or two positive lengths"
             )
-        if self.zero_points and not (element.family == "int" and scale is _FLOAT):
-            raise ValueError(f"{self._caller}zero points need integers with FLOAT scales")
+        if self.zero_points and not (element.family == "int" and self.has_float_scales):
+            raise ValueError(f"{self._caller}zero points need integers with FLOAT or BFLOAT16 scales")
         if element.family == "int" and not element.signed and not self.zero_points:
             raise ValueError(f"{self._caller}{element} needs zero points: without them it has no negative numbers")
+        if self.rule in ("full_range", "no_clipping") and (element.family != "int" or self.zero_points):
+            raise ValueError(f"{self._caller}rule={self.rule!r} is for integers without zero points")
         if self.global_scale and scale is not _E4M3:
             raise ValueError(f"{self._caller}a global scale goes with scales of {_E4M3}, not of {scale}")
 
@@ -94,22 +104,50 @@ class Format:
 
     @cached_property
     def divisor(self) -> float:
-        """What the largest magnitude of a block is divided by: the largest element; for "floor" its power of two."""
-        largest = float(self.element.max)
-        return 2.0 ** math.floor(math.log2(largest)) if self.rule == "floor" else largest
+        """What the largest magnitude of a block is divided by: the largest element; for "floor" its power of two. For
+        "even" the smallest number that rounds to twice that power, over 2; the scale is then rounded down too."""
+        element, largest = self.element, float(self.element.max)
+        power = 2.0 ** math.floor(math.log2(largest))
+        if self.rule == "full_range":
+            return float(element.max - element.min) / 2
+        if self.rule == "even":
+            mantissa_bits = element.mantissa_bits if element.is_float else element.bits - 2
+            return power * (1 - 2.0 ** -(mantissa_bits + 2))
+        return power if self.rule == "floor" else largest
+
+    @property
+    def negative_weight(self) -> float:
+        """What the magnitudes of negative numbers are multiplied by where a block's largest one is sought: below 1 if
+        the lowest integer is used."""
+        return float(self.element.max / -self.element.min) if self.rule == "no_clipping" else 1.0
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether a block's scale depends on the signs of its numbers."""
+        return self.zero_points or self.rule == "no_clipping"
+
+    @property
+    def rounds_down(self) -> bool:
+        """Whether scales that are powers of two are rounded down."""
+        return self.rule in ("floor", "even")
 
     @cached_property
     def smallest_scale(self) -> float:
         """No scale is below: FLOAT's smallest normal number (its reciprocal is finite, and processors that flush
         subnormals read it too), the smallest positive number of a narrow type."""
-        if self.scale is _FLOAT:
-            return 2.0 ** (1 - _FLOAT.bias)
+        if self.has_float_scales:
+            return 2.0 ** (1 - self.scale.bias)
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
 
     @property
     def nan_in_scale(self) -> bool:
         """True: a block with NaN or infinity has the scale NaN. False: NaN stays in its element, infinities clamp."""
-        return self.scale is not _FLOAT or not self.element.has_nan
+        return not (self.has_float_scales and self.element.has_nan)
+
+    @property
+    def has_float_scales(self) -> bool:
+        """Whether scales have the range of FLOAT: these are FLOAT, or FLOAT rounded to BFLOAT16."""
+        return self.scale in (_FLOAT, _BFLOAT16)
 
     @cached_property
     def bits(self) -> float:
@@ -229,12 +267,21 @@ FORMATS: dict[str, Format] = _table("""
 
 
 def find(asked: Any, caller: str) -> Format:
-    """The format that `asked` is or names. TypeError for what is no name, ValueError for an unknown one."""
+    """The format that `asked` is or names: a name of the table, or one with a further rule ("mxfp4_even",
+    "int4_32_full_range"). TypeError for what is no name, ValueError for an unknown one."""
     if isinstance(asked, Format):
         return asked
     if not isinstance(asked, str):
         raise TypeError(f"{caller}: format={asked!r} must be a name or a gpucast.quantization.Format")
-    found = FORMATS.get(asked.lower())
-    if found is None:
-        raise ValueError(f"{caller}: format={asked!r} is not known; expected one of {', '.join(FORMATS)}, or a Format")
-    return found
+    name = asked.lower()
+    if (found := FORMATS.get(name)) is not None:
+        return found
+    for base in FORMATS.values():
+        usual, *more = _RULES[base.scale]
+        for rule in more:
+            if base.rule == usual and name == f"{base}_{rule}":
+                return replace(base, name=name, rule=rule)
+    raise ValueError(
+        f"{caller}: format={asked!r} is not known; expected one of {', '.join(FORMATS)} (symmetric integers also with "
+        "_full_range or _no_clipping, mx with _even), or a Format"
+    )

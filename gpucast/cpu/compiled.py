@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 
 Array = npt.NDArray[Any]
@@ -27,12 +28,22 @@ class CompiledCast(Protocol):
         """The same for elements that begin at these addresses."""
 
 
+#: The same with random rounding: the first element takes the word at the offset.
+StochasticCast = Callable[[Array, Array, Random], Any]
+
 #: The compiled casts that have been found.
 READY: dict[CastRule, CompiledCast] = {}
 #: Who is asked for the compiled cast of a rule, given the bytes of sources that are about to be cast.
 FINDERS: list[Callable[[CastRule, int], CompiledCast | None]] = []
+#: The same for rules with random rounding.
+STOCHASTIC_FINDERS: list[Callable[[CastRule, int], StochasticCast | None]] = []
 
 
 def find(rule: CastRule, nbytes: int) -> CompiledCast | None:
     """The compiled cast of a rule, or None; `nbytes`: bytes of sources about to be cast."""
     return READY.get(rule) or next((cast for finder in FINDERS if (cast := finder(rule, nbytes)) is not None), None)
+
+
+def find_stochastic(rule: CastRule, nbytes: int) -> StochasticCast | None:
+    """As `find`, for a rule with random rounding."""
+    return next((cast for finder in STOCHASTIC_FINDERS if (cast := finder(rule, nbytes)) is not None), None)

@@ -32,12 +32,16 @@ _SCALES, _LARGEST = (_FLOAT, np.dtype(np.float64)), sys.float_info.max
 def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
     """``run(x, out)`` of native NumPy arrays."""
     tag, src_codes, dst_codes = rule.dst.numpy, rule.src.code_numpy, rule.dst.code_numpy
+    is_astype = host.is_astype(rule)
 
     def run(x: npt.NDArray[Any], out: Any) -> Any:
+        if is_astype and out is None and x.size <= host.SHORT:
+            return x.astype(tag)
         flags = x.flags
         is_row_major = flags.c_contiguous and flags.aligned
         if out is None:
-            out = np.empty_like(x, tag, "K", False)
+            # `empty` is the quicker of the two.
+            out = np.empty(x.shape, tag) if is_row_major else np.empty_like(x, tag, "K", False)
         elif (
             type(out) is not np.ndarray
             or out.dtype is not tag

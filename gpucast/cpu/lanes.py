@@ -204,15 +204,23 @@ def _one_pass(rule: CastRule) -> Lane | None:
         if dst.packed:
             return lambda x, out: _discard(np.bitwise_and(x, dst.code_mask, out=out))
         return lambda x, out: np.copyto(out, x)
-    if src.family != "int" or src.packed:
-        return None
-    # NumPy truncates integers to their low bits, and rounds them to floats once, to nearest even. ml_dtypes does so
-    # for integers that are exact in float32. None of them can be out of range.
-    if (dst.family == "int" and not dst.packed and rule.overflow == "wrap") or (
-        dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
-    ):
+    if is_astype(rule):
         return lambda x, out: np.copyto(out.view(dst.numpy), x.view(src.numpy), casting="unsafe")
     return None
+
+
+def is_astype(rule: CastRule) -> bool:
+    """Whether NumPy's own cast has the same results, and warns of none.
+
+    NumPy truncates integers to their low bits, and rounds them to floats once, to nearest even. ml_dtypes does so for
+    integers that are exact in float32. None of them can be out of range.
+    """
+    src, dst = rule.src, rule.dst
+    if src.family != "int" or src.packed:
+        return False
+    if dst.family == "int":
+        return not dst.packed and rule.overflow == "wrap"
+    return dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
 
 
 def _zero_mask(dtype: DType) -> int:

@@ -4,7 +4,7 @@ random word is added to the fraction, and the fraction is dropped.
 
 Numbers are converted to float64, which is exact for all but 64-bit integers, and of these keeps more bits than matter.
 Sources of 16 bits or fewer are looked up in tables: the two codes to choose from, and the largest word that still
-selects the first.
+selects the first. Long arrays are cast by compiled code where there is some (`gpucast.cpu.compiled`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
-from gpucast.cpu import stochastic_steps, tables
-from gpucast.cpu.chunks import codes_of, pairs
+from gpucast.cpu import compiled, stochastic_steps, tables
+from gpucast.cpu.chunks import codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode
 from gpucast.cpu.philox import Words
 
@@ -31,6 +31,8 @@ Lane = Callable[[Array, Array, Array], None]
 
 #: Elements of a chunk: so many that the overhead of calls is small, so few that scratch arrays stay in the cache.
 CHUNK = 1 << 15
+#: The size up to which compiled code is not looked for, which takes some time in itself.
+_SHORT = 1 << 11
 
 
 def apply(x: Array, rule: CastRule, out: Array, random: Random) -> None:
@@ -41,8 +43,20 @@ def apply(x: Array, rule: CastRule, out: Array, random: Random) -> None:
     """
     if not x.size:
         return
-    words, lane = Words(random, min(x.size, CHUNK)), lane_of(rule, x.size)
     codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
+    cast = compiled.find_stochastic(rule, x.nbytes) if x.size > _SHORT else None
+    if cast is None:
+        by_numpy(codes, rule, result, random)
+        return
+    views, start = flat(codes, result, row_major=True), 0
+    for source, results in gathered(codes, result, CHUNK, row_major=True) if views is None else [views]:
+        cast(source, results, random._replace(offset=random.offset + start))
+        start += source.size
+
+
+def by_numpy(codes: Array, rule: CastRule, result: Array, random: Random) -> None:
+    """`apply` of codes without compiled code."""
+    words, lane = Words(random, min(codes.size, CHUNK)), lane_of(rule, codes.size)
     start = 0
     with np.errstate(all="ignore"):
         for source, results in pairs(codes, result, CHUNK, row_major=True):

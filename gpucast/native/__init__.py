@@ -11,5 +11,6 @@ if TYPE_CHECKING:
     from gpucast.native import addresses as addresses
     from gpucast.native import batch as batch
     from gpucast.native import cast as cast
+    from gpucast.native import stochastic as stochastic
 else:
-    __getattr__ = packages.submodules(__name__, "addresses", "batch", "cast")
+    __getattr__ = packages.submodules(__name__, "addresses", "batch", "cast", "stochastic")

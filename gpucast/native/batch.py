@@ -72,8 +72,8 @@ def _cast_each(
     run = batch.scale_each if is_scaled else batch.cast_each
 
     def work(start: int, stop: int) -> None:
-        tables = [pointer(table[start:stop]) for table in (src, to, sizes)]
-        run(function, *tables, ctypes.c_uint64(stop - start), *more)
+        tables = [table[start:stop] for table in (src, to, sizes)]
+        run(function, *map(pointer, tables), ctypes.c_uint64(stop - start), *more)
 
     threads.split_arrays(work, nbytes)
 

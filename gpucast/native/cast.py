@@ -15,11 +15,11 @@ from gpucast.codegen.cast import kernel_name
 from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, file_unit
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import ROUND_MODES, ROUNDINGS, SATURATE_SINCE, STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, resolve
 from gpucast.cpu import compiled, lanes
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import address, pointer
+from gpucast.native.addresses import pointer
 
 Array = npt.NDArray[Any]
 
@@ -63,20 +63,23 @@ class NativeCast:
 
     def __call__(self, x: Array, out: Array) -> None:
         """As `compiled.CompiledCast`."""
-        assert x.size == out.size
-        self.at(address(x), address(out), x.size)
+        size = x.size
+        assert size == out.size
+        if size <= lanes.SHORT:
+            self.function(pointer(x), pointer(out), size)
+        else:
+            self.at(pointer(x).value or 0, pointer(out).value or 0, size)
 
     def at(self, src: int, dst: int, size: int) -> None:
-        """Cast elements that begin at an address."""
-        nbytes = size * (self._src_itemsize + self._dst_itemsize)
-        if nbytes < 2 * threads.PART:
+        """As `compiled.CompiledCast.at`."""
+        if size <= lanes.SHORT:
             self.function(src, dst, size)
             return
 
         def work(start: int, stop: int) -> None:
             self.function(src + start * self._src_itemsize, dst + start * self._dst_itemsize, stop - start)
 
-        threads.split(work, size, nbytes)
+        threads.split(work, size, size * (self._src_itemsize + self._dst_itemsize))
 
 
 class CountedCast:
@@ -175,9 +178,9 @@ def _counted_unit(src: DType) -> HostUnit:
 def _rules(src: DType) -> tuple[CastRule, ...]:
     """Every rule that leads away from a type."""
     found = dict.fromkeys(_default(src, dst) for dst in _NUMERIC)
-    choices = itertools.product(
-        _NUMERIC, (True, False), ROUND_MODES, (SATURATE_SINCE, DEFAULT_OPSET), (None, *ROUNDINGS), (None, "saturate")
-    )
+    # The last opset by whose rules infinity becomes NaN, and the newest.
+    opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *ROUNDINGS), (None, "saturate"))
     for dst, saturate, round_mode, opset, rounding, overflow in choices:
         try:
             rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))

@@ -3,8 +3,9 @@
 
 A cast to a narrow type is piecewise constant in the order of the source's codes: within a binade of the source every
 destination code has one interval. Bisection finds where intervals end, so the reference has to cast few codes; a
-backend's output is compared with whole intervals. Casts to wide types, and those that wrap or round stochastically, are
-compared code by code.
+backend's output is compared with whole intervals. Where a cast truncates to integers that wrap, or is exact, the
+results of a binade go up by equal steps, and the reference is asked at the ends of many ranges. Other casts to wide
+types, and those that round stochastically, are compared code by code.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from gpucast.parity.work import run_threads
 _CHUNK = 1 << 18
 #: The number of random codes at which intervals are checked against the reference.
 _PROBES = 100_000
+#: The reference is asked on both sides of every multiple of this where results go up by equal steps.
+_ASKED = 1 << 12
 
 
 def sweep(
@@ -43,7 +46,7 @@ def sweep(
     of each chunk that has one.
     """
     rule, count = case.rule, 1 << case.rule.src.bits
-    wanted = intervals(rule, seed) if piecewise_constant(rule) else None
+    wanted = intervals(rule, seed) if piecewise_constant(rule) else stairs(rule, seed) if has_stairs(rule) else None
     chunks = iter(range(0, count, _CHUNK))
     lock, stopped = threading.Lock(), threading.Event()
 
@@ -125,6 +128,68 @@ def intervals(rule: CastRule, seed: int = 0) -> Intervals:
     if not np.array_equal(claimed, _by_block(rule, probes)):
         raise RuntimeError(f"parity: the reference is not constant between the ends of an interval: {rule}")
     return Intervals(np.append(starts, count), values)
+
+
+def has_stairs(rule: CastRule) -> bool:
+    """True if results go up by equal steps within a binade: numbers are truncated and wrap, or stay as they are."""
+    truncates = rule.dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "truncate"
+    return rule.src.bits in (16, 32) and rule.src is not rule.dst and (truncates or rule.dst.name == "DOUBLE")
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """Ranges of source codes: where each begins, then the end of the last; its first result, the step by which results
+    go up, and the binary logarithm of the number of codes on which each step stays. Results have only `mask`'s bits."""
+
+    starts: Array
+    values: Array
+    steps: Array
+    shifts: Array
+    mask: int
+
+    def codes(self, start: int, count: int) -> Array:
+        """The destination codes of the source codes ``start .. start + count - 1``."""
+        first, last = np.searchsorted(self.starts, [start, start + count - 1], side="right") - 1
+        return np.concatenate([self._of_range(i, start, start + count) for i in range(first, last + 1)])
+
+    def _of_range(self, i: int, start: int, stop: int) -> Array:
+        begin, end = (int(edge) for edge in self.starts[i : i + 2])
+        climbed = np.arange(max(start, begin) - begin, min(stop, end) - begin, dtype=np.uint32) >> self.shifts[i]
+        results: Array = climbed.astype(self.values.dtype)
+        results *= self.steps[i]
+        results += self.values[i]
+        results &= self.values.dtype.type(self.mask)
+        return results
+
+
+def stairs(rule: CastRule, seed: int = 0) -> Stairs:
+    """The stairs of a rule. RuntimeError where the reference contradicts them at one of many codes."""
+    src, count = rule.src, 1 << rule.src.bits
+    powers = 1 << np.arange(src.bits, dtype=np.int64)
+    if src.is_float:
+        # Subnormal numbers have binades of their own; and then NaN, behind infinity.
+        edges = np.append(powers[: src.mantissa_bits], src.inf_code + 1)
+        edges = np.append(edges, edges + src.sign_code)
+    else:
+        # A negative power of two is in the binade beyond.
+        edges = count - powers + 1
+    starts = np.union1d(_binades(rule), edges % count)
+    ends = np.append(starts[1:], count)
+    values = _by_block(rule, starts)
+    steps, shifts = np.zeros_like(values), np.zeros(starts.size, np.uint32)
+    for shift in range(src.bits):
+        inside = np.flatnonzero((steps == 0) & (starts + (1 << shift) < ends))
+        steps[inside] = _by_block(rule, starts[inside] + (1 << shift)) - values[inside]
+        shifts[inside] = shift
+    found = Stairs(np.append(starts, count), values, steps, shifts, rule.dst.code_mask)
+    sides = np.arange(_ASKED, count, _ASKED)
+    probes = np.random.default_rng(seed).integers(0, count, _PROBES)
+    asked = np.unique(np.concatenate([[0], ends - 1, sides - 1, sides, probes]))
+    at = np.searchsorted(starts, asked, side="right") - 1
+    climbed = (asked - starts[at] >> shifts[at]).astype(values.dtype)
+    if not np.array_equal((climbed * steps[at] + values[at]) & values.dtype.type(found.mask), _by_block(rule, asked)):
+        raise RuntimeError(f"parity: the reference's results do not go up by equal steps: {rule}")
+    return found
 
 
 def _binades(rule: CastRule) -> Array:

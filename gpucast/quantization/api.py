@@ -70,7 +70,8 @@ def quantize(
     x
         FLOAT, FLOAT16, BFLOAT16 or DOUBLE: whatever `gpucast.cast` takes as an array.
     format
-        A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...) or a custom ``Format``.
+        A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...), one with a further rule for its scales
+        ("mxfp4_even", "int4_128_full_range"), or a custom ``Format``.
     axis
         As in ONNX QuantizeLinear: the axis along which blocks run. In formats "..._axis" each index of this axis has a
         scale. Ignored for "..._tensor".

@@ -76,7 +76,7 @@ class NativeQuantizer:
 
     def extremes(self, source: Array, grid: BlockGrid) -> tuple[Array, Array, Array] | None:
         """As `gpucast.quantization.cpu.extremes.extremes`; None for an array with an infinity or NaN."""
-        src, ranges = self._src, self._format.zero_points
+        src, ranges = self._src, self._format.two_sided
         results = np.zeros((*grid.counts, 1 + ranges), src.code_numpy)
         # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
         results[..., :-1] = src.sign_code
@@ -152,7 +152,7 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantize
     """The quantizer, or None if the library does not support this cast or was compiled wrongly."""
     element, integers = format.element, format.element.family == "int"
     # Scales with a smaller range may give quotients that are too large for the library's integers.
-    if integers and format.scale not in (_FLOAT, _E8M0):
+    if integers and not (format.has_float_scales or format.scale is _E8M0):
         return None
     native, shape = NativeQuantizer(library, src, format), (64, 64)
     numbers = np.random.default_rng(0).standard_normal(shape) * 2.0 ** np.arange(-9, 7, 0.25)[:, None]
@@ -174,7 +174,7 @@ def _checked(library: ctypes.CDLL, src: DType, format: Format) -> NativeQuantize
     data, grid = np.empty(shape, np.uint8), BlockGrid((1, *shape), (1, 1, 64), (1, 64, 1))
     native.codes(source, grid, d.reshape(grid.counts), zero.reshape(grid.counts), data)
     found = native.extremes(source, grid)
-    lowest, largest = (values, values) if format.zero_points else (np.zeros(shape), np.abs(values))
+    lowest, largest = (values, values) if format.two_sided else (np.zeros(shape), np.abs(values))
     limits = np.abs(values).mean(1)
     same = (
         found is not None

@@ -15,6 +15,10 @@ elements.
 
     - "amax" with FLOAT scales (DeepSeek-V3 report, section 3.3): s = cast(amax / M, FLOAT, overflow="saturate"); M is
       the element's largest value (448, 57344, 127, 7, 1; the lowest integer is not used).
+    - "full_range" (torchao's SYMMETRIC, compressed-tensors), for integers P..Q: as "amax", with M = (Q - P) / 2 (127.5,
+      7.5, 1.5): P is used, and the largest positive numbers clamp.
+    - "no_clipping" (torchao's SYMMETRIC_NO_CLIPPING_ERR): as "amax", after the magnitudes of negative numbers were
+      multiplied by Q / -P (7 / 8), which is exact but for DOUBLE: P is used, and nothing clamps.
     - "amax" with FLOAT8E4M3FN scales (NVIDIA's NVFP4): g = cast(largest amax / (6 * 448), FLOAT, overflow="saturate"),
       at least 2^-126, one for the whole array (or the caller's); s = cast(amax / (6 * g), FLOAT8E4M3FN). Without a
       global scale g is 1.
@@ -22,8 +26,14 @@ elements.
       value (8, 15, 2, 4, 2), that is cast(amax / 2^emax, FLOAT8E8M0, round_mode="down"), clamped to 2^-127..2^127.
     - "up" (cuBLAS, TransformerEngine; torchao's RCEIL): s = cast(amax / M, FLOAT8E8M0, round_mode="up"), clamped alike:
       the smallest power of two with which nothing clamps.
+    - "even" (torchao's EVEN; compressed-tensors for FLOAT4E2M1 and FLOAT6E2M3): as "floor", after amax was rounded to
+      the significant bits of an element, halves up: with m mantissa bits the scale is one power larger where amax is at
+      least (2 - 2^-(m + 1)) times a power of two, that is cast(amax / (2^emax (1 - 2^-(m + 2))), FLOAT8E8M0,
+      round_mode="down").
     - zero points (ONNX DynamicQuantizeLinear): lo and hi are the lowest and largest finite value of the block, 0
       included; s = cast((hi - lo) / (Q - P), FLOAT, overflow="saturate") for codes P..Q.
+
+    Scales of BFLOAT16 (a `Format` of one's own) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
 
     No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
     FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
@@ -83,7 +93,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     low, high = np.zeros(grid), np.zeros(grid)
     np.minimum.at(low, _at(block, finite), value[finite])
     np.maximum.at(high, _at(block, finite), value[finite])
-    amax = np.maximum(-low, high)
+    amax = np.maximum(-low * format.negative_weight, high)
 
     g = np.float64(1)
     if format.global_scale:
@@ -100,13 +110,13 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
         s = cast(given, "DOUBLE").reshape(grid)
     else:
         if format.zero_points:
-            scales = cast(spread / float(format.element.max - format.element.min), "FLOAT", overflow="saturate")
-        elif format.scale is dtype("FLOAT"):
-            scales = cast(amax / format.divisor, "FLOAT", overflow="saturate")
+            scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
+        elif format.has_float_scales:
+            scales = cast(amax / format.divisor, format.scale, overflow="saturate")
         elif format.scale is dtype("FLOAT8E4M3FN"):
             scales = cast(amax / (format.divisor * g), "FLOAT8E4M3FN")
         else:
-            mode: Literal["down", "up"] = "down" if format.rule == "floor" else "up"
+            mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
             scales = cast(amax / format.divisor, "FLOAT8E8M0", round_mode=mode)
         s = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
 

@@ -46,10 +46,41 @@ using Stored = typename StoredAs<(DType::bits + 7) / 8>::type;
 template <typename Src, typename Dst>
 using WordFor = typename WordOf<(Src::bits > 32 || Dst::bits > 32)>::type;
 
+// Whether a cast widens a float to DOUBLE.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool widens() {
+    if constexpr (!Src::is_float || !Dst::is_float) return false;
+    else return has_float32<Src>() && Src::bits <= 32 && Dst::bits == 64 && Rule::overflow() != Overflow::saturate;
+}
+
+// An integer of 32 bits rounded to odd. In two's complement, too, the odd one of two neighbours has the last bit set.
+template <typename Src>
+GPUCAST_INLINE float odd_float(u32 code) {
+    const u32 exact = 1 << 24, cut = 0xff, odd = (code | ((code & cut) + cut)) & ~cut;
+    const bool is_signed = Src::sign_code != 0;
+    const bool is_exact = is_signed ? code + exact <= 2 * exact : code <= exact;
+    return ptx::cvt_rn_f32(integer<Src>(is_exact ? code : odd));
+}
+
+// The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could, and where leading zeros are
+// counted; the other ways round as they do.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
+    if constexpr (widens<Src, Dst, Rule>()) {
+        const float x = as_float32<Src>(u32(code));
+        const float known = x != x ? ptx::as_float(sign_of<Src>(u32(code)) | 0x7fc00000) : x;
+        return ptx::bits(ptx::cvt_f64(known));
+    } else if constexpr (!Src::is_float && Src::bits == 32 && is_upper_half<Dst>()) {
+        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
+    } else {
+        return Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(code), Rule()));
+    }
+}
+
 // Casts n elements.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void cast_directly(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
-    for (u64 i = 0; i < n; ++i) dst[i] = Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(src[i]), Rule()));
+    for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]);
 }
 
 // Whether a cast keeps the low bits of an integer part: of numbers below 2^31, those of a C++ conversion.
@@ -65,7 +96,7 @@ GPUCAST_INLINE auto number(Stored<Src> code) {
     else return as_float32<Src>(u32(code));
 }
 
-// Casts n elements if all are below 2^31, else none.
+// Casts n elements, and says whether that was right: whether all are below 2^31.
 template <typename Src, typename Dst>
 GPUCAST_INLINE bool truncate_small(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
     // As codes magnitudes have the order of the numbers, then infinity and NaN.
@@ -73,12 +104,12 @@ GPUCAST_INLINE bool truncate_small(const Stored<Src>* __restrict__ src, Stored<D
     const Stored<Src> limit = Stored<Src>(two_to_31 < u64(Src::inf_code) ? two_to_31 : u64(Src::inf_code));
     Stored<Src> top = 0;
     for (u64 i = 0; i < n; ++i) {
-        const Stored<Src> magnitude = src[i] & Stored<Src>(Src::mask ^ Src::sign_code);
+        const Stored<Src> code = src[i], magnitude = code & Stored<Src>(Src::mask ^ Src::sign_code);
         top = top > magnitude ? top : magnitude;
+        // What is out of range has no conversion in C++.
+        dst[i] = Stored<Dst>(u32(int(number<Src>(magnitude < limit ? code : Stored<Src>(0)))) & u32(Dst::mask));
     }
-    if (top >= limit) return false;
-    for (u64 i = 0; i < n; ++i) dst[i] = Stored<Dst>(u32(int(number<Src>(src[i]))) & u32(Dst::mask));
-    return true;
+    return top < limit;
 }
 
 // Whether the casts of all codes are computed first, and then looked up: where a rule without a fast path takes longer.
@@ -91,9 +122,7 @@ GPUCAST_CONSTANT bool looks_up() {
 enum : u64 { block = 512 };
 
 template <typename Src, typename Dst, typename Rule>
-GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
-    const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
-    Stored<Dst>* __restrict__ dst = static_cast<Stored<Dst>*>(to);
+static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
     if constexpr (Src::is_bool) {
         // A choice is a vector instruction where the conversion of a comparison is none.
         const Stored<Src> codes[2] = {0, 1};
@@ -123,6 +152,26 @@ GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
         }
     }
     cast_directly<Src, Dst, Rule>(src, dst, n);
+}
+
+// How many elements lie before the first one at the start of a cache line.
+template <typename Code>
+GPUCAST_INLINE u64 before_line(const Code* first) {
+    return (0 - reinterpret_cast<u64>(first)) % 64 / sizeof(Code);
+}
+
+// So many elements that those before the start of a cache line may be cast one by one.
+enum : u64 { many = 1 << 14 };
+
+// Casts n elements, many of them from the start of a cache line on: of an array that starts 16 bytes behind one, as
+// NumPy's do, each wide vector would take two lines. That of the wider elements counts, which has more vectors.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
+    const Stored<Src>* src = static_cast<const Stored<Src>*>(from);
+    Stored<Dst>* dst = static_cast<Stored<Dst>*>(to);
+    const u64 head = n > many ? sizeof(*src) > sizeof(*dst) ? before_line(src) : before_line(dst) : 0;
+    if (head) cast_part<Src, Dst, Rule>(src, dst, head);
+    cast_part<Src, Dst, Rule>(src + head, dst + head, n - head);
 }
 
 template <typename DType>

@@ -42,6 +42,7 @@ GPUCAST_INSTRUCTION u32 shl(u32 a, u32 b) { return b < 32 ? a << b : 0; }
 GPUCAST_INSTRUCTION u32 shr(u32 a, u32 b) { return b < 32 ? a >> b : 0; }
 GPUCAST_INSTRUCTION u64 shl(u64 a, u32 b) { return b < 64 ? a << b : 0; }
 GPUCAST_INSTRUCTION u64 shr(u64 a, u32 b) { return b < 64 ? a >> b : 0; }
+GPUCAST_INSTRUCTION u64 mul_wide(u32 a, u32 b) { return u64(a) * b; }
 GPUCAST_INSTRUCTION u32 min(u32 a, u32 b) { return a < b ? a : b; }
 
 GPUCAST_INSTRUCTION float abs(float a) { return as_float(bits(a) & 0x7fffffff); }

@@ -5,7 +5,6 @@ kernels to compile ahead does not have, writes as it goes, and goes on."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import gpu_quantize_calls
 from bench import gpu_cases, gpu_compile, gpu_kernels, gpu_parity, gpu_quantize, gpu_quick, gpu_sweep, gpu_sweeps
 from bench.gpu_compile import Job, compile_all
 from bench.gpu_lines import Lines, reached
+from endings import HANGS
 from fake_machine import FakeMachine, FakeRival, TimedDriver
 from gpucast.benchmark import buffers, ceilings, check, latency, quick, timing
 from gpucast.benchmark.contenders import Ours
@@ -236,15 +236,13 @@ def test_sweeps_write_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def work(name: str) -> str:
-    if name == "slow":
-        time.sleep(60)
     return "no room" if name == "full" else ""
 
 
 def test_the_pool_writes_what_it_did(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     jobs = (Job(name, work, (name,)) for name in ("a", "b", "full", "c"))
-    assert compile_all(jobs, 2, 60.0, Lines(path)) == (4, 1)
+    assert compile_all(jobs, 2, HANGS, Lines(path)) == (4, 1)
     assert reached(path).text() == "4 of 4; 1 FAILED: full (no room)"
 
 
@@ -274,4 +272,4 @@ def test_what_fails_to_be_listed_is_an_error(tmp_path: Path) -> None:
         raise ValueError("no such format")
 
     with pytest.raises(ValueError, match="no such format"):
-        compile_all(broken(), 1, 60.0, Lines(tmp_path / "lines"))
+        compile_all(broken(), 1, HANGS, Lines(tmp_path / "lines"))

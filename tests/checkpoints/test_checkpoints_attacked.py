@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from endings import HANGS
 from gpucast import files
 from gpucast.checkpoints.running import directory
 from gpucast.checkpoints.running import job as jobs
@@ -33,7 +34,7 @@ def convert(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=HANGS,
     )
 
 

@@ -183,12 +183,11 @@ def test_the_mark_of_older_files_of_comfyui(prefix: str, capsys: pytest.CaptureF
     assert "has the mark" in message
 
 
-BYTES = np.full((4, 24), 130, np.uint8)
 #: Files of other libraries in forms that are not known here, and the error for each.
 UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
-    # compressed-tensors 0.20, mxfp6-pack-quantized: four codes to three bytes. FLOAT4E2M1 would fit but for the groups.
-    "MXFP6": (
-        {"l.weight_packed": np.ones((4, 24 * 24), np.uint8), "l.weight_scale": BYTES},
+    # Groups of 64 codes of 4 bits.
+    "longer groups": (
+        {"l.weight_packed": np.ones((4, 64), np.uint8), "l.weight_scale": np.full((4, 2), 130, np.uint8)},
         "in a form that is not known here",
     ),
     # compressed-tensors 0.20, pack-quantized with 3 bits.
@@ -292,6 +291,32 @@ def test_transformers_reads_the_numbers_that_gpucast_reads(package: str, options
         with torch.no_grad():
             logits.append(loaded.eval()(torch.arange(8)[None]).logits.numpy())
     assert_same(logits[0], logits[1])
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("to", ["FLOAT8E4M3FN", "FLOAT6E2M3", "FLOAT4E2M1"])
+def test_compressed_tensors_reads_mx_as_gpucast_does(to: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+    from safetensors.torch import load_file
+
+    save("in/model.safetensors", {"l.weight": numbers(66, 160)})
+    Path("in/config.json").write_text("{}")
+    assert convert("in", "out", "--to", to, "--scale", "mx", "--style", "compressed-tensors", "--verify", "all") == 0
+    assert convert("out", "back", "--to", "FLOAT") == 0
+    config = json.loads(Path("out/config.json").read_text())["quantization_config"]
+    try:
+        compressor = BaseCompressor.get_value_from_registry(config["format"])
+    except KeyError:
+        pytest.skip(f"this version of compressed-tensors has no {config['format']}")
+    scheme = QuantizationScheme.model_validate(config["config_groups"]["group_0"])
+    stored = {name.removeprefix("l."): x for name, x in load_file("out/model.safetensors").items()}
+    found = compressor.decompress(stored, scheme)["weight"].to(torch.float32).numpy()
+    # Codes of 8 bits are multiplied in BFLOAT16 there, which holds them.
+    assert_same(found, files.load("back/model.safetensors")["l.weight"])
 
 
 def pack(codes: Any) -> Any:

@@ -71,6 +71,8 @@ def restored(w: np.ndarray, format: str) -> np.ndarray:
         ("UINT8", "per-channel", "uint8_zp_axis", 23),
         ("INT4", "block", "int4_128", 21),
         ("UINT4", "block", "uint4_zp_128", 23),
+        ("INT2", "block", "int2_128", 25),
+        ("UINT2", "per-channel", "uint2_zp_axis", 25),
         ("FLOAT8E4M3FN", "per-tensor", "float8e4m3fn_tensor", 21),
         ("FLOAT8E5M2", "per-channel", "float8e5m2_axis", 23),
     ],

@@ -256,7 +256,7 @@ def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[di
     weight = NAMES["l.weight"][:rows]
     save("in/model.safetensors", {**NAMES, "l.weight": weight})
     Path("in/config.json").write_text(json.dumps({"model_type": "llama", **config}))
-    rule = ["--mx-rule", "floor"] if scale == "mx" else []
+    rule = ["--scale-rule", "floor" if scale == "mx" else "amax"] if scale == "mx" or to.startswith("INT") else []
     assert convert("in", "out", "--to", to, "--scale", scale, "--style", style, *rule, "--verify") == 0
     assert convert("out", "back", "--to", "FLOAT", "--verify") == 0
     back, wanted = files.load("back/model.safetensors"), quantized(weight, to, scale).dequantize()
@@ -340,6 +340,13 @@ INT4 = {"num_bits": 4, "type": "int", "dynamic": False}
             None,
         ),
         (
+            *("FLOAT6E2M3", "mx"),
+            {"l.weight_packed": ("U8", [264, 192]), "l.weight_scale": ("U8", [264, 8])},
+            "mxfp6-pack-quantized",
+            FLOAT8 | {"num_bits": 6, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
+            None,
+        ),
+        (
             *("FLOAT4E2M1", "nvfp4"),
             {
                 "l.weight_packed": ("U8", [264, 128]),
@@ -407,7 +414,7 @@ def test_codes_of_compressed_tensors() -> None:
     save("in/model.safetensors", {"l.weight": x})
     Path("in/config.json").write_text("{}")
     options = ["--style", "compressed-tensors"]
-    assert convert("in", "i4", "--to", "INT4", "--scale", "per-channel", *options) == 0
+    assert convert("in", "i4", "--to", "INT4", "--scale", "per-channel", "--scale-rule", "amax", *options) == 0
     found = files.load("i4/model.safetensors")
     assert hex(found["l.weight_packed"].view(np.uint32)[0, 0]) == "0x8888891f"
     assert found["l.weight_shape"].tolist() == [4, 128]
@@ -464,7 +471,7 @@ def test_what_a_style_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
     )
     message = said("--to", "FLOAT8E4M3FN", "--scale", "per-channel", "--style", "comfyui")
     assert "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and" in message
-    for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E2M3", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
+    for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E3M2", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
         assert "cannot hold" in said("--to", to, "--scale", scale, "--style", "compressed-tensors")
     message = said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")
     assert "--style deepseek needs the model's config.json" in message

@@ -308,14 +308,24 @@ def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.out == "" and "convert" in printed.err and "--version" in printed.err
 
 
-@pytest.mark.parametrize("argv", [["dtypes", "--nonsense"], ["kernel", "FLOAT", "INT8", "more"]])
-def test_wrong_use_of_a_command_names_its_help(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "usage"),
+    [
+        (["dtypes", "--nonsense"], "dtypes"),
+        (["kernel", "FLOAT", "INT8", "more"], "kernel SRC DST"),
+        (["convert", "a", "b", "--to", "INT8", "--nonsense"], "convert --to T IN OUT"),
+    ],
+)
+def test_wrong_use_of_a_command_shows_its_usage(
+    argv: list[str], usage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as left:
         main(argv)
     assert left.value.code == 2
     error = capsys.readouterr().err
-    assert error.startswith(
-        f"gpucast {argv[0]}: error: unrecognized arguments: {argv[-1]}\n(see gpucast {argv[0]} --help)"
+    assert error == (
+        f"usage: gpucast {usage} [options]\ngpucast {argv[0]}: error: unrecognized arguments: {argv[-1]}\n"
+        f"(see gpucast {argv[0]} --help)\n"
     )
 
 

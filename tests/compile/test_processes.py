@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from endings import HANGS, have_ended
 from gpucast import files
 from gpucast.compile.processes import Commands
 
@@ -46,31 +46,20 @@ def run(code: str, compiler: Path, *arguments: str, **variables: str) -> int:
     command = [sys.executable, "-c", code, str(compiler.with_name("pids")), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CC": str(compiler), "CXX": str(compiler), **variables}
     try:
-        return subprocess.run(command, env=environment, check=False, timeout=300, stderr=subprocess.DEVNULL).returncode
+        return subprocess.call(command, env=environment, timeout=HANGS, stderr=subprocess.DEVNULL)
     finally:
         assert ended(compiler)
 
 
+def wait_until_it_hangs(compiler: Path) -> None:
+    while not compiler.with_name("pids").exists():
+        time.sleep(0.01)
+
+
 def ended(compiler: Path) -> bool:
-    """Whether the compiler and its child have ended, or end now that they have been told to; else they are ended."""
     pids = [int(pid) for pid in compiler.with_name("pids").read_text().split()]
     assert len(pids) == 2
-    for _ in range(1000):
-        if not any(map(is_running, pids)):
-            return True
-        time.sleep(0.01)
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return False
-
-
-def is_running(pid: int) -> bool:
-    try:
-        # What has ended stays there until its parent, which is not ours, has looked.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return have_ended(pids)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -101,12 +90,19 @@ def test_a_compiler_of_the_host_build_that_hangs(compiler: Path) -> None:
     assert run(interrupt, compiler) == -signal.SIGINT
 
 
-def test_a_command_that_takes_too_long(compiler: Path) -> None:
-    """Here its child holds the pipes, and outlives it: that ends with it, too."""
+def test_a_command_that_takes_too_long(compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here its child holds the pipes, and outlives it: that ends with it, too. Its time begins when both run."""
+    wait_for_output = subprocess.Popen.communicate
+
+    def communicate(process: subprocess.Popen[str], **options: float | None) -> tuple[str, str]:
+        wait_until_it_hangs(compiler)
+        return wait_for_output(process, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate)
     text = compiler.read_text().replace("wait\n", "exit\n")
     compiler.write_text(text)
     with Commands() as commands, pytest.raises(subprocess.TimeoutExpired):
-        commands.run([str(compiler)], timeout=1)
+        commands.run([str(compiler)], timeout=0.1)
     assert ended(compiler)
 
 
@@ -115,8 +111,7 @@ def test_commands_that_nobody_waits_for(compiler: Path) -> None:
     with Commands() as commands:
         thread = threading.Thread(target=lambda: results.append(commands.run([str(compiler)]).returncode))
         thread.start()
-        while not compiler.with_name("pids").exists():
-            time.sleep(0.01)
+        wait_until_it_hangs(compiler)
     thread.join()
     assert results == [-signal.SIGKILL] and ended(compiler)
     with pytest.raises(subprocess.SubprocessError, match="compiler is not started, for nobody waits"):

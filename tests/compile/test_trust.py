@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from endings import HANGS
 from gpucast import cli
 from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, equal_unit, file_unit, quotient_unit
 from gpucast.compile import cache_folder
@@ -252,7 +253,7 @@ def finish() -> None:
             thread.join()
 
 
-LIBRARY = """
+LIBRARY = f"""
 import sys, threading
 import numpy as np
 from gpucast.codegen.host import file_unit
@@ -260,6 +261,7 @@ from gpucast.native import library as host_native
 def products():
     x = np.array([2.0**-149, 2.0**-1074])
     return float(np.float32(x[0]) * np.float32(x.size - 1)), float(x[1] * (x.size - 1))
+host_native._TIMEOUT = {HANGS}
 native = host_native._native(file_unit)
 found = native.library() if sys.argv[1:] else None
 for thread in threading.enumerate():
@@ -418,7 +420,7 @@ threading.Thread(target=host_native.library, args=(file_unit,)).start()
 looking.wait()
 child = os.fork()
 if child == 0:
-    signal.alarm(60)  # Should it hang.
+    signal.alarm(300)  # Should it hang.
     go.set()
     print("library", host_native.library(file_unit), flush=True)
     os._exit(0)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from endings import HANGS
 from gpucast import cli, files
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.streaming import checksums
@@ -27,7 +28,6 @@ from gpucast.codegen.host import HostUnit, file_unit
 from gpucast.compile import cxx
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, dtype
-from gpucast.core.formats import FORMATS
 from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled, lanes
@@ -41,7 +41,7 @@ from gpucast.quantization.cpu.blocks import BlockGrid
 from gpucast.reference import casting as reference
 from gpucast.reference.quantize import quantize as quantize_by_reference
 from native_library import finish, needs_compiler
-from quantization_cases import beside_midpoints, rows
+from quantization_cases import ALL, beside_midpoints, rows
 
 #: The attributes that change a cast to a float.
 ATTRIBUTES = [
@@ -270,9 +270,9 @@ def test_errors_of_the_system_are_the_same(
 
 
 @pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "FLOAT16"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_quantized_arrays_are_the_references(name: str, src: str, library: None) -> None:
-    format, rng = FORMATS[name], np.random.default_rng(4)
+    format, rng = ALL[name], np.random.default_rng(4)
     ordinary = rng.standard_normal((32, 96))
     # Midpoints of codes, zeros, numbers of all sizes, ragged blocks, and what NumPy has to answer.
     grid = np.append(rng.integers(-31, 32, (32, 95)) / 16, np.full((32, 1), 448.0), axis=1)
@@ -297,15 +297,15 @@ def test_quantized_arrays_are_the_references(name: str, src: str, library: None)
 
 @pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "int8_32", "int8_axis", "int4_zp_128", "uint4_zp_32"])
 def test_quotients_beside_midpoints(name: str, library: None) -> None:
-    x, _ = beside_midpoints(FORMATS[name], 1)
-    found, wanted = (how(x, FORMATS[name], axis=1) for how in (quantization_host.quantize, quantize_by_reference))
+    x, _ = beside_midpoints(ALL[name], 1)
+    found, wanted = (how(x, ALL[name], axis=1) for how in (quantization_host.quantize, quantize_by_reference))
     assert found.data.tobytes() == wanted.data.tobytes()
 
 
 @pytest.mark.parametrize("name", ["float8e4m3fn_axis", "float8e5m2_axis"])
 def test_quotients_beside_midpoints_of_subnormal_codes(name: str, library: None) -> None:
     """One in a block, which nothing else sends the slower way."""
-    format, count = FORMATS[name], 2000
+    format, count = ALL[name], 2000
     element, rng = format.element, np.random.default_rng(8)
     x = np.zeros((count, 32), np.float32)
     x[:, 0] = rng.uniform(1, 2, count)
@@ -484,7 +484,7 @@ def test_two_processes_that_compile_at_once(folder: Path, tmp_path: Path) -> Non
     code = (
         "import sys, threading; from gpucast.native import library as host_native\n"
         "from gpucast.codegen.host import file_unit; native = host_native._native(file_unit)\n"
-        "native.library()\n"
+        f"host_native._TIMEOUT = {HANGS}; native.library()\n"
         "[t.join() for t in threading.enumerate() if t.name == host_native.THREAD]\n"
         "print(native.library() is not None)"
     )

@@ -25,6 +25,7 @@ from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
+from gpucast.parity.cases import rules
 from gpucast.reference import casting as reference
 from native_library import finish
 
@@ -66,18 +67,9 @@ def test_every_rule_is_the_references(src: str, native: None, exhaustive: bool) 
 
 def test_all_rules_are_known() -> None:
     """Every rule that an attribute leads to has a function, but for random rounding and what keeps its type."""
-    sample = dict.fromkeys(
-        resolve(dtype(src), dtype(dst), Options(**attributes))
-        for src in ("FLOAT", "INT8")
-        for dst, attributes in (
-            ("FLOAT8E4M3FNUZ", {"opset": 19}),
-            ("FLOAT8E8M0", {"round_mode": "down", "saturate": False}),
-            ("INT4", {"rounding": "nearest_even", "overflow": "saturate"}),
-            ("DOUBLE", {"overflow": "saturate"}),
-        )
-    )
-    for rule in sample:
-        assert rule in native_cast._rules(rule.src)
+    for src in NUMERIC:
+        wanted = {rule for dst in NUMERIC for rule in rules(src, dst) if native_cast.is_known(rule)}
+        assert set(native_cast._rules(src)) == wanted, src
     assert not native_cast.is_known(resolve(dtype("FLOAT"), dtype("FLOAT")))
     assert not native_cast.is_known(resolve(dtype("FLOAT"), dtype("FLOAT16"), Options(rounding="stochastic")))
     assert not native_cast.is_known(resolve(dtype("STRING"), dtype("FLOAT")))
@@ -103,6 +95,25 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
     (many,) = gpucast.cast_many([x], to)
     assert many.tobytes() == wanted.tobytes()
     assert sum(seen) == 6 * x.size
+
+
+@pytest.mark.parametrize(
+    ("src", "to"), [("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL")]
+)
+def test_results_do_not_depend_on_addresses(src: str, to: str, native: None) -> None:
+    """Long arrays are cast from the start of a cache line on, wherever they begin."""
+    rule = resolve(dtype(src), dtype(to))
+    codes = codes_of(rule.src, rule.dst)
+    x = np.resize(codes[:: max(1, codes.size // 5_000)], (1 << 14) + 200)
+    cast, wanted = found(rule), reference.apply(x.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
+    for start in (*range(17), 31, 63, 64):
+        for shift in (0, 1, 5):
+            out = np.full(x.size + 64, 0x55, rule.dst.code_numpy)
+            results = out[shift : shift + x.size - start]
+            cast(x[start:], results)
+            assert np.array_equal(results, wanted[start:]), (start, shift)
+            assert np.all(out[:shift] == 0x55)
+            assert np.all(out[shift + results.size :] == 0x55)
 
 
 def test_results_do_not_depend_on_threads(native: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -270,6 +271,26 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
     assert not sweep.piecewise_constant(case(src, src).rule)
     assert not sweep.piecewise_constant(case(src, "INT8").rule)
     assert not sweep.piecewise_constant(case(src, "DOUBLE").rule)
+
+
+@pytest.mark.parametrize("src", ["FLOAT16", "BFLOAT16", "INT16", "UINT16"])
+def test_stairs_say_what_the_reference_says(src: str) -> None:
+    row = ROWS[src]
+    codes = every_code(row)
+    found = {one: sweep.stairs(one.rule) for one in plan.all_cases((row, dst) for dst in NUMERIC)
+             if sweep.has_stairs(one.rule)}  # fmt: skip
+    for one, stairs in found.items():
+        wanted = compare.wanted_codes(one.rule, codes)
+        assert np.array_equal(stairs.codes(0, codes.size), wanted), one
+        assert np.array_equal(stairs.codes(777, 40_000), wanted[777:40_777]), one
+    assert {one.rule.dst.name for one in found} >= {"INT2", "UINT4", "INT8", "UINT32", "INT64", "DOUBLE"}
+    assert not sweep.has_stairs(case(src, "FLOAT").rule)
+
+
+def test_stairs_that_the_reference_contradicts() -> None:
+    nearest = replace(case("FLOAT16", "INT8").rule, rounding="nearest_even")
+    with pytest.raises(RuntimeError, match="do not go up by equal steps"):
+        sweep.stairs(nearest)
 
 
 def test_intervals_that_the_reference_contradicts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,10 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Parts
 from gpucast.core.random import Random
-from gpucast.quantization import FORMATS, Quantized, quantize
+from gpucast.quantization import Quantized, quantize
 from gpucast.quantization.cpu import quantize as host
 from gpucast.reference import quantize as reference
-from quantization_cases import same
+from quantization_cases import ALL, same
 
 PROBLEM = gpucast.gpu.devices.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
@@ -35,9 +35,9 @@ def compare(q: Quantized, expected: Parts) -> None:
         assert same(part, getattr(expected, name)), (q, name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", calls.EDGES)
 def test_edges_of_blocks(name: str, exhaustive: bool) -> None:
-    format = FORMATS[name]
+    format = ALL[name]
     for row in calls.sources(name, exhaustive):
         for x, keywords, back in calls.edges(name, row):
             q = quantize(x, name, device="cuda", **keywords)
@@ -51,7 +51,7 @@ def test_edges_of_blocks(name: str, exhaustive: bool) -> None:
 @pytest.mark.parametrize("source", calls.USUAL)
 def test_much_random_data(name: str, source: str) -> None:
     for x, keywords, _ in calls.random_data(name, source):
-        compare(quantize(x, name, device="cuda", **keywords), host.quantize(x, FORMATS[name]))
+        compare(quantize(x, name, device="cuda", **keywords), host.quantize(x, ALL[name]))
 
 
 @pytest.mark.parametrize("source", calls.QUOTIENT_SOURCES)
@@ -69,7 +69,7 @@ def test_scales_and_quotients_of_blocks_beside_midpoints(source: str) -> None:
 @pytest.mark.parametrize("name", calls.BOTH_WAYS)
 def test_both_ways_and_the_other_axis(name: str, exhaustive: bool) -> None:
     """In one read; siblings: tests/quantization/test_quantization_tiles.py."""
-    format = FORMATS[name]
+    format = ALL[name]
     for row in calls.sources(name, exhaustive):
         for x, keywords, _ in calls.directions(name, row):
             views = {False: [x], True: [np.ascontiguousarray(x.T)]}
@@ -83,7 +83,7 @@ def test_both_ways_and_the_other_axis(name: str, exhaustive: bool) -> None:
 @pytest.mark.parametrize("name", calls.MANY_TILES)
 @pytest.mark.parametrize("source", calls.USUAL)
 def test_many_tiles(name: str, source: str) -> None:
-    format = FORMATS[name]
+    format = ALL[name]
     for x, keywords, _ in calls.tiles(name, source):
         made = quantize(x, name, device="cuda", **keywords)
         if "transpose" not in keywords:
@@ -98,10 +98,10 @@ def test_rounding_at_random_layouts_and_transposes() -> None:
     x = np.random.default_rng(2).standard_normal((130, 256)).astype(np.float32)
     for name in calls.AT_RANDOM:
         q = quantize(x, name, device="cuda", rounding="stochastic", seed=3, offset=5)
-        compare(q, host.quantize(x, FORMATS[name], random=Random(3, 5)))
+        compare(q, host.quantize(x, ALL[name], random=Random(3, 5)))
     one, other = quantize(x, "mxfp4", device="cuda", scale_layout="linear", transpose="both")
-    compare(one, host.quantize(x, FORMATS["mxfp4"]))
-    compare(other, host.quantize(np.ascontiguousarray(x.T), FORMATS["mxfp4"]))
+    compare(one, host.quantize(x, ALL["mxfp4"]))
+    compare(other, host.quantize(np.ascontiguousarray(x.T), ALL["mxfp4"]))
     swizzled = quantize(x, "mxfp4", device="cuda", scale_layout="128x4").get()
     assert same(swizzled.scales, quantize(x, "mxfp4", scale_layout="128x4").scales)
     assert swizzled.dtype is dtype("FLOAT")
@@ -110,12 +110,12 @@ def test_rounding_at_random_layouts_and_transposes() -> None:
 def test_elements_at_odd_addresses() -> None:
     """A device stops at them, so they are copied first."""
     x = np.random.default_rng(4).standard_normal((20, 64)).astype(np.float32)
-    expected = host.quantize(x, FORMATS["nvfp4"])
+    expected = host.quantize(x, ALL["nvfp4"])
     q = quantize(at_odd_address(x), "nvfp4")
     compare(q, expected)
     moved = Quantized(q.data, q.scales, q.format, global_scale=at_odd_address(expected.global_scale))
     back = gpucast.cast(moved.dequantize(), "FLOAT", device="cpu")
-    assert same(back, reference.dequantize(expected, FORMATS["nvfp4"]))
+    assert same(back, reference.dequantize(expected, ALL["nvfp4"]))
 
 
 def at_odd_address(x: np.ndarray) -> Any:

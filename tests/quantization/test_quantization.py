@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS, SOURCES, Format, Parts
+from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
 from gpucast.quantization.cpu import quantize as host
 from gpucast.reference import quantize as reference
-from quantization_cases import LENGTH, Array, beside_midpoints, matrix, rows, same
+from quantization_cases import ALL, LENGTH, Array, beside_midpoints, matrix, rows, same
 
 NAMES = [row.name for row in SOURCES]
 #: The first format of each element; a format of each kind of block and arithmetic.
-FIRST = {format.element: name for name, format in reversed(FORMATS.items())}
-SHAPED = {(row.block, row.element.family, row.scale, row.zero_points): name for name, row in FORMATS.items()}
+FIRST = {format.element: name for name, format in reversed(ALL.items())}
+SHAPED = {(row.block, row.element.family, row.scale, row.zero_points): name for name, row in ALL.items()}
 
 
 def check(x: Array, format: Format, axis: int, **keywords: Any) -> Parts:
@@ -43,9 +43,9 @@ def check_back(parts: Parts, format: Format, axis: int, to: str = "FLOAT") -> No
     assert same(expected, found), (format, axis, to)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ALL)
 def test_edges_of_blocks(name: str) -> None:
-    format = FORMATS[name]
+    format = ALL[name]
     # The half types differ from FLOAT in how they become FLOAT.
     for source in NAMES if FIRST[format.element] == name else ("FLOAT", "DOUBLE"):
         x = matrix(format, source)
@@ -62,7 +62,7 @@ def test_edges_of_blocks(name: str) -> None:
 @pytest.mark.parametrize("name", SHAPED.values())
 def test_sizes(name: str) -> None:
     """Odd sizes, single elements, empty arrays, every axis, strides and byte order."""
-    format = FORMATS[name]
+    format = ALL[name]
     rng = np.random.default_rng(1)
     for shape in ((1, 1), (0, 4), (4, 0), (3, 1), (1, 33), (17, 2), (2, 3, 5)):
         x = rng.standard_normal(shape).astype(np.float32)
@@ -79,7 +79,7 @@ def test_blocks_longer_than_a_box(name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Boxes of a few elements cut blocks in every direction."""
     from gpucast.quantization.cpu import block_grid
 
-    format = FORMATS[name]
+    format = ALL[name]
     x = np.random.default_rng(2).standard_normal((131, 150)).astype(np.float32)
     x[7, 9], x[130, 149] = np.nan, np.inf
     expected = [host.quantize(x, format, axis=axis) for axis in (0, 1)]
@@ -94,8 +94,8 @@ def test_blocks_longer_than_a_box(name: str, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["nvfp4", "float8e4m3fn_1x128", "float8e5m2_axis", "int8_32", "uint4_zp_32"])
 def test_beside_every_midpoint(name: str) -> None:
     """Where division as FLOAT gives the wrong side: the floats around all midpoints times the scale of their block."""
-    x, scales = beside_midpoints(FORMATS[name], 0)
-    assert same(check(x, FORMATS[name], 0).scales, scales)
+    x, scales = beside_midpoints(ALL[name], 0)
+    assert same(check(x, ALL[name], 0).scales, scales)
 
 
 def test_both_roundings_of_a_quotient_count() -> None:
@@ -104,7 +104,7 @@ def test_both_roundings_of_a_quotient_count() -> None:
     x = np.array([6 * s * float(g)] + [3.5458202] * 15).astype(np.float32)
     d = np.float32(s * float(g))
     assert x[1] / d > 1.75 and float(x[1]) < 1.75 * s * float(g)
-    parts = check(x, FORMATS["nvfp4"], 0, scale=g)
+    parts = check(x, ALL["nvfp4"], 0, scale=g)
     assert parts.scales.astype(np.float32).tolist() == [s]
     assert parts.data.astype(np.float32).tolist() == [6.0] + [1.5] * 15
 
@@ -117,7 +117,7 @@ def test_products_of_scales_below_the_normal_floats() -> None:
     for i in range(1, 33):
         x[i] = np.resize([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5], 16) * (i * 2.0**-9 * float(g))
     for given in (None, g):
-        check(x.astype(np.float32), FORMATS["nvfp4"], 1, scale=given)
+        check(x.astype(np.float32), ALL["nvfp4"], 1, scale=given)
 
 
 @pytest.mark.parametrize("block", ["tensor", "axis"])
@@ -126,14 +126,14 @@ def test_many_boxes(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(block_grid, "ELEMENTS", 64)
     for element in ("float8e4m3fn", "uint4_zp"):
-        x = matrix(FORMATS[f"{element}_{block}"], "FLOAT")
+        x = matrix(ALL[f"{element}_{block}"], "FLOAT")
         for axis in (0, 1):
-            check_back(check(x, FORMATS[f"{element}_{block}"], axis), FORMATS[f"{element}_{block}"], axis)
+            check_back(check(x, ALL[f"{element}_{block}"], axis), ALL[f"{element}_{block}"], axis)
 
 
-@pytest.mark.parametrize("name", [name for name, format in FORMATS.items() if format.element.is_float])
+@pytest.mark.parametrize("name", [name for name, format in ALL.items() if format.element.is_float])
 def test_stochastic(name: str) -> None:
-    format = FORMATS[name]
+    format = ALL[name]
     for source in ("FLOAT", "DOUBLE"):
         x = matrix(format, source)[:, :70]
         for axis in (0, 1):
@@ -146,7 +146,7 @@ def test_stochastic(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["float8e4m3fn_tensor", "float8e5m2_axis", "float8e4m3fn_1x128", "nvfp4", "int8_32"])
 def test_given_scales(name: str) -> None:
-    format = FORMATS[name]
+    format = ALL[name]
     x = matrix(format, "FLOAT")
     shape = () if format.global_scale else format.scales_shape(x.shape, 1)
     for scale in (np.float32(0.01), np.float32(2.0**-140), np.random.default_rng(0).uniform(0.1, 2, shape)):
@@ -159,7 +159,7 @@ def test_given_scales(name: str) -> None:
 @pytest.mark.parametrize("name", ["mxfp8e5m2", "nvfp4", "float8e4m3fn_axis", "int8_zp_64"])
 def test_any_codes_and_scales_come_back(name: str) -> None:
     """Dequantizing parts that no quantizing gave: NaN and infinite scales, NaN elements with signs."""
-    format = FORMATS[name]
+    format = ALL[name]
     rng = np.random.default_rng(3)
     shape = (4, LENGTH)
     codes = rng.integers(0, format.element.code_mask, shape, endpoint=True).astype(np.uint8)
@@ -178,7 +178,7 @@ def test_any_codes_and_scales_come_back(name: str) -> None:
 @pytest.mark.parametrize("scale", [np.inf, -np.inf, np.nan, -np.nan, -2.0, 0.0])
 def test_scales_that_quantizing_never_gives(name: str, scale: float) -> None:
     """Parts from elsewhere: the NaN that comes of them has no processor's sign."""
-    format = FORMATS[name]
+    format = ALL[name]
     codes = np.arange(256, dtype=np.uint8).reshape(1, 256) & format.element.code_mask
     parts = host.quantize(np.ones((1, 256), np.float32), format, axis=1)
     if format.global_scale:

@@ -19,20 +19,22 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
-from gpucast.quantization import FORMATS, Quantized, quantize, swizzle
+from gpucast.quantization import Quantized, quantize, swizzle
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.reference import quantize as reference
 from host_driver import HostDriver, device_array, download, installed, upload
-from quantization_cases import LENGTH, matrix, same
+from quantization_cases import ALL, LENGTH, matrix, same
 
 #: A format of every way through the kernels.
 SOME = (
     "float8e4m3fn_tensor float8e4m3fn_axis float8e4m3fn_1x128 float8e4m3fn_128x128 float8e5m2_1x128 mxfp8e4m3 "
-    "mxfp6e2m3_up mxfp6e3m2 mxfp4 mxfp4_up nvfp4 int8_axis int8_64 int4_zp_32 uint4_zp_tensor int2_128 uint2_zp_128"
+    "mxfp6e2m3_up mxfp6e3m2 mxfp4 mxfp4_up nvfp4 int8_axis int8_64 int4_zp_32 uint4_zp_tensor int2_128 uint2_zp_128 "
+    "mxfp8e5m2_even mxfp4_even int8_axis_full_range int4_32_full_range int2_tensor_full_range int8_64_no_clipping "
+    "int4_32_full_range_bfloat16 uint4_zp_32_bfloat16 float8e4m3fn_128x128_bfloat16"
 ).split()
 #: What is tried with the other sources too.
-MORE = ("float8e4m3fn_1x128", "mxfp8e4m3", "nvfp4", "int4_zp_32")
+MORE = ("float8e4m3fn_1x128", "mxfp8e4m3", "mxfp4_even", "nvfp4", "int4_zp_32", "int2_128_no_clipping")
 STOCHASTIC = ("float8e4m3fn_1x128", "mxfp6e3m2", "nvfp4")
 #: In the names of kernels, behind "tiles".
 _OF_TILES = "same swapped nothing along down square everywhere given stochastic".split()
@@ -70,9 +72,9 @@ def shared() -> HostDriver:
     driver = HostDriver()
     driver.prepare(
         [
-            *(source for name in SOME for source in kernels(FORMATS[name], "FLOAT")),
-            *(source for name in MORE for row in SOURCES for source in kernels(FORMATS[name], row.name)),
-            *(source for name in STOCHASTIC for source in kernels(FORMATS[name], "FLOAT", random=True)),
+            *(source for name in SOME for source in kernels(ALL[name], "FLOAT")),
+            *(source for name in MORE for row in SOURCES for source in kernels(ALL[name], row.name)),
+            *(source for name in STOCHASTIC for source in kernels(ALL[name], "FLOAT", random=True)),
         ]
     )
     return driver
@@ -102,9 +104,9 @@ def check(
 
 def check_view(given: Any, x: np.ndarray, name: str, axis: int = -1, *, back: str = "", **keywords: Any) -> Quantized:
     """`given`, on a device, has the numbers of x."""
-    format = FORMATS[name]
+    format = ALL[name]
     expected = reference.quantize(x, format, axis=axis, **keywords)
-    q = quantize(given, name, axis=axis, **keywords)
+    q = quantize(given, format, axis=axis, **keywords)
     assert all(isinstance(part, (cupy.ndarray, PackedArray)) for part in q.parts().values())
     compare(q, expected, f"{name} {x.dtype} {x.shape} axis={axis}")
     to = back or q.dtype.name
@@ -140,7 +142,7 @@ def kinds(driver: HostDriver) -> list[str]:
 
 def edges(name: str, source: str) -> None:
     """Everything that a block can meet, in whole and ragged blocks along every axis."""
-    format = FORMATS[name]
+    format = ALL[name]
     x = matrix(format, source)
     check(x, name)
     check(x.T, name, 0)
@@ -169,7 +171,7 @@ def test_every_format_and_source(exhaustive: bool) -> None:
         pytest.skip("long: run with --exhaustive")
     driver = HostDriver()
     with installed(driver):
-        for name, format in FORMATS.items():
+        for name, format in ALL.items():
             random = format.element.family == "float"
             for row in SOURCES:
                 driver.prepare(source for more in {False, random} for source in kernels(format, row.name, random=more))
@@ -181,7 +183,7 @@ def test_every_format_and_source(exhaustive: bool) -> None:
 @pytest.mark.parametrize("name", SOME)
 def test_sizes(driver: HostDriver, name: str) -> None:
     """Odd sizes, single elements, empty arrays, strides."""
-    format = FORMATS[name]
+    format = ALL[name]
     rng = np.random.default_rng(1)
     for shape in ((1, 1), (0, 4), (4, 0), (1, 33), (17, 2), (2, 3, 5)):
         x = rng.standard_normal(shape).astype(np.float32)
@@ -210,19 +212,19 @@ def test_blocks_longer_than_the_array(driver: HostDriver) -> None:
 def test_elements_at_odd_addresses(driver: HostDriver) -> None:
     """As in a file that was read in one piece: what a device would stop at is copied first."""
     x = np.random.default_rng(7).standard_normal((4, 64)).astype(np.float32)
-    expected = reference.quantize(x, FORMATS["nvfp4"])
+    expected = reference.quantize(x, ALL["nvfp4"])
     q = quantize(upload(x, offset=1), "nvfp4")
     assert kinds(driver)[1:] == ["top", "global", "rows"]
     compare(q, expected, "odd")
     parts = q.parts() | {"global_scale": upload(expected.global_scale, offset=2)}
     back = Quantized(parts["data"], parts["scales"], "nvfp4", global_scale=parts["global_scale"]).dequantize()
     assert len(kinds(driver)) == 2
-    assert same(download(back), reference.dequantize(expected, FORMATS["nvfp4"]))
+    assert same(download(back), reference.dequantize(expected, ALL["nvfp4"]))
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
 def test_rounding_at_random(driver: HostDriver, name: str) -> None:
-    x = matrix(FORMATS[name], "FLOAT")
+    x = matrix(ALL[name], "FLOAT")
     for view in (x, x[:, :128]):
         check(view, name, rounding="stochastic", seed=2**63 + 1, offset=2**64 - 9)
     check(x, name, 0, rounding="stochastic", seed=1)
@@ -259,7 +261,7 @@ def test_a_large_tensor_is_searched_by_many_threads(driver: HostDriver) -> None:
 
 
 def test_given_scales(driver: HostDriver) -> None:
-    x = matrix(FORMATS["int8_64"], "FLOAT")
+    x = matrix(ALL["int8_64"], "FLOAT")
     per_block = np.random.default_rng(2).random((20, 3)).astype(np.float32) + 0.1
     for name, scale in (
         ("int8_64", 0.25), ("int8_axis", 0.25), ("int8_64", per_block), ("int8_64", np.float64([1.1, 1 / 3, 7])),
@@ -267,14 +269,14 @@ def test_given_scales(driver: HostDriver) -> None:
     ):  # fmt: skip
         check(x, name, scale=scale)
         on_device = upload(np.array(scale))
-        expected = reference.quantize(x, FORMATS[name], scale=scale)
+        expected = reference.quantize(x, ALL[name], scale=scale)
         compare(quantize(upload(x), name, scale=on_device), expected, name)
         # What is given is not written to.
         assert same(download(on_device), np.array(scale))
     with pytest.raises(ValueError, match="finite and above 0"):
         quantize(upload(x), "int8_64", scale=-1.0)
     on_host = quantize(x, "int8_64", scale=upload(per_block))
-    compare(on_host_as_device(on_host), reference.quantize(x, FORMATS["int8_64"], scale=per_block), "host")
+    compare(on_host_as_device(on_host), reference.quantize(x, ALL["int8_64"], scale=per_block), "host")
 
 
 def on_host_as_device(q: Quantized) -> Quantized:
@@ -285,26 +287,26 @@ def on_host_as_device(q: Quantized) -> Quantized:
 def test_the_order_of_scales(driver: HostDriver, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     q = quantize(upload(x), "mxfp4", scale_layout="128x4")
-    expected = reference.quantize(x, FORMATS["mxfp4"])
+    expected = reference.quantize(x, ALL["mxfp4"])
     assert same(download(q.scales), swizzle.swizzle(expected.scales))
     assert same(download(q.linear_scales()), expected.scales)
-    assert same(download(q.dequantize()), reference.dequantize(expected, FORMATS["mxfp4"]))
+    assert same(download(q.dequantize()), reference.dequantize(expected, ALL["mxfp4"]))
     assert same(download(q.with_layout("linear").with_layout("128x4").scales), download(q.scales))
 
 
 @pytest.mark.parametrize("name", ["mxfp8e4m3", "nvfp4", "float8e4m3fn_128x128", "int4_zp_32"])
 def test_transposed(driver: HostDriver, name: str) -> None:
-    x = matrix(FORMATS[name], "FLOAT")
+    x = matrix(ALL[name], "FLOAT")
     swapped = np.ascontiguousarray(x.T)
     both = quantize(upload(x), name, transpose="both")
-    compare(both[0], reference.quantize(x, FORMATS[name]), name)
+    compare(both[0], reference.quantize(x, ALL[name]), name)
     for q in (both[1], quantize(upload(x), name, transpose=True)):
-        compare(q, reference.quantize(swapped, FORMATS[name]), name)
+        compare(q, reference.quantize(swapped, ALL[name]), name)
 
 
 def test_places(driver: HostDriver) -> None:
     x = np.random.default_rng(5).standard_normal((4, 64)).astype(np.float32)
-    expected = reference.quantize(x, FORMATS["mxfp4"])
+    expected = reference.quantize(x, ALL["mxfp4"])
     q = quantize(x, "mxfp4", device="cuda")
     compare(q, expected, "to the device")
     there = q.get()
@@ -313,7 +315,7 @@ def test_places(driver: HostDriver) -> None:
     on_second = quantize(upload(x, device=1), "mxfp4")
     assert on_second.data.data.device.id == 1
     compare(on_second, expected, "the second device")
-    assert same(download(on_second.dequantize()), reference.dequantize(expected, FORMATS["mxfp4"]))
+    assert same(download(on_second.dequantize()), reference.dequantize(expected, ALL["mxfp4"]))
 
 
 def test_quotients_beside_midpoints(driver: HostDriver) -> None:
@@ -347,7 +349,7 @@ def test_bad_use(driver: HostDriver) -> None:
 @pytest.mark.parametrize("to", ["FLOAT", "BFLOAT16", "DOUBLE"])
 def test_scales_that_quantizing_never_gives(driver: HostDriver, to: str) -> None:
     """Parts from elsewhere: the NaN that comes of zeros times an infinite scale has no processor's sign."""
-    format = FORMATS["float8e4m3fn_axis"]
+    format = ALL["float8e4m3fn_axis"]
     scales = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 1e-45, 3e38, -2.0], np.float32)
     data = np.tile(np.arange(256, dtype=np.uint8), (len(scales), 1)).view(format.element.numpy)
     found = gpucast.dequantize(Quantized(upload(data), upload(scales), format, axis=0), to)
@@ -364,7 +366,7 @@ def test_the_last_bit_of_a_reciprocal_does_not_show(toward: str, monkeypatch: py
     monkeypatch.setattr(host_build, "shim", lambda arch: other)
     monkeypatch.setattr(host_driver, "_BUILT", {})
     driver = HostDriver()
-    driver.prepare(source for name in MORE for source in kernels(FORMATS[name], "FLOAT"))
+    driver.prepare(source for name in MORE for source in kernels(ALL[name], "FLOAT"))
     with installed(driver):
         for name in MORE:
             edges(name, "FLOAT")

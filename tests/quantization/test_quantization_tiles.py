@@ -14,12 +14,12 @@ from gpucast.codegen.cast import SHAPES, KernelSource, kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES
 from gpucast.core.rule import CastRule, resolve
-from gpucast.quantization import FORMATS, Format, quantize, swizzle
+from gpucast.quantization import Format, quantize, swizzle
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileSpec
 from gpucast.reference import quantize as reference
 from host_driver import HostDriver, download, installed, upload
-from quantization_cases import LENGTH, matrix, same
+from quantization_cases import ALL, LENGTH, matrix, same
 
 #: How results may be asked for, and which runs of the array they need: in its own order and swapped.
 WAYS: dict[tuple[int, bool | str], tuple[Run, Run]] = {
@@ -43,6 +43,10 @@ SOME: tuple[tuple[str, str, tuple[tuple[int, bool | str], ...]], ...] = (
     ("int4_zp_128", "FLOAT", BOTH[:1]),
     ("uint2_zp_32", "FLOAT", BOTH[:1]),
     ("int8_64", "DOUBLE", BOTH[:1]),
+    ("mxfp6e2m3_even", "BFLOAT16", BOTH[:1]),
+    ("int4_32_full_range", "FLOAT", BOTH[:1]),
+    ("int2_128_no_clipping", "FLOAT", BOTH[1:]),
+    ("int4_32_full_range_bfloat16", "BFLOAT16", BOTH[:1]),
 )
 STOCHASTIC = (("mxfp8e4m3", BOTH), ("mxfp6e3m2", ((-1, False), (-2, False))), ("nvfp4", BOTH[1:]))
 GIVEN = (
@@ -74,18 +78,18 @@ def sources() -> Iterator[KernelSource]:
     """All kernels of the tests, because building them together is quicker."""
     for name, source, ways in SOME:
         for way in ways:
-            yield tiles(CastRule(dtype(source), FORMATS[name].element), FORMATS[name], way)
+            yield tiles(CastRule(dtype(source), ALL[name].element), ALL[name], way)
     for name, ways in STOCHASTIC:
         for way in ways:
-            yield tiles(CastRule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, stochastic=True)
+            yield tiles(CastRule(dtype("FLOAT"), ALL[name].element), ALL[name], way, stochastic=True)
     for name, way in GIVEN:
-        yield tiles(CastRule(dtype("FLOAT"), FORMATS[name].element), FORMATS[name], way, given=True)
+        yield tiles(CastRule(dtype("FLOAT"), ALL[name].element), ALL[name], way, given=True)
     for name, source, passes in BESIDE:
-        rule = CastRule(dtype(source), FORMATS[name].element)
+        rule = CastRule(dtype(source), ALL[name].element)
         yield from (
-            QuantizeSpec(rule, FORMATS[name], kind, lanes=lanes, block=block).source() for kind, lanes, block in passes
+            QuantizeSpec(rule, ALL[name], kind, lanes=lanes, block=block).source() for kind, lanes, block in passes
         )
-    yield tiles(CastRule(dtype("FLOAT"), dtype("FLOAT4E2M1")), FORMATS["mxfp4"], (-1, True))
+    yield tiles(CastRule(dtype("FLOAT"), dtype("FLOAT4E2M1")), ALL["mxfp4"], (-1, True))
     for shape in SHAPES:
         yield kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT")), shape)
 
@@ -106,9 +110,9 @@ def driver(shared: HostDriver) -> Iterator[HostDriver]:
 
 def check(x: np.ndarray, name: str, way: tuple[int, bool | str], *, given: Any = None, **keywords: Any) -> None:
     """As the reference, each of the results by itself. `given`: x on the device."""
-    format, (axis, transpose) = FORMATS[name], way
+    format, (axis, transpose) = ALL[name], way
     given = upload(x) if given is None else given
-    made = quantize(given, name, axis=axis, transpose=transpose, **keywords)
+    made = quantize(given, format, axis=axis, transpose=transpose, **keywords)
     keywords.pop("scale_layout", None)
     turned = np.ascontiguousarray(x.swapaxes(-1, -2))
     views = {False: [x], True: [turned], "both": [x, turned]}[transpose]
@@ -129,14 +133,14 @@ def arrays(format: Format, row: DType) -> Iterator[np.ndarray]:
 
 @pytest.mark.parametrize(("name", "source", "ways"), SOME)
 def test_edges_of_blocks(driver: HostDriver, name: str, source: str, ways: Any) -> None:
-    for x in arrays(FORMATS[name], dtype(source)):
+    for x in arrays(ALL[name], dtype(source)):
         for way in ways:
             check(x, name, way)
 
 
 @pytest.mark.parametrize(("name", "ways"), STOCHASTIC)
 def test_rounding_at_random(driver: HostDriver, name: str, ways: Any) -> None:
-    x = matrix(FORMATS[name], "FLOAT")
+    x = matrix(ALL[name], "FLOAT")
     for view in (x[:, : LENGTH - 1], x[:, :72]):
         for way in ways:
             check(view, name, way, rounding="stochastic", seed=2**63 + 1, offset=2**64 - 9)
@@ -155,7 +159,7 @@ def test_every_format_source_and_way(exhaustive: bool) -> None:
         pytest.skip("long: run with --exhaustive")
     driver = HostDriver()
     with installed(driver):
-        for name, format in FORMATS.items():
+        for name, format in ALL.items():
             if format.block == "axis":
                 continue
             for row in SOURCES:
@@ -202,7 +206,7 @@ def test_what_is_no_tile(driver: HostDriver) -> None:
     for q, view in zip(
         quantize(upload(deep), "mxfp8e4m3", axis=0, transpose="both"), (deep, deep.swapaxes(1, 2)), strict=True
     ):
-        compare(q, reference.quantize(np.ascontiguousarray(view), FORMATS["mxfp8e4m3"], axis=0), "0")
+        compare(q, reference.quantize(np.ascontiguousarray(view), ALL["mxfp8e4m3"], axis=0), "0")
     odd = rng.standard_normal((34, 33)).astype(np.float32)
     driver.launched.clear()
     check(odd, "mxfp4", (-1, "both"))
@@ -214,13 +218,13 @@ def test_what_is_no_tile(driver: HostDriver) -> None:
 
 
 def test_given_scales(driver: HostDriver, exhaustive: bool) -> None:
-    x = matrix(FORMATS["int8_64"], "FLOAT")[:, :132]
+    x = matrix(ALL["int8_64"], "FLOAT")[:, :132]
     for axis, shape in ((1, (20, 3)), (0, (1, 132))):
         per_block = np.random.default_rng(2).random(shape).astype(np.float32) + 0.1
         for name in ("int8_64", "float8e4m3fn_1x128")[: 2 - axis]:
             compare(
                 quantize(upload(x), name, axis=axis, scale=upload(per_block)),
-                reference.quantize(x, FORMATS[name], axis=axis, scale=per_block),
+                reference.quantize(x, ALL[name], axis=axis, scale=per_block),
                 f"{name} {axis}",
             )
     for name in ("int8_64", "float8e4m3fn_128x128", "int8_tensor")[: 3 if exhaustive else 1]:
@@ -234,6 +238,6 @@ def test_the_order_of_scales(driver: HostDriver) -> None:
         (x, np.ascontiguousarray(x.T)),
         strict=True,
     ):
-        expected = reference.quantize(view, FORMATS["mxfp8e4m3"])
+        expected = reference.quantize(view, ALL["mxfp8e4m3"])
         assert same(download(q.scales), swizzle.swizzle(expected.scales))
         assert same(download(q.data), expected.data)

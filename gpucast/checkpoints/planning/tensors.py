@@ -19,6 +19,7 @@ from gpucast.checkpoints.scales.repack import Repacked, keeps_values
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.seeds import tensor_seed
 from gpucast.core.dtypes import DType
+from gpucast.core.formats import ScaleRule
 from gpucast.core.options import Options
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import resolve
@@ -41,8 +42,8 @@ class Request:
     asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None
-    #: How `scale` "mx" finds its scales: one of `gpucast.checkpoints.scales.quantize.MX_RULES`; None: the style's.
-    mx_rule: str | None = None
+    #: How the scales are found; None: as the style's own tool does.
+    scale_rule: ScaleRule | None = None
     #: Checkpoints are written in files of at most so many bytes of tensors; None: in those that they have.
     shard_size: int | None = None
 
@@ -183,7 +184,7 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
     return scaling.scaled_storage(
-        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.mx_rule
+        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.scale_rule
     )
 
 

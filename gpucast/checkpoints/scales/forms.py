@@ -96,7 +96,9 @@ def stored_by_others(
     if element.name == "UINT8" or pairs:
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):
             raise _Problem(f"{caller} of {element.name} has scales, {scales.name!r}, in a form that is not known here")
-        shape, packing, element = (*shape[:-1], shape[-1] * 2), "bytes", dtype("FLOAT4E2M1")
+        # MXFP6 has 24 bytes for a scale, MXFP4 has 16.
+        element = dtype("FLOAT6E2M3" if shape[-1] == 24 * scales.shape[-1] and not pairs else "FLOAT4E2M1")
+        shape, packing = (*shape[:-1], shape[-1] * 8 // element.bits), "bytes"
     elif element.name == "INT32":
         shape = _shape(tensors, caller)
         packing, element = "words", _integer(caller, shape, data.shape, symmetric)
@@ -105,7 +107,6 @@ def stored_by_others(
     scale_dtype = _scale_dtype(scales, caller)
     format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
-        # MXFP6 is packed in bytes too; read as 4-bit codes, its groups would seem to have 48.
         raise _Problem(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
     specs = {"data": _spec(data), "scales": _spec(scales)}
     divides = "global_scale" in tensors

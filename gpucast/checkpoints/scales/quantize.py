@@ -30,22 +30,25 @@ from gpucast.checkpoints.streaming.pieces import (
 )
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import placed
-from gpucast.core.dtypes import DType
-from gpucast.core.formats import FORMATS, Format, Parts
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
 from gpucast.quantization import host
 
+_BFLOAT16 = dtype("BFLOAT16")
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
 
-#: The values of --mx-rule: a block's scale is the power of two below its largest magnitude over that of the type (OCP
-#: MX), or the next one above, with which nothing is clamped.
-MX_RULES = ("floor", "up")
-
 _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
-_MX = {"FLOAT8E4M3FN": "mxfp8e4m3", "FLOAT8E5M2": "mxfp8e5m2", "FLOAT6E2M3": "mxfp6e2m3", "FLOAT6E3M2": "mxfp6e3m2"}
+_MX = {
+    "FLOAT8E4M3FN": "mxfp8e4m3",
+    "FLOAT8E5M2": "mxfp8e5m2",
+    "FLOAT6E2M3": "mxfp6e2m3",
+    "FLOAT6E3M2": "mxfp6e3m2",
+    "FLOAT4E2M1": "mxfp4",
+}
 #: Elements of a piece that are compared when a sample is verified.
 _SAMPLE = 1 << 10
 
@@ -63,9 +66,8 @@ def is_needed(src: DType | None, dst: DType) -> bool:
     return src.is_float and 0 < dst.bits <= 8
 
 
-def formats(dtype: DType, mx_rule: str = MX_RULES[0]) -> dict[str, Format]:
+def formats(dtype: DType) -> dict[str, Format]:
     """The format that each value of --scale stands for, given the type of the codes."""
-    ending = "" if mx_rule == "floor" else f"_{mx_rule}"
     name = dtype.name.lower()
     if dtype.family == "int" and dtype.bits <= 8:
         base = name if dtype.signed else f"{name}_zp"
@@ -74,15 +76,19 @@ def formats(dtype: DType, mx_rule: str = MX_RULES[0]) -> dict[str, Format]:
     if name in ("float8e4m3fn", "float8e5m2"):
         by_scale = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
     if dtype.name in _MX:
-        by_scale["mx"] = FORMATS[_MX[dtype.name] + ending]
+        by_scale["mx"] = FORMATS[_MX[dtype.name]]
     if dtype.name == "FLOAT4E2M1":
-        by_scale = {"mx": FORMATS["mxfp4" + ending], "nvfp4": FORMATS["nvfp4"]}
+        by_scale["nvfp4"] = FORMATS["nvfp4"]
     return by_scale
 
 
-def default_mx_rule(style: str, dtype: DType) -> str:
-    """The rule of a style for codes of a type. MXFP8 with "floor" clamps; its squared error is 1.4 times as large."""
-    return "up" if style == "compressed-tensors" and dtype.bits == 8 else MX_RULES[0]
+def default_rule(style: str, format: Format) -> ScaleRule:
+    """How the tool whose style it is finds the scales of a format."""
+    if style != "compressed-tensors" or format.zero_points:
+        return format.rule
+    if format.scale.family == "e8m0":
+        return "up" if format.element.bits == 8 else "even"
+    return "full_range" if format.element.family == "int" else format.rule
 
 
 def scaled_storage(
@@ -93,18 +99,19 @@ def scaled_storage(
     attributes: Mapping[str, Any],
     path: str,
     asked_for: bool = True,
-    mx_rule: str | None = None,
+    rule: ScaleRule | None = None,
 ) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
     None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES`, or
-    None if the option was not given; it is ignored for tensors that need no scales. FileError if options do not fit.
+    None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales are found;
+    None: as the style's own tool does. FileError if options do not fit.
     """
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
     caller = f"{path}: tensor {tensor.name!r}"
     assert tensor.dtype is not None
-    known = formats(dtype, mx_rule or default_mx_rule(style, dtype))
+    known = formats(dtype)
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
@@ -114,6 +121,15 @@ def scaled_storage(
     format = known.get(scale)
     if format is None:
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
+    rule = rule or default_rule(style, format)
+    if rule != format.rule:
+        try:
+            format = replace(format, name=f"{format}_{rule}", rule=rule)
+        except ValueError as error:
+            raise FileError(f"{caller}: --scale-rule {rule}: {error}") from None
+    if style == "compressed-tensors" and tensor.dtype is _BFLOAT16 and format.has_float_scales:
+        # As that style's own tool does: scales of the type of the weights.
+        format = replace(format, name=f"{format}_bfloat16", scale=_BFLOAT16)
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
         raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")

@@ -87,10 +87,10 @@ class Stored:
         """The codes in packed elements, flat."""
         bits, columns = self.format.element.bits, self.shape[-1]
         if self.packing in _BYTES:
-            for stored in data.chunks(_STORED):
+            for stored in data.chunks(_STORED // bits * bits):
                 packed = stored.view(np.uint8)
                 packed = packed if self.packing == "bytes" else _swapped(packed)
-                yield np.asarray(unpack_codes(packed, bits, stored.size * 2))
+                yield np.asarray(unpack_codes(packed, bits, stored.size * 8 // bits))
             return
         # Padding in the last word of a row is cut off.
         left = columns

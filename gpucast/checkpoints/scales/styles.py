@@ -82,8 +82,8 @@ def refused(style: str, format: Format) -> str | None:
         return "it holds float8 with --scale per-tensor or per-channel, and integers"
     if style == "compressed-tensors" and _compressed(format) is None:
         return (
-            "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT4E2M1 (mx, nvfp4) and INT8, UINT8, "
-            "INT4, UINT4 (per-channel, block)"
+            "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT6E2M3 (mx), FLOAT4E2M1 (mx, nvfp4) and "
+            "INT8, UINT8, INT4, UINT4 (per-channel, block)"
         )
     return None
 
@@ -179,9 +179,9 @@ def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> St
     if element.family == "int":
         packing = "words"
         specs = {"data": Spec(f"{name}_packed", _INT32, (rows, words(columns, bits)))}
-    elif bits == 4:
+    elif bits < 8:
         packing = "bytes"
-        specs = {"data": Spec(f"{name}_packed", _UINT8, (rows, columns // 2))}
+        specs = {"data": Spec(f"{name}_packed", _UINT8, (rows, columns * bits // 8))}
     scale = _UINT8 if format.scale.name == "FLOAT8E8M0" else format.scale
     specs["scales"] = Spec(f"{name}_scale", scale, scales_shape)
     if format.zero_points:
@@ -232,7 +232,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
         weights |= {"strategy": "block", "block_structure": list(format.block)}
     else:
         weights |= {"strategy": "tensor_group" if format.global_scale else "group", "group_size": format.block[-1]}
-    if format.scale is not _FLOAT:
+    if not format.has_float_scales:
         weights["scale_dtype"] = "torch.float8_e4m3fn" if format.global_scale else "torch.uint8"
     activations = None
     if name == "float-quantized":
@@ -260,9 +260,11 @@ def _compressed(format: Format) -> str | None:
     """The name of a format in compressed-tensors; None if it has none."""
     element = format.element
     if element.name == "FLOAT8E4M3FN":
-        return "mxfp8-quantized" if format.scale is not _FLOAT else "float-quantized"
+        return "float-quantized" if format.has_float_scales else "mxfp8-quantized"
     if element.name == "FLOAT4E2M1":
         return "nvfp4-pack-quantized" if format.global_scale else "mxfp4-pack-quantized"
+    if element.name == "FLOAT6E2M3":
+        return "mxfp6-pack-quantized"
     if element.family == "int" and element.bits in (4, 8) and format.block != "tensor":
         return "pack-quantized"
     return None

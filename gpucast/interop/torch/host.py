@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import operator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,12 +20,10 @@ _DEFAULT = Options()
 
 class _Pair(NamedTuple):
     rule: CastRule
+    #: Bytes of an element of the sources.
+    itemsize: int
     #: The results' dtype of torch.
     to: Any
-
-
-#: By the dtype of tensors, and what is asked for.
-_PAIRS: dict[tuple[Any, Any], _Pair | None] = {}
 
 
 def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
@@ -38,12 +37,12 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
     pair = _pair(x.dtype, to)
     if pair is None or not x.is_contiguous() or x.is_neg():
         return None
-    rule, size, address = pair.rule, x.numel(), x.data_ptr()
-    itemsize = rule.src.code_numpy.itemsize
+    rule, itemsize, kind = pair
+    size, address = x.numel(), x.data_ptr()
     found: Any = compiled.READY.get(rule) if size <= lanes.SHORT else compiled.find(rule, size * itemsize)
     if found is None or address % itemsize or size == 0:
         return None
-    y = torch.empty_like(x, dtype=pair.to)
+    y = torch.empty_like(x, dtype=kind)
     found.at(address, y.data_ptr(), size)
     return y
 
@@ -58,14 +57,10 @@ def _is_watched() -> bool:
     )
 
 
+@lru_cache(maxsize=1024)
 def _pair(kind: Any, to: Any) -> _Pair | None:
-    try:
-        return _PAIRS[kind, to]
-    except KeyError:
-        pass
+    """The rule for tensors of a dtype of torch, cast to what is asked for."""
     src, dst = tensors.BY_TORCH.get(kind), destination(to, "cast")
-    pair = None
-    if src is not None and not src.packed and dst in tensors.TORCH_DTYPES and not dst.packed:
-        pair = _Pair(resolve(src, dst), tensors.TORCH_DTYPES[dst])
-    _PAIRS[kind, to] = pair
-    return pair
+    if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
+        return None
+    return _Pair(resolve(src, dst), src.code_numpy.itemsize, tensors.TORCH_DTYPES[dst])

@@ -126,6 +126,9 @@ def using_stream(device: int, caller: str) -> contextlib.AbstractContextManager[
     return gpu.driver.driver().using(stream(device), device)
 
 
+_is_active: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+
+
 def transformed() -> bool:
     """Whether a transform of ``torch.func`` or forward mode is active, and no graph is being compiled.
 
@@ -133,8 +136,7 @@ def transformed() -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    active = getattr(torch._C, "_are_functorch_transforms_active", bool)
-    return bool(active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+    return bool(_is_active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

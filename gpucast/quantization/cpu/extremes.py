@@ -26,8 +26,8 @@ _SHORT = 64
 def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array]:
     """(low, high, lost) of each block: its range as DOUBLE, and whether a NaN or infinity makes it NaN as a whole.
 
-    The range covers the finite numbers: from the lowest to the largest one, 0 included, in formats with zero points,
-    and from 0 to the largest magnitude in others.
+    The range covers the finite numbers: from the lowest to the largest one, 0 included, in formats whose scales depend
+    on signs, and from 0 to the largest magnitude in others.
     """
     src = dtype(source.dtype)
     codes = source.view(src.code_numpy)
@@ -40,17 +40,17 @@ def extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Arr
     for tile in tiles(grid):
         x = codes[tile.elements]
         magnitudes = scratch[: x.size].reshape(x.shape)
-        if not format.zero_points:
+        if not format.two_sided:
             x = np.bitwise_and(x, magnitude, out=magnitudes)
         elif not x.flags.c_contiguous:
             np.copyto(magnitudes, x)
             x = magnitudes
-        top, bottom = _tile_extremes(x, tile, format.zero_points)
+        top, bottom = _tile_extremes(x, tile, format.two_sided)
         bad = (top >= infinity) | (bottom >= infinity | sign)
         if bad.any():
             lost[tile.blocks] |= bad & format.nan_in_scale
             finite = np.where((x & magnitude) < infinity, x, src.code_numpy.type(0))
-            top, bottom = _tile_extremes(finite, tile, format.zero_points)
+            top, bottom = _tile_extremes(finite, tile, format.two_sided)
         np.maximum(high[tile.blocks], top, out=high[tile.blocks])
         np.maximum(low[tile.blocks], bottom, out=low[tile.blocks])
     return _values(low, source.dtype), _values(high, source.dtype), lost

@@ -112,11 +112,13 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
     elif scale is not None:
         return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
     if format.scale is _E8M0:
-        return _powers(high / format.divisor, up=format.rule == "up"), g
-    if format.scale is _FLOAT:
+        return _powers(high / format.divisor, up=not format.rounds_down), g
+    if format.has_float_scales:
         steps = format.element.max - format.element.min
-        s = _float((high - low) / steps if format.zero_points else high / format.divisor)
-        return np.maximum(s, np.float32(format.smallest_scale)), g
+        amax = np.maximum(-low * format.negative_weight, high)
+        quotients = (high - low) / steps if format.zero_points else amax / format.divisor
+        s = _cast(quotients, format.scale, overflow="saturate")
+        return np.maximum(s, format.scale.numpy.type(format.smallest_scale)), g
     # The codes of positive numbers are ordered as the numbers are; the smallest is 1.
     codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
     return np.maximum(codes, 1).view(format.scale.numpy), g
@@ -148,8 +150,8 @@ def _limits(low: Array, high: Array, d: Array, zero: Array, format: Format) -> t
     element = format.element
     if element.family != "int":
         return None, None
-    # Without zero points `high` is the largest magnitude.
-    least = np.rint((low if format.zero_points else -high) / d) + zero
+    # Elsewhere `high` is the largest magnitude.
+    least = np.rint((low if format.two_sided else -high) / d) + zero
     return (
         float(element.min) if (least < element.min).any() else None,
         float(element.max) if (np.rint(high / d) + zero > element.max).any() else None,

@@ -65,9 +65,9 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         elements = self._elements(other)
         value = f"Value<{other.name}, FLOAT, DOUBLE>"
         own, index = f"{name}_format", "u64" if self.large else "u32"
-        zero_points, finite = (_bool(flag) for flag in (format.zero_points, not format.nan_in_scale))
+        two_sided, finite = (_bool(flag) for flag in (format.two_sided, not format.nan_in_scale))
         arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
-        extremes = f"{index}, {zero_points}, {finite}, {self.lanes}"
+        extremes = f"{index}, {two_sided}, {finite}, {self.lanes}"
         place, of_blocks = f"{index}, {_bool(self.single)}, {elements}", f"{elements}, {self.block}"
         back_by = f"elements<{own}, {other.name}, {both}, {place}"
         if self.block:
@@ -129,9 +129,9 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
     of_element = resolve(_DOUBLE, element, Options(rounding=STOCHASTIC)) if stochastic else resolve(_FLOAT, element)
     to_float = resolve(_DOUBLE, _FLOAT, Options(overflow="saturate"))
     if scale.family == "e8m0":
-        of_scale = resolve(_DOUBLE, scale, Options(round_mode="down" if format.rule == "floor" else "up"))
+        of_scale = resolve(_DOUBLE, scale, Options(round_mode="down" if format.rounds_down else "up"))
     else:
-        of_scale = to_float if scale is _FLOAT else resolve(_DOUBLE, scale)
+        of_scale = resolve(_DOUBLE, scale, Options(overflow="saturate") if format.has_float_scales else Options())
     spread = float(element.max - element.min) if format.zero_points else format.divisor
     whole = element.family == "int"
     lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
@@ -142,13 +142,15 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
         f"typedef CastRule<{options(of_scale)}> scale_rule;",
         f"typedef CastRule<{options(to_float)}> global_rule;",
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
+        f"enum : bool {{ two_sided = {format.two_sided:d}, clamps = {_clamps(format):d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
-        f"enum : int {{ exponent = {math.frexp(format.divisor)[1] - 1} }};",
+        f"enum : int {{ exponent = {_exponent(format)} }};",
         f"enum : u32 {{ carry = {_carry(format):#x} }};",
         f"static GPUCAST_CONSTANT double divisor() {{ return {spread!r}; }}",
         f"static GPUCAST_CONSTANT float reciprocal() {{ return {float(np.float32(1 / format.divisor))!r}; }}",
+        f"static GPUCAST_CONSTANT double negative_weight() {{ return {format.negative_weight!r}; }}",
         f"static GPUCAST_CONSTANT float last() {{ return {512.0 if whole else float(element.max)!r}; }}",
         f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * float(scale.max)!r}; }}",
     ]
@@ -160,13 +162,26 @@ def _smallest(scale: DType) -> int:
     """The code of `Format.smallest_scale`."""
     if scale.family == "e8m0":
         return 0
-    return 1 << scale.mantissa_bits if scale is _FLOAT else 1
+    return 1 << scale.mantissa_bits if scale.bits >= 16 else 1
+
+
+def _clamps(format: Format) -> bool:
+    """Whether the numbers of a block divided by its own scale may be beyond the largest element by more than rounding
+    errors: a scale of few bits may be rounded down."""
+    return format.rule == "full_range" or format.scale.bits < 32
+
+
+def _exponent(format: Format) -> int:
+    """Of the power of two that amax is divided by, before the carry."""
+    exponent = math.log2(format.divisor)
+    return math.ceil(exponent) if format.rounds_down else math.floor(exponent)
 
 
 def _carry(format: Format) -> int:
-    """What to add to the bits of a FLOAT so that a mantissa above the divisor's carries into the exponent; 0 for other
-    rules than "up"."""
-    return 0x7FFFFF - (int(np.float32(format.divisor).view(np.uint32)) & 0x7FFFFF) if format.rule == "up" else 0
+    """What to add to the bits of a FLOAT so that a mantissa carries into the exponent if it is above the divisor's, or
+    where scales are rounded down, if it reaches it."""
+    mantissa = int(np.float32(format.divisor).view(np.uint32)) & 0x7FFFFF
+    return -mantissa & 0x7FFFFF if format.rounds_down else 0x7FFFFF - mantissa
 
 
 def _bool(flag: bool) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -63,11 +64,33 @@ def texts(x: np.ndarray[Any, Any], first: int = 0) -> Iterator[str]:
     """The elements of an array of object, str, bytes or StringDType, row-major. bytes are read as ASCII.
 
     TypeError for an element that is no text (None, NaN and the missing values of StringDType too), ValueError for bytes
-    that are not ASCII; both name the index in the flattened array, counted from `first`. The texts come one by one, so
-    that an error in what is done with an earlier one comes first.
+    that are not ASCII and for str with what is no character; they name the index in the flattened array, counted from
+    `first`. The texts come one by one, so that an error in what is done with an earlier one comes first.
     """
-    for index, element in enumerate(x.reshape(-1).tolist(), first):
+    flat = x.reshape(-1)
+    size = flat.size
+    if not has_characters(flat):
+        points = _points(flat)
+        size, place = np.argwhere(points > sys.maxunicode)[0]
+    for index, element in enumerate(flat[:size].tolist(), first):
         yield _text(element, index)
+    if size < flat.size:
+        raise ValueError(
+            f"cast: element {first + size} has the code {points[size, place]:#x}, which is no character; "
+            "expected str or ASCII bytes"
+        )
+
+
+def has_characters(x: np.ndarray[Any, Any]) -> bool:
+    """Whether a flat array, if its elements are str, has codes of characters alone. Of others, which memory and files
+    may hold, NumPy makes objects that Python takes for broken."""
+    return x.dtype.kind != "U" or not x.dtype.itemsize or bool(_points(x).max(initial=0) <= sys.maxunicode)
+
+
+def _points(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The codes of a flat array of str, a row for each element."""
+    native = np.ascontiguousarray(x, x.dtype.newbyteorder("="))
+    return native.view(np.uint32).reshape(x.size, -1)
 
 
 def parse(text: str, index: int | None = None) -> Number:

@@ -87,7 +87,7 @@ def _texts(chunk: Array, first: int) -> tuple[list[str], Exception | None]:
         if characters.max() < 128:
             # ASCII widened to 4 bytes each is NumPy's layout of str arrays: quicker than decoding one by one.
             return characters.astype(np.uint32).view(f"U{chunk.itemsize}").tolist(), None
-    else:
+    elif strings.has_characters(chunk):
         elements = chunk.tolist()
         if set(map(type, elements)) == {str}:
             return elements, None

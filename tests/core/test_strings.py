@@ -246,6 +246,16 @@ def test_bytes_must_be_ascii() -> None:
             list(strings.texts(array))
 
 
+@pytest.mark.parametrize("order", "<>")
+def test_what_is_no_character(order: str) -> None:
+    array = np.array([0x31, 0, 0x32, 0x110000, 0xFFFFFFFF, 0x33], np.uint32).astype(f"{order}u4").view(f"{order}U2")
+    texts = strings.texts(array, first=7)
+    assert next(texts) == "1"
+    with pytest.raises(ValueError, match="cast: element 8 has the code 0x110000, which is no character; expected str"):
+        next(texts)
+    assert list(strings.texts(array[:1])) == ["1"]
+
+
 # ---- number -> text ----
 
 LAYOUT = {

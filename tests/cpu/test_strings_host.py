@@ -385,6 +385,11 @@ def test_errors_of_other_arrays() -> None:
         host_strings.parse(np.array([b"1", b"x", b"\xff"]), rule)
     with pytest.raises(TypeError, match="cast: element 3 is None"):
         host_strings.parse(np.array([["1", "2"], ["3", None]], dtype=StringDType(na_object=None)), rule)
+    codes = np.array([0x31, 0x78, 0x110000], np.uint32)
+    with pytest.raises(ValueError, match="cast: element 2 has the code 0x110000, which is no character"):
+        host_strings.parse(codes[[0, 0, 2]].view("U1"), rule)
+    with pytest.raises(ValueError, match="cast: element 1 is 'x', which is no number"):
+        host_strings.parse(codes.view("U1"), rule)
     with pytest.raises(ValueError, match="cast: element 1 is 'y'"):
         host_strings.parse(np.array([["1", "2"], ["x", "y"], ["3", "4"]]).T[::-1], rule)
 

@@ -101,8 +101,9 @@ def badly_ended(ended: Ended, how: str, together: bool = False) -> str:
     # Threads do not always make the same number of calls, so that the last ones may not come.
     codes = (0, -signal.SIGKILL) if how == "SIGKILL" else (0, 130) if how.startswith("SIG") else (0, 1)
     if together:
-        # It may have ended before its call came, because another one was at the same.
-        codes = (0, 1, *codes)
+        # It may have ended before its call came, because another one was at the same; or its call was among the last,
+        # when it had said so and a signal ends it as any program.
+        codes = (0, 1, *codes, *([-signal.SIGTERM] if how == "SIGTERM" and ended.printed else []))
     if ended.code not in codes:
         return f"ended with {ended.code}: {ended.printed}"
     if how.startswith("SIG") and "Exception ignored in" in ended.printed and "KeyboardInterrupt" in ended.printed:

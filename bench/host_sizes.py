@@ -188,10 +188,12 @@ def _best(sides: Sides, rule: CastRule, calls: int) -> dict[str, float]:
 def _without_library(rule: CastRule) -> Iterator[None]:
     finders, compiled.FINDERS[:] = compiled.FINDERS[:], []
     ready = compiled.READY.pop(rule, None)
-    yield
-    compiled.FINDERS[:] = finders
-    if ready is not None:
-        compiled.READY[rule] = ready
+    try:
+        yield
+    finally:
+        compiled.FINDERS[:] = finders
+        if ready is not None:
+            compiled.READY[rule] = ready
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 
 from tables import markdown
 
@@ -33,18 +35,11 @@ def errors() -> str:
     return table(json.loads(RESULT.read_text(encoding="utf-8")))
 
 
-def peers() -> str:
-    """The committed figures of other tools."""
-    figures = json.loads(quantization_peers.RESULT.read_text(encoding="utf-8"))
+def measured_with(bench: ModuleType) -> str:
+    """The committed figures of a benchmark of other tools, and their versions."""
+    figures = json.loads(bench.RESULT.read_text(encoding="utf-8"))
     tools = ", ".join(f"{tool} {version}" for tool, version in figures["tools"].items())
-    return f"{quantization_peers.table(figures)}\n\nMeasured with {tools}."
-
-
-def loaded() -> str:
-    """The committed figures of loaders of checkpoints."""
-    figures = json.loads(loaders.RESULT.read_text(encoding="utf-8"))
-    tools = ", ".join(f"{tool} {version}" for tool, version in figures["tools"].items())
-    return f"{loaders.table(figures)}\n\nMeasured with {tools}."
+    return f"{bench.table(figures)}\n\nMeasured with {tools}."
 
 
 def host_speed() -> str:
@@ -55,7 +50,7 @@ def host_speed() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "formats": formats,
     "quantization_errors": errors,
-    "loaders": loaded,
-    "quantization_peers": peers,
+    "loaders": partial(measured_with, loaders),
+    "quantization_peers": partial(measured_with, quantization_peers),
     "quantization_host_speed": host_speed,
 }

@@ -99,6 +99,6 @@ GPUCAST_INLINE void cast_batch(const Given& given, FourWords* shared) {
 // A macro, because the name of a kernel is that of its casts, which gpucast/codegen/batch.py defines.
 #define GPUCAST_BATCH(NAME, GIVEN, THREADS, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(GPUCAST_GRID_CONSTANT(gpucast::GIVEN) given) {          \
-        __shared__ gpucast::FourWords shared[gpucast::shared_bytes_of<__VA_ARGS__>() / sizeof(gpucast::FourWords)];  \
+        __shared__ gpucast::FourWords shared[gpucast::shared_bytes_of<__VA_ARGS__>() / sizeof(gpucast::FourWords)];    \
         gpucast::cast_batch<__VA_ARGS__>(given, shared);                                                                \
     }

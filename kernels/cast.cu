@@ -442,14 +442,14 @@ GPUCAST_INLINE void cast_transposed(
     }
 #define GPUCAST_LOOKUP(NAME, SRC, DST, ENTRY, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                      \
     namespace gpucast {                                                                                                \
-    static __device__ const Table<TableShape<SRC, ENTRY, SRC_BITS>> NAME##_entries =                               \
-        make_table<SRC, ENTRY, SRC_BITS, NAME##_entry_rule>();                                                        \
+    static __device__ const Table<TableShape<SRC, ENTRY, SRC_BITS>> NAME##_entries =                                   \
+        make_table<SRC, ENTRY, SRC_BITS, NAME##_entry_rule>();                                                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \
         typedef gpucast::Lookup<gpucast::SRC, gpucast::DST, gpucast::ENTRY, SRC_BITS, gpucast::NAME##_rule, THREADS>    \
             Converter;                                                                                                 \
-        __shared__ gpucast::FourWords table[Converter::shared_bytes / sizeof(gpucast::FourWords)];                   \
+        __shared__ gpucast::FourWords table[Converter::shared_bytes / sizeof(gpucast::FourWords)];                     \
         const Converter converter = {gpucast::NAME##_entries, table};                                                  \
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
             src, src_bit, dst, n, blockIdx.x, converter);                                                              \

@@ -182,7 +182,7 @@ GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& st
     } else if constexpr (DType::is_e8m0) {
         // With amax = f * 2^a and the divisor d * 2^e, where 1 <= f, d < 2, the quotient rounded up is 2^(a - e), or one
         // power more if f > d; rounded down it is 2^(a - e) if f >= d, else one power less. `carry` is added for this,
-        // and `exponent` is e, or if d > 1 is rounded down, e + 1.
+        // and `exponent` is e, or e + 1 where d > 1 and the quotient is rounded down.
         const int power = int((stats.high + u32(F::carry)) >> 23) - int(F::exponent);
         scale.code = u32(power > 0 ? power : 0);
     } else if constexpr (u32(DType::bits) == 32) {

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,5 +90,5 @@ class Casts:
             assert cast is not None, "it was ready"
             cast(group.of(src), group.of(to), group.sizes, group.nbytes, fused)
 
-    def _cast(self, group: _Group, nbytes: int) -> Any:
+    def _cast(self, group: _Group, nbytes: int) -> native.batch.Each | None:
         return native.batch.find(group.rule, self._is_scaled, nbytes)

@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
     chosen, proofs = set(order), []
     with arguments.created(args.json) as json_file:
         with progress_bar(len(order), not args.no_progress, "rules") as advance:
-            chosen = set(order)
             for proof in certificate.prove(
                 [case for case in cases if case in chosen], arch, asked, args.paths, known, second
             ):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quick path for NumPy arrays: the same bits as the reference, at the speed of memory where NumPy allows it.
 
-Long arrays are cast by compiled code where there is some (`gpucast.cpu.compiled`). Otherwise an array is cast in chunks
-that stay in the cache. A *lane* is the function that casts a chunk; it is chosen once per call. There are three kinds:
+Arrays are cast by compiled code where there is some (`gpucast.cpu.compiled`). Otherwise an array is cast in chunks that
+stay in the cache. A *lane* is the function that casts a chunk; it is chosen once per call. There are three kinds:
 
 1. one NumPy pass over the codes, where that does the whole cast: equal types, integers, most casts to BOOL;
 2. a table look-up by the source's code, for sources of 16 bits or fewer (`gpucast.cpu.tables`);

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
-from gpucast.cpu import compiled, stochastic_steps, tables
+from gpucast.cpu import compiled, lanes, stochastic_steps, tables
 from gpucast.cpu.chunks import codes_of, flat, gathered, pairs
 from gpucast.cpu.encode import decode
 from gpucast.cpu.philox import Words
@@ -31,8 +31,6 @@ Lane = Callable[[Array, Array, Array], None]
 
 #: Elements of a chunk: so many that the overhead of calls is small, so few that scratch arrays stay in the cache.
 CHUNK = 1 << 15
-#: The size up to which compiled code is not looked for, which takes some time in itself.
-_SHORT = 1 << 11
 
 
 def apply(x: Array, rule: CastRule, out: Array, random: Random) -> None:
@@ -44,7 +42,8 @@ def apply(x: Array, rule: CastRule, out: Array, random: Random) -> None:
     if not x.size:
         return
     codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
-    cast = compiled.find_stochastic(rule, x.nbytes) if x.size > _SHORT else None
+    # To look for compiled code takes some time in itself.
+    cast = compiled.find_stochastic(rule, x.nbytes) if x.size > lanes.SHORT else None
     if cast is None:
         by_numpy(codes, rule, result, random)
         return

@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 #: A table with a number for each array.
 Table = npt.NDArray[np.uint64]
 #: ``each(src, to, sizes, nbytes, fused)`` casts arrays at addresses `src` to those at `to`.
-Each = Callable[[Table, Table, Table, Table, FusedInputs | None], None]
+Each = Callable[[Table, Table, Table, Table, FusedInputs], None]
 
 _SCALED = tuple(map(dtype, ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16")))
 _DOUBLE = dtype("DOUBLE")
@@ -62,11 +62,10 @@ def _cast_each(
     to: Table,
     sizes: Table,
     nbytes: Table,
-    fused: FusedInputs | None,
+    fused: FusedInputs,
 ) -> None:
     more: tuple[Any, ...] = ()
     if is_scaled:
-        assert fused is not None
         finite = None if fused.finite is None else pointer(fused.finite)
         more = ctypes.c_double(fused.scale), finite
     run = batch.scale_each if is_scaled else batch.cast_each

@@ -177,6 +177,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--restart would discard the work of the other shares; remove OUT.partial before all begin")
     if (args.seed is not None) != (args.rounding == STOCHASTIC):
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
+    if args.scale_rule is not None and args.scale in (None, "none"):
+        raise ValueError("--scale-rule goes with --scale, and not with none")
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
     request = Request(

@@ -74,6 +74,12 @@ def test_a_rule_that_does_not_go_with_the_scales(
     assert f"--scale-rule {rule}" in error and accepted in error
 
 
+@pytest.mark.parametrize("scale", [[], ["--scale", "none"]])
+def test_a_rule_goes_with_scales(scale: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "in", "out", "--to", "BFLOAT16", *scale, "--scale-rule", "up"]) == 1
+    assert "--scale-rule goes with --scale" in capsys.readouterr().err
+
+
 def test_the_squared_error_of_the_rules() -> None:
     """What the defaults of compressed-tensors rest on."""
     x = np.random.default_rng(0).standard_normal((256, 1024)).astype(np.float32)

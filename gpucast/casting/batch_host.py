@@ -63,8 +63,9 @@ class Casts:
 
     @staticmethod
     def take(live: Sequence[tuple[BatchItem, Operand]]) -> bool:
-        """Whether the library casts such arrays, which are contiguous."""
-        return all(
+        """Whether the library casts such arrays, which are contiguous, no later than one by one."""
+        nbytes = np.array([item.source.data.nbytes + to.data.nbytes for item, to in live], np.uint64)
+        return native.threads.are_small(nbytes) and all(
             not (item.source.packed or to.packed)
             and item.source.data.dtype.isnative
             and to.data.dtype.isnative
@@ -80,7 +81,8 @@ class Casts:
 
     def fit(self, src: Table, to: Table | None) -> bool:
         """Whether the library can cast arrays at these addresses; `to`: None for memory to be made."""
-        if (src & self._unaligned[0]).any():
+        # Tensors may have no memory.
+        if not src.all() or (src & self._unaligned[0]).any():
             return False
         return to is None or not ((to & self._unaligned[1]).any() or (src == to).any())
 

@@ -84,7 +84,7 @@ def texts(x: np.ndarray[Any, Any], first: int = 0) -> Iterator[str]:
 def has_characters(x: np.ndarray[Any, Any]) -> bool:
     """Whether a flat array, if its elements are str, has codes of characters alone. Of others, which memory and files
     may hold, NumPy makes objects that Python takes for broken."""
-    return x.dtype.kind != "U" or not x.dtype.itemsize or bool(_points(x).max(initial=0) <= sys.maxunicode)
+    return x.dtype.kind != "U" or not x.nbytes or bool(_points(x).max(initial=0) <= sys.maxunicode)
 
 
 def _points(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

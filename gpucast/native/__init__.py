@@ -12,5 +12,6 @@ if TYPE_CHECKING:
     from gpucast.native import batch as batch
     from gpucast.native import cast as cast
     from gpucast.native import stochastic as stochastic
+    from gpucast.native import threads as threads
 else:
-    __getattr__ = packages.submodules(__name__, "addresses", "batch", "cast", "stochastic")
+    __getattr__ = packages.submodules(__name__, "addresses", "batch", "cast", "stochastic", "threads")

@@ -44,6 +44,11 @@ def split_arrays(work: Callable[[int, int], None], nbytes: npt.NDArray[np.uint64
     _together(work, sorted({0, *map(int, bounds), nbytes.size}))
 
 
+def are_small(nbytes: npt.NDArray[np.uint64]) -> bool:
+    """Whether no array takes more than a part of all, so that `split_arrays` keeps all threads as busy as `split`."""
+    return int(nbytes.max()) <= max(PART, int(nbytes.sum()) // most())
+
+
 def _parts(nbytes: int) -> int:
     return max(1, min(most(), nbytes // PART))
 

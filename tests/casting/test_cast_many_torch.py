@@ -196,3 +196,14 @@ def test_views_take_the_whole_path(cuda: HostDriver) -> None:
         negated = torch._neg_view(x)
         for y, source in zip(gpucast.cast_many([negated, x.T], "FLOAT16"), (-x, x.T), strict=True):
             assert bits(y) == bits(wanted(source, "FLOAT16"))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+def test_plans_give_way_to_transforms(cuda: HostDriver) -> None:
+    given = [torch.randn(4), torch.randn(4)]
+    for _ in range(2):
+        gpucast.cast_many(given, torch.float64)
+    assert batch_plans()
+    forward = torch.autograd.forward_ad
+    with forward.dual_level(), pytest.raises(NotImplementedError, match="forward"):
+        gpucast.cast_many([forward.make_dual(x, x) for x in given], torch.float64)

@@ -202,6 +202,14 @@ TRAPS: dict[str, tuple[dict[str, Any], str]] = {
         {"l.weight_packed": np.ones((4, 8), np.uint8), "l.weight_scale": np.ones((4, 1), ml_dtypes.float8_e4m3fn)},
         "in a form that is not known here",
     ),
+    "scales that are one number, beside another": (
+        {
+            "l.weight_packed": np.ones((4, 16), np.uint8),
+            "l.weight_scale": np.array(1, ml_dtypes.float8_e4m3fn),
+            "l.weight_global_scale": np.ones(1, np.float32),
+        },
+        "in a form that is not known here",
+    ),
     "bytes of another kind": (
         {"l.weight": np.ones((4, 8), np.uint8), "l.weight_scale": np.ones((4, 1), np.float32)},
         "in a form that is not known here",

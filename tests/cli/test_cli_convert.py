@@ -333,8 +333,8 @@ def test_wrong_usage(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert left.value.code == 2
         printed = capsys.readouterr().err
         assert message in printed
-        # The error, and where help is; not the usage of all options.
-        assert len(printed.splitlines()) == 2 and "gpucast convert --help" in printed
+        # The usage in one line, the error, and where help is; not the usage of all options.
+        assert len(printed.splitlines()) == 3 and "gpucast convert --help" in printed
     np.save("x.npy", np.ones(3, np.float32))
     assert "'' is no name of a file" in failure(capsys, "x.npy", "y.npy", "--to", "FLOAT", "--report", "")
     assert leftovers(folder, "x.npy") == []

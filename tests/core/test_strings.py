@@ -254,6 +254,7 @@ def test_what_is_no_character(order: str) -> None:
     with pytest.raises(ValueError, match="cast: element 8 has the code 0x110000, which is no character; expected str"):
         next(texts)
     assert list(strings.texts(array[:1])) == ["1"]
+    assert list(strings.texts(array[:0])) == []
 
 
 # ---- number -> text ----

@@ -994,6 +994,8 @@ def test_plain_tensors_of_the_host_take_compiled_code(monkeypatch: pytest.Monkey
     assert torch.func.vmap(lambda row: gpucast.cast(row, "FLOAT16"))(x).shape == x.shape
     assert gpucast.cast(torch.empty(2, 3, device="meta"), "FLOAT16").is_meta
     assert gpucast.cast(torch.empty(0), "FLOAT16").shape == (0,)
+    # Zeros that have no memory.
+    assert torch.equal(gpucast.cast(torch._efficientzerotensor(3), "FLOAT16"), torch.zeros(3, dtype=torch.float16))
     seen = []
 
     class Mode(TorchDispatchMode):

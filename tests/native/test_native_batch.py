@@ -140,12 +140,16 @@ def test_what_the_library_cannot_take(calls: list[int]) -> None:
 def test_threads_share_the_arrays(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PART", 1000)
     monkeypatch.setattr(threads, "most", lambda: 4)
-    given = [np.arange(size, dtype=np.float32) for size in (1, 5_000, 0, 3, 3, 700, 2_000, 1)]
+    given = [np.arange(size, dtype=np.float32) for size in (1, 1_600, 0, 3, 3, 700, 1_600, 1, 1_600, 1_500)]
     ready(lambda: gpucast.cast_many(given, "INT32"))
     calls.clear()
     for x, y in zip(given, gpucast.cast_many(given, "INT32"), strict=True):
         assert np.array_equal(x, y)
-    assert calls == [7]
+    assert calls == [9]
+    # Of one large array all threads take a part.
+    given[0] = np.arange(20_000, dtype=np.float32)
+    ready(lambda: gpucast.cast_many(given, "INT32"))
+    assert calls == [9]
 
 
 def test_a_library_that_computes_something_else_is_not_used(calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

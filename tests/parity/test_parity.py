@@ -154,7 +154,8 @@ def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     [
         # The generic rule, of which a table is made; a shortcut; the layout.
         ("(rest | (kept & 1))", "(rest | 1)", ("INT8", "FLOAT8E4M3FN")),
-        ("u32(127 + shift) << 23", "u32(128 + shift) << 23", ("FLOAT", "FLOAT8E4M3FNUZ")),
+        ("u32(127 + shift) << 23", "u32(128 + shift) << 23", ("DOUBLE", "FLOAT8E4M3FNUZ")),
+        ("min_u16x2(rest, repeated<16>(1))", "min_u16x2(rest, repeated<16>(0))", ("FLOAT", "FLOAT8E4M3FNUZ")),
         ("out.word[i] = in.word[i]", "out.word[i] = in.word[0]", ("INT8", "INT8")),
     ],
 )

@@ -97,7 +97,8 @@ def stored_by_others(
         if not shape or not ({"global_scale", "second_scale"} & tensors.keys() or _bytes_of(scales)):
             raise _Problem(f"{caller} of {element.name} has scales, {scales.name!r}, in a form that is not known here")
         # MXFP6 has 24 bytes for a scale, MXFP4 has 16.
-        element = dtype("FLOAT6E2M3" if shape[-1] == 24 * scales.shape[-1] and not pairs else "FLOAT4E2M1")
+        is_mxfp6 = not pairs and scales.shape[-1:] == (shape[-1] / 24,)
+        element = dtype("FLOAT6E2M3" if is_mxfp6 else "FLOAT4E2M1")
         shape, packing = (*shape[:-1], shape[-1] * 8 // element.bits), "bytes"
     elif element.name == "INT32":
         shape = _shape(tensors, caller)

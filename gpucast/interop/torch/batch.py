@@ -50,8 +50,8 @@ class TensorPlanner(BatchPlanner):
     """Tensors that take no part in differentiation."""
 
     def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
-        if torch.is_grad_enabled() and any(map(_requires_grad, arrays)):
-            raise TypeError("a tensor requires grad")
+        if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
+            raise TypeError("a tensor requires grad, or a transform or a mode is active")
         if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
             raise TypeError("a tensor is not contiguous, or a negated view")
         return list(map(_describe, arrays))

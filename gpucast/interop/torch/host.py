@@ -30,7 +30,7 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
     """The cast; None, nothing done, for calls that may need more, and without the library."""
     if torch.compiler.is_compiling() or type(x) is not torch.Tensor or type(to) not in (str, DType, torch.dtype):
         return None
-    if not all(map(operator.is_, options, _DEFAULT)) or _is_watched():
+    if not all(map(operator.is_, options, _DEFAULT)) or tensors.is_watched():
         return None
     if x.requires_grad or not x.is_cpu or x.layout is not torch.strided or x.is_nested:
         return None
@@ -40,21 +40,12 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
     rule, itemsize, kind = pair
     size, address = x.numel(), x.data_ptr()
     found: Any = compiled.READY.get(rule) if size <= lanes.SHORT else compiled.find(rule, size * itemsize)
-    if found is None or address % itemsize or size == 0:
+    # Without memory are tensors of zeros that torch keeps as such, and those whose storage was given back.
+    if found is None or not address or address % itemsize or size == 0:
         return None
     y = torch.empty_like(x, dtype=kind)
     found.at(address, y.data_ptr(), size)
     return y
-
-
-def _is_watched() -> bool:
-    """Whether a transform or a mode of torch wants to see the operations."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
-        or tensors.transformed()
-    )
 
 
 @lru_cache(maxsize=1024)

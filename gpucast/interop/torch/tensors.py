@@ -139,6 +139,16 @@ def transformed() -> bool:
     return bool(_is_active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
 
 
+def is_watched() -> bool:
+    """Whether a transform or a mode of torch wants to see the operations."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._get_tracing_state() is not None
+        or transformed()
+    )
+
+
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:
     if dst is PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(

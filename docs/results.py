@@ -92,12 +92,12 @@ def proofs() -> str:
                 seconds[method] = seconds.get(method, 0.0) + spent
         both = sum(proof["seconds"].keys() >= found["solvers"].keys() for proof in found["proofs"])
         mutants = ", ".join(f"{count} {name}" for name, count in found["mutants"].items())
+        mutants = f". Changed instructions in kernels of a seeded sample of rules: {mutants}" if mutants else ""
         times = ", ".join(f"{method} {spent:,.0f} s" for method, spent in seconds.items())
         lines.append(
             f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} of {found['rules']:,} rules proved"
             f" ({times}; {both:,} of them by each of {' and '.join(found['solvers'])}; NVRTC {found['nvrtc']},"
-            f" {found['date']}; [certificate](bench/results/{path.name})). Changed instructions in kernels of a seeded"
-            f" sample of rules: {mutants}"
+            f" {found['date']}; [certificate](bench/results/{path.name})){mutants}"
         )
     return from_readme("\n".join(lines))
 

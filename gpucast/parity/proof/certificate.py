@@ -8,6 +8,8 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -170,24 +172,41 @@ def explain(proof: Proof) -> str:
     return "\n".join([*lines, *(f"  {name}: {describe(rule.dst, result)}" for name, result in results)])
 
 
-def certificate(
-    proofs: Sequence[Proof], arch: str, paths: Paths, date: str, mutants: Mapping[str, int]
-) -> dict[str, Any]:
-    """All proofs of an architecture, for a file, with what became of mutants."""
-    installed = versions()
-    counts = Counter(method for proof in proofs for method in proof.verdict.seconds)
+def opened(path: str | None, arch: str, paths: Paths) -> dict[str, Any]:
+    """The certificate to go on with: that of a file, if there is one. ValueError if it is of something else."""
+    begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
+    if path is None or not Path(path).is_file():
+        return begin
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    there = found.get("arch"), found.get("paths")
+    if there != (arch, paths):
+        raise ValueError(f"prove: {path} is of {there[0]}, paths {there[1]}; asked were {arch}, paths {paths}")
+    return found
+
+
+def _rule(proof: Mapping[str, Any]) -> tuple[str, ...]:
+    return proof["src"], proof["dst"], str(proof["attributes"])
+
+
+def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Mapping[str, int]) -> dict[str, Any]:
+    """A certificate with what has been proved since it was opened: other rules stay, and so do mutants if there are no
+    new ones."""
+    new = [proof.as_json() for proof in proofs]
+    rules = set(map(_rule, new))
+    every = [*new, *(old for old in before["proofs"] if _rule(old) not in rules)]
+    counts = Counter(method for proof in every for method in proof["seconds"])
     return {
         "gpucast": __version__,
-        "date": date,
-        "arch": arch,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "arch": before["arch"],
         "nvrtc": ".".join(map(str, cubin.compiler().version)),
-        "solvers": {name: installed[name] for name in SOLVERS if counts[name]},
-        "paths": paths,
-        "rules": len(proofs),
-        "proved": sum(proof.verdict.proved for proof in proofs),
+        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if counts[name]},
+        "paths": before["paths"],
+        "rules": len(every),
+        "proved": sum(proof["verdict"] == "proved" for proof in every),
         "methods": dict(counts),
-        "mutants": dict(mutants),
-        "proofs": [proof.as_json() for proof in proofs],
+        "mutants": dict(mutants or before["mutants"]),
+        "proofs": every,
     }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from gpucast.parity.proof.terms import Term
 
 #: Inputs of together so many bits are all tried; wider ones are left to a solver.
 EXHAUSTED = 16
+#: The source code, or the random word, of an element.
+_NUMBERED = re.compile(r"(x|word)(\d+)")
 
 
 @dataclass(frozen=True)
@@ -153,24 +156,24 @@ class Prover:
         return got
 
     def _element(self, index: int, got: Term, wanted: Term, launch: Launch) -> None:
-        own = {x: t.var(x.param.rstrip("0123456789"), x.width) for x in t.variables(got) if x.param in _own(index)}
-        alone = _alone(got, own)
-        if alone is wanted or (alone, wanted) in self._done:
+        # Elements at the same place of other tiles have the same term when they are counted from their own.
+        got = t.substitute(got, {x: t.var(_from(index, x.param), x.width) for x in t.variables(got)})
+        if got is wanted or (got, wanted) in self._done:
             return
-        if self._differ(alone, wanted) is None:
-            self._done.add((alone, wanted))
-            return
-        got = t.substitute(got, own)
-        model = self._differ(got, wanted)
-        if model is not None:
-            every = t.variables(got, wanted)
-            results = [
-                int(evaluate(term, {x: np.array(model.get(x.param, 0)) for x in every})) for term in (got, wanted)
-            ]
-            codes = {int(name[1:]): code for name, code in model.items() if name[0] == "x" and name != "x"}
-            codes[index] = model.get("x", 0)
-            self.verdict.problem = "an element differs from the specification"
-            self.verdict.counterexample = Counterexample(index, codes, results[0], results[1], launch)
+        alone = _alone(got)
+        if alone is not wanted and (alone, wanted) not in self._done:
+            if self._differ(alone, wanted) is None:
+                self._done.add((alone, wanted))
+            elif (model := self._differ(got, wanted)) is not None:
+                self._refuted(index, got, wanted, model, launch)
+        self._done.add((got, wanted))
+
+    def _refuted(self, index: int, got: Term, wanted: Term, model: Mapping[str, int], launch: Launch) -> None:
+        inputs = {x: np.array(model.get(x.param, 0)) for x in t.variables(got, wanted)}
+        codes = {index + int(name[1:] or 0): code for name, code in model.items() if name[0] == "x"}
+        results = int(evaluate(got, inputs)), int(evaluate(wanted, inputs))
+        self.verdict.problem = "an element differs from the specification"
+        self.verdict.counterexample = Counterexample(index, codes, *results, launch)
 
     def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
         """Inputs for which two terms differ, by name; None if there are none, or with a problem, none are known."""
@@ -267,23 +270,24 @@ class Prover:
         self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.monotonic() - begin
 
 
-def _own(index: int) -> tuple[str, str]:
-    """The names of the unknowns that an element may depend on."""
-    return f"x{index}", f"word{index}"
+def _from(index: int, name: str) -> str:
+    """The name of an unknown as the element `index` sees it: its own are x and word, the next element's x+1."""
+    known = _NUMBERED.fullmatch(name)
+    return name if known is None else known[1] if int(known[2]) == index else f"{known[1]}{int(known[2]) - index:+}"
 
 
-def _alone(got: Term, own: Mapping[Term, Term]) -> Term:
-    """A result with the same names for all elements: of its `own` inputs. What depends on inputs of others alone, such
-    as whether there is a NaN among them, is an unknown of its own: so more is asked than must hold, of less. What all
-    share, such as the scale, stays."""
-    mine, others, new = set(own), set[Term](), dict(own)
+def _alone(got: Term) -> Term:
+    """A result of its own inputs. What depends on inputs of others alone, such as whether there is a NaN among them,
+    is an unknown of its own: so more is asked than must hold, of less. What all share, such as the scale, stays."""
+    mine, others, new = set[Term](), set[Term](), dict[Term, Term]()
     for term in t.in_order(got):
-        if not mine.isdisjoint(term.args):
+        own = term.op == "var" and term.param in ("x", "word")
+        if own or not mine.isdisjoint(term.args):
             mine.add(term)
             for arg in term.args:
                 if arg in others and arg not in mine and arg not in new:
                     new[arg] = t.var(f"other{len(new)}", arg.width)
-        if (term.op == "var" and term not in own and not is_cell(term)) or not others.isdisjoint(term.args):
+        if (term.op == "var" and not own and not is_cell(term)) or not others.isdisjoint(term.args):
             others.add(term)
     return t.substitute(got, new)
 

@@ -190,7 +190,7 @@ class Prover:
 
         Of FLOATs the product is exact in DOUBLE, with 48 digits, so that its roundings to FLOAT are those of the
         DOUBLE; and so is what cutting it off leaves, which is not 0 beyond the largest FLOAT. A product that is no
-        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN.
+        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN, NaN always NaN.
         """
         products = [x for x in t.in_order(wanted) if x.op == "fmul" and x.param[0] == t.TWICE]
         if len(products) != 1:
@@ -220,6 +220,7 @@ class Prover:
             t.invert(t.eq(t.magnitude(beyond), t.const(0, 31))),
             t.invert(t.conj(t.eq(factor, zero), t.ult(zero, size), t.invert(t.ult(infinite, size)))),
             t.invert(t.conj(t.eq(factor, infinite), t.ult(size, infinite))),
+            t.invert(t.conj(t.ult(infinite, factor), t.invert(t.ult(infinite, size)))),
         ]
         if any(x.width == 32 for x in new):
             limits.append(t.bitwise("or", t.eq(t.part(product, 0, 5), t.const(0, 5)), t.is_nan(product, t.TWICE)))

@@ -25,18 +25,14 @@ class Term:
     """`args` are the operands, of a "join" its parts, the lowest bits first. `param` is what else the operation needs:
     a constant's number, a variable's name, the lowest bit of a "part", the format and rounding of arithmetic."""
 
-    __slots__ = ("args", "op", "param", "splits", "width")
+    __slots__ = ("args", "constant", "op", "param", "splits", "width")
 
     def __init__(self, op: str, width: int, args: tuple[Term, ...], param: Any) -> None:
-        self.op, self.width, self.args, self.param = op, width, args, param
+        self.op, self.width, self.args, self.param, self.constant = op, width, args, param, op == "const"
         #: Whether a part of it is the same operation on parts of its operands, some of which are simpler for that.
         self.splits: bool = op in ("const", "and", "or", "not", "ite") or (
             op == "xor" and any(arg.splits for arg in args)
         )
-
-    @property
-    def constant(self) -> bool:
-        return self.op == "const"
 
     def __int__(self) -> int:
         if self.op != "const":

@@ -42,7 +42,8 @@ class Counterexample:
 
 @dataclass
 class Verdict:
-    """`seconds` are those of each method: "exhaustion", or the name of a solver. It is proved where `problem` is ""."""
+    """`seconds` of the processor are those of each method: "exhaustion", or the name of a solver. It is proved where
+    `problem` is ""."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     launches: int = 0
@@ -119,7 +120,7 @@ class Prover:
         codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
         if given.amax:
-            if part.observed is None or self._differ_anywhere(part.observed, largest(src, codes)):
+            if part.observed is None or self._differ_anywhere(part, part.observed, largest(src, codes)):
                 raise Fault("a thread does not give its largest magnitude to its warp")
             most, before = t.var("most", 32), cell(AMAX)
             if part.lane == 31:
@@ -127,14 +128,12 @@ class Prover:
         if given.finite:
             wanted[FINITE] = t.ite(not_finite(src, codes), t.const(0, 8), cell(FINITE))
         for at, got in part.cells.items():
-            if self._differ_anywhere(got, wanted[at]):
+            if self._differ_anywhere(part, got, wanted[at]):
                 raise Fault(f"a thread leaves another number at {at:#x} than it should")
 
-    def _differ_anywhere(self, got: Term, wanted: Term) -> bool:
-        """Whether they do, of elements with whatever numbers, or it is not known that they do not."""
-        names = [x for x in t.variables(got, wanted) if x.param[0] == "x"]
-        new = {x: t.var(f"x{place}", x.width) for place, x in enumerate(sorted(names, key=lambda x: int(x.param[1:])))}
-        got, wanted = t.substitute(got, new), t.substitute(wanted, new)
+    def _differ_anywhere(self, part: Part, got: Term, wanted: Term) -> bool:
+        """Whether they do, for whatever elements of a part, or it is not known that they do not."""
+        got, wanted = (_from(min(part.elements, default=0), term) for term in (got, wanted))
         if (got, wanted) in self._done:
             return False
         differ = self._differ(got, wanted) is not None or self.verdict.problem != ""
@@ -157,7 +156,7 @@ class Prover:
 
     def _element(self, index: int, got: Term, wanted: Term, launch: Launch) -> None:
         # Elements at the same place of other tiles have the same term when they are counted from their own.
-        got = t.substitute(got, {x: t.var(_from(index, x.param), x.width) for x in t.variables(got)})
+        got = _from(index, got)
         if got is wanted or (got, wanted) in self._done:
             return
         alone = _alone(got)
@@ -248,33 +247,37 @@ class Prover:
             return None
         found = t.variables(condition)
         if sum(x.width for x in found) <= EXHAUSTED:
-            begin = time.monotonic()
+            begin = time.process_time()
             model = exhaust(condition, found)
             self._spent("exhaustion", begin)
             return model
         condition = without_look_ups(condition)
         for solver in self.solvers:
-            begin = time.monotonic()
+            begin = time.process_time()
             try:
-                answer = ask(solver, condition, self.limit)
+                state, model = ask(solver, condition, self.limit)
             except TypeError as error:
                 raise Unknown(str(error)) from error
             self._spent(solver, begin)
-            if answer.state == "sat":
-                return answer.model
-            if answer.state != "unsat":
+            if state == "sat":
+                return model
+            if state != "unsat":
                 self.verdict.problem = f"{solver} gave no answer within {self.limit:g} s"
                 return None
         return None
 
     def _spent(self, method: str, begin: float) -> None:
-        self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.monotonic() - begin
+        self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.process_time() - begin
 
 
-def _from(index: int, name: str) -> str:
-    """The name of an unknown as the element `index` sees it: its own are x and word, the next element's x+1."""
-    known = _NUMBERED.fullmatch(name)
-    return name if known is None else known[1] if int(known[2]) == index else f"{known[1]}{int(known[2]) - index:+}"
+def _from(index: int, term: Term) -> Term:
+    """A term as the element `index` sees it: its own unknowns are x and word, the next element's x+1 and word+1."""
+    new = {}
+    for unknown in t.variables(term):
+        if known := _NUMBERED.fullmatch(unknown.param):
+            away = int(known[2]) - index
+            new[unknown] = t.var(f"{known[1]}{away:+}" if away else known[1], unknown.width)
+    return t.substitute(term, new)
 
 
 def _alone(got: Term) -> Term:

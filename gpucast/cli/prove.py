@@ -47,8 +47,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--paths", choices=certificate.PATHS, default="full",
-        help="a thread in the middle of an array; all: also ends of arrays, alignments, layouts; scaled: casts times "
-        "a FLOAT; many: many arrays in one launch (default: %(default)s)",
+        help="a thread in the middle of an array; edges: ends of arrays and alignments; layouts: strided and "
+        "transposed arrays; scaled: casts times a FLOAT; many: many arrays in one launch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--known", metavar="FILE", action="append", default=[],

@@ -35,7 +35,7 @@ from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import SOLVERS, versions
 
-Paths = Literal["full", "all", "scaled", "many"]
+Paths = Literal["full", "edges", "layouts", "scaled", "many"]
 PATHS = get_args(Paths)
 
 
@@ -91,8 +91,9 @@ def prove(
     second: Collection[Case] = (),
 ) -> Iterator[Proof]:
     """The proofs of some rules. `solvers`: each of them must agree. `paths`: "full" is one thread of a block without
-    ends, "all" adds `edges`, and kernels of other layouts; "scaled" are casts times a FLOAT, "many" those of many
-    arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must agree.
+    ends, "edges" are `edges`, "layouts" kernels that are not contiguous; "scaled" are casts times a FLOAT, "many" those
+    of many arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must
+    agree.
     """
     for case in cases:
         asked = SOLVERS if case in second else solvers
@@ -130,10 +131,11 @@ def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSour
     source = CastSpec.of(rule).source()
     if paths == "full":
         yield source, [full_tile(source)]
-    elif paths == "all":
+    elif paths == "edges":
         unpacked = [CastSpec.of(rule, unpacked=True).source()] * rule.src.packed
         for contiguous in (source, *unpacked):
             yield contiguous, [full_tile(contiguous), *edges(contiguous)]
+    elif paths == "layouts":
         shapes: list[Shape] = ["strided"]
         if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:
             shapes.append("transposed")

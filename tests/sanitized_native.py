@@ -72,7 +72,7 @@ def check(cast: Any, rule: CastRule, size: int) -> None:
         run, x = cast.quicker(checked), codes.view(rule.src.numpy)
         for y in (run(x, None), run(x, out.view(rule.dst.numpy))):
             assert np.array_equal(y.view(rule.dst.code_numpy), wanted), rule
-        assert run(x[::-1], None) == run(None, out) == run(x, 5) == "checked"
+        assert run("x", None) == run(None, out) == run(x, 5) == "checked"
 
 
 def checked(x: Any, out: Any) -> str:
@@ -83,7 +83,7 @@ def check_lists() -> None:
     """Of arrays, as `cast_many` looks at them."""
     lists = calls.lists()
     assert lists is not None
-    arrays = [np.ones(shape, np.float32) for shape in ((), (0,), (3, 4), (2,) * 32)]
+    arrays = [np.ones(shape, np.float32) for shape in ((), (0,), (3, 4), (1,) * 32)]
     assert lists.describe(arrays) == lists.describe([x.copy() for x in arrays])
     assert lists.addresses(arrays).tolist() == [x.ctypes.data for x in arrays]
     assert [y.shape for y in lists.new(arrays, np.dtype(np.float64))] == [x.shape for x in arrays]

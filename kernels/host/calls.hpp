@@ -71,14 +71,6 @@ inline Object* new_array(const Array* like, Object* dtype) {
     return python.new_array(python.ndarray, dtype, like->dimensions, like->shape, nullptr, nullptr, 0, nullptr);
 }
 
-inline bool have_one_shape(const Array* x, const Array* y) {
-    if (x->dimensions != y->dimensions) return false;
-    for (int i = 0; i < x->dimensions; ++i) {
-        if (x->shape[i] != y->shape[i]) return false;
-    }
-    return true;
-}
-
 // A cast as Python binds it to a function.
 struct Call {
     CastArray* cast;
@@ -96,6 +88,15 @@ struct Method {
     const char* doc;
 };
 
+// Whether an array takes the results of a cast of x, all of them beside x.
+inline bool is_target(const Array* y, const Array* x, Object* dtype, u64 src_bytes, u64 dst_bytes) {
+    if (!y || y->dtype != dtype || !(y->flags & writeable) || y->dimensions != x->dimensions) return false;
+    for (int i = 0; i < x->dimensions; ++i) {
+        if (x->shape[i] != y->shape[i]) return false;
+    }
+    return y->data + dst_bytes <= x->data || x->data + src_bytes <= y->data;
+}
+
 // The cast of x into out, an array or None for a new one, where all is as it is in most calls; else what `checked` gives
 // for the two. self: bytes of a Call, the dtypes of both sides, and `checked`.
 static Object* call_cast(Object* self, Object* const* arguments, Length count) {
@@ -104,24 +105,26 @@ static Object* call_cast(Object* self, Object* const* arguments, Length count) {
     // This tells Python what it lacks.
     if (count != 2) return python.call(checked, nullptr);
     const Array* x = plain_array(arguments[0]);
-    if (!x || x->dtype != python.tuple_item(self, 1)) return python.call(checked, arguments[0], arguments[1], nullptr);
-    const u64 size = size_of(x), src_bytes = size * call->src_bytes, dst_bytes = size * call->dst_bytes;
-    Object* out = arguments[1];
-    bool is_plain = src_bytes + dst_bytes < call->large;
-    if (is_plain && out == python.none) {
-        out = new_array(x, dtype);
-        if (!out) return nullptr;
-    } else if (is_plain) {
-        const Array* y = plain_array(out);
-        is_plain = y && y->dtype == dtype && y->flags & writeable && have_one_shape(x, y) &&
-                   (y->data + dst_bytes <= x->data || x->data + src_bytes <= y->data);
-        if (is_plain) python.inc_ref(out);
+    const u64 size = x ? size_of(x) : 0, src_bytes = size * call->src_bytes, dst_bytes = size * call->dst_bytes;
+    if (x && x->dtype == python.tuple_item(self, 1) && src_bytes + dst_bytes < call->large) {
+        Object* out = arguments[1];
+        if (out == python.none) {
+            out = new_array(x, dtype);
+            if (!out) return nullptr;
+        } else if (is_target(plain_array(out), x, dtype, src_bytes, dst_bytes)) {
+            python.inc_ref(out);
+        } else {
+            out = nullptr;
+        }
+        if (out) {
+            const void* from = x->data;
+            void *to = fields(out)->data, *lock = size > lasting ? python.release_lock() : nullptr;
+            if (size) call->cast(from, to, size);
+            if (lock) python.take_lock(lock);
+            return out;
+        }
     }
-    if (!is_plain) return python.call(checked, arguments[0], arguments[1], nullptr);
-    void* lock = size > lasting ? python.release_lock() : nullptr;
-    if (size) call->cast(x->data, fields(out)->data, size);
-    if (lock) python.take_lock(lock);
-    return out;
+    return python.call(checked, arguments[0], arguments[1], nullptr);
 }
 
 }  // namespace gpucast

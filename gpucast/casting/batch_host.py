@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -46,8 +47,8 @@ class Casts:
         for i, (item, _) in enumerate(live):
             by_rule.setdefault(item.rule, []).append(i)
         self._groups = [self._group(rule, live, places) for rule, places in by_rule.items()]
-        #: Of the groups, as far as they have been found.
-        self._casts: list[native.batch.Each | None] = [None]
+        #: Of the groups, once all have been found.
+        self._casts: list[native.batch.Each] = []
         #: The bits of an address that are clear where elements are aligned: of sources, and of results.
         self._unaligned = (
             np.array([item.source.itemsize - 1 for item, _ in live], np.uint64),
@@ -86,11 +87,15 @@ class Casts:
             return None
         if to is not None and ((to & self._unaligned[1]).any() or (src == to).any()):
             return None
-        if None in self._casts:
-            self._casts = [native.batch.find(group.rule, self._is_scaled, group.src_bytes) for group in self._groups]
-        return None if None in self._casts else self._cast
+        casts = self._casts
+        if not casts:
+            found = [native.batch.find(group.rule, self._is_scaled, group.src_bytes) for group in self._groups]
+            casts = [cast for cast in found if cast is not None]
+            if len(casts) < len(found):
+                return None
+            self._casts = casts
+        return partial(self._cast, casts)
 
-    def _cast(self, src: Table, to: Table, fused: FusedInputs) -> None:
-        for group, cast in zip(self._groups, self._casts, strict=True):
-            assert cast is not None, "it was ready"
+    def _cast(self, casts: Sequence[native.batch.Each], src: Table, to: Table, fused: FusedInputs) -> None:
+        for group, cast in zip(self._groups, casts, strict=True):
             cast(group.of(src), group.of(to), group.sizes, group.nbytes, fused)

@@ -127,7 +127,7 @@ def of_arrays(
     if not _is_started(library):
         return checked
     itemsizes = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
-    call = _Call(ctypes.cast(cast, ctypes.c_void_p), *itemsizes, 2 * threads.PART)
+    call = _Call(ctypes.cast(cast, ctypes.c_void_p), *itemsizes, threads.least())
     run: Callable[[Any, Any], Any] = _bound(("bind", library))((bytes(call), rule.src.numpy, rule.dst.numpy, checked))
     return run
 

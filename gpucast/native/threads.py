@@ -47,6 +47,11 @@ def split_arrays(work: Callable[[int, int], None], nbytes: npt.NDArray[np.uint64
     _together(work, sorted({0, *map(int, bounds), nbytes.size}))
 
 
+def least() -> int:
+    """The least bytes of a cast that is split."""
+    return 2 * PART if most() > 1 else 1 << 63
+
+
 def are_small(nbytes: npt.NDArray[np.uint64]) -> bool:
     """Whether no array takes more than a part of all, so that `split_arrays` keeps all threads as busy as `split`."""
     return int(nbytes.max()) <= max(PART, int(nbytes.sum()) // most())

@@ -140,10 +140,13 @@ def test_wrong_numbers_of_arguments_reach_the_checked_path(native: None) -> None
 
 def test_large_arrays_are_left_to_threads(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PART", 3_000)
+    monkeypatch.setattr(threads, "most", lambda: 2)
     run = Run()
     assert run.run(np.ones(999, np.float32), None).sum() == 999
     assert run.leaves(np.ones(1_000, np.float32), None)
     assert run.leaves(np.ones(1_000, np.float32), np.zeros(1_000, np.int16))
+    monkeypatch.setattr(threads, "most", lambda: 1)
+    assert Run().run(np.ones(1_000, np.float32), None).sum() == 1_000
 
 
 def test_errors_of_the_checked_path_come_through(native: None) -> None:

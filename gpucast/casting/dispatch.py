@@ -87,5 +87,10 @@ def _compiled_stochastic(rule: CastRule, nbytes: int) -> compiled.StochasticCast
     return native.stochastic.find(rule, nbytes)
 
 
+def _compiled_fused(rule: CastRule, nbytes: int, is_scaled: bool) -> compiled.FusedCast | None:
+    return native.fused.find(rule, is_scaled, nbytes) if native.fused.is_known(rule, is_scaled) else None
+
+
 compiled.FINDERS.append(_compiled)
 compiled.STOCHASTIC_FINDERS.append(_compiled_stochastic)
+compiled.FUSED_FINDERS.append(_compiled_fused)

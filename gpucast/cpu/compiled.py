@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 
@@ -31,12 +32,18 @@ class CompiledCast(Protocol):
 #: The same with random rounding: the first element takes the word at the offset.
 StochasticCast = Callable[[Array, Array, Random], Any]
 
+#: ``cast(x, out, fused)``, which returns the largest magnitude as the code of a FLOAT, 0 without `amax`, and whether
+#: all is finite, True without `finite`. It writes to neither.
+FusedCast = Callable[[Array, Array, FusedInputs], tuple[int, bool]]
+
 #: The compiled casts that have been found.
 READY: dict[CastRule, CompiledCast] = {}
 #: Who is asked for the compiled cast of a rule, given the bytes of sources that are about to be cast.
 FINDERS: list[Callable[[CastRule, int], CompiledCast | None]] = []
 #: The same for rules with random rounding.
 STOCHASTIC_FINDERS: list[Callable[[CastRule, int], StochasticCast | None]] = []
+#: The same for fused casts; the third argument says whether there is a scale.
+FUSED_FINDERS: list[Callable[[CastRule, int, bool], FusedCast | None]] = []
 
 
 def find(rule: CastRule, nbytes: int) -> CompiledCast | None:
@@ -47,3 +54,8 @@ def find(rule: CastRule, nbytes: int) -> CompiledCast | None:
 def find_stochastic(rule: CastRule, nbytes: int) -> StochasticCast | None:
     """As `find`, for a rule with random rounding."""
     return next((cast for finder in STOCHASTIC_FINDERS if (cast := finder(rule, nbytes)) is not None), None)
+
+
+def find_fused(rule: CastRule, nbytes: int, is_scaled: bool) -> FusedCast | None:
+    """As `find`, for a fused cast; with a scale the rule is that of products, but for its source."""
+    return next((cast for find in FUSED_FINDERS if (cast := find(rule, nbytes, is_scaled)) is not None), None)

@@ -119,9 +119,11 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("src", "to"),
-    [("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL")]
-    + [("FLOAT", "FLOAT16"), ("DOUBLE", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT16", "INT64")],
-)
+    [
+        ("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL"), ("FLOAT", "FLOAT16"),
+        ("DOUBLE", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT16", "INT64"),
+    ],
+)  # fmt: skip
 def test_results_do_not_depend_on_addresses(src: str, to: str, native: None) -> None:
     """Long arrays are cast from the start of a cache line on, wherever they begin."""
     rule = resolve(dtype(src), dtype(to))

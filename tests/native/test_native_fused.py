@@ -133,11 +133,11 @@ def test_public_casts_take_it(to: str, keywords: dict[str, Any], native: None, m
     given = [x, np.asfortranarray(x), strided, x.astype(">f4"), x[:69]]
 
     def results() -> list[bytes]:
-        found = []
+        all_bits = []
         for one in given:
             amax = np.full(1, 2.0, np.float32)
-            found += [gpucast.cast(one, to, amax=amax, **keywords).tobytes(), amax.tobytes()]
-        return found
+            all_bits += [gpucast.cast(one, to, amax=amax, **keywords).tobytes(), amax.tobytes()]
+        return all_bits
 
     with no_library(monkeypatch):
         wanted = results()

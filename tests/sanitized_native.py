@@ -39,6 +39,7 @@ from gpucast.reference.quantize import quantize as quantize_by_reference
 _FLAGS = (
     "-std=c++17", "-O1", "-g1", "-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all",
     "-ffp-contract=off", "-Wno-unknown-pragmas", "-fPIC", "-shared",
+    *(option for option in host_native._flags() if option.startswith("-march")),
 )  # fmt: skip
 
 

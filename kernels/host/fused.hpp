@@ -47,11 +47,11 @@ GPUCAST_INLINE Stored<Compute> product_code(Number value, Number scale) {
 // n products of `Compute`, as they are or as floats rounded to odd.
 template <typename Compute, bool to_odd, typename Number, typename To>
 static __attribute__((noinline)) void multiply(const Number* __restrict__ x, To* __restrict__ to, u64 n, double scale) {
-    typedef decltype(number<Compute>(0)) Product;
-    const Product by = Product(scale);
+    typedef decltype(number<Compute>(0)) Real;
+    const Real by = Real(scale);
     Stored<Compute> top = 0, least = ~Stored<Compute>(0);
     for (u64 i = 0; i < n; ++i) {
-        const Stored<Compute> code = ptx::bits(Product(x[i]) * by), magnitude = code & Stored<Compute>(~Compute::sign_code);
+        const Stored<Compute> code = ptx::bits(Real(x[i]) * by), magnitude = code & Stored<Compute>(~Compute::sign_code);
         top = top > magnitude ? top : magnitude;
         // Zero is larger than all then.
         least = least < Stored<Compute>(magnitude - 1) ? least : Stored<Compute>(magnitude - 1);
@@ -59,9 +59,9 @@ static __attribute__((noinline)) void multiply(const Number* __restrict__ x, To*
         else to[i] = code;
     }
     // NaN, and numbers below the normal floats, are rare.
-    if (top <= Stored<Compute>(Compute::inf_code) && (!to_odd || least >= ptx::bits(Product(0x1p-126)) - 1)) return;
+    if (top <= Stored<Compute>(Compute::inf_code) && (!to_odd || least >= ptx::bits(Real(0x1p-126)) - 1)) return;
     for (u64 i = 0; i < n; ++i) {
-        const Stored<Compute> code = product_code<Compute>(Product(x[i]), by);
+        const Stored<Compute> code = product_code<Compute>(Real(x[i]), by);
         if constexpr (to_odd) to[i] = ptx::bits(odd_float<DOUBLE, BFLOAT16>(code));
         else to[i] = code;
     }

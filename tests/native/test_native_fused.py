@@ -184,7 +184,7 @@ def test_results_do_not_depend_on_threads(rounding: Any, native: None, monkeypat
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [
-        ("Product(x[i]) * by)", "Product(x[i]) * by + by)"),
+        ("Real(x[i]) * by)", "Real(x[i]) * by + by)"),
         ("*largest > top", "*largest < top"),
         ("*finite = 0", "*finite = 1"),
     ],

@@ -83,4 +83,9 @@ def _compiled(rule: CastRule, nbytes: int) -> compiled.CompiledCast | compiled.S
     return native.stochastic.find(rule, nbytes) if rule.rounding == STOCHASTIC else native.cast.find(rule, nbytes)
 
 
+def _compiled_fused(rule: CastRule, nbytes: int, is_scaled: bool) -> compiled.FusedCast | None:
+    return native.fused.find(rule, is_scaled, nbytes) if native.fused.is_known(rule, is_scaled) else None
+
+
 compiled.FINDERS.append(_compiled)
+compiled.FUSED_FINDERS.append(_compiled_fused)

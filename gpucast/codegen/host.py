@@ -57,20 +57,14 @@ def stochastic_unit(rules: Sequence[CastRule]) -> HostUnit:
     )
 
 
-def scaled_unit(src: DType, rules: Sequence[CastRule]) -> HostUnit:
-    """For each rule from DOUBLE, by which products with a scale are rounded, the cast of a float of 16 bits or more:
-    ``void <src>_scaled_<dst>(from, to, n, double scale, uint8* finite)`` (``kernels/host/scaled.hpp``)."""
-    functions = {f"{src.name}_scaled_{rule.dst.name}": rule for rule in rules}
-    lines = [
-        f"GPUCAST_SCALED_CAST({name}, {src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in functions.items()
-    ]
-    types = (*_COMPUTE, src, *(rule.dst for rule in rules))
-    return _unit(types, ["casts.hpp", "scaled.hpp"], lines, functions)
+def fused_unit() -> HostUnit:
+    """Casts with a scale, or that look at their source, by functions of other units (``kernels/host/fused.hpp``)."""
+    return _unit((*_COMPUTE, dtype("BFLOAT16")), ["casts.hpp", "fused.hpp"], [], ("cast_fused", "fuse_each"))
 
 
 def batch_unit() -> HostUnit:
     """Calls of the casts of other units for many arrays (``kernels/host/batch.hpp``)."""
-    functions = ("start", "describe", "addresses_of", "new_arrays", "cast_each", "scale_each")
+    functions = ("start", "describe", "addresses_of", "new_arrays", "cast_each")
     return HostUnit("\n".join(kernel_file(f"host/{name}") for name in ("calls.hpp", "batch.hpp")), functions)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy.typing as npt
 
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 
@@ -38,6 +39,10 @@ class CompiledCast(Protocol):
 #: The same with random rounding: the first element takes the word at the offset.
 StochasticCast = Callable[[Array, Array, Random], Any]
 
+#: ``cast(x, out, fused)``, which returns the largest magnitude as the code of a FLOAT, 0 without `amax`, and whether
+#: all is finite, True without `finite`. It writes to neither.
+FusedCast = Callable[[Array, Array, FusedInputs], tuple[int, bool]]
+
 #: The compiled casts that have been found, but for those with random rounding.
 READY: dict[CastRule, CompiledCast] = {}
 #: Called with the rule of each cast that has become ready.
@@ -45,6 +50,8 @@ ON_READY: list[Callable[[CastRule], None]] = []
 #: Who is asked for the compiled cast of a rule, a `StochasticCast` if it rounds at random, given the bytes of sources
 #: that are about to be cast.
 FINDERS: list[Callable[[CastRule, int], Any]] = []
+#: The same for fused casts; the third argument says whether there is a scale.
+FUSED_FINDERS: list[Callable[[CastRule, int, bool], FusedCast | None]] = []
 
 
 def find(rule: CastRule, nbytes: int) -> Any:
@@ -58,3 +65,8 @@ def keep(rule: CastRule, cast: CompiledCast) -> None:
         READY[rule] = cast
         for tell in ON_READY:
             tell(rule)
+
+
+def find_fused(rule: CastRule, nbytes: int, is_scaled: bool) -> FusedCast | None:
+    """As `find`, for a fused cast; with a scale the rule is that of products, but for its source."""
+    return next((cast for find in FUSED_FINDERS if (cast := find(rule, nbytes, is_scaled)) is not None), None)

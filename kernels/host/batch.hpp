@@ -4,8 +4,6 @@ namespace gpucast {
 
 typedef __UINTPTR_TYPE__ Address;
 
-typedef void ScaleArray(const void* from, void* to, u64 n, double scale, u8* finite);
-
 inline const void* source(u64 address) { return reinterpret_cast<const void*>(Address(address)); }
 inline void* destination(u64 address) { return reinterpret_cast<void*>(Address(address)); }
 
@@ -82,11 +80,4 @@ GPUCAST_EXPORT gpucast::Object* new_arrays(gpucast::Object* list, gpucast::Objec
 GPUCAST_EXPORT void cast_each(gpucast::CastArray* cast, const gpucast::u64* from, const gpucast::u64* to,
                               const gpucast::u64* sizes, gpucast::u64 count) {
     for (gpucast::u64 i = 0; i < count; ++i) cast(gpucast::source(from[i]), gpucast::destination(to[i]), sizes[i]);
-}
-
-GPUCAST_EXPORT void scale_each(gpucast::ScaleArray* cast, const gpucast::u64* from, const gpucast::u64* to,
-                               const gpucast::u64* sizes, gpucast::u64 count, double scale, gpucast::u8* finite) {
-    for (gpucast::u64 i = 0; i < count; ++i) {
-        cast(gpucast::source(from[i]), gpucast::destination(to[i]), sizes[i], scale, finite);
-    }
 }

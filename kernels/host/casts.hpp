@@ -53,25 +53,51 @@ GPUCAST_CONSTANT bool widens() {
     else return has_float32<Src>() && Src::bits <= 32 && Dst::bits == 64 && Rule::overflow() != Overflow::saturate;
 }
 
-// An integer of 32 bits rounded to odd. In two's complement, too, the odd one of two neighbours has the last bit set.
-template <typename Src>
-GPUCAST_INLINE float odd_float(u32 code) {
-    const u32 exact = 1 << 24, cut = 0xff, odd = (code | ((code & cut) + cut)) & ~cut;
-    const bool is_signed = Src::sign_code != 0;
-    const bool is_exact = is_signed ? code + exact <= 2 * exact : code <= exact;
-    return ptx::cvt_rn_f32(integer<Src>(is_exact ? code : odd));
+// A number as a float that `Dst` rounds as the number itself: rounded to odd, which means that what is cut off leaves the
+// last bit set. In two's complement, too, the odd one of two neighbours has the last bit set. DOUBLEs beyond the range of
+// normal floats stay beyond it; for a `Dst` that has numbers below it, those are rounded here.
+template <typename Src, typename Dst>
+GPUCAST_INLINE float odd_float(Stored<Src> code) {
+    typedef Stored<Src> Word;
+    const bool is_wide = Src::bits == 64;
+    // The bits that a DOUBLE loses as a float, or a long integer as a DOUBLE.
+    const Word cut = Src::is_float ? 0x1fffffff : is_wide ? 0x7ff : 0xff;
+    const Word odd = (code | ((code & cut) + cut)) & ~cut;
+    if constexpr (Src::is_float && is_upper_half<Dst>()) {
+        // Adding a number whose ULP is that of subnormal results, and subtracting it again, rounds.
+        const double large = 0x1.8p-81;
+        const u64 sign = u64(1) << 63, tiny = ptx::bits(ptx::as_double(code) + large - large) | (code & sign);
+        return float(ptx::as_double((code & ~sign) < ptx::bits(0x1p-126) ? tiny : odd));
+    } else if constexpr (Src::is_float) {
+        return float(ptx::as_double(odd));
+    } else {
+        const Word exact = Word(1) << (is_wide ? 53 : 24);
+        const bool is_signed = Src::sign_code != 0;
+        const bool is_exact = is_signed ? code + exact <= 2 * exact : code <= exact;
+        const auto whole = integer<Src>(is_exact ? code : odd);
+        if constexpr (is_wide) return odd_float<DOUBLE, FLOAT>(ptx::bits(ptx::cvt_rn_f64(whole)));
+        else return ptx::cvt_rn_f32(whole);
+    }
 }
 
-// The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could, and where leading zeros are
-// counted; the other ways round as they do.
+// Whether the number is rounded to odd by that, and not by the rules: these count leading zeros, or take longer for
+// what 64 bits hold.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool takes_odd_float() {
+    if constexpr (Src::is_float) return Src::bits == 64 && (is_small<Dst>() || is_upper_half<Dst>()) && !Rule::infinity_is_nan();
+    else return Src::bits >= 32 && is_upper_half<Dst>();
+}
+
+// The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could; the other ways round as they
+// do.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
     if constexpr (widens<Src, Dst, Rule>()) {
         const float x = as_float32<Src>(u32(code));
         const float known = x != x ? ptx::as_float(sign_of<Src>(u32(code)) | 0x7fc00000) : x;
         return ptx::bits(ptx::cvt_f64(known));
-    } else if constexpr (!Src::is_float && Src::bits == 32 && is_upper_half<Dst>()) {
-        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
+    } else if constexpr (takes_odd_float<Src, Dst, Rule>()) {
+        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src, Dst>(code)), Rule()));
     } else {
         return Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(code), Rule()));
     }
@@ -121,8 +147,80 @@ GPUCAST_CONSTANT bool looks_up() {
 // Elements that are looked at together before they are cast: they stay in the first-level cache.
 enum : u64 { block = 512 };
 
+// ---- FLOAT16 by instructions ----
+
+// Whether the type is FLOAT16, and there are instructions that convert it.
+template <typename DType>
+GPUCAST_CONSTANT bool has_instructions() {
+    return GPUCAST_HALVES != 0 && is_float16<DType>();
+}
+
+GPUCAST_INLINE void convert_halves(const float* from, u16* to) { ptx::cvt_rn_f16(from, to); }
+GPUCAST_INLINE void convert_halves(const u16* from, u32* to) { ptx::cvt_f32_f16(from, to); }
+
+// n numbers.
+template <typename From, typename To>
+GPUCAST_INLINE void convert_halves(const From* from, To* to, u64 n) {
+    u64 i = 0;
+    for (; i + GPUCAST_HALVES <= n; i += GPUCAST_HALVES) convert_halves(from + i, to + i);
+    if (i < n) {
+        From rest[GPUCAST_HALVES] = {};
+        To results[GPUCAST_HALVES];
+        __builtin_memcpy(rest, from + i, (n - i) * sizeof(From));
+        convert_halves(rest, results);
+        __builtin_memcpy(to + i, results, (n - i) * sizeof(To));
+    }
+}
+
+// Casts n numbers to FLOAT16.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __restrict__ dst, u64 n) {
+    const bool saturates = Rule::overflow() == Overflow::saturate;
+    if constexpr (is_same<Src, FLOAT> && !saturates) {
+        convert_halves(reinterpret_cast<const float*>(src), dst, n);
+        return;
+    }
+    const float max = ptx::as_float(float32_bits<Dst>(u32(Dst::max_code)));
+    float floats[block];
+    for (u64 start = 0; start < n; start += block) {
+        const u64 count = n - start < block ? n - start : u64(block);
+        for (u64 i = 0; i < count; ++i) {
+            float x;
+            if constexpr (takes_odd_float<Src, Dst, Rule>()) x = odd_float<Src, Dst>(src[start + i]);
+            else x = float32_for_small<Src>(WordFor<Src, Dst>(src[start + i]));
+            floats[i] = saturates && x == x ? ptx::max(ptx::min(x, max), -max) : x;
+        }
+        convert_halves(floats, dst + start, count);
+    }
+}
+
+// A FLOAT16 as a float.
+struct Widened : FLOAT {};
+
+template <typename Src, typename Dst, typename Rule>
+static void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n);
+
+// Casts n numbers of FLOAT16.
+template <typename Dst, typename Rule>
+GPUCAST_INLINE void cast_halves(const u16* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    if constexpr (is_same<Dst, FLOAT> && Rule::overflow() != Overflow::saturate) {
+        convert_halves(src, dst, n);
+        return;
+    }
+    u32 floats[block];
+    for (u64 start = 0; start < n; start += block) {
+        const u64 count = n - start < block ? n - start : u64(block);
+        convert_halves(src + start, floats, count);
+        cast_part<Widened, Dst, Rule>(floats, dst + start, count);
+    }
+}
+
 template <typename Src, typename Dst, typename Rule>
 static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    if constexpr (has_instructions<Src>()) {
+        cast_halves<Dst, Rule>(src, dst, n);
+        return;
+    }
     if constexpr (Src::is_bool) {
         // A choice is a vector instruction where the conversion of a comparison is none.
         const Stored<Src> codes[2] = {0, 1};
@@ -151,7 +249,8 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
             return;
         }
     }
-    cast_directly<Src, Dst, Rule>(src, dst, n);
+    if constexpr (has_instructions<Dst>() && has_float32<Src>()) round_halves<Src, Dst, Rule>(src, dst, n);
+    else cast_directly<Src, Dst, Rule>(src, dst, n);
 }
 
 // How many elements lie before the first one at the start of a cache line.

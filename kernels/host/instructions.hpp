@@ -111,6 +111,46 @@ GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
     return as_float(sign | (magnitude < 0x400 ? subnormal : normal));
 }
 
+// To and from FLOAT16 by instructions, where the processor has them: GPUCAST_HALVES numbers at a time, because g++ makes
+// no vectors of single ones. NaN becomes the quiet one of its sign.
+#if defined(__AVX512F__)
+#define GPUCAST_HALVES 16
+#define GPUCAST_TO_HALVES(x) __builtin_ia32_vcvtps2ph512_mask(x, 0, Halves{}, (unsigned short)-1)
+#define GPUCAST_OF_HALVES(x) __builtin_ia32_vcvtph2ps512_mask(x, Floats{}, (unsigned short)-1, 4)
+#elif defined(__F16C__)
+#define GPUCAST_HALVES 8
+#define GPUCAST_TO_HALVES(x) __builtin_ia32_vcvtps2ph256(x, 0)
+#define GPUCAST_OF_HALVES(x) __builtin_ia32_vcvtph2ps256(x)
+#elif defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
+#define GPUCAST_HALVES 4
+typedef __fp16 Fp16s __attribute__((vector_size(8)));
+#define GPUCAST_TO_HALVES(x) Halves(__builtin_convertvector(x, Fp16s))
+#define GPUCAST_OF_HALVES(x) __builtin_convertvector(Fp16s(x), Floats)
+#else
+#define GPUCAST_HALVES 0
+#endif
+#if GPUCAST_HALVES
+typedef float Floats __attribute__((vector_size(4 * GPUCAST_HALVES)));
+typedef int Words __attribute__((vector_size(4 * GPUCAST_HALVES)));
+typedef short Halves __attribute__((vector_size(2 * GPUCAST_HALVES)));
+GPUCAST_INSTRUCTION void cvt_rn_f16(const float* a, unsigned short* d) {
+    Floats x;
+    __builtin_memcpy(&x, a, sizeof x);
+    const Halves code = GPUCAST_TO_HALVES(x);
+    const Halves known = (code & 0x7fff) > 0x7c00 ? (code & short(0x8000)) | 0x7e00 : code;
+    __builtin_memcpy(d, &known, sizeof known);
+}
+GPUCAST_INSTRUCTION void cvt_f32_f16(const unsigned short* a, u32* d) {
+    Halves x;
+    __builtin_memcpy(&x, a, sizeof x);
+    const Words code = Words(GPUCAST_OF_HALVES(x));
+    const Words known = (code & 0x7fffffff) > 0x7f800000 ? (code & int(0x80000000)) | 0x7fc00000 : code;
+    __builtin_memcpy(d, &known, sizeof known);
+}
+#else
+void cvt_rn_f16(const float*, unsigned short*), cvt_f32_f16(const unsigned short*, u32*);
+#endif
+
 // Two words' bytes; `selector` is a constant.
 GPUCAST_INSTRUCTION u32 prmt(u32 a, u32 b, u32 selector) {
     const u64 bytes = u64(b) << 32 | a;

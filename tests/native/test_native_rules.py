@@ -15,7 +15,7 @@ import pytest
 import gpucast
 from gpucast.arrays.packed import PackedArray
 from gpucast.cli import info
-from gpucast.codegen.host import file_unit
+from gpucast.codegen.host import cast_unit, file_unit
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import Options
@@ -51,6 +51,14 @@ def codes_of(src: DType, dst: DType) -> np.ndarray[Any, Any]:
     return np.arange(max(256, 1 << src.bits)).astype(src.code_numpy)
 
 
+def compare(rule: CastRule) -> None:
+    codes = codes_of(rule.src, rule.dst)
+    out, wanted = np.empty(codes.size, rule.dst.code_numpy), reference.apply(codes.view(rule.src.numpy), rule)
+    found(rule)(codes, out)
+    wrong = np.flatnonzero(out != wanted.view(rule.dst.code_numpy))
+    assert not wrong.size, (rule, hex(codes[wrong[0]]), hex(out[wrong[0]]))
+
+
 @pytest.mark.parametrize("src", [kind.name for kind in NUMERIC])
 def test_every_rule_is_the_references(src: str, native: None, exhaustive: bool) -> None:
     if src not in ALWAYS and not exhaustive:
@@ -58,11 +66,23 @@ def test_every_rule_is_the_references(src: str, native: None, exhaustive: bool) 
     rules = native_cast._rules(dtype(src))
     assert {rule.dst for rule in rules} == set(NUMERIC) - {dtype(src)}
     for rule in rules:
-        codes = codes_of(rule.src, rule.dst)
-        out, wanted = np.empty(codes.size, rule.dst.code_numpy), reference.apply(codes.view(rule.src.numpy), rule)
-        found(rule)(codes, out)
-        wrong = np.flatnonzero(out != wanted.view(rule.dst.code_numpy))
-        assert not wrong.size, (rule, hex(codes[wrong[0]]), hex(out[wrong[0]]))
+        compare(rule)
+
+
+@pytest.mark.parametrize("without", [["-mno-avx512f"], ["-mno-avx512f", "-mno-f16c"]], ids=" ".join)
+@pytest.mark.parametrize("src", ["FLOAT", "DOUBLE", "INT64", "FLOAT16"])
+def test_processors_without_an_instruction(
+    src: str, without: list[str], native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not host_native._features():
+        pytest.skip("options of x86 processors")
+    flags = (*host_native._flags(), *without)
+    monkeypatch.setattr(host_native, "_flags", lambda: flags)
+    kinds = (*map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "INT8")),) if src == "FLOAT16" else (dtype("FLOAT16"),)
+    rules = [rule for rule in native_cast._rules(dtype(src)) if rule.dst in kinds]
+    monkeypatch.setattr(native_cast, "_unit", lambda src, is_default: cast_unit(rules))
+    for rule in rules:
+        compare(rule)
 
 
 def test_all_rules_are_known() -> None:
@@ -97,8 +117,12 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("src", "to"), [("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL")]
-)
+    ("src", "to"),
+    [
+        ("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL"), ("FLOAT", "FLOAT16"),
+        ("DOUBLE", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT16", "INT64"),
+    ],
+)  # fmt: skip
 def test_results_do_not_depend_on_addresses(src: str, to: str, native: None) -> None:
     """Long arrays are cast from the start of a cache line on, wherever they begin."""
     rule = resolve(dtype(src), dtype(to))

@@ -62,6 +62,52 @@ GPUCAST_INLINE float odd_float(u32 code) {
     return ptx::cvt_rn_f32(integer<Src>(is_exact ? code : odd));
 }
 
+// Whether a cast keeps the low bits of an integer part, and they fit in 32.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool wraps() {
+    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits > 32 || Src::bits < 16) return false;
+    else return has_float32<Src>() && Rule::overflow() == Overflow::wrap;
+}
+
+// The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. What is out
+// of range has no conversion in C++, so it is replaced first: by choices, of which compilers make vector instructions,
+// and not by branches.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 integer_part(float number) {
+    const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(number) : number, end = 0x1p31f;
+    if constexpr (Src::bias < 31 || Dst::bits + Src::mantissa_bits <= 31) {
+        // The low bits of all larger numbers are 0.
+        return u32(int(ptx::abs(x) < end ? x : 0.0f));
+    } else {
+        // The nearest multiple of 2^32 is taken off, which leaves NaN of infinities. All is exact, as larger numbers have
+        // no fraction. Midway between two multiples the upper one is meant, because +2^31 is out of range. To the short
+        // significand of 16 bits so little can be added that it decides nothing else.
+        const bool is_short = Src::bits == 16;
+        const float multiple = ptx::cvt_rni_f32(ptx::fma_rn(x, 0x1p-32f, is_short ? 0x1p-12f : 0.0f));
+        const float rest = ptx::fma_rn(multiple, -0x1p32f, x);
+        const u32 low = u32(int(rest < end ? rest : 0.0f));
+        return is_short || Dst::bits < 32 ? low : low | (rest == end ? u32(1) << 31 : 0);
+    }
+}
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 integer_part(double number) {
+    const double x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f64(number) : number;
+    // A multiple of 2^32 with the same sign, so that the fraction is cut off toward zero.
+    const double rest = ptx::fma_rn(ptx::cvt_rzi_f64(x * 0x1p-32), -0x1p32, x), known = rest == rest ? rest : 0.0;
+#if defined(__SSE2__) && !defined(__AVX512DQ__)
+    // There is no vector instruction for the conversion. The sum's ULP is 1.
+    return u32(ptx::bits(ptx::cvt_rzi_f64(known) + 0x1.8p52));
+#else
+    return u32(i64(known));
+#endif
+}
+
+template <typename Src>
+GPUCAST_INLINE auto number(Stored<Src> code) {
+    if constexpr (Src::bits == 64) return ptx::as_double(code);
+    else return as_float32<Src>(u32(code));
+}
+
 // The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could, and where leading zeros are
 // counted; the other ways round as they do.
 template <typename Src, typename Dst, typename Rule>
@@ -72,6 +118,8 @@ GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
         return ptx::bits(ptx::cvt_f64(known));
     } else if constexpr (!Src::is_float && Src::bits == 32 && is_upper_half<Dst>()) {
         return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
+    } else if constexpr (wraps<Src, Dst, Rule>()) {
+        return Stored<Dst>(integer_part<Src, Dst, Rule>(number<Src>(code)) & u32(Dst::mask));
     } else {
         return Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(code), Rule()));
     }
@@ -81,35 +129,6 @@ GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void cast_directly(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
     for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]);
-}
-
-// Whether a cast keeps the low bits of an integer part: of numbers below 2^31, those of a C++ conversion.
-template <typename Src, typename Dst, typename Rule>
-GPUCAST_CONSTANT bool truncates() {
-    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits > 32 || Src::bits < 16) return false;
-    else return has_float32<Src>() && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate;
-}
-
-template <typename Src>
-GPUCAST_INLINE auto number(Stored<Src> code) {
-    if constexpr (Src::bits == 64) return ptx::as_double(code);
-    else return as_float32<Src>(u32(code));
-}
-
-// Casts n elements, and says whether that was right: whether all are below 2^31.
-template <typename Src, typename Dst>
-GPUCAST_INLINE bool truncate_small(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
-    // As codes magnitudes have the order of the numbers, then infinity and NaN.
-    const u64 two_to_31 = u64(Src::bias + 31) << Src::mantissa_bits;
-    const Stored<Src> limit = Stored<Src>(two_to_31 < u64(Src::inf_code) ? two_to_31 : u64(Src::inf_code));
-    Stored<Src> top = 0;
-    for (u64 i = 0; i < n; ++i) {
-        const Stored<Src> code = src[i], magnitude = code & Stored<Src>(Src::mask ^ Src::sign_code);
-        top = top > magnitude ? top : magnitude;
-        // What is out of range has no conversion in C++.
-        dst[i] = Stored<Dst>(u32(int(number<Src>(magnitude < limit ? code : Stored<Src>(0)))) & u32(Dst::mask));
-    }
-    return top < limit;
 }
 
 // Whether the casts of all codes are computed first, and then looked up: where a rule without a fast path takes longer.
@@ -130,15 +149,6 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
         cast_directly<Src, Dst, Rule>(codes, results, 2);
         const Stored<Dst> no = results[0], yes = results[1];
         for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0 ? yes : no;
-        return;
-    }
-    if constexpr (truncates<Src, Dst, Rule>()) {
-        for (u64 i = 0; i < n; i += block) {
-            const u64 count = n - i < block ? n - i : u64(block);
-            if (!truncate_small<Src, Dst>(src + i, dst + i, count)) {
-                cast_directly<Src, Dst, Rule>(src + i, dst + i, count);
-            }
-        }
         return;
     }
     if constexpr (looks_up<Src, Dst>()) {

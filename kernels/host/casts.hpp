@@ -69,33 +69,32 @@ GPUCAST_CONSTANT bool wraps() {
     else return has_float32<Src>() && Rule::overflow() == Overflow::wrap;
 }
 
-// The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. What is out
-// of range has no conversion in C++, so it is replaced first: by choices, of which compilers make vector instructions,
-// and not by branches.
+// The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. In C++ a
+// number out of range has no conversion, so choices replace it first: they are vector instructions, branches are not.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(float number) {
-    const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(number) : number, end = 0x1p31f;
+    const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(number) : number, limit = 0x1p31f;
     if constexpr (Src::bias < 31 || Dst::bits + Src::mantissa_bits <= 31) {
-        // The low bits of all larger numbers are 0.
-        return u32(int(ptx::abs(x) < end ? x : 0.0f));
+        // The low bits of all numbers from the limit on are 0.
+        return u32(int(ptx::abs(x) < limit ? x : 0.0f));
     } else {
-        // The nearest multiple of 2^32 is taken off, which leaves NaN of infinities. All is exact, as larger numbers have
-        // no fraction. Midway between two multiples the upper one is meant, because +2^31 is out of range. To the short
-        // significand of 16 bits so little can be added that it decides nothing else.
+        // Without the nearest multiple of 2^32, exactly: numbers from the limit on have no fraction. Infinities leave NaN.
+        // Midway between two multiples the rest may be the limit itself. Of FLOAT that is a case of its own; to BFLOAT16
+        // is added so little that it chooses the upper multiple there, and nothing anywhere else.
         const bool is_short = Src::bits == 16;
         const float multiple = ptx::cvt_rni_f32(ptx::fma_rn(x, 0x1p-32f, is_short ? 0x1p-12f : 0.0f));
         const float rest = ptx::fma_rn(multiple, -0x1p32f, x);
-        const u32 low = u32(int(rest < end ? rest : 0.0f));
-        return is_short || Dst::bits < 32 ? low : low | (rest == end ? u32(1) << 31 : 0);
+        const u32 low = u32(int(rest < limit ? rest : 0.0f));
+        return is_short || Dst::bits < 32 ? low : low | (rest == limit ? u32(1) << 31 : 0);
     }
 }
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(double number) {
     const double x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f64(number) : number;
-    // A multiple of 2^32 with the same sign, so that the fraction is cut off toward zero.
+    // Without a multiple of 2^32, exactly, and of the same sign, so that the fraction is cut off toward zero.
     const double rest = ptx::fma_rn(ptx::cvt_rzi_f64(x * 0x1p-32), -0x1p32, x), known = rest == rest ? rest : 0.0;
 #if defined(__SSE2__) && !defined(__AVX512DQ__)
-    // There is no vector instruction for the conversion. The sum's ULP is 1.
+    // No vector instruction converts it. The sum's ULP is 1, so that its lowest bits are the integer's.
     return u32(ptx::bits(ptx::cvt_rzi_f64(known) + 0x1.8p52));
 #else
     return u32(i64(known));

@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -76,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{name}: {time.perf_counter() - begin:.0f} s")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        # A row of figures is a line.
+        text = re.sub(r"\n {4,}|\n {3}(?=[]}])", "", json.dumps(figures, indent=1))
+        arguments.json.write_text(text + "\n", encoding="utf-8")
     return int(any(figures[name].get("failures") for name in chosen))
 
 

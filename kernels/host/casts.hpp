@@ -139,6 +139,14 @@ GPUCAST_CONSTANT bool looks_up() {
 // Elements that are looked at together before they are cast: they stay in the first-level cache.
 enum : u64 { block = 512 };
 
+// Whether a cast is so short that its loop waits for memory.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool waits() {
+    const u32 from = Src::bits, to = Dst::bits;
+    if constexpr (Src::is_float || Src::is_e8m0 || Dst::is_e8m0) return widens<Src, Dst, Rule>() && from == 32;
+    else return Dst::is_float ? from == 32 && to == 32 : to <= from && Rule::overflow() != Overflow::saturate;
+}
+
 template <typename Src, typename Dst, typename Rule>
 static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
     if constexpr (Src::is_bool) {
@@ -160,7 +168,13 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
             return;
         }
     }
-    cast_directly<Src, Dst, Rule>(src, dst, n);
+    if constexpr (waits<Src, Dst, Rule>()) {
+        // Where vectors have 64 bytes, those of 32 take less time.
+#pragma omp simd simdlen(32 / (sizeof(*src) < sizeof(*dst) ? sizeof(*src) : sizeof(*dst)))
+        for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]);
+    } else {
+        cast_directly<Src, Dst, Rule>(src, dst, n);
+    }
 }
 
 // How many elements lie before the first one at the start of a cache line.

@@ -26,6 +26,7 @@ import numpy.typing as npt
 import gpucast
 from bench import host_tables, strings
 from bench.host_tables import EVERYDAY, HostMeasurement
+from gpucast.casting import plan_cache
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled
@@ -209,12 +210,20 @@ def _without_library(rule: CastRule, alone: bool) -> Iterator[None]:
         return
     finders, compiled.FINDERS[:] = compiled.FINDERS[:], []
     ready = compiled.READY.pop(rule, None)
+    _plan(rule)
     try:
         yield
     finally:
         compiled.FINDERS[:] = finders
         if ready is not None:
             compiled.READY[rule] = ready
+        _plan(rule)
+
+
+def _plan(rule: CastRule) -> None:
+    """Have the next call find a plan for what is ready now."""
+    plan_cache.forget_rule(rule)
+    gpucast.cast(np.empty(0, rule.src.numpy), rule.dst)
 
 
 def _strings(elements: int) -> list[tuple[str, float]]:

@@ -17,12 +17,14 @@ from typing import Any
 
 import numpy as np
 
+import gpucast
 from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, stochastic_unit
 from gpucast.compile import cxx
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule, resolve
+from gpucast.native import calls
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import stochastic as native_stochastic
@@ -64,7 +66,31 @@ def check(cast: Any, rule: CastRule, size: int) -> None:
     codes = codes_of(rule, size)
     out = np.empty(codes.size, rule.dst.code_numpy)
     cast(codes, out)
-    assert np.array_equal(out, reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)), rule
+    wanted = reference.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
+    assert np.array_equal(out, wanted), rule
+    if isinstance(cast, native_cast.NativeCast):
+        run, x = cast.quicker(checked), codes.view(rule.src.numpy)
+        for y in (run(x, None), run(x, out.view(rule.dst.numpy))):
+            assert np.array_equal(y.view(rule.dst.code_numpy), wanted), rule
+        assert run("x", None) == run(None, out) == run(x, 5) == "checked"
+
+
+def checked(x: Any, out: Any) -> str:
+    return "checked"
+
+
+def check_lists() -> None:
+    """Of arrays, as `cast_many` looks at them."""
+    lists = calls.lists()
+    assert lists is not None
+    arrays = [np.ones(shape, np.float32) for shape in ((), (0,), (3, 4), (1,) * 32)]
+    assert lists.describe(arrays) == lists.describe([x.copy() for x in arrays])
+    assert lists.addresses(arrays).tolist() == [x.ctypes.data for x in arrays]
+    assert [y.shape for y in lists.new(arrays, np.dtype(np.float64))] == [x.shape for x in arrays]
+    out = gpucast.cast_many(arrays, "BFLOAT16")
+    for _ in range(2):
+        out = gpucast.cast_many(arrays, "BFLOAT16", out=out)
+        assert all((y == 1).all() for y in out)
 
 
 def main() -> None:
@@ -90,6 +116,7 @@ def main() -> None:
                 check_at_random(native_stochastic.StochasticCast(library, rule), rule, size)
         count += len(rules) + len(counted) + len(at_random)
     host_native.library = lambda make, *arguments, nbytes=0: sanitized(make(*arguments))  # type: ignore[assignment]
+    check_lists()
     x = rng.standard_normal((5, 70)).astype(np.float32) * 40
     for name in ("float8e4m3fn_tensor", "mxfp6e3m2", "nvfp4", "int8_32", "uint4_zp_32"):
         found, wanted = (how(x, FORMATS[name]) for how in (quantization_host.quantize, quantize_by_reference))

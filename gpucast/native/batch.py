@@ -20,7 +20,7 @@ from gpucast.cpu import fused, lanes
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import pointer
+from gpucast.native.calls import pointer
 
 Array = npt.NDArray[Any]
 #: A table with a number for each array.

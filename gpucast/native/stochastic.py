@@ -18,7 +18,7 @@ from gpucast.cpu import stochastic as host_stochastic
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import pointer
+from gpucast.native.calls import pointer
 from gpucast.native.cast import Array
 
 #: The words with which a cast is tried: they begin within a block, and the blocks' numbers pass 32 bits.

@@ -15,13 +15,12 @@ from gpucast import mixed
 from gpucast.casting import plan_cache
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.cpu import compiled
 from gpucast.native import batch as native_batch
 from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
-from native_library import finish
+from native_library import finish, forget
 
 Array = np.ndarray[Any, Any]
 SOURCES = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
@@ -94,7 +93,7 @@ def test_scaled_results_are_those_of_numpy(
     monkeypatch.setenv("GPUCAST_NATIVE", "0")
     monkeypatch.setattr(host_native, "_cache", lambda: None)
     host_native._native.cache_clear()
-    compiled.READY.clear()
+    forget()
     for x, y in zip(given, results, strict=True):
         assert bits(y) == bits(gpucast.cast(x, to, scale=scale))
 

@@ -27,7 +27,7 @@ from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.parity.cases import rules
 from gpucast.reference import casting as reference
-from native_library import finish
+from native_library import Noted, finish, forget
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run, each compiled for the test, which takes seconds; with --exhaustive all are.
@@ -79,20 +79,19 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
     x[3, :5] = np.nan, np.inf, -np.inf, -0.0, 1e30
     wanted = gpucast.reference.cast(x, to)
     rule = resolve(dtype("FLOAT"), dtype(to))
-    cast = found(rule)
-    seen: list[int] = []
-    monkeypatch.setitem(compiled.READY, rule, lambda codes, out: seen.append(codes.size) or cast(codes, out))
+    cast = Noted(found(rule))
+    monkeypatch.setitem(compiled.READY, rule, cast)
     strided = np.empty((70, 162), np.float32)[:, ::2]
     strided[...] = x
     for given in (x, np.asfortranarray(x), strided, x.astype(">f4")):
         assert gpucast.cast(given, to).tobytes() == wanted.tobytes()
-    assert sum(seen) == 4 * x.size
+    assert sum(cast.sizes) == 4 * x.size
     out = np.empty(x.shape, wanted.dtype)
     assert gpucast.cast(x, to, out=out) is out
     assert out.tobytes() == wanted.tobytes()
     (many,) = gpucast.cast_many([x], to)
     assert many.tobytes() == wanted.tobytes()
-    assert sum(seen) == 6 * x.size
+    assert sum(cast.sizes) == 6 * x.size
 
 
 @pytest.mark.parametrize(
@@ -161,24 +160,19 @@ def test_packed_arrays_take_it(native: None) -> None:
 
 
 def test_short_arrays_take_code_that_is_ready(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule, sizes = resolve(dtype("FLOAT"), dtype("BFLOAT16")), []
-    cast = found(rule)
-
-    def note(x: Any, out: Any) -> None:
-        sizes.append(x.size)
-        cast(x, out)
-
-    monkeypatch.setitem(compiled.READY, rule, note)
+    rule = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
+    cast = Noted(found(rule))
+    monkeypatch.setitem(compiled.READY, rule, cast)
     x = np.ones((10, 10), np.float32)
     for given in (x, x.T, x[::2], x[0, :0]):
         assert gpucast.cast(given, "BFLOAT16").tobytes() == b"\x80\x3f" * given.size
-    assert sizes == [100, 100, 50], "and nothing of nothing"
+    assert cast.sizes == [100, 100, 50], "and nothing of nothing"
 
 
 def test_many_short_casts_look_for_it(native: None) -> None:
     rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
     found(rule)
-    compiled.READY.clear()
+    forget()
     for _ in range(1000):
         gpucast.cast(np.ones(1, np.float32), "FLOAT16")
     assert rule in compiled.READY
@@ -193,7 +187,7 @@ def test_the_first_long_cast_compiles_and_a_later_process_does_not(cache: Cache,
     files = set(Path(cache.folder).iterdir())
     # What another process would find.
     host_native._native.cache_clear()
-    compiled.READY.clear()
+    forget()
     gpucast.cast(x, "UINT2")
     assert resolve(dtype("FLOAT"), dtype("UINT2")) in compiled.READY
     assert set(Path(cache.folder).iterdir()) == files

@@ -66,7 +66,7 @@ def test_public_casts_take_it(keywords: dict[str, Any], native: None, monkeypatc
         return [gpucast.cast(one, "FLOAT16", **how).tobytes() for one in given]
 
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "STOCHASTIC_FINDERS", [])
+        patch.setattr(compiled, "FINDERS", [])
         wanted = results()
     found(stochastic_rule("DOUBLE" if "scale" in keywords else "FLOAT", "FLOAT16"))
     seen: list[int] = []
@@ -88,7 +88,7 @@ def test_packed_arrays_take_it(native: None, monkeypatch: pytest.MonkeyPatch) ->
     x = PackedArray.pack(gpucast.cast(np.arange(5000) % 16, "UINT4"))
     how: dict[str, Any] = {"rounding": "stochastic", "seed": 9, "offset": 3}
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "STOCHASTIC_FINDERS", [])
+        patch.setattr(compiled, "FINDERS", [])
         wanted = gpucast.cast(x, "FLOAT6E2M3", **how).tobytes()
     found(stochastic_rule("UINT4", "FLOAT6E2M3"))
     assert gpucast.cast(x, "FLOAT6E2M3", **how).tobytes() == wanted

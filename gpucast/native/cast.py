@@ -229,5 +229,4 @@ def codes_to_try(src: DType) -> Array:
             near |= (np.uint64(src.bias) + spread[::2] % np.uint64(300) - np.uint64(150)) << np.uint64(52)
         else:
             near >>= spread[::2] % np.uint64(64)
-    # In order, because blocks of small numbers are cast in another way.
-    return np.sort(codes.astype(src.code_numpy))
+    return np.asarray(codes, src.code_numpy)

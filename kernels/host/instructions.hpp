@@ -51,8 +51,14 @@ GPUCAST_INSTRUCTION float neg(float a) { return as_float(bits(a) ^ 0x80000000); 
 GPUCAST_INSTRUCTION float min(float a, float b) { return a < b ? a : b; }
 GPUCAST_INSTRUCTION float max(float a, float b) { return a > b ? a : b; }
 GPUCAST_INSTRUCTION float add_rn(float a, float b) { return a + b; }
-// The product is a power of two, and exact.
+// `b` is a power of two, so that the product is exact, unless it is too small to matter.
+#if defined(__FMA__) || defined(__aarch64__)
+GPUCAST_INSTRUCTION float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+GPUCAST_INSTRUCTION double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
 GPUCAST_INSTRUCTION float fma_rn(float a, float b, float c) { return a * b + c; }
+GPUCAST_INSTRUCTION double fma_rn(double a, double b, double c) { return a * b + c; }
+#endif
 
 GPUCAST_INSTRUCTION float cvt_rn_f32(int a) { return float(a); }
 GPUCAST_INSTRUCTION float cvt_rn_f32(u32 a) { return float(a); }
@@ -88,6 +94,7 @@ GPUCAST_INSTRUCTION float cvt_rz_f32(i64 a) {
 
 GPUCAST_INSTRUCTION float cvt_rni_f32(float a) { return __builtin_nearbyintf(a); }
 GPUCAST_INSTRUCTION double cvt_rni_f64(double a) { return __builtin_nearbyint(a); }
+GPUCAST_INSTRUCTION double cvt_rzi_f64(double a) { return __builtin_trunc(a); }
 // To integers conversions saturate; NaN gives 0, in 64 bits the lowest integer. A conversion in C++ of a number out of
 // range is undefined, so numbers are clamped to the floats of the range first; `max` makes the lowest of NaN.
 GPUCAST_INSTRUCTION int cvt_rzi_s32(float a) {

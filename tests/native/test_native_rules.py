@@ -44,9 +44,7 @@ def found(rule: CastRule) -> native_cast.NativeCast:
 
 def codes_of(src: DType, dst: DType) -> np.ndarray[Any, Any]:
     if src.bits > 16:
-        codes = hard_values.codes(src, dst, seed=1, share=0.05, random=5_000)
-        # In order, too, because blocks of small numbers are cast in another way.
-        return np.concatenate([codes, np.sort(codes)])
+        return hard_values.codes(src, dst, seed=1, share=0.05, random=5_000)
     # Of types below a byte the upper bits do not count.
     return np.arange(max(256, 1 << src.bits)).astype(src.code_numpy)
 

@@ -69,20 +69,35 @@ class _TailRange:
     longest: _Tail
 
 
-def full_tile(blocks: list[Block], load_bytes: int | None = None, store_bytes: int | None = None) -> Path:
+def full_tile(
+    blocks: list[Block],
+    load_bytes: int | None = None,
+    store_bytes: int | None = None,
+    *,
+    loop: bool = False,
+    rare: bool = False,
+    load_width: int | None = None,
+) -> Path:
     """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
     If no path has exactly so many, the next best is returned: compare them with the path's `loads` and `stores`.
-    UnknownCode for a kernel that never ends, and for one with too many paths.
+    `loop`: only paths with a loop, which are `rare` or are not; `load_width`: only those whose loads all have so many
+    bytes.
+    UnknownCode for a kernel that never ends or has no such path, and for one with too many paths.
     """
     tables = _tables(blocks)
     keys = list(tables[0])
+    if loop:
+        keys = [key for key in keys if key.loop and key.marked == rare]
+    if load_width is not None:
+        keys = [key for key in keys if not any(count for width, count in _by_width(key) if width != load_width)]
     if not keys:
-        raise UnknownCode("sass: no way leads to an exit")
+        raise UnknownCode("sass: no way leads to an exit" if tables[0] == {} else "sass: no path is as asked")
     if store_bytes is not None:
         keys = [key for key in keys if bytes_of(key.accesses[1]) == store_bytes] or keys
-        keys = [key for key in keys if not key.marked] or keys
-        keys = [key for key in keys if not key.loop] or keys
+        if not loop:
+            keys = [key for key in keys if not key.marked] or keys
+            keys = [key for key in keys if not key.loop] or keys
     if load_bytes is not None:
         gap = {key: abs(bytes_of(key.accesses[0]) - load_bytes) for key in keys}
         least = min(gap.values())
@@ -100,6 +115,11 @@ def full_tile(blocks: list[Block], load_bytes: int | None = None, store_bytes: i
         loop=longest.loop or _loop_on_side(blocks, path),
         rare=None if longest.marked else _rare(blocks, tables, path),
     )
+
+
+def _by_width(key: _Key) -> Iterable[tuple[int, int]]:
+    """How many loads of every width."""
+    return zip(WIDTHS, key.accesses[0], strict=True)
 
 
 def bytes_of(counts: Iterable[int]) -> int:

@@ -407,6 +407,7 @@ GPUCAST_INLINE void cast_transposed(
     if (whole) {
         cast_square<Src, Dst, SrcBits, Side, Threads>(src, src_stride, square, rule);
     } else {
+        ptx::mark_rare();
 #pragma unroll 4
         for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
             const u32 r = i % Side, c = i / Side;

@@ -50,9 +50,8 @@ GOALS = {"transposed": 0.80, "strided": 0.60, "rows": 0.60, "spread": 0.60, "pac
 
 #: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
 KNOWN: dict[tuple[str, str, str], str] = {
-    (layout, *pair): "each element is divided for its place"
-    for layout, pairs in (("rows", PAIRS), ("spread", PAIRS), ("packed", PACKED))
-    for pair in pairs
+    ("packed", src, dst): "small floats without an instruction have tables in contiguous kernels only"
+    for src, dst in (("FLOAT4E2M1", "FLOAT16"), ("FLOAT6E3M2", "FLOAT"))
 }
 
 
@@ -98,15 +97,15 @@ def _facts(source: KernelSource, arch: str, layout: str) -> StaticKernel:
 
 def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
     """That of a layout; None for that of a full tile."""
+    load, store = (source.elements * bits // 8 for bits in (source.src_bits, source.rule.dst.bits))
     if layout == "edges":
         # Four elements are one turn of each of two loops.
         return full_tile(flow, source.src_bits // 2, source.rule.dst.bits // 2, loop=True, rare=True)
     if layout in ("rows", "spread", "packed"):
         # The place in several dimensions is searched for in a loop.
         width = source.src_bits // 8 if layout == "spread" else None
-        return full_tile(flow, loop=True, load_width=width)
+        return full_tile(flow, load, store, loop=True, load_width=width)
     if layout == "misaligned":
-        load, store = (source.elements * bits // 8 for bits in (source.src_bits, source.rule.dst.bits))
         # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
         return full_tile(flow, load + (16 if load % 16 == 0 else 4), store)
     return None

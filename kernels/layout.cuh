@@ -307,22 +307,28 @@ struct Dims {
 
 struct Offsets {
     i64 src, dst;
+    // How many elements of its row follow, with itself, if 32 bits hold it; the last of the dimensions are the rows.
+    u32 left;
 };
 
 // Where element i lies in the first `count` dimensions. `Index` holds their size: 32-bit division is several times
 // faster than 64-bit.
 template <typename Index, u32 MaxDims>
 GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, Index i) {
-    Offsets found = {0, 0};
+    Offsets found = {0, 0, 1};
     if (count == 0) return found;
+    Index rest_of_row = Index(dims.length[count - 1]) - i;
 #pragma unroll 1
     for (u32 d = count; --d > 0;) {
+        if constexpr (sizeof(Index) > 4) ptx::mark_rare();
         const Index rest = i / Index(dims.length[d]);
-        const i64 place = i64(i - rest * Index(dims.length[d]));
-        found.src += place * dims.src[d];
-        found.dst += place * dims.dst[d];
+        const Index place = i - rest * Index(dims.length[d]);
+        found.src += i64(place) * dims.src[d];
+        found.dst += i64(place) * dims.dst[d];
+        if (d == count - 1) rest_of_row = Index(dims.length[d]) - place;
         i = rest;
     }
+    found.left = u32(rest_of_row < ~0u ? rest_of_row : ~0u);
     found.src += i64(i) * dims.src[0];
     found.dst += i64(i) * dims.dst[0];
     return found;

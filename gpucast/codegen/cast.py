@@ -229,9 +229,9 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
 
 
 def strided_elements(src_bits: int, dst_bits: int) -> int:
-    """Elements of a thread of the strided shape: whole bytes of a packed destination, else as many as take enough bytes
-    under way."""
-    return _unit(dst_bits) if dst_bits < 8 else 8 if src_bits <= 16 else 4
+    """Elements of a thread of the strided shape, a tile: few, because rows may be short, and enough to share the search
+    for their place."""
+    return 16 if 6 in (src_bits, dst_bits) or src_bits + dst_bits <= 24 else 8
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:

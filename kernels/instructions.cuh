@@ -159,6 +159,23 @@ GPUCAST_INLINE u32 cvt_f16x2_e4m3(u32 a) {
     return d;
 }
 
+// The lowest code to float16, exactly; of 6 bits in a byte. FLOAT8E8M0 to bfloat16. Where GPUCAST_SPECIFIC is set.
+#define GPUCAST_FROM_BYTES(NAME, INSTRUCTION)                                                              \
+    GPUCAST_INLINE u32 NAME(u32 a) {                                                                       \
+        u32 d;                                                                                             \
+        asm("{.reg .b16 x, y; mov.b32 {x, y}, %1; " INSTRUCTION " %0, x;}" : "=r"(d) : "r"(a));            \
+        return d;                                                                                          \
+    }
+GPUCAST_FROM_BYTES(cvt_f16x2_e2m3, "cvt.rn.f16x2.e2m3x2")
+GPUCAST_FROM_BYTES(cvt_f16x2_e3m2, "cvt.rn.f16x2.e3m2x2")
+GPUCAST_FROM_BYTES(cvt_bf16x2_ue8m0, "cvt.rn.bf16x2.ue8m0x2")
+// Two codes of 4 bits in the low byte to float16, exactly.
+GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
+    u32 d;
+    asm("{.reg .b8 x, y, z, w; mov.b32 {x, y, z, w}, %1; cvt.rn.f16x2.e2m1x2 %0, x;}" : "=r"(d) : "r"(a));
+    return d;
+}
+
 // Marks a rare branch for the static check of the machine code (bench/sass_paths.py); it has no effect otherwise.
 GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
 
@@ -259,6 +276,7 @@ GPUCAST_INLINE float cvt_f32_f16(u32 a) {
 #undef GPUCAST_BINARY_OF
 #undef GPUCAST_TO_FLOAT8
 #undef GPUCAST_FROM_FLOAT8
+#undef GPUCAST_FROM_BYTES
 #undef GPUCAST_TERNARY
 
 }  // namespace ptx

@@ -497,7 +497,7 @@ GPUCAST_INLINE u32 to_float(Word code, Rule) {
 
 template <typename Src, typename Dst, typename Word>
 GPUCAST_INLINE u64 to_double(Word code) {
-    if constexpr (Src::is_float) {
+    if constexpr (Src::is_float || Src::is_e8m0) {
         const float x = as_float32<Src>(code);
         return x != x ? nan_of_sign<Dst>(u64(sign_of<Src>(code)) << 32) : ptx::bits(ptx::cvt_f64(x));
     } else {

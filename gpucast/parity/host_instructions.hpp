@@ -277,6 +277,17 @@ inline void cvt_f16x8_e2m1(unsigned a, unsigned (&d)[4]) {
         }
     }
 }
+inline unsigned cvt_f16x2_e2m1(unsigned a) {
+    unsigned d[4];
+    cvt_f16x8_e2m1(a, d);
+    return d[0];
+}
+template <typename Format>
+inline unsigned f16_of_6_bits(unsigned code) { return F16::code(Format::value(code & 31)) | (code & 32) << 10; }
+inline unsigned cvt_f16x2_e2m3(unsigned a) { return f16_of_6_bits<E2M3>(a) | f16_of_6_bits<E2M3>(a >> 8) << 16; }
+inline unsigned cvt_f16x2_e3m2(unsigned a) { return f16_of_6_bits<E3M2>(a) | f16_of_6_bits<E3M2>(a >> 8) << 16; }
+inline unsigned bf16_of_ue8m0(unsigned code) { return code == 0xff ? 0x7fff : code == 0 ? 0x40 : code << 7; }
+inline unsigned cvt_bf16x2_ue8m0(unsigned a) { return bf16_of_ue8m0(a & 255) | bf16_of_ue8m0(a >> 8 & 255) << 16; }
 // Of codes of FLOAT8E4M3FN and FLOAT8E5M2; NaN is the canonical one.
 inline unsigned f16_of_e4m3(unsigned code) {
     const unsigned sign = (code & 0x80) << 8, magnitude = code & 0x7f;

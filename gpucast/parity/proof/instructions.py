@@ -147,17 +147,18 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
     return lambda a, b: t.join((code(b), code(a)))
 
 
-def _from_small(name: str) -> Callable[[Term], Term]:
-    """Two codes of a small type to float16: exact; NaN is 0x7fff."""
+def _from_small(name: str, half: str = "FLOAT16") -> Callable[[Term], Term]:
+    """Two codes of a small type to float16, or to bfloat16: exact; NaN is 0x7fff. Codes of 6 bits are in bytes."""
     small = dtype(name)
-    numbers = np.array([small.value(code) for code in range(1 << small.bits)], np.float16)
+    numbers = np.array([small.value(code) for code in range(1 << small.bits)]).astype(dtype(half).numpy)
     memory = np.where(np.isnan(numbers), 0x7FFF, numbers.view(np.uint16)).astype("<u2").tobytes()
+    apart = 4 if small.bits == 4 else 8
 
     def one(code: Term) -> Term:
         at = t.zext(t.join((const(0, 1), code)), 32)
         return t.arithmetic("lookup", 16, (at,), 0, memory)
 
-    return lambda a: t.join((one(part(a, 0, small.bits)), one(part(a, small.bits, small.bits))))
+    return lambda a: t.join((one(part(a, 0, small.bits)), one(part(a, apart, small.bits))))
 
 
 def _table() -> dict[str, Operation]:
@@ -248,6 +249,8 @@ def _table() -> dict[str, Operation]:
         found[f"cvt.rn.f16x2.{name}x2"] = (2 * dtype(small).bits,), _from_small(small)
     for name in ("e2m3", "e3m2"):
         found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(f"FLOAT6{name.upper()}")
+        found[f"cvt.rn.f16x2.{name}x2"] = (16,), _from_small(f"FLOAT6{name.upper()}")
+    found["cvt.rn.bf16x2.ue8m0x2"] = (16,), _from_small("FLOAT8E8M0", "BFLOAT16")
     for op, count in (("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])
     return found

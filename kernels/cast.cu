@@ -21,6 +21,8 @@ GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
     if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
         return upper_halves_lanes<Src, Dst>(codes, rule);
+    } else if constexpr (by_float && has_power_conversion<Dst>(rule)) {
+        return power_lanes<Src>(codes, rule);
     } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
     } else {
@@ -109,6 +111,15 @@ struct Arithmetic {
             }
 #pragma unroll
             for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
+        } else if constexpr (SrcBits == 6 && has_unpacking<Src, Dst>(Rule())) {
+            const u32 words = Dst::bits / 8;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                u32 found[words];
+                unpack<Src, Dst>(four_codes<6>(in, i), found);
+#pragma unroll
+                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
+            }
         } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_unpacking<Src, Dst>(Rule())) {
             u32 halves[4];
 #pragma unroll
@@ -123,7 +134,7 @@ struct Arithmetic {
                     put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
                 }
             }
-        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 16) {
+        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
             const u32 count = Elements < 8 ? Elements : 8;
 #pragma unroll
             for (u32 i = 0; i < Elements; i += count) {

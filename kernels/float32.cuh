@@ -75,7 +75,9 @@ GPUCAST_INLINE auto integer(u64 code) {
 template <typename DType, typename Word>
 GPUCAST_INLINE float as_float32(Word code) {
     if constexpr (DType::is_e8m0) {
-        return ptx::as_float(ptx::cvt_bf16x2_ue8m0(u32(code)) << 16);
+        u32 low, high;
+        ptx::cvt_bf16x4_ue8m0(u32(code), low, high);
+        return ptx::as_float(low << 16);
     } else if constexpr (!DType::is_float && DType::bits <= 16) {
         return ptx::cvt_rn_f32(integer<DType>(code));
     } else if constexpr (!DType::is_float) {
@@ -88,8 +90,10 @@ GPUCAST_INLINE float as_float32(Word code) {
     } else if constexpr (DType::bits == 4) {
         return ptx::cvt_f32_f16(ptx::cvt_f16x2_e2m1(u32(code)));
     } else if constexpr (DType::bits == 6) {
-        const u32 own = u32(code) & u32(DType::mask);
-        return ptx::cvt_f32_f16(DType::mantissa_bits == 3 ? ptx::cvt_f16x2_e2m3(own) : ptx::cvt_f16x2_e3m2(own));
+        u32 low, high;
+        if constexpr (DType::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(u32(code) & u32(DType::mask), low, high);
+        else ptx::cvt_f16x4_e3m2(u32(code) & u32(DType::mask), low, high);
+        return ptx::cvt_f32_f16(low);
     } else if constexpr (DType::bits == 8) {
         // FLOAT8E5M2 is the upper half of FLOAT16.
         return ptx::cvt_f32_f16(is_e4m3<DType>() ? ptx::cvt_f16x2_e4m3(u32(code)) : u32(code) << 8);

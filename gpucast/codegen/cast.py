@@ -178,9 +178,30 @@ def without_table(rule: CastRule) -> str:
     src, dst = rule.src, rule.dst
     known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
     wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
-    if wide and src.is_float and (src.bits, src.mantissa_bits, src.bias) == _FLOAT4:
-        return "GPUCAST_SPECIFIC"
-    return "GPUCAST_FLOAT8" if known and wide and not (src.has_inf and rule.overflow == "saturate") else ""
+    if known and wide:
+        return "GPUCAST_FLOAT8" if not (src.has_inf and rule.overflow == "saturate") else ""
+    return "GPUCAST_SPECIFIC" if _is_shorter(rule, known) else ""
+
+
+def _is_shorter(rule: CastRule, known: bool) -> bool:
+    """Whether conversions of the variants `a` and `f` of sm_100 and later take less than a look-up does. `known`: the
+    source is FLOAT8E4M3FN or FLOAT8E5M2."""
+    src, dst = rule.src, rule.dst
+    double = dst.bits == 64 and dst.is_float and rule.overflow != "saturate"
+    # What an instruction rounds to: FLOAT16 and BFLOAT16, float8, FLOAT4E2M1.
+    half = dst.bits == 16 and dst.is_float and rule.overflow == "infinity"
+    float8 = (dst.bits, dst.mantissa_bits, dst.bias) in _FLOAT8 and dst.has_negative_zero
+    float8 = float8 and rule.overflow == "saturate" and not rule.infinity_is_nan
+    float4 = dst.is_float and (dst.bits, dst.mantissa_bits, dst.bias) == _FLOAT4
+    power = dst.family == "e8m0" and rule.overflow == "saturate" and rule.round_mode != "nearest"
+    if known:
+        return double or power or float4 or (dst.family == "int" and dst.bits in (16, 32)) or (float8 and src.has_inf)
+    if src.family in ("bool", "int"):
+        if src.bits < 8:
+            return float8 and src.bits == 4
+        return half or float8 or power or (src.family == "int" and (float4 or dst.bits == 6))
+    exact = src.bits == 6 or src.family == "e8m0" or (src.bits, src.mantissa_bits, src.bias) == _FLOAT4
+    return exact and ((double and src.bits != 6) or half or (dst.bits == 32 and dst.is_float))
 
 
 def choose(condition: str, text: str, other: str) -> str:

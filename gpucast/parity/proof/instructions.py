@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from gpucast.core.dtypes import dtype
+from gpucast.core.rule import RoundMode
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.nearest import nearest
+from gpucast.parity.proof.nearest import nearest, powers
 from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
 
 #: The widths of the operands, and the result of terms of these widths.
@@ -147,6 +148,17 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
     return lambda a, b: t.join((code(b), code(a)))
 
 
+def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
+    """Two floats to FLOAT8E8M0, the second to the low code, without their signs: overflow saturates."""
+    power, single = dtype("FLOAT8E8M0"), dtype("FLOAT")
+
+    def code(a: Term) -> Term:
+        steps = powers(single, power, mode)[1:-1]
+        return t.ite(t.is_nan(a, SINGLE), const(-1, 8), t.search(t.magnitude(a), steps, range(len(steps) + 1), 8))
+
+    return lambda a, b: t.join((code(b), code(a)))
+
+
 def _from_small(name: str, half: str = "FLOAT16") -> Callable[[Term], Term]:
     """Two codes of a small type to float16, or to bfloat16: exact; NaN is 0x7fff. Codes of 6 bits are in bytes."""
     small = dtype(name)
@@ -250,6 +262,8 @@ def _table() -> dict[str, Operation]:
     for name in ("e2m3", "e3m2"):
         found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(f"FLOAT6{name.upper()}")
         found[f"cvt.rn.f16x2.{name}x2"] = (16,), _from_small(f"FLOAT6{name.upper()}")
+    found["cvt.rp.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("up")
+    found["cvt.rz.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("down")
     found["cvt.rn.bf16x2.ue8m0x2"] = (16,), _from_small("FLOAT8E8M0", "BFLOAT16")
     for op, count in (("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])

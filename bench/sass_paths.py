@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from bench.sass import Access, Block, Instruction, UnknownCode
@@ -131,10 +132,13 @@ def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
     onward = reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in path})
     stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
     loops = [number for number in range(len(blocks)) if number in onward[number]]
+    pairs: list[tuple[int, int | None]] = list(pairwise(stops))
+    last = blocks[path[-1]]
+    # Where all accesses of the last block have the condition of its exit, the thread leaves with them.
+    if stops[-1] != path[-1] or not last.exits or _accesses(last.instructions, leaves=False) != {_NONE}:
+        pairs.append((stops[-1], None))
     return any(
-        loop in onward[place] and (after is None or after in onward[loop])
-        for place, after in zip(stops, [*stops[1:], None], strict=True)
-        for loop in loops
+        loop in onward[place] and (after is None or after in onward[loop]) for place, after in pairs for loop in loops
     )
 
 
@@ -170,10 +174,8 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
     tables: list[dict[_Key, _TailRange]] = [{} for _ in blocks]
     for number in order:
         block, table = blocks[number], tables[number]
+        end = _Tail(0, None)
         rests: list[tuple[_Key, _Tail, _Tail]] = []
-        if block.exits:
-            end = _Tail(0, None)
-            rests.append((_Key(_NONE), end, end))
         for other in block.successors:
             # A successor that comes later in this order closes a loop.
             if rank[other] < rank[number]:
@@ -182,10 +184,12 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
                     for key, tails in tables[other].items()
                 ]
         loop, marked = number in onward[number], _marked(block)
-        for accesses in _accesses(block.instructions):
-            for rest, shortest, longest in rests:
-                key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
-                _keep(table, key, len(block.instructions), shortest, longest)
+        ends = [(_Key(_NONE), end, end)] if block.exits else []
+        for leaves, tails in ((True, ends), (False, rests)):
+            for accesses in _accesses(block.instructions, leaves):
+                for rest, shortest, longest in tails:
+                    key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
+                    _keep(table, key, len(block.instructions), shortest, longest)
         if len(table) > _LIMIT:
             raise UnknownCode(f"sass: more than {_LIMIT} ways lead through the kernel")
     return tables
@@ -208,8 +212,9 @@ def _sum(one: Accesses, other: Accesses) -> Accesses:
     return loads, stores
 
 
-def _accesses(instructions: list[Instruction]) -> set[Accesses]:
-    """The possible global accesses of a block, for each value of the predicates that guard some of them."""
+def _accesses(instructions: list[Instruction], leaves: bool | None = None) -> set[Accesses]:
+    """The possible global accesses of a block, for each value of the predicates that guard some of them. `leaves`: only
+    those with which a thread takes, or does not take, an exit under a condition at its end."""
     version: dict[str, int] = {}
     always = _NONE
     guarded: dict[tuple[str, int], dict[bool, Accesses]] = {}
@@ -225,7 +230,11 @@ def _accesses(instructions: list[Instruction]) -> set[Accesses]:
                 sides[side] = _sum(sides[side], _one(access))
         for predicate in instruction.sets():
             version[predicate] = version.get(predicate, 0) + 1
-    found = {always}
+    last, found = instructions[-1], {always}
+    if leaves is not None and last.base == "EXIT":
+        guard = last.guard.lstrip("!")
+        sides = guarded.pop((guard, version.get(guard, 0)), {True: _NONE, False: _NONE})
+        found = {_sum(always, sides[leaves != last.guard.startswith("!")])}
     for sides in guarded.values():
         found = {_sum(some, side) for some in found for side in sides.values()}
     return found

@@ -121,7 +121,7 @@ template <typename Src, typename Dst, u32 N>
 GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N]) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     const u32 code = low_lanes<lane>(magnitude);
-    if constexpr (Src::sign_code == 0) {
+    if constexpr (Src::sign_code == 0 && !Src::has_nan) {
         return code;
     } else {
         const u32 signs = high_lanes<lane>(sign) >> (lane - Dst::bits) & repeated<lane>(u32(Dst::sign_code));

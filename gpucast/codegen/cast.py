@@ -180,7 +180,8 @@ def without_table(rule: CastRule) -> str:
     wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
     if known and wide:
         return "GPUCAST_FLOAT8" if not (src.has_inf and rule.overflow == "saturate") else ""
-    return "GPUCAST_SPECIFIC" if _is_shorter(rule, known) else ""
+    tiny = src.is_float and (src.bits == 6 or (src.bits, src.mantissa_bits, src.bias) == _FLOAT4)
+    return "GPUCAST_SPECIFIC" if (tiny and wide) or _is_shorter(rule, known) else ""
 
 
 def _is_shorter(rule: CastRule, known: bool) -> bool:
@@ -200,8 +201,9 @@ def _is_shorter(rule: CastRule, known: bool) -> bool:
         if src.bits < 8:
             return float8 and src.bits == 4
         return half or float8 or power or (src.family == "int" and (float4 or dst.bits == 6))
-    exact = src.bits == 6 or src.family == "e8m0" or (src.bits, src.mantissa_bits, src.bias) == _FLOAT4
-    return exact and ((double and src.bits != 6) or half or (dst.bits == 32 and dst.is_float))
+    if src.family == "e8m0":
+        return double or half or (dst.bits == 32 and dst.is_float)
+    return src.bits == 4 and double
 
 
 def choose(condition: str, text: str, other: str) -> str:

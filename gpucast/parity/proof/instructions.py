@@ -148,6 +148,11 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
     return lambda a, b: t.join((code(b), code(a)))
 
 
+def _funnel(a: Term, b: Term, by: Term) -> Term:
+    """The upper word of `b` and `a`, which is below it, shifted to the left by up to 31 bits."""
+    return part(t.shift("shl", t.join((a, b)), t.bitwise("and", by, const(31, 32))), 32, 32)
+
+
 def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
     """Two floats to FLOAT8E8M0, the second to the low code, without their signs: overflow saturates."""
     power, single = dtype("FLOAT8E8M0"), dtype("FLOAT")
@@ -213,6 +218,7 @@ def _table() -> dict[str, Operation]:
             found[f"div.u{w}"] = ww, _divide
             found[f"rem.u{w}"] = ww, _remainder
     found["prmt.b32"] = (32, 32, 32), _prmt
+    found["shf.l.wrap.b32"] = (32, 32, 32), _funnel
     found["cvta.to.global.u64"] = (64,), lambda a: a
     for kind, less, least in (("s", t.slt, "min"), ("s", t.slt, "max"), ("u", t.ult, "min"), ("u", t.ult, "max")):
         found[f"{least}.{kind}16x2"] = (32, 32), lanes(_choose(least == "min", less))

@@ -335,7 +335,7 @@ GPUCAST_INLINE void cast_strided(
     const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, u32 number, Converter& converter) {
     typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
     const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
-    const auto place = [&](i64 i) { return n >> 32 ? offsets(dims, dims.count, u64(i)) : offsets(dims, dims.count, u32(i)); };
+    const auto place = [&](i64 i) { return offsets(dims, dims.count, u64(i), n >> 32 != 0); };
     const u32 last_dim = dims.count == 0 ? 0 : dims.count - 1;
     const i64 src_step = dims.src[last_dim], dst_step = dims.dst[last_dim];
     const i64 block_begin = i64(number) * (Threads * Elements);
@@ -477,7 +477,7 @@ GPUCAST_INLINE void cast_transposed(
     const u64 first_column = square_begin<Side>(blockIdx.x - line * across, dims.length[column]);
     const u64 first_row = square_begin<Side>(line - outer * down, dims.length[row]);
     const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
-    const Offsets at = offsets(dims, row, outer);
+    const Offsets at = offsets(dims, row, outer, false);
     const i64 src_stride = dims.src[column], dst_stride = dims.dst[row];
     src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * src_stride;
     dst += at.dst + i64(first_row) * dst_stride + i64(first_column) * dims.dst[column];

@@ -330,24 +330,30 @@ struct Offsets {
     u32 left;
 };
 
-// Where element i lies in the first `count` dimensions. `Index` holds their size: 32-bit division is several times
-// faster than 64-bit.
-template <typename Index, u32 MaxDims>
-GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, Index i) {
+// Where element i lies in the first `count` dimensions. `far`: i may need more than 32 bits, whose division is several
+// times slower.
+template <u32 MaxDims>
+GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, u64 i, bool far) {
     Offsets found = {0, 0, 1};
     if (count == 0) return found;
-    Index rest_of_row = Index(dims.length[count - 1]) - i;
+    u64 left = dims.length[count - 1] - i;
 #pragma unroll 1
     for (u32 d = count; --d > 0;) {
-        if constexpr (sizeof(Index) > 4) ptx::mark_rare();
-        const Index rest = i / Index(dims.length[d]);
-        const Index place = i - rest * Index(dims.length[d]);
+        const u64 length = dims.length[d];
+        u64 rest;
+        if (far) {
+            ptx::mark_rare();
+            rest = i / length;
+        } else {
+            rest = u32(i) / u32(length);
+        }
+        const u64 place = i - rest * length;
         found.src += i64(place) * dims.src[d];
         found.dst += i64(place) * dims.dst[d];
-        if (d == count - 1) rest_of_row = Index(dims.length[d]) - place;
+        if (d == count - 1) left = length - place;
         i = rest;
     }
-    found.left = u32(rest_of_row < ~0u ? rest_of_row : ~0u);
+    found.left = u32(left < ~0u ? left : ~0u);
     found.src += i64(i) * dims.src[0];
     found.dst += i64(i) * dims.dst[0];
     return found;

@@ -11,6 +11,7 @@ import argparse
 import itertools
 import json
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -34,13 +35,12 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]
         "scaled and block formats on the GPU, beside copies of as many bytes and other libraries",
         gpu_quantize.run,
     ),
-    "host": ("gpucast.cast on NumPy arrays beside astype, and strings", host.run),
+    "host": ("casts of NumPy arrays and CPU tensors beside astype and PyTorch, and strings", host.run),
     "overhead": ("what a call costs for one element, with and without a GPU", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
 #: What --allow-cpu measures if there is no GPU, and the elements of its arrays.
 WITHOUT_GPU, FEW = ("static", "host"), 1 << 18
-_ELEMENTS = 1 << 24
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         print(f"bench: no GPU to measure: {problem[0]}; what follows is of the host (device: none)", file=sys.stderr)
         chosen = list(WITHOUT_GPU)
-        arguments.elements = arguments.elements or FEW
+        arguments.elements = arguments.elements or [FEW]
         if arguments.json is None:
             today = figures["machine"]["date"]
             arguments.json = _unused(arguments.results, f"none-{today}-{code_digest()}")
@@ -64,7 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(problems):
         print(f"bench: results cannot be written: {next(filter(None, problems))}", file=sys.stderr)
         return 1
-    arguments.elements = arguments.elements or _ELEMENTS
     if not {"gpu", "many", "quantize", "overhead"}.intersection(chosen):
         figures["device"] = "none"
     for name in chosen:
@@ -78,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\n{name}: {time.perf_counter() - begin:.0f} s")
     if arguments.json:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        # A row of figures is a line.
+        text = re.sub(r"\n {4,}|\n {3}(?=[]}])", "", json.dumps(figures, indent=1))
+        arguments.json.write_text(text + "\n", encoding="utf-8")
     return int(any(figures[name].get("failures") for name in chosen))
 
 
@@ -92,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--elements",
         type=_count,
-        help=f"elements of an array on the host (default: {_ELEMENTS:,}; {FEW:,} with --allow-cpu)",
+        nargs="+",
+        metavar="N",
+        help=f"elements of arrays on the host (default: {', '.join(map(str, host.SIZES))}; {FEW} with --allow-cpu)",
     )
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")

@@ -1,89 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host path compared with ``x.astype(dst)``: all numeric pairs, on in-range data and with 1 % special values.
+"""Casts on the host beside ``x.astype``, ``np.copyto`` and PyTorch's ``t.to``, from 1 element to 16 million.
 
-Both sides allocate their result. In each round every side runs once, and the fastest round counts, so that a neighbour
-on the machine disturbs all sides alike. Times are processor time of the one thread that does all the work: on an idle
-machine that is the time that passes. Ratios are our time over astype's: below 1 is quicker.
+Ours with the compiled library and without it, allocating and into ``out=``, on data in range and with 1 % of special
+values; tensors hold the same numbers. In each round every side runs once, short casts several times in a row, and the
+fastest round counts, so that a neighbour on the machine disturbs all sides alike. Times are processor time of the one
+thread that does all the work: on an idle machine that is the time that passes.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import contextlib
+import itertools
+import math
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 import gpucast
-from bench import strings
+from bench import host_tables, strings
+from bench.host_tables import EVERYDAY, HostMeasurement
+from gpucast.casting import plan_cache
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.cpu import lanes
+from gpucast.cpu import compiled
+from gpucast.native import cast as native_cast
+from gpucast.native import library as native_library
 from gpucast.reference import casting as reference
 
-Array = npt.NDArray[Any]
+try:
+    import torch
+except ImportError:
+    torch = None
 
+Array = npt.NDArray[Any]
+Sides = dict[str, Callable[[], object]]
+
+SIZES = (1, 1_000, 100_000, 1_000_000, 16_000_000)
+#: Longer arrays are cast between everyday types alone.
+LONG = 1_000_000
 KINDS = ("in range", "1 % special")
 #: Elements made once per pair and repeated to the required length; larger than the caches of a core.
 BLOCK = 1 << 20
 #: Results that are compared with the reference before a pair is timed.
 CHECKED = 1 << 14
-#: The goals of the project.
-MEDIAN, EACH, FLOAT_TO_INTEGER, TABLE_RATE = 1.0, 1.5, 2.0, 400.0
-
-
-@dataclass(frozen=True)
-class HostMeasurement:
-    """Speeds in millions of elements per second; 0 if astype does not support the pair."""
-
-    src: str
-    dst: str
-    kind: str
-    cast: float
-    astype: float
-    #: With `out`; 0 for pairs that are not table-driven.
-    cast_out: float
-    float_to_integer: bool
-
-    @property
-    def ratio(self) -> float:
-        return self.astype / self.cast
-
-    @property
-    def limit(self) -> float:
-        return FLOAT_TO_INTEGER if self.float_to_integer else EACH
+#: Calls in a row, and the most elements of arrays that are cast so.
+CALLS, SHORT = 20, 1_000
+#: Rounds go on for so many seconds at least.
+SECONDS = 0.02
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    os.environ.setdefault("GPUCAST_NATIVE", "1")
+    os.environ["GPUCAST_THREADS"] = "1"
+    if torch is not None:
+        torch.set_num_threads(1)
     numeric = [row for row in DTYPES if row.family != "string"]
     sources = [gpucast.dtype(name) for name in arguments.src] or numeric
     targets = [gpucast.dtype(name) for name in arguments.dst] or numeric
-    rows = list(_rows(sources, targets, arguments.elements, arguments.repeats))
-    _print_ratios(rows, sources, targets)
-    summary = _summary(rows)
-    for line in summary["text"]:
+    all_types = not (arguments.src or arguments.dst)
+    sizes = arguments.elements or SIZES
+    rows: list[HostMeasurement] = []
+    for src, dst in _progress(list(itertools.product(sources, targets))):
+        everyday = {src.name, dst.name} <= set(EVERYDAY)
+        rows += _measured(src, dst, [n for n in sizes if n <= LONG or everyday or not all_types], arguments.repeats)
+    for line in (host_tables.table(rows), "", *host_tables.all_pairs(rows)):
         print(line)
-    figures = {"elements": arguments.elements, "repeats": arguments.repeats, "rows": [asdict(row) for row in rows]}
-    figures |= summary
-    if not (arguments.src or arguments.dst):
-        figures["strings"] = _strings(arguments.elements)
+    versions = {} if torch is None else {"torch": torch.__version__}
+    figures = {"repeats": arguments.repeats, **versions, "rows": [asdict(row) for row in rows]}
+    if all_types:
+        figures["strings"] = _strings(max(sizes))
     return figures
-
-
-def _rows(sources: list[DType], targets: list[DType], elements: int, repeats: int) -> Iterator[HostMeasurement]:
-    rng = np.random.default_rng(2)
-    for src, dst in _progress([(src, dst) for src in sources for dst in targets]):
-        rule = resolve(src, dst)
-        block = _in_range(src, dst, rng)
-        for kind in KINDS:
-            if kind != KINDS[0]:
-                _sprinkle(block, rule, rng)
-            _check(block[-CHECKED:], rule)
-            yield _time(np.resize(block, elements), rule, kind, repeats)
 
 
 def _progress(pairs: list[tuple[DType, DType]]) -> Iterable[tuple[DType, DType]]:
@@ -129,6 +122,32 @@ def _sprinkle(x: Array, rule: CastRule, rng: np.random.Generator) -> None:
 # ---- measuring ----
 
 
+def _measured(src: DType, dst: DType, sizes: Iterable[int], repeats: int) -> Iterator[HostMeasurement]:
+    rng = np.random.default_rng(2)
+    rule = resolve(src, dst)
+    library = _library(rule)
+    block = _in_range(src, dst, rng)
+    for kind in KINDS:
+        if kind != KINDS[0]:
+            _sprinkle(block, rule, rng)
+        for alone in (False, True):
+            with _without_library(rule, alone):
+                _check(block[-CHECKED:], rule)
+        for size in sizes:
+            best = _best(_sides(np.resize(block, size), rule, library), rule, CALLS if size <= SHORT else 1, repeats)
+            microseconds = {side: round(seconds * 1e6, 3) for side, seconds in best.items()}
+            yield HostMeasurement(src.name, dst.name, kind, size, microseconds)
+
+
+def _library(rule: CastRule) -> bool:
+    """Whether there is a compiled cast, for which this waits."""
+    native_cast.find(rule, 1)
+    for thread in threading.enumerate():
+        if thread.name == native_library.THREAD:
+            thread.join()
+    return native_cast.find(rule) is not None
+
+
 def _check(x: Array, rule: CastRule) -> None:
     result = np.asarray(gpucast.cast(x, rule.dst))
     wanted = reference.apply(x, rule)
@@ -138,74 +157,73 @@ def _check(x: Array, rule: CastRule) -> None:
         raise SystemExit(f"bench: {rule} is wrong at {x[i]!r}: got {result[i]!r}, expected {wanted[i]!r}")
 
 
-def _time(x: Array, rule: CastRule, kind: str, repeats: int) -> HostMeasurement:
-    kind_of_result = rule.dst.numpy
-    sides: dict[str, Callable[[], Any]] = {"cast": lambda: gpucast.cast(x, rule.dst)}
+def _sides(x: Array, rule: CastRule, library: bool) -> Sides:
+    dst = rule.dst
+    out = np.empty(x.shape, dst.numpy)
+    allocating, into = lambda: gpucast.cast(x, dst), lambda: gpucast.cast(x, dst, out=out)
+    sides: Sides = {"NumPy": allocating, "NumPy, out=": into}
+    if library:
+        sides |= {"library": allocating, "library, out=": into}
+    with np.errstate(all="ignore"), contextlib.suppress(TypeError):
+        x[:1].astype(out.dtype)  # TypeError: ml_dtypes lacks the pair.
+        sides |= {"astype": lambda: x.astype(out.dtype), "copyto": lambda: np.copyto(out, x, casting="unsafe")}
+    if torch is not None and {rule.src.name, dst.name} <= _TORCH.keys():
+        tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[dst.name])
+        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to)}
+    return sides
+
+
+def _tensor(x: Array, src: DType) -> Any:
+    """The same numbers as a tensor."""
+    return torch.from_numpy(x.view(f"u{x.itemsize}")).view(getattr(torch, _TORCH[src.name]))
+
+
+_TORCH = {
+    "FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8",
+    "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "UINT8": "uint8", "INT32": "int32", "INT64": "int64",
+    "BOOL": "bool",
+}  # fmt: skip
+
+
+def _best(sides: Sides, rule: CastRule, calls: int, repeats: int) -> dict[str, float]:
+    """Seconds of a call of each side."""
+    best = dict.fromkeys(sides, math.inf)
+    begin = time.thread_time()
+    rounds = 0
     with np.errstate(all="ignore"):
-        try:
-            x[:1].astype(kind_of_result)
-            sides["astype"] = lambda: x.astype(kind_of_result)
-        except TypeError:  # ml_dtypes lacks the pair.
-            pass
-        if lanes.table_driven(rule):
-            out = np.empty(x.shape, kind_of_result)
-            sides["cast_out"] = lambda: gpucast.cast(x, rule.dst, out=out)
-        best = dict.fromkeys(sides, float("inf"))
-        for _ in range(repeats):
+        while rounds < repeats or time.thread_time() - begin < SECONDS:
+            rounds += 1
             for side, call in sides.items():
-                begin = time.thread_time()
-                call()
-                best[side] = min(best[side], time.thread_time() - begin)
-    speed = {side: round(x.size / seconds / 1e6, 1) for side, seconds in best.items()}
-    float_to_integer = rule.src.is_float and rule.dst.family == "int"
-    cast, astype, cast_out = (speed.get(side, 0.0) for side in ("cast", "astype", "cast_out"))
-    return HostMeasurement(rule.src.name, rule.dst.name, kind, cast, astype, cast_out, float_to_integer)
+                with _without_library(rule, side.startswith("NumPy")):
+                    start = time.thread_time()
+                    for _ in range(calls):
+                        call()
+                    best[side] = min(best[side], (time.thread_time() - start) / calls)
+    return best
 
 
-# ---- printing ----
+@contextlib.contextmanager
+def _without_library(rule: CastRule, alone: bool) -> Iterator[None]:
+    """NumPy alone casts in here, if `alone`."""
+    if not alone:
+        yield
+        return
+    finders, compiled.FINDERS[:] = compiled.FINDERS[:], []
+    ready = compiled.READY.pop(rule, None)
+    _plan(rule)
+    try:
+        yield
+    finally:
+        compiled.FINDERS[:] = finders
+        if ready is not None:
+            compiled.READY[rule] = ready
+        _plan(rule)
 
 
-def _print_ratios(rows: list[HostMeasurement], sources: list[DType], targets: list[DType]) -> None:
-    """One line per source: the larger ratio of both kinds of data, or, if astype fails, our speed with an M."""
-    worst: dict[tuple[str, str], HostMeasurement] = {}
-    for row in rows:
-        key = row.src, row.dst
-        if key not in worst or (row.ratio, -row.cast) > (worst[key].ratio, -worst[key].cast):
-            worst[key] = row
-    print("Time over astype's, the worse of two kinds of data (no astype: M elements/s)")
-    width = max(len(row.name) for row in sources)
-    print(" " * width, *(f"{_short(row):>6}" for row in targets))
-    for src in sources:
-        cells = (worst[src.name, dst.name] for dst in targets)
-        print(f"{src.name:{width}}", *(f"{row.ratio:6.2f}" if row.astype else f"{row.cast:5.0f}M" for row in cells))
-
-
-def _short(row: DType) -> str:
-    name = row.name.replace("FLOAT", "F").replace("UINT", "U").replace("INT", "I")
-    return name.removeprefix("F8") if len(name) > 6 else name
-
-
-def _summary(rows: list[HostMeasurement]) -> dict[str, Any]:
-    compared = [row for row in rows if row.astype]
-    table = [row for row in rows if row.cast_out]
-    text, figures = [], dict[str, Any]()
-    if compared:
-        median = statistics.median(row.ratio for row in compared)
-        over = sorted((row for row in compared if row.ratio > row.limit), key=lambda row: -row.ratio)
-        figures |= {"median_ratio": median, "over_limit": len(over), "compared": len(compared)}
-        text.append(f"median ratio {median:.2f} (goal: under {MEDIAN}) over {len(compared)} measurements")
-        text.append(f"over the limit of {EACH} ({FLOAT_TO_INTEGER} for float to integer): {len(over)}")
-        text += [f"  {row.src} -> {row.dst}, {row.kind}: {row.ratio:.2f}" for row in over]
-    if table:
-        for name, what in (("cast", "allocating"), ("cast_out", "out= given")):
-            slowest = min(table, key=lambda row: getattr(row, name))
-            below = sum(getattr(row, name) < TABLE_RATE for row in table)
-            figures |= {f"table_{name}_below_goal": below, f"table_{name}_slowest": getattr(slowest, name)}
-            text.append(
-                f"table-driven, {what}: {below} of {len(table)} below {TABLE_RATE:.0f} M/s; "
-                f"slowest {getattr(slowest, name):.0f} M/s ({slowest.src} -> {slowest.dst}, {slowest.kind})"
-            )
-    return {"text": text, **figures}
+def _plan(rule: CastRule) -> None:
+    """Have the next call find a plan for what is ready now."""
+    plan_cache.forget_rule(rule)
+    gpucast.cast(np.empty(0, rule.src.numpy), rule.dst)
 
 
 def _strings(elements: int) -> list[tuple[str, float]]:

@@ -7,12 +7,11 @@ import argparse
 import json
 import os
 import re
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench import gpu_results, gpu_tables
+from bench import gpu_results, gpu_tables, host_tables
 from bench.gpu_results import FOLDER
 from bench.revision import ROOT
 from gpucast.cli import dtypes
@@ -56,34 +55,34 @@ def dtype_table() -> str:
 
 
 def speed_table() -> str:
-    """Ratios by family of source and destination from the newest host result."""
-    path = max(FOLDER.glob("host-*.json"))
-    figures = json.loads(path.read_text(encoding="utf-8"))
+    """Casts between everyday types, by size, from the newest host result."""
+    path, figures = newest_host()
     host, machine = figures["host"], figures["machine"]
+    torch = f", torch {host['torch']}" if "torch" in host else ""
     lines = [
-        f"`python -m bench --host`, {machine['date']}, commit {machine['commit']}: {host['elements']:,} elements,",
-        f"fastest of {host['repeats']} interleaved runs on one core of {machine['processor']},",
-        f"NumPy {machine['numpy']}, ml_dtypes {machine['ml_dtypes']} ([all pairs](bench/results/{path.name})).",
-        "Speed-up over `x.astype(dst)`: median (slowest to fastest pair); above 1 is quicker than astype.",
+        f"`python -m bench --host`, {machine['date']}, commit {machine['commit']}, one core of {machine['processor']},",
+        f"NumPy {machine['numpy']}, ml_dtypes {machine['ml_dtypes']}{torch} ([all pairs](bench/results/{path.name})).",
+        f"Our time over that of others, the quickest of {host['repeats']} or more runs: the median of the pairs of",
+        f"{len(host_tables.EVERYDAY)} everyday types, and the slowest pair; below 1 is quicker.",
         "",
-        "| From | To | Pairs | In range | 1 % specials |",
-        "| --- | --- | --- | --- | --- |",
+        host_tables.table(host_rows(figures)),
     ]
-    groups: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in host["rows"]:
-        if row["astype"]:
-            group = groups.setdefault((kind_of(row["src"]), kind_of(row["dst"])), {})
-            group.setdefault(row["kind"], []).append(row["cast"] / row["astype"])
-    for (src, dst), kinds in groups.items():
-        cells = [spread(values) for values in kinds.values()]
-        lines.append(f"| {src} | {dst} | {len(next(iter(kinds.values())))} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def newest_host() -> tuple[Path, dict[str, Any]]:
+    path = max(FOLDER.glob("host-*.json"))
+    return path, json.loads(path.read_text(encoding="utf-8"))
+
+
+def host_rows(figures: dict[str, Any]) -> list[host_tables.HostMeasurement]:
+    return [host_tables.HostMeasurement(**row) for row in figures["host"]["rows"]]
+
+
 def host_details() -> str:
-    """What the pages of the documentation say beyond the table: slow pairs, and text."""
-    host = json.loads(max(FOLDER.glob("host-*.json")).read_text(encoding="utf-8"))["host"]
-    return f"{slow_line(host['rows'])}\n\n{strings_line(host['strings'])}\n"
+    """What the pages of the documentation say beyond the table: all pairs, and text."""
+    figures = newest_host()[1]
+    return "\n".join([*host_tables.all_pairs(host_rows(figures)), "", strings_line(figures["host"]["strings"]), ""])
 
 
 def gpu_section(folder: Path = FOLDER) -> str:
@@ -109,28 +108,6 @@ def gpu_section(folder: Path = FOLDER) -> str:
 
 def _link(text: str, path: Path) -> str:
     return f"[{text}]({Path(os.path.relpath(path, ROOT)).as_posix()})"
-
-
-def kind_of(name: str) -> str:
-    if "INT" in name or name == "BOOL":
-        return "integers"
-    return "wide floats" if name in ("FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16") else "narrow floats"
-
-
-def spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-def slow_line(rows: Any) -> str:
-    """The pairs that take more than 1.5 times as long as astype, which the medians above would hide."""
-    slow: dict[str, float] = {}
-    for row in rows:
-        ratio = row["astype"] / row["cast"]
-        if ratio > 1.5:
-            pair = f"{row['src']} to {row['dst']}"
-            slow[pair] = max(ratio, slow.get(pair, 0.0))
-    worst = sorted(slow.items(), key=lambda item: -item[1])
-    return "Slower than 1.5 x astype (times): " + ", ".join(f"{pair} {ratio:.1f}" for pair, ratio in worst) + "."
 
 
 def strings_line(rows: Any) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from bench.sass import Access, Block, Instruction, UnknownCode
@@ -69,20 +70,35 @@ class _TailRange:
     longest: _Tail
 
 
-def full_tile(blocks: list[Block], load_bytes: int | None = None, store_bytes: int | None = None) -> Path:
+def full_tile(
+    blocks: list[Block],
+    load_bytes: int | None = None,
+    store_bytes: int | None = None,
+    *,
+    loop: bool = False,
+    rare: bool = False,
+    load_width: int | None = None,
+) -> Path:
     """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
     If no path has exactly so many, the next best is returned: compare them with the path's `loads` and `stores`.
-    UnknownCode for a kernel that never ends, and for one with too many paths.
+    `loop`: only paths with a loop, which are `rare` or are not; `load_width`: only those whose loads all have so many
+    bytes.
+    UnknownCode for a kernel that never ends or has no such path, and for one with too many paths.
     """
     tables = _tables(blocks)
     keys = list(tables[0])
+    if loop:
+        keys = [key for key in keys if key.loop and key.marked == rare]
+    if load_width is not None:
+        keys = [key for key in keys if not any(count for width, count in _by_width(key) if width != load_width)]
     if not keys:
-        raise UnknownCode("sass: no way leads to an exit")
+        raise UnknownCode("sass: no way leads to an exit" if tables[0] == {} else "sass: no path is as asked")
     if store_bytes is not None:
         keys = [key for key in keys if bytes_of(key.accesses[1]) == store_bytes] or keys
-        keys = [key for key in keys if not key.marked] or keys
-        keys = [key for key in keys if not key.loop] or keys
+        if not loop:
+            keys = [key for key in keys if not key.marked] or keys
+            keys = [key for key in keys if not key.loop] or keys
     if load_bytes is not None:
         gap = {key: abs(bytes_of(key.accesses[0]) - load_bytes) for key in keys}
         least = min(gap.values())
@@ -102,6 +118,11 @@ def full_tile(blocks: list[Block], load_bytes: int | None = None, store_bytes: i
     )
 
 
+def _by_width(key: _Key) -> Iterable[tuple[int, int]]:
+    """How many loads of every width."""
+    return zip(WIDTHS, key.accesses[0], strict=True)
+
+
 def bytes_of(counts: Iterable[int]) -> int:
     return sum(width * count for width, count in zip(WIDTHS, counts, strict=True))
 
@@ -111,10 +132,13 @@ def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
     onward = reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in path})
     stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
     loops = [number for number in range(len(blocks)) if number in onward[number]]
+    pairs: list[tuple[int, int | None]] = list(pairwise(stops))
+    last = blocks[path[-1]]
+    # Where all accesses of the last block have the condition of its exit, the thread leaves with them.
+    if stops[-1] != path[-1] or not last.exits or _accesses(last.instructions, leaves=False) != {_NONE}:
+        pairs.append((stops[-1], None))
     return any(
-        loop in onward[place] and (after is None or after in onward[loop])
-        for place, after in zip(stops, [*stops[1:], None], strict=True)
-        for loop in loops
+        loop in onward[place] and (after is None or after in onward[loop]) for place, after in pairs for loop in loops
     )
 
 
@@ -150,10 +174,8 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
     tables: list[dict[_Key, _TailRange]] = [{} for _ in blocks]
     for number in order:
         block, table = blocks[number], tables[number]
+        end = _Tail(0, None)
         rests: list[tuple[_Key, _Tail, _Tail]] = []
-        if block.exits:
-            end = _Tail(0, None)
-            rests.append((_Key(_NONE), end, end))
         for other in block.successors:
             # A successor that comes later in this order closes a loop.
             if rank[other] < rank[number]:
@@ -162,10 +184,12 @@ def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
                     for key, tails in tables[other].items()
                 ]
         loop, marked = number in onward[number], _marked(block)
-        for accesses in _accesses(block.instructions):
-            for rest, shortest, longest in rests:
-                key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
-                _keep(table, key, len(block.instructions), shortest, longest)
+        ends = [(_Key(_NONE), end, end)] if block.exits else []
+        for leaves, tails in ((True, ends), (False, rests)):
+            for accesses in _accesses(block.instructions, leaves):
+                for rest, shortest, longest in tails:
+                    key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
+                    _keep(table, key, len(block.instructions), shortest, longest)
         if len(table) > _LIMIT:
             raise UnknownCode(f"sass: more than {_LIMIT} ways lead through the kernel")
     return tables
@@ -188,8 +212,9 @@ def _sum(one: Accesses, other: Accesses) -> Accesses:
     return loads, stores
 
 
-def _accesses(instructions: list[Instruction]) -> set[Accesses]:
-    """The possible global accesses of a block, for each value of the predicates that guard some of them."""
+def _accesses(instructions: list[Instruction], leaves: bool | None = None) -> set[Accesses]:
+    """The possible global accesses of a block, for each value of the predicates that guard some of them. `leaves`: only
+    those with which a thread takes, or does not take, an exit under a condition at its end."""
     version: dict[str, int] = {}
     always = _NONE
     guarded: dict[tuple[str, int], dict[bool, Accesses]] = {}
@@ -205,7 +230,11 @@ def _accesses(instructions: list[Instruction]) -> set[Accesses]:
                 sides[side] = _sum(sides[side], _one(access))
         for predicate in instruction.sets():
             version[predicate] = version.get(predicate, 0) + 1
-    found = {always}
+    last, found = instructions[-1], {always}
+    if leaves is not None and last.base == "EXIT":
+        guard = last.guard.lstrip("!")
+        sides = guarded.pop((guard, version.get(guard, 0)), {True: _NONE, False: _NONE})
+        found = {_sum(always, sides[leaves != last.guard.startswith("!")])}
     for sides in guarded.values():
         found = {_sum(some, side) for some in found for side in sides.values()}
     return found

@@ -12,7 +12,7 @@ from typing import Literal
 
 from bench import cubin
 from bench.sass import Instruction, blocks, parse
-from bench.sass_paths import full_tile, reach
+from bench.sass_paths import Path, full_tile, reach
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec
@@ -81,10 +81,11 @@ class StaticKernel:
 
     @property
     def turns(self) -> int:
-        """How often a thread goes through the loops of the path: until all of its elements are stored."""
-        stored = sum(width * count for width, count in self.stores.items())
-        tile = self.source.elements * self.rule.dst.bits // 8
-        return max(1, tile // stored) if self.loop and stored else 1
+        """How often a thread goes through the loops of the path: until all of its elements are loaded and stored."""
+        sides = ((self.loads, self.src_bits), (self.stores, self.rule.dst.bits))
+        done = [(sum(width * count for width, count in counts.items()), bits) for counts, bits in sides]
+        turns = [self.source.elements * bits // 8 // bytes for bytes, bits in done if bytes]
+        return max(1, *turns) if self.loop and turns else 1
 
     @property
     def per_element(self) -> float:
@@ -183,21 +184,19 @@ def kernel(
     fact: cubin.CubinKernel,
     log: str,
     extra_bytes: int = 0,
-    misaligned: bool = False,
+    path: Path | None = None,
 ) -> StaticKernel:
     """The facts of one kernel from its machine code. Where no path has just the bytes of a tile, as in a loop over its
     elements, it is the one with the most accesses.
 
-    `extra_bytes`: bytes that every thread stores in addition to its tile. `misaligned`: the path of a source that
-    begins between aligned addresses, with one tile for each turn of a loop.
+    `extra_bytes`: bytes that every thread stores in addition to its tile. `path`: another one than that of a tile.
     """
     flow = blocks(instructions)
-    elements = source.tile if misaligned else source.elements
-    load, store = elements * source.src_bits // 8, elements * source.rule.dst.bits // 8 + extra_bytes
-    # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
-    path = full_tile(flow, load + misaligned * (16 if load % 16 == 0 else 4), store)
-    if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
-        path = full_tile(flow)
+    load, store = source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8 + extra_bytes
+    if path is None:
+        path = full_tile(flow, load, store)
+        if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
+            path = full_tile(flow)
     executed = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
     loops = [number for number, reached in enumerate(reach(flow)) if number in reached]
     counts = Counter(instruction.base for instruction in executed)

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The static estimate of kernels that are not a plain cast of aligned contiguous arrays: transposed, strided and
-misaligned sources, and fused casts. Transposed ones have a goal, and so have strided ones of one dimension.
+misaligned sources, and fused casts. All but misaligned and fused ones have a goal.
 
-Of a strided array the estimate counts the bytes of its elements, not those of the sectors between them."""
+Of a strided array the estimate counts the bytes of its elements, not those of the sectors between them. Several
+dimensions are two, with rows longer than what a thread takes; each further one costs one more turn of the search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench import cubin
-from bench.sass import parse
+from bench.sass import Block, blocks, parse
+from bench.sass_paths import Path, full_tile
 from bench.static_budget import GATED
 from bench.static_kernels import StaticKernel, kernel
 from bench.static_model import judged
@@ -27,6 +29,11 @@ PAIRS = (
     ("INT8", "UINT8"), ("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT", "FLOAT8E4M3FN"),
     ("FLOAT8E4M3FN", "FLOAT16"), ("BFLOAT16", "FLOAT16"), ("INT8", "FLOAT"), ("DOUBLE", "FLOAT"),
 )  # fmt: skip
+#: One side is the row-major stream.
+PACKED = (
+    ("FLOAT", "FLOAT4E2M1"), ("INT8", "INT4"), ("FLOAT", "FLOAT6E2M3"), ("FLOAT4E2M1", "FLOAT16"), ("UINT4", "INT8"),
+    ("FLOAT6E3M2", "FLOAT"),
+)  # fmt: skip
 #: Source, destination, fused operations.
 FUSED = (
     ("FLOAT", "FLOAT8E4M3FN", FusedOps("narrow", amax=True), False),
@@ -36,16 +43,21 @@ FUSED = (
     ("FLOAT", "BFLOAT16", FusedOps(), True),
     ("FLOAT", "FLOAT8E4M3FN", FusedOps(), True),
 )
-#: Layout -> the share of a copy that it is to reach.
-GOALS = {"transposed": 0.80, "strided": 0.60}
+#: Layout -> the share of a copy that it is to reach. "strided" has one dimension; "rows", "spread" and "packed" have
+#: several, of which the last is dense in the source, in "spread" is not. "edges" are what transposed kernels do element
+#: by element: the ends of arrays, elements between the addresses of words.
+GOALS = {"transposed": 0.80, "strided": 0.60, "rows": 0.60, "spread": 0.60, "packed": 0.60, "edges": 0.0}
 
 #: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
-KNOWN: dict[tuple[str, str, str], str] = {}
+KNOWN: dict[tuple[str, str, str], str] = {
+    ("packed", src, dst): "small floats without an instruction have tables in contiguous kernels only"
+    for src, dst in (("FLOAT4E2M1", "FLOAT16"), ("FLOAT6E3M2", "FLOAT"))
+}
 
 
 @dataclass(frozen=True)
 class LayoutMeasurement:
-    #: "transposed", "strided", "misaligned" or "fused".
+    #: A key of `GOALS`, "misaligned" or "fused".
     layout: str
     kernel: StaticKernel
 
@@ -55,25 +67,48 @@ class LayoutMeasurement:
 
 def measure(arch: str) -> list[LayoutMeasurement]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    return [LayoutMeasurement(layout, _facts(source, arch, layout == "misaligned")) for layout, source in _sources()]
+    return [LayoutMeasurement(layout, _facts(source, arch, layout)) for layout, source in _sources()]
 
 
 def _sources() -> Iterator[tuple[str, KernelSource]]:
     for src, dst in PAIRS:
         rule = resolve(dtype(src), dtype(dst))
-        yield "transposed", kernel_source(rule, "transposed")
-        yield "strided", kernel_source(rule, "strided")
-        yield "misaligned", kernel_source(rule)
+        transposed, strided = kernel_source(rule, "transposed"), kernel_source(rule, "strided")
+        yield "transposed", transposed
+        yield "edges", transposed
+        yield from ((layout, strided) for layout in ("strided", "rows", "spread"))
+        source = kernel_source(rule)
+        # One tile is one turn of a loop.
+        yield "misaligned", replace(source, elements=source.tile)
+    for src, dst in PACKED:
+        yield "packed", kernel_source(resolve(dtype(src), dtype(dst)), "strided")
     for src, dst, ops, random in FUSED:
         rounding = STOCHASTIC if random else None
         rule = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=ops.scaling != "none")
         yield "fused", fused_source(rule, ops)
 
 
-def _facts(source: KernelSource, arch: str, misaligned: bool) -> StaticKernel:
+def _facts(source: KernelSource, arch: str, layout: str) -> StaticKernel:
     compiled = compiler.compile(source.text, source.name, arch)
     code = parse(disassembler.disassemble(compiled.code).decode())[source.name]
-    return kernel(source, arch, code, cubin.kernels(compiled.code)[source.name], compiled.log, misaligned=misaligned)
+    path = _path(source, layout, blocks(code))
+    return kernel(source, arch, code, cubin.kernels(compiled.code)[source.name], compiled.log, path=path)
+
+
+def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
+    """That of a layout; None for that of a full tile."""
+    load, store = (source.elements * bits // 8 for bits in (source.src_bits, source.rule.dst.bits))
+    if layout == "edges":
+        # Four elements are one turn of each of two loops.
+        return full_tile(flow, source.src_bits // 2, source.rule.dst.bits // 2, loop=True, rare=True)
+    if layout in ("rows", "spread", "packed"):
+        # The place in several dimensions is searched for in a loop.
+        width = source.src_bits // 8 if layout == "spread" else None
+        return full_tile(flow, load, store, loop=True, load_width=width)
+    if layout == "misaligned":
+        # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
+        return full_tile(flow, load + (16 if load % 16 == 0 else 4), store)
+    return None
 
 
 def verdict(found: Sequence[LayoutMeasurement], known: Mapping[tuple[str, str, str], str] | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from bench import gpu_results, readme
+from bench import gpu_results, host_tables, readme
 from bench.heatmap import heatmap
 from gpucast.core.dtypes import DTYPES
 
@@ -31,28 +31,24 @@ def add_figures(app: Sphinx, config: Config) -> None:
 
 
 def host_heatmap(path: Path) -> None:
-    """How much quicker than astype every pair is on the host."""
-    newest = max(FOLDER.glob("host-*.json"))
-    figures = json.loads(newest.read_text(encoding="utf-8"))
-    ratios = {
-        (row["src"], row["dst"]): row["cast"] / row["astype"] if row["astype"] else math.nan
-        for row in figures["host"]["rows"]
-        if row["kind"] == "in range"
-    }
-    names = [row.name for row in DTYPES if any(row.name in pair for pair in ratios)]
-    machine = figures["machine"]
+    """The time of every pair over astype's, a million elements with the library."""
+    _, figures = readme.newest_host()
+    machine, size = figures["machine"], 1_000_000
+    rows = (row for row in readme.host_rows(figures) if row.elements == size)
+    ratios = host_tables.worst_ratios(rows, ("library", "astype"))
+    names = [row.name for row in DTYPES if row.family != "string"]
     heatmap(
         path,
         names,
         names,
         [[ratios.get((src, dst), math.nan) for dst in names] for src in names],
-        "Casts on the host: times as quick as astype\n"
+        f"Casts on the host: time of the compiled library over astype's, {size:,} elements\n"
         f"one core of {machine['processor']}, {machine['date']}, commit {machine['commit']}",
-        "speed of gpucast / speed of astype",
-        low=0.25,
-        middle=1.0,
-        high=20.0,
-        form="{:.1f}",
+        "time / astype's time",
+        low=0,
+        middle=1,
+        high=2,
+        good="low",
     )
 
 

@@ -21,6 +21,8 @@ GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
     if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
         return upper_halves_lanes<Src, Dst>(codes, rule);
+    } else if constexpr (by_float && has_power_conversion<Dst>(rule)) {
+        return power_lanes<Src>(codes, rule);
     } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
     } else {
@@ -109,6 +111,15 @@ struct Arithmetic {
             }
 #pragma unroll
             for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
+        } else if constexpr (SrcBits == 6 && has_unpacking<Src, Dst>(Rule())) {
+            const u32 words = Dst::bits / 8;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                u32 found[words];
+                unpack<Src, Dst>(four_codes<6>(in, i), found);
+#pragma unroll
+                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
+            }
         } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_unpacking<Src, Dst>(Rule())) {
             u32 halves[4];
 #pragma unroll
@@ -123,7 +134,7 @@ struct Arithmetic {
                     put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
                 }
             }
-        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 16) {
+        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
             const u32 count = Elements < 8 ? Elements : 8;
 #pragma unroll
             for (u32 i = 0; i < Elements; i += count) {
@@ -294,62 +305,124 @@ GPUCAST_INLINE void cast_contiguous(
 
 // ---- any strides ----
 
-// One thread casts `Unroll` elements, a block's width apart, of a destination of whole bytes. Of a packed destination it
-// casts the elements that fill whole bytes together, so that no two threads write to one byte. A packed side has no
-// strides: it is the row-major stream.
-template <u32 SrcBits, u32 DstBits, u32 Unroll, u32 Threads, u32 MaxDims, typename Converter>
+// One side of a tile whose first `left` elements lie in a row, and the others in the next one: element i is `step` * i
+// bytes from `row`, or from `next`.
+struct TileRows {
+    u8 *row, *next;
+    i64 step;
+    u32 left;
+
+    GPUCAST_INLINE u8* element(u32 i) const { return (i < left ? row : next) + i * step; }
+};
+
+// Whether it is a tile in memory, at an aligned address.
+template <u32 Bits, u32 Bytes>
+GPUCAST_INLINE bool is_tile(const TileRows& rows) {
+    return rows.step == Bits / 8 && rows.row == rows.next && (address(rows.row) & (Tile<Bytes>::piece - 1)) == 0;
+}
+
+// Whether all of its elements are aligned.
+template <u32 Bits>
+GPUCAST_INLINE bool has_elements(const TileRows& rows) {
+    return ((address(rows.row) | address(rows.next) | u64(rows.step)) & (Bits / 8 - 1)) == 0;
+}
+
+// One thread casts a tile, as that of contiguous arrays, of elements that follow each other in row-major order. A packed
+// side has no strides: it is the row-major stream. Of one dimension with gaps on both sides a thread casts elements a
+// block's width apart, so that a warp's accesses share sectors.
+template <u32 SrcBits, u32 DstBits, u32 Elements, u32 Threads, u32 MaxDims, typename Converter>
 GPUCAST_INLINE void cast_strided(
     const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, u32 number, Converter& converter) {
     typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
-    const auto cast = [&](i64 i, i64& to) {
-        const Offsets at = n >> 32 ? offsets(dims, dims.count, u64(i)) : offsets(dims, dims.count, u32(i));
-        to = at.dst;
-        Word code;
-        if constexpr (SrcBits < 8) {
-            code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
-        } else {
-            code = load_element<SrcBits, Word>(src + at.src);
-        }
-        return converter.one(code, i);
-    };
-    i64 to;
-    if constexpr (DstBits < 8) {
-        const i64 first = (i64(number) * Threads + threadIdx.x) * Unroll;
-        const i64 last = first + Unroll < n ? first + Unroll : n;
-        Writer<DstBits, Word> writer = {dst + (first * i64(DstBits) >> 3), 0, 0};
-#pragma unroll 1
-        for (i64 i = first; i < last; ++i) writer.put(cast(i, to));
-        writer.finish();
-    } else {
-        const i64 begin = i64(number) * (Threads * Unroll) + threadIdx.x;
-        if constexpr (SrcBits >= 8) {
-            const i64 src_step = dims.src[0], dst_step = dims.dst[0];
-            const bool aligned = ((address(src) | u64(src_step)) & (SrcBits / 8 - 1)) == 0
-                                 && ((address(dst) | u64(dst_step)) & (DstBits / 8 - 1)) == 0;
-            // One dimension, in which no place is searched for, and all of the block.
-            if (dims.count == 1 && aligned && begin - threadIdx.x + Threads * Unroll <= n) {
-                const u8* from = src + begin * src_step;
-                u8* place = dst + begin * dst_step;
-                Tile<SrcBits / 8> in[Unroll];
+    const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
+    const auto place = [&](i64 i) { return offsets(dims, dims.count, u64(i), n >> 32 != 0); };
+    const u32 last_dim = dims.count == 0 ? 0 : dims.count - 1;
+    const i64 src_step = dims.src[last_dim], dst_step = dims.dst[last_dim];
+    const i64 block_begin = i64(number) * (Threads * Elements);
+    if constexpr (SrcBits >= 8 && DstBits >= 8) {
+        const bool aligned = ((address(src) | u64(src_step)) & (SrcBits / 8 - 1)) == 0
+                             && ((address(dst) | u64(dst_step)) & (DstBits / 8 - 1)) == 0;
+        if (dims.count == 1 && aligned && block_begin + Threads * Elements <= n) {
+            const i64 begin = block_begin + threadIdx.x;
+            const u8* from = src + begin * src_step;
+            u8* to = dst + begin * dst_step;
+            Tile<SrcBits / 8> in[Elements];
 #pragma unroll
-                for (u32 u = 0; u < Unroll; ++u) load_aligned(from + u * (Threads * src_step), in[u]);
+            for (u32 i = 0; i < Elements; ++i) load_aligned(from + i * (Threads * src_step), in[i]);
 #pragma unroll
-                for (u32 u = 0; u < Unroll; ++u) {
-                    Tile<DstBits / 8> out = {};
-                    put<DstBits>(out, 0, converter.one(get<SrcBits, Word>(in[u], 0), begin + u * Threads));
-                    store_aligned(place + u * (Threads * dst_step), out);
-                }
-                return;
+            for (u32 i = 0; i < Elements; ++i) {
+                Tile<DstBits / 8> out = {};
+                put<DstBits>(out, 0, converter.one(get<SrcBits, Word>(in[i], 0), begin + i * Threads));
+                store_aligned(to + i * (Threads * dst_step), out);
             }
-        }
-#pragma unroll 1
-        for (u32 u = 0; u < Unroll; ++u) {
-            const i64 i = begin + u * Threads;
-            if (i >= n) break;
-            const Word code = cast(i, to);
-            store_element<DstBits>(dst + to, code);
+            return;
         }
     }
+    const i64 begin = block_begin + threadIdx.x * Elements;
+    if (begin >= n) return;
+    // The packed sides.
+    const u64 src_at = src_bit + u64(begin) * SrcBits;
+    const u8* from = src + (src_at >> 3);
+    u8* to = dst + (u64(begin) * DstBits >> 3);
+    Offsets at = place(begin), next = at;
+    const u32 left = at.left < Elements ? at.left : Elements;
+    bool here = begin + Elements <= n && Elements - left <= dims.length[last_dim];
+    if (here && left < Elements) {
+        next = place(begin + left);
+        next.src -= left * src_step;
+        next.dst -= left * dst_step;
+    }
+    const TileRows in_rows = {const_cast<u8*>(src) + at.src, const_cast<u8*>(src) + next.src, src_step, left};
+    const TileRows out_rows = {dst + at.dst, dst + next.dst, dst_step, left};
+    if constexpr (SrcBits >= 8) here = here && has_elements<SrcBits>(in_rows);
+    if constexpr (DstBits >= 8) here = here && has_elements<DstBits>(out_rows);
+    if (here) {
+        Tile<src_bytes> in = {};
+        Tile<dst_bytes> out = {};
+        if constexpr (SrcBits < 8) {
+            const u32 bit = u32(src_at) & 7;
+            if (bit == 0 && (address(from) & (Tile<src_bytes>::piece - 1)) == 0) load_aligned(from, in);
+            else load_part(from, bit, bit, bit + Elements * SrcBits, in);
+        } else if (is_tile<SrcBits, src_bytes>(in_rows)) {
+            load_aligned(in_rows.row, in);
+        } else {
+            Tile<SrcBits / 8> one[Elements];
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) load_aligned(in_rows.element(i), one[i]);
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) put<SrcBits>(in, i, get<SrcBits, Word>(one[i], 0));
+        }
+        converter.template tile<Elements>(in, out, begin);
+        if constexpr (DstBits < 8) {
+            if ((address(to) & (Tile<dst_bytes>::piece - 1)) == 0) store_aligned(to, out);
+            else store_part(to, 0, Elements * DstBits, out);
+        } else if (is_tile<DstBits, dst_bytes>(out_rows)) {
+            store_aligned(out_rows.row, out);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) {
+                Tile<DstBits / 8> one = {};
+                put<DstBits>(one, 0, get<DstBits, Word>(out, i));
+                store_aligned(out_rows.element(i), one);
+            }
+        }
+        return;
+    }
+    // The end of the array, rows shorter than a tile, elements between aligned addresses.
+    ptx::mark_rare();
+    Writer<DstBits, Word> writer = {to, 0, 0};
+    const i64 end = begin + Elements < n ? begin + Elements : n;
+#pragma unroll 1
+    for (i64 i = begin; i < end; ++i) {
+        at = place(i);
+        Word code;
+        if constexpr (SrcBits < 8) code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
+        else code = load_element<SrcBits, Word>(src + at.src);
+        code = converter.one(code, i);
+        if constexpr (DstBits < 8) writer.put(code);
+        else store_element<DstBits>(dst + at.dst, code);
+    }
+    if constexpr (DstBits < 8) writer.finish();
 }
 
 // ---- transposed: the dense dimension of the source is not that of the destination ----
@@ -382,9 +455,16 @@ GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Sid
     }
 }
 
+// Where a square with a number begins in a dimension of a length.
+template <u32 Side>
+GPUCAST_INLINE u64 square_begin(u32 number, u64 length) {
+    const u64 begin = u64(number) * Side;
+    return length < Side || begin + Side <= length ? begin : length - Side;
+}
+
 // One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
-// destination's, the last. Squares at the edges may be smaller, and arrays may lie at any address; both are cast element
-// by element.
+// destination's, the last. The last squares begin earlier where they would end behind the array, and what they share with
+// others is cast twice. Arrays smaller than a square, and those between aligned addresses, are cast element by element.
 template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename Rule>
 GPUCAST_INLINE void cast_transposed(
     const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, Rule rule) {
@@ -394,9 +474,10 @@ GPUCAST_INLINE void cast_transposed(
     // Numbers of squares, which are fewer than the blocks of a launch.
     const u32 across = u32((dims.length[column] + Side - 1) / Side), down = u32((dims.length[row] + Side - 1) / Side);
     const u32 line = blockIdx.x / across, outer = line / down;
-    const u64 first_column = u64(blockIdx.x - line * across) * Side, first_row = u64(line - outer * down) * Side;
+    const u64 first_column = square_begin<Side>(blockIdx.x - line * across, dims.length[column]);
+    const u64 first_row = square_begin<Side>(line - outer * down, dims.length[row]);
     const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
-    const Offsets at = offsets(dims, row, outer);
+    const Offsets at = offsets(dims, row, outer, false);
     const i64 src_stride = dims.src[column], dst_stride = dims.dst[row];
     src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * src_stride;
     dst += at.dst + i64(first_row) * dst_stride + i64(first_column) * dims.dst[column];
@@ -407,6 +488,7 @@ GPUCAST_INLINE void cast_transposed(
     if (whole) {
         cast_square<Src, Dst, SrcBits, Side, Threads>(src, src_stride, square, rule);
     } else {
+        ptx::mark_rare();
 #pragma unroll 4
         for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
             const u32 r = i % Side, c = i / Side;
@@ -454,12 +536,12 @@ GPUCAST_INLINE void cast_transposed(
         gpucast::cast_contiguous<SRC_BITS, gpucast::DST::bits, ELEMENTS, UNROLL, THREADS>(                             \
             src, src_bit, dst, n, blockIdx.x, converter);                                                              \
     }
-#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, UNROLL, THREADS)                                           \
+#define GPUCAST_STRIDED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, ELEMENTS, THREADS)                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
         const gpucast::Arithmetic<gpucast::SRC, gpucast::DST, SRC_BITS, gpucast::NAME##_rule> converter = {};           \
-        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, UNROLL, THREADS>(                                          \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, ELEMENTS, THREADS>(                                        \
             src, src_bit, dst, n, dims, blockIdx.x, converter);                                                        \
     }
 #define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \

@@ -93,7 +93,7 @@ private:
     template <u32 Elements, u32 Bytes>
     GPUCAST_INLINE bool values(const Tile<Bytes>& in, float (&value)[Elements]) const {
         const u32 of_word = 32 / DType::bits;
-        if constexpr (DType::is_int && 8 % DType::bits == 0 && Elements % of_word == 0) {
+        if constexpr (DType::is_int && 8 % DType::bits == 0 && Elements * DType::bits % 8 == 0) {
             // An integer in the low byte of the float 2^23 is added to it; then 2^23 is subtracted. Signed integers get
             // an offset that makes them positive.
             const u32 of_byte = 8 / DType::bits, offset = DType::sign_code;
@@ -119,6 +119,16 @@ private:
                 any |= (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - u32(DType::max_code));
             }
             return (any & repeated<8>(0x80)) == 0;
+        } else if constexpr (is_float4<DType>() && Elements == 4) {
+            // Two codes in the low byte of each half; the other bytes are arbitrary.
+            const Tile<4> apart = {{ptx::prmt(in.word[0], 0, 0x1100)}};
+            float eight[8];
+            values<8>(apart, eight);
+            value[0] = eight[0];
+            value[1] = eight[1];
+            value[2] = eight[4];
+            value[3] = eight[5];
+            return true;
         } else if constexpr (is_float4<DType>() && Elements % 8 == 0) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 8) {
@@ -163,7 +173,7 @@ template <typename F, typename Dst, typename Float, typename Double, u32 Element
 GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef typename F::element DType;
     // The fewest elements that `Multiplier` takes together, and those of one store.
-    const u32 least = DType::bits == 8 ? 4 : DType::bits == 6 ? 16 : 8, stored = 128 / Dst::bits;
+    const u32 least = DType::bits == 6 ? 16 : 4, stored = 128 / Dst::bits;
     const u32 part = stored > least ? stored : least, parts = Elements / part;
     const i64 begin = i64(blockIdx.x) * (Threads * Elements) + threadIdx.x * part;
     if (begin >= n) return;

@@ -43,8 +43,8 @@ GPUCAST_CONSTANT bool has_float6_conversion() {
 // Whether `as_float32` knows the source. Other floats of 8 bits or fewer are looked up in tables instead.
 template <typename DType>
 GPUCAST_CONSTANT bool has_float32() {
-    if constexpr (!DType::is_float) return !DType::is_e8m0;
-    else if constexpr (DType::bits == 8) return has_conversion<DType>();
+    if constexpr (!DType::is_float) return !DType::is_e8m0 || GPUCAST_SPECIFIC;
+    else if constexpr (DType::bits <= 8) return has_conversion<DType>() || has_float6_conversion<DType>();
     else return DType::bits >= 32 || (DType::bits == 16 && (DType::mantissa_bits == 10 || DType::mantissa_bits == 7));
 }
 
@@ -74,7 +74,11 @@ GPUCAST_INLINE auto integer(u64 code) {
 
 template <typename DType, typename Word>
 GPUCAST_INLINE float as_float32(Word code) {
-    if constexpr (!DType::is_float && DType::bits <= 16) {
+    if constexpr (DType::is_e8m0) {
+        u32 low, high;
+        ptx::cvt_bf16x4_ue8m0(u32(code), low, high);
+        return ptx::as_float(low << 16);
+    } else if constexpr (!DType::is_float && DType::bits <= 16) {
         return ptx::cvt_rn_f32(integer<DType>(code));
     } else if constexpr (!DType::is_float) {
         // The type has 32 or more bits, of which a float keeps the upper 24; the others are cut off.
@@ -83,6 +87,13 @@ GPUCAST_INLINE float as_float32(Word code) {
         const int zeros = leading_zeros(magnitude | 1);
         const Word cut_off = magnitude << zeros << 24;
         return ptx::as_float(ptx::bits(ptx::cvt_rz_f32(integer<DType>(code))) | u32(cut_off != 0));
+    } else if constexpr (DType::bits == 4) {
+        return ptx::cvt_f32_f16(ptx::cvt_f16x2_e2m1(u32(code)));
+    } else if constexpr (DType::bits == 6) {
+        u32 low, high;
+        if constexpr (DType::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(u32(code) & u32(DType::mask), low, high);
+        else ptx::cvt_f16x4_e3m2(u32(code) & u32(DType::mask), low, high);
+        return ptx::cvt_f32_f16(low);
     } else if constexpr (DType::bits == 8) {
         // FLOAT8E5M2 is the upper half of FLOAT16.
         return ptx::cvt_f32_f16(is_e4m3<DType>() ? ptx::cvt_f16x2_e4m3(u32(code)) : u32(code) << 8);
@@ -100,10 +111,12 @@ GPUCAST_INLINE float as_float32(Word code) {
     }
 }
 
-// The sign of a signed type's code, as the top bit.
+// The sign of a code, as the top bit; FLOAT8E8M0 has none.
 template <typename DType, typename Word>
 GPUCAST_INLINE u32 sign_of(Word code) {
-    if constexpr (DType::bits == 64) {
+    if constexpr (DType::is_e8m0) {
+        return 0;
+    } else if constexpr (DType::bits == 64) {
         return u32(code >> 32) & 0x80000000;
     } else {
         return u32(code) << (32 - DType::bits) & 0x80000000;

@@ -260,12 +260,12 @@ private:
             src, src_bit, dst, n, blockIdx.x, converter);                                                              \
         converter.finish();                                                                                            \
     }
-#define GPUCAST_FUSED_STRIDED(NAME, SRC, DST, SRC_BITS, SCALING, AMAX, FINITE, MAX_DIMS, UNROLL, THREADS)              \
+#define GPUCAST_FUSED_STRIDED(NAME, SRC, DST, SRC_BITS, SCALING, AMAX, FINITE, MAX_DIMS, ELEMENTS, THREADS)            \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n,                           \
              const __grid_constant__ gpucast::FusedDims<MAX_DIMS> more) {                                              \
         GPUCAST_FUSED(NAME, SRC, DST, SRC_BITS, SCALING, AMAX, FINITE) converter(more.given);                          \
-        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, UNROLL, THREADS>(                                          \
+        gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, ELEMENTS, THREADS>(                                        \
             src, src_bit, dst, n, more.dims, blockIdx.x, converter);                                                   \
         converter.finish();                                                                                            \
     }

@@ -129,6 +129,10 @@ GPUCAST_TO_FLOAT8(cvt_e5m2x4, "cvt.rn.satfinite.e5m2x2.f32")
 // To 6 bits in bytes, where GPUCAST_SPECIFIC is set.
 GPUCAST_TO_FLOAT8(cvt_e2m3x4, "cvt.rn.satfinite.e2m3x2.f32")
 GPUCAST_TO_FLOAT8(cvt_e3m2x4, "cvt.rn.satfinite.e3m2x2.f32")
+// Numbers that are not negative to FLOAT8E8M0, up or down: NaN to NaN, infinity to the largest. Where GPUCAST_SPECIFIC is
+// set.
+GPUCAST_TO_FLOAT8(cvt_rp_ue8m0x4, "cvt.rp.satfinite.ue8m0x2.f32")
+GPUCAST_TO_FLOAT8(cvt_rz_ue8m0x4, "cvt.rz.satfinite.ue8m0x2.f32")
 GPUCAST_INLINE u32 cvt_e4m3x2(float a, float b) {
     u32 d;
     asm("{.reg .b16 x; cvt.rn.satfinite.e4m3x2.f32 x, %2, %1; cvt.u32.u16 %0, x;}" : "=r"(d) : "f"(a), "f"(b));
@@ -156,6 +160,17 @@ GPUCAST_FROM_FLOAT8(cvt_f16x4_e5m2, "cvt.rn.f16x2.e5m2x2")
 GPUCAST_INLINE u32 cvt_f16x2_e4m3(u32 a) {
     u32 d;
     asm("{.reg .b16 x, y; mov.b32 {x, y}, %1; cvt.rn.f16x2.e4m3x2 %0, x;}" : "=r"(d) : "r"(a));
+    return d;
+}
+
+// The same of 6 bits in bytes, and of FLOAT8E8M0 to bfloat16, where GPUCAST_SPECIFIC is set.
+GPUCAST_FROM_FLOAT8(cvt_f16x4_e2m3, "cvt.rn.f16x2.e2m3x2")
+GPUCAST_FROM_FLOAT8(cvt_f16x4_e3m2, "cvt.rn.f16x2.e3m2x2")
+GPUCAST_FROM_FLOAT8(cvt_bf16x4_ue8m0, "cvt.rn.bf16x2.ue8m0x2")
+// Two codes of 4 bits in the low byte to float16, exactly; where GPUCAST_SPECIFIC is set.
+GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
+    u32 d;
+    asm("{.reg .b8 x, y, z, w; mov.b32 {x, y, z, w}, %1; cvt.rn.f16x2.e2m1x2 %0, x;}" : "=r"(d) : "r"(a));
     return d;
 }
 

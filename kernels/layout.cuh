@@ -225,6 +225,25 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
     }
 }
 
+// Elements i to i + 3 of a tile, of 8 bits or fewer, as bytes.
+template <u32 Bits, u32 Bytes>
+GPUCAST_INLINE u32 four_codes(const Tile<Bytes>& tile, u32 i) {
+    if constexpr (Bits == 8) {
+        return tile.word[i / 4];
+    } else if constexpr (Bits == 4) {
+        const u32 word = tile.word[i / 8];
+        return ptx::prmt(word & 0x0f0f0f0f, word >> 4 & 0x0f0f0f0f, i % 8 ? 0x7362 : 0x5140);
+    } else {
+        const u32 first = i * Bits / 32, shift = i * Bits % 32;
+        u32 some = tile.word[first] >> shift;
+        if (shift + 4 * Bits > 32) some |= tile.word[first + 1] << (32 - shift);
+        if constexpr (Bits == 2) some = (some & 0xf) | (some & 0xf0) << 12;
+        else some = (some & 0xfff) | (some & 0xfff000) << 4;
+        const u32 low = repeated<16>((1u << Bits) - 1);
+        return (some & low) | (some & low << Bits) << (8 - Bits);
+    }
+}
+
 // ---- single elements, at any address ----
 
 // The element that begins at a bit of the stream.
@@ -307,22 +326,34 @@ struct Dims {
 
 struct Offsets {
     i64 src, dst;
+    // How many elements of its row follow, with itself, if 32 bits hold it; the last of the dimensions are the rows.
+    u32 left;
 };
 
-// Where element i lies in the first `count` dimensions. `Index` holds their size: 32-bit division is several times
-// faster than 64-bit.
-template <typename Index, u32 MaxDims>
-GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, Index i) {
-    Offsets found = {0, 0};
+// Where element i lies in the first `count` dimensions. `far`: i may need more than 32 bits, whose division is several
+// times slower.
+template <u32 MaxDims>
+GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, u64 i, bool far) {
+    Offsets found = {0, 0, 1};
     if (count == 0) return found;
+    u64 left = dims.length[count - 1] - i;
 #pragma unroll 1
     for (u32 d = count; --d > 0;) {
-        const Index rest = i / Index(dims.length[d]);
-        const i64 place = i64(i - rest * Index(dims.length[d]));
-        found.src += place * dims.src[d];
-        found.dst += place * dims.dst[d];
+        const u64 length = dims.length[d];
+        u64 rest;
+        if (far) {
+            ptx::mark_rare();
+            rest = i / length;
+        } else {
+            rest = u32(i) / u32(length);
+        }
+        const u64 place = i - rest * length;
+        found.src += i64(place) * dims.src[d];
+        found.dst += i64(place) * dims.dst[d];
+        if (d == count - 1) left = length - place;
         i = rest;
     }
+    found.left = u32(left < ~0u ? left : ~0u);
     found.src += i64(i) * dims.src[0];
     found.dst += i64(i) * dims.dst[0];
     return found;

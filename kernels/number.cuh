@@ -19,7 +19,8 @@
 #else
 #define GPUCAST_FLOAT8 (GPUCAST_ARCH >= 890)
 #endif
-// Whether there are conversions to floats of 4 bits. The variants `a` and `f` of sm_100 and later have them.
+// Whether there are conversions of floats of 4 and 6 bits and of FLOAT8E8M0. The variants `a` and `f` of sm_100 and
+// later have them.
 #if defined(GPUCAST_HOST)
 #define GPUCAST_SPECIFIC (GPUCAST_ARCH >= 1000)
 #elif defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__) || defined(__CUDA_ARCH_FEAT_SM100_ALL) \

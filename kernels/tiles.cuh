@@ -99,25 +99,6 @@ struct RowStats {
 
 // ---- codes, a byte each ----
 
-// Elements i to i + 3 of a tile.
-template <u32 Bits, u32 Bytes>
-GPUCAST_INLINE u32 four_codes(const Tile<Bytes>& tile, u32 i) {
-    if constexpr (Bits == 8) {
-        return tile.word[i / 4];
-    } else if constexpr (Bits == 4) {
-        const u32 word = tile.word[i / 8];
-        return ptx::prmt(word & 0x0f0f0f0f, word >> 4 & 0x0f0f0f0f, i % 8 ? 0x7362 : 0x5140);
-    } else {
-        const u32 first = i * Bits / 32, shift = i * Bits % 32;
-        u32 some = tile.word[first] >> shift;
-        if (shift + 4 * Bits > 32) some |= tile.word[first + 1] << (32 - shift);
-        if constexpr (Bits == 2) some = (some & 0xf) | (some & 0xf0) << 12;
-        else some = (some & 0xfff) | (some & 0xfff000) << 4;
-        const u32 low = repeated<16>((1u << Bits) - 1);
-        return (some & low) | (some & low << Bits) << (8 - Bits);
-    }
-}
-
 // Four words of four bytes as a matrix, transposed.
 GPUCAST_INLINE void transpose_bytes(u32& a, u32& b, u32& c, u32& d) {
     const u32 ab = ptx::prmt(a, b, 0x5140), cd = ptx::prmt(c, d, 0x5140);

@@ -21,6 +21,22 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, E8M0Family) {
     return x.kind == Kind::nan ? Word(DType::nan_code) : code;
 }
 
+// Whether an instruction rounds as the rule says.
+template <typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_power_conversion(Rule) {
+    return GPUCAST_SPECIFIC && Dst::is_e8m0 && Rule::overflow() == Overflow::saturate && Rule::round_mode() != RoundMode::nearest;
+}
+
+// Codes in the bytes of a word, by that instruction.
+template <typename Src, u32 N, typename Word, typename Rule>
+GPUCAST_INLINE u32 power_lanes(const Word (&codes)[N], Rule) {
+    float x[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) x[i] = ptx::max_nan(as_float32<Src>(codes[i]), 0);
+    if constexpr (Rule::round_mode() == RoundMode::up) return ptx::cvt_rp_ue8m0x4(x[0], x[1], x[2], x[3]);
+    return ptx::cvt_rz_ue8m0x4(x[0], x[1], x[2], x[3]);
+}
+
 // Fast path with float as the compute type (float32.cuh). Doubled, the smallest power of two of the destination is a
 // normal float and the largest one is infinity, so that the exponent field is the code plus one.
 template <typename Src, typename Dst, typename Word, typename Rule, typename Family>

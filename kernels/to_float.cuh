@@ -121,7 +121,7 @@ template <typename Src, typename Dst, u32 N>
 GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N]) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     const u32 code = low_lanes<lane>(magnitude);
-    if constexpr (Src::sign_code == 0) {
+    if constexpr (Src::sign_code == 0 && !Src::has_nan) {
         return code;
     } else {
         const u32 signs = high_lanes<lane>(sign) >> (lane - Dst::bits) & repeated<lane>(u32(Dst::sign_code));
@@ -218,7 +218,7 @@ GPUCAST_INLINE void floats_without_nan(const Word (&codes)[N], float (&x)[N]) {
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool has_unpacking(Rule) {
     if constexpr (!Src::is_float || !Dst::is_float) return false;
-    else return has_conversion<Src>() && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
+    else return (has_conversion<Src>() || has_float6_conversion<Src>()) && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
         && !(Src::has_inf && Rule::overflow() == Overflow::saturate);
 }
 
@@ -230,11 +230,13 @@ GPUCAST_INLINE u32 float8_nan_bits(u32 codes) {
     return (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - last);
 }
 
-// Four codes to the words that hold their results.
+// Four codes, in bytes, to the words that hold their results.
 template <typename Src, typename Dst>
 GPUCAST_INLINE void unpack(u32 codes, u32 (&out)[Dst::bits / 8]) {
     u32 halves[2];
-    if constexpr (is_e4m3<Src>()) ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
+    if constexpr (Src::bits == 6 && Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
+    else if constexpr (Src::bits == 6) ptx::cvt_f16x4_e3m2(codes, halves[0], halves[1]);
+    else if constexpr (is_e4m3<Src>()) ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
     else ptx::cvt_f16x4_e5m2(codes, halves[0], halves[1]);
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
@@ -497,7 +499,7 @@ GPUCAST_INLINE u32 to_float(Word code, Rule) {
 
 template <typename Src, typename Dst, typename Word>
 GPUCAST_INLINE u64 to_double(Word code) {
-    if constexpr (Src::is_float) {
+    if constexpr (Src::is_float || Src::is_e8m0) {
         const float x = as_float32<Src>(code);
         return x != x ? nan_of_sign<Dst>(u64(sign_of<Src>(code)) << 32) : ptx::bits(ptx::cvt_f64(x));
     } else {

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
+from gpucast.casting import plan_cache
 from gpucast.compile import cxx
+from gpucast.cpu import compiled
 from gpucast.native.library import THREAD
 
 
@@ -24,3 +27,24 @@ def finish() -> None:
     for thread in threading.enumerate():
         if thread.name == THREAD:
             thread.join()
+
+
+def forget() -> None:
+    """Have no cast ready, and no plan that was made for one."""
+    compiled.READY.clear()
+    plan_cache.forget()
+
+
+class Noted:
+    """Notes the sizes of what a compiled cast is called for; no call of Python's goes past it."""
+
+    def __init__(self, cast: Any) -> None:
+        self._cast = cast
+        self.sizes: list[int] = []
+
+    def __call__(self, x: Any, out: Any) -> None:
+        self.sizes.append(x.size)
+        self._cast(x, out)
+
+    def quicker(self, run: Any) -> Any:
+        return run

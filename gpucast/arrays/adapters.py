@@ -116,6 +116,12 @@ class ArrayAdapter(ABC):
         return function(*arguments)
 
 
+def one_class(arrays: Sequence[Any]) -> None:
+    """TypeError for objects of several classes."""
+    if len(set(map(type, arrays))) != 1:
+        raise TypeError("arrays of several classes")
+
+
 class BatchPlanner(ABC):
     """How plans of `gpucast.cast_many` look at contiguous arrays of one class.
 
@@ -123,8 +129,11 @@ class BatchPlanner(ABC):
     """
 
     @abstractmethod
-    def describe(self, arrays: Sequence[Any]) -> list[Any]:
-        """All that a cast depends on but addresses and values; equal for arrays that are alike."""
+    def describe(self, arrays: Sequence[Any]) -> Any:
+        """All that a cast depends on but addresses and values; equal for arrays that are alike.
+
+        TypeError for arrays of several classes.
+        """
 
     @abstractmethod
     def addresses(self, arrays: Sequence[Any]) -> Sequence[int] | npt.NDArray[np.uint64]:

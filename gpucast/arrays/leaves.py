@@ -38,6 +38,15 @@ def is_floating(leaf: Any) -> bool:
     return kind is not None and kind.is_float
 
 
+def all_floating(leaves: Sequence[Any]) -> bool:
+    """Whether all leaves are known to be arrays of floating types."""
+    try:
+        # Most trees have but few types.
+        return all(_dtype(kind).is_float for kind in set(map(_DTYPE_OF, leaves)))
+    except (AttributeError, TypeError):
+        return False
+
+
 def floating(
     leaves: Sequence[Any], names: Callable[[], Sequence[str]], caller: str, *, all_of_them: bool = False
 ) -> list[int]:
@@ -47,13 +56,8 @@ def floating(
     no node of trees: it would be passed on as it is. `all_of_them`: for arrays of floating types that no cast takes,
     too. `names` gives the leaves' names, which follow on `caller` in the messages.
     """
-    try:
-        # Most trees have but few types, all of them floating.
-        kinds = [_dtype(kind) for kind in set(map(_DTYPE_OF, leaves))]
-        if all(kind.is_float for kind in kinds):
-            return list(range(len(leaves)))
-    except (AttributeError, TypeError):
-        pass
+    if all_floating(leaves):
+        return list(range(len(leaves)))
     found = []
     for i, leaf in enumerate(leaves):
         kind = dtype_of(leaf)

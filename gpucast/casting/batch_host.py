@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from gpucast.core.rule import CastRule
 
 #: A number of each array.
 Table = npt.NDArray[np.uint64]
+#: ``launch(src, to, fused)`` casts arrays at these addresses.
+Launch = Callable[[Table, Table, FusedInputs], None]
 
 
 class _Group(NamedTuple):
@@ -44,6 +47,8 @@ class Casts:
         for i, (item, _) in enumerate(live):
             by_rule.setdefault(item.rule, []).append(i)
         self._groups = [self._group(rule, live, places) for rule, places in by_rule.items()]
+        #: Of the groups, once all have been found.
+        self._casts: list[native.batch.Each] = []
         #: The bits of an address that are clear where elements are aligned: of sources, and of results.
         self._unaligned = (
             np.array([item.source.itemsize - 1 for item, _ in live], np.uint64),
@@ -74,23 +79,23 @@ class Casts:
             for item, to in live
         )
 
-    def are_ready(self) -> bool:
-        """Whether the library is compiled; says how much there is to cast."""
-        found = [self._cast(group, group.src_bytes) for group in self._groups]
-        return None not in found
-
-    def fit(self, src: Table, to: Table | None) -> bool:
-        """Whether the library can cast arrays at these addresses; `to`: None for memory to be made."""
+    def launch(self, src: Table, to: Table | None) -> Launch | None:
+        """What casts arrays at these addresses, `to` being None for memory to be made; None where the library cannot,
+        or is not compiled. Says how much there is to cast."""
         # Tensors may have no memory.
-        if not src.all() or (src & self._unaligned[0]).any():
-            return False
-        return to is None or not ((to & self._unaligned[1]).any() or (src == to).any())
+        if (src & self._unaligned[0]).any() or not src.all():
+            return None
+        if to is not None and ((to & self._unaligned[1]).any() or (src == to).any()):
+            return None
+        casts = self._casts
+        if not casts:
+            found = [native.batch.find(group.rule, self._is_scaled, group.src_bytes) for group in self._groups]
+            casts = [cast for cast in found if cast is not None]
+            if len(casts) < len(found):
+                return None
+            self._casts = casts
+        return partial(self._cast, casts)
 
-    def __call__(self, src: Table, to: Table, fused: FusedInputs) -> None:
-        for group in self._groups:
-            cast = self._cast(group, 0)
-            assert cast is not None, "it was ready"
+    def _cast(self, casts: Sequence[native.batch.Each], src: Table, to: Table, fused: FusedInputs) -> None:
+        for group, cast in zip(self._groups, casts, strict=True):
             cast(group.of(src), group.of(to), group.sizes, group.nbytes, fused)
-
-    def _cast(self, group: _Group, nbytes: int) -> native.batch.Each | None:
-        return native.batch.find(group.rule, self._is_scaled, nbytes)

@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast import gpu, native
 from gpucast.arrays import adapters
-from gpucast.arrays.adapters import BatchAdapter, BatchPlanner
+from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
 from gpucast.arrays.batch_item import BatchItem
 from gpucast.arrays.batch_overlap import disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
@@ -27,14 +27,12 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import batch_host, plan_cache
+from gpucast.casting.batch_host import Launch
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
-
-if TYPE_CHECKING:
-    from gpucast.gpu.batch import Launch
 
 Addresses = npt.NDArray[np.uint64]
 
@@ -43,26 +41,22 @@ _PLANS_OF_KEY = 8
 
 
 class NumpyPlanner(BatchPlanner):
-    """Arrays of NumPy."""
+    """Arrays of NumPy, where compiled code looks at them."""
 
-    describe_one: Callable[[Any], Any] = attrgetter("dtype", "shape", "strides")
-    shape_of: Callable[[Any], Any] = attrgetter("shape")
+    def __init__(self, lists: native.calls.Lists) -> None:
+        self._lists = lists
 
-    def describe(self, arrays: Sequence[Any]) -> list[Any]:
-        return list(map(self.describe_one, arrays))
+    def describe(self, arrays: Sequence[Any]) -> bytes:
+        return self._lists.describe(arrays)
 
     def addresses(self, arrays: Sequence[Any]) -> Addresses:
-        return native.addresses.addresses(arrays)
+        return self._lists.addresses(arrays)
 
     def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        return list(map(np.empty, map(self.shape_of, arrays), repeat(dst.numpy)))
+        return self._lists.new(arrays, dst.numpy)
 
     def stream(self, device: int) -> int:
         raise AssertionError("the host has no streams")
-
-    def written(self, outs: Sequence[Any]) -> None:
-        if not all(x.flags.writeable for x in outs):
-            raise ValueError("an out is read-only")
 
 
 class CupyPlanner(BatchPlanner):
@@ -72,6 +66,7 @@ class CupyPlanner(BatchPlanner):
     address: Callable[[Any], int] = attrgetter("data.ptr")
 
     def describe(self, arrays: Sequence[Any]) -> list[Any]:
+        one_class(arrays)
         return list(map(self.describe_one, arrays))
 
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
@@ -96,7 +91,6 @@ class PackedPlanner(CupyPlanner):
 
 #: By the classes of arrays.
 _PLANNERS: dict[type, BatchPlanner] = {
-    np.ndarray: NumpyPlanner(),
     PackedArray: PackedPlanner(),
     LibraryPackedArray: PackedPlanner(),
 }
@@ -106,9 +100,9 @@ _PLANNERS: dict[type, BatchPlanner] = {
 class BatchPlan:
     """The launch for calls whose arrays and outs have these descriptions."""
 
-    arrays: list[Any]
+    arrays: Any
     #: None for new arrays.
-    outs: list[Any] | None
+    outs: Any
     scaling: str
     #: None for the host.
     device: int | None
@@ -116,15 +110,9 @@ class BatchPlan:
     used: list[int] | None
     src_bytes: Addresses
     dst_bytes: Addresses
-    launch: Launch | batch_host.Casts
-
-    def is_ready(self) -> bool:
-        """Whether there is what casts the arrays."""
-        return not isinstance(self.launch, batch_host.Casts) or self.launch.are_ready()
-
-    def fits(self, src: Addresses, to: Addresses | None) -> bool:
-        """Whether arrays at these addresses can be cast; `to`: None for memory to be made."""
-        return not isinstance(self.launch, batch_host.Casts) or self.launch.fit(src, to)
+    #: Gives the launch for arrays at these addresses, the second being None for memory to be made; None where there is
+    #: nothing that casts them.
+    launch: Callable[[Addresses, Addresses | None], Launch | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +134,10 @@ def run(
         if found is None:
             return None
         plan, fused = found
-        if not plan.is_ready():
-            return None
         planner = _PLANNERS[type(given[0])]
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
-        if not (_is_disjoint(src, to, plan, fused) and plan.fits(src, to)):
+        launch = plan.launch(src, to) if _is_disjoint(src, to, plan, fused) else None
+        if launch is None:
             return None
         if outs is not None:
             _PLANNERS[type(outs[0])].written(outs)
@@ -161,7 +148,7 @@ def run(
         if outs is None or to is None:
             outs = planner.allocate(given, dst)
             to = _addresses(outs, plan)
-        plan.launch(src, to, fused)
+        launch(src, to, fused)
     return outs
 
 
@@ -195,11 +182,8 @@ def _found(
     return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
 
 
-def _described(arrays: Sequence[Any]) -> list[Any]:
-    kind = type(arrays[0])
-    if set(map(type, arrays)) != {kind}:
-        raise TypeError("arrays of several classes")
-    return _PLANNERS[kind].describe(arrays)
+def _described(arrays: Sequence[Any]) -> Any:
+    return _PLANNERS[type(arrays[0])].describe(arrays)
 
 
 def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Addresses:
@@ -252,12 +236,18 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         or (device is None and not batch_host.Casts.take(live))
     ):
         return
+    nbytes = sum(item.source.data.nbytes for item, _ in live)
     try:
         for x in {type(x): x for x in (*given, *(outs or [item.result for item in items]))}.values():
-            _register(x)
+            _register(x, nbytes)
         arrays, described = _described(given), None if outs is None else _described(outs)
     except Exception:  # Arrays that no plan is for.
         return
+    launch: Callable[[Addresses, Addresses | None], Launch | None]
+    if device is None:
+        launch = batch_host.Casts(live).launch
+    else:
+        launch = partial(_always, gpu.batch.prepare([item for item, _ in live], device))
     fused = live[0][0].fused
     plan = BatchPlan(
         arrays,
@@ -267,7 +257,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         None if len(used) == len(items) else used,
         np.array([item.source.data.nbytes for item, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        batch_host.Casts(live) if device is None else gpu.batch.prepare([item for item, _ in live], device),
+        launch,
     )
     known = plan_cache.PLANS.get(key)
     plans = (plan, *(() if known is None else known.plans[: _PLANS_OF_KEY - 1]))
@@ -275,16 +265,24 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
     plan_cache.keep(key, BatchPlans(plans, dtypes if known is None else dtypes | known.dtypes))
 
 
-def _register(x: Any) -> None:
-    """Find how plans look at arrays of x's class. TypeError for a class that no plan is for."""
+def _always(launch: Launch, src: Addresses, to: Addresses | None) -> Launch:
+    return launch
+
+
+def _register(x: Any, nbytes: int) -> None:
+    """Find how plans look at arrays of x's class. TypeError for a class that no plan is for; `nbytes`: bytes that are
+    about to be cast."""
     kind = type(x)
     if kind in _PLANNERS:
         return
     adapter = adapters.find(x)
     planner: BatchPlanner | None = None
-    if isinstance(adapter, BatchAdapter):
+    if kind is np.ndarray:
+        lists = native.calls.lists(nbytes)
+        planner = None if lists is None else NumpyPlanner(lists)
+    elif isinstance(adapter, BatchAdapter):
         planner = adapter.planner(kind)
-    elif adapter is None and kind is getattr(namespace(x), "ndarray", None) and kind is not np.ndarray:
+    elif adapter is None and kind is getattr(namespace(x), "ndarray", None):
         planner = CupyPlanner()
     if planner is None:
         raise TypeError(f"no plan is for {kind.__name__}")

@@ -20,7 +20,7 @@ from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.keywords import CastKeywords, HostInput
-from gpucast.casting.plan_cache import ARRAYS, PLANS, Plan
+from gpucast.casting.plan_cache import ARRAYS, PLANS, SIMPLE, Plan
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
@@ -30,6 +30,8 @@ from gpucast.gpu import devices
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+#: The one object that the default is: for another of its value the call takes longer.
+_UP: RoundMode = "up"
 #: The one object that 0 is: 0.0 and False, which are equal to it, are no offsets.
 _NO_OFFSET = 0
 
@@ -142,6 +144,31 @@ def cast(
     Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md. Random bits: Salmon et
     al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
+    # Most calls have no keywords. One that looks like an earlier one comes no further than `plan.run`: every line up to
+    # there is counted in nanoseconds by `python -m bench --overhead`. torch.compile traces these lines for tensors, and
+    # would compile anew whenever plans are made.
+    if (
+        type(x) in ARRAYS
+        and rounding is None
+        and overflow is None
+        and seed is None
+        and scale is None
+        and amax is None
+        and device is None
+        and saturate is True
+        and copy is True
+        and round_mode is _UP
+        and opset is DEFAULT_OPSET
+        and offset is _NO_OFFSET
+    ):
+        try:
+            plan = SIMPLE.get((type(x), x.dtype, type(to), to))
+        except Exception:  # As below.
+            plan = None
+        if plan is not None:
+            result = plan.run(x, out)
+            if result is not None:
+                return result
     return cast_with(x, to, (
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
         "cast", CAST_VERSIONS,
@@ -207,8 +234,7 @@ register_cast(cast)
 
 def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
     """The cast that options ask for: `Options`, or the same values in their order."""
-    # A call that looks like an earlier one comes no further than `plan.run`: every line up to there is counted in
-    # nanoseconds by `python -m bench --overhead`.
+    # The same for calls with keywords.
     saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, _, versions = options
     #: None for a plain cast.
     scaled = None if seed is scale is amax is None else scale is not None
@@ -218,7 +244,6 @@ def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
             type(saturate), saturate, round_mode, type(opset), opset, rounding, overflow, versions is CAST_VERSIONS,
             scaled,
         )  # fmt: skip
-        # torch.compile traces these lines for tensors, and would compile anew whenever PLANS has grown.
         plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or offset is _NO_OFFSET) else None
     except Exception:  # x has no dtype, or some part no hash. The checked path takes it, or tells what is wrong.
         key, plan = None, None

@@ -7,7 +7,7 @@ from gpucast import gpu, native
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.cpu import cast as host_cast
 from gpucast.cpu import compiled
 from gpucast.cpu import fused as host_fused
@@ -78,14 +78,14 @@ def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None)
     return y if target is None else gpu.cast.apply(y, resolve(y.dtype, y.dtype), target)
 
 
-def _compiled(rule: CastRule, nbytes: int) -> compiled.CompiledCast | None:
+def _compiled(rule: CastRule, nbytes: int) -> compiled.CompiledCast | compiled.StochasticCast | None:
     # The first long array loads the library, or finds that there is none.
-    return native.cast.find(rule, nbytes)
+    return native.stochastic.find(rule, nbytes) if rule.rounding == STOCHASTIC else native.cast.find(rule, nbytes)
 
 
-def _compiled_stochastic(rule: CastRule, nbytes: int) -> compiled.StochasticCast | None:
-    return native.stochastic.find(rule, nbytes)
+def _compiled_fused(rule: CastRule, nbytes: int, is_scaled: bool) -> compiled.FusedCast | None:
+    return native.fused.find(rule, is_scaled, nbytes) if native.fused.is_known(rule, is_scaled) else None
 
 
 compiled.FINDERS.append(_compiled)
-compiled.STOCHASTIC_FINDERS.append(_compiled_stochastic)
+compiled.FUSED_FINDERS.append(_compiled_fused)

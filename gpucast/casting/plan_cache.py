@@ -15,7 +15,9 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
+from gpucast.core.options import DEFAULT_OPSET
 from gpucast.core.rule import CastRule
+from gpucast.cpu import compiled
 
 #: The most plans. A program needs few, but there are many spellings of types and attributes, each of them a key.
 _KEPT = 4096
@@ -52,6 +54,10 @@ class Plan:
 #: The keys are those of `gpucast.casting.cast.cast_with` and of `gpucast.casting.batch_plans`. They name the types of
 #: numbers, because 1, 1.0 and True are equal, and not all of them legal.
 PLANS: dict[tuple[Any, ...], Any] = {}
+#: Those of single casts without keywords but `out`, by what is left of their keys: the look-up takes half the time.
+SIMPLE: dict[tuple[Any, ...], Plan] = {}
+#: What such keys end with, behind the kinds of array and destination.
+_NO_KEYWORDS = (bool, True, "up", int, DEFAULT_OPSET, None, None, True, None)
 #: The types of x that plans of single casts may have been made for.
 ARRAYS: set[type] = {np.ndarray}
 
@@ -60,8 +66,11 @@ def keep(key: tuple[Any, ...], plan: AnyPlan) -> None:
     """Keep a plan, if the key's values can never come to mean something else."""
     if is_lasting(key) and all(kind in DTYPES for kind in plan.dtypes):
         if len(PLANS) >= _KEPT:
-            PLANS.clear()
+            forget()
         PLANS[key] = plan
+        kinds = len(key) - len(_NO_KEYWORDS)
+        if isinstance(plan, Plan) and key[kinds:] == _NO_KEYWORDS:
+            SIMPLE[key[:kinds]] = plan
 
 
 def is_lasting(key: tuple[Any, ...]) -> bool:
@@ -77,7 +86,18 @@ def is_lasting(key: tuple[Any, ...]) -> bool:
 def forget() -> None:
     """Drop all plans."""
     PLANS.clear()
+    SIMPLE.clear()
+
+
+def forget_rule(rule: CastRule) -> None:
+    """Drop the plans of single casts by a rule."""
+    for plans in (PLANS, SIMPLE):
+        for key, plan in list(plans.items()):
+            if isinstance(plan, Plan) and plan.rule == rule:
+                plans.pop(key, None)
 
 
 # Plans hold kernels of the driver with which they were made.
 gpu.ON_NEW_DRIVER.append(forget)
+# And those of the host are made for what is compiled.
+compiled.ON_READY.append(forget_rule)

@@ -178,9 +178,32 @@ def without_table(rule: CastRule) -> str:
     src, dst = rule.src, rule.dst
     known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
     wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
-    if wide and src.is_float and (src.bits, src.mantissa_bits, src.bias) == _FLOAT4:
-        return "GPUCAST_SPECIFIC"
-    return "GPUCAST_FLOAT8" if known and wide and not (src.has_inf and rule.overflow == "saturate") else ""
+    if known and wide:
+        return "GPUCAST_FLOAT8" if not (src.has_inf and rule.overflow == "saturate") else ""
+    tiny = src.is_float and (src.bits == 6 or (src.bits, src.mantissa_bits, src.bias) == _FLOAT4)
+    return "GPUCAST_SPECIFIC" if (tiny and wide) or _is_shorter(rule, known) else ""
+
+
+def _is_shorter(rule: CastRule, known: bool) -> bool:
+    """Whether conversions of the variants `a` and `f` of sm_100 and later take less than a look-up does. `known`: the
+    source is FLOAT8E4M3FN or FLOAT8E5M2."""
+    src, dst = rule.src, rule.dst
+    double = dst.bits == 64 and dst.is_float and rule.overflow != "saturate"
+    # What an instruction rounds to: FLOAT16 and BFLOAT16, float8, FLOAT4E2M1.
+    half = dst.bits == 16 and dst.is_float and rule.overflow == "infinity"
+    float8 = (dst.bits, dst.mantissa_bits, dst.bias) in _FLOAT8 and dst.has_negative_zero
+    float8 = float8 and rule.overflow == "saturate" and not rule.infinity_is_nan
+    float4 = dst.is_float and (dst.bits, dst.mantissa_bits, dst.bias) == _FLOAT4
+    power = dst.family == "e8m0" and rule.overflow == "saturate" and rule.round_mode != "nearest"
+    if known:
+        return double or power or float4 or (dst.family == "int" and dst.bits in (16, 32)) or (float8 and src.has_inf)
+    if src.family in ("bool", "int"):
+        if src.bits < 8:
+            return float8 and src.bits == 4
+        return half or float8 or power or (src.family == "int" and (float4 or dst.bits == 6))
+    if src.family == "e8m0":
+        return double or half or (dst.bits == 32 and dst.is_float)
+    return src.bits == 4 and double
 
 
 def choose(condition: str, text: str, other: str) -> str:
@@ -229,9 +252,9 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
 
 
 def strided_elements(src_bits: int, dst_bits: int) -> int:
-    """Elements of a thread of the strided shape: whole bytes of a packed destination, else as many as take enough bytes
-    under way."""
-    return _unit(dst_bits) if dst_bits < 8 else 8 if src_bits <= 16 else 4
+    """Elements of a thread of the strided shape, a tile: few, because rows may be short, and enough to share the search
+    for their place."""
+    return 16 if 6 in (src_bits, dst_bits) or src_bits + dst_bits <= 24 else 8
 
 
 def square_side(src_bits: int, dst_bits: int) -> int:

@@ -8,7 +8,7 @@ takes a second or two. Its text is a pure function of what is asked for.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpucast.codegen.cast import FILES, join, kernel_file, kernel_name, options, structs
@@ -22,6 +22,8 @@ _PTX = "instructions.cuh"
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 #: That the loops name.
 _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
+#: What units with ``calls.hpp`` export.
+_CALLS = ("start", "bind")
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,10 @@ class HostUnit:
 def cast_unit(rules: Sequence[CastRule]) -> HostUnit:
     """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says.
 
-    There is no function for random rounding and text.
+    There is no function for random rounding and text. With ``start`` and ``bind`` of ``kernels/host/calls.hpp``.
     """
-    return _casts("GPUCAST_CAST", {kernel_name(rule): rule for rule in rules})
+    unit = _casts("GPUCAST_CAST", {kernel_name(rule): rule for rule in rules}, ["calls.hpp", "casts.hpp"])
+    return replace(unit, functions=(*unit.functions, *_CALLS))
 
 
 def counted_unit(rules: Sequence[CastRule]) -> HostUnit:
@@ -54,20 +57,15 @@ def stochastic_unit(rules: Sequence[CastRule]) -> HostUnit:
     )
 
 
-def scaled_unit(src: DType, rules: Sequence[CastRule]) -> HostUnit:
-    """For each rule from DOUBLE, by which products with a scale are rounded, the cast of a float of 16 bits or more:
-    ``void <src>_scaled_<dst>(from, to, n, double scale, uint8* finite)`` (``kernels/host/scaled.hpp``)."""
-    functions = {f"{src.name}_scaled_{rule.dst.name}": rule for rule in rules}
-    lines = [
-        f"GPUCAST_SCALED_CAST({name}, {src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in functions.items()
-    ]
-    types = (*_COMPUTE, src, *(rule.dst for rule in rules))
-    return _unit(types, ["casts.hpp", "scaled.hpp"], lines, functions)
+def fused_unit() -> HostUnit:
+    """Casts with a scale, or that look at their source, by functions of other units (``kernels/host/fused.hpp``)."""
+    return _unit((*_COMPUTE, dtype("BFLOAT16")), ["casts.hpp", "fused.hpp"], [], ("cast_fused", "fuse_each"))
 
 
 def batch_unit() -> HostUnit:
     """Calls of the casts of other units for many arrays (``kernels/host/batch.hpp``)."""
-    return HostUnit(kernel_file("host/batch.hpp"), ("addresses_in", "cast_each", "scale_each"))
+    functions = ("start", "describe", "addresses_of", "new_arrays", "cast_each")
+    return HostUnit("\n".join(kernel_file(f"host/{name}") for name in ("calls.hpp", "batch.hpp")), functions)
 
 
 def quotient_unit(src: DType, rules: Sequence[CastRule]) -> HostUnit:

@@ -63,7 +63,7 @@ def pairs(x: Array, out: Array, chunk: int = CHUNK, *, row_major: bool = False) 
     """
     views = flat(x, out, row_major=row_major)
     if views is None:
-        yield from gathered(x, out, chunk, row_major=row_major)
+        yield from gathered(x, out, min(chunk, CHUNK), row_major=row_major)
         return
     codes, results = views
     for start in range(0, codes.size, chunk):

@@ -29,19 +29,17 @@ _FLOAT = np.dtype(np.float32)
 _SCALES, _LARGEST = (_FLOAT, np.dtype(np.float64)), sys.float_info.max
 
 
-def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
-    """``run(x, out)`` of native NumPy arrays."""
+def plain(rule: CastRule) -> compiled.Run:
+    """``run(x, out)`` of native NumPy arrays, by compiled code if it is ready now."""
     tag, src_codes, dst_codes = rule.dst.numpy, rule.src.code_numpy, rule.dst.code_numpy
     is_astype = host.is_astype(rule)
 
     def run(x: npt.NDArray[Any], out: Any) -> Any:
         if is_astype and out is None and x.size <= host.SHORT:
             return x.astype(tag)
-        flags = x.flags
-        is_row_major = flags.c_contiguous and flags.aligned
         if out is None:
             # `empty` is the quicker of the two.
-            out = np.empty(x.shape, tag) if is_row_major else np.empty_like(x, tag, "K", False)
+            out = np.empty(x.shape, tag) if x.flags.c_contiguous else np.empty_like(x, tag, "K", False)
         elif (
             type(out) is not np.ndarray
             or out.dtype is not tag
@@ -50,17 +48,12 @@ def plain(rule: CastRule) -> Callable[[Any, Any], Any]:
             or np.may_share_memory(x, out)
         ):
             return None
-        else:
-            is_row_major = is_row_major and out.flags.carray
         if x.size:
-            cast = compiled.READY.get(rule) if is_row_major and compiled.READY else None
-            if cast is None:
-                host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
-            else:
-                cast(x, out)
+            host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
         return out
 
-    return run
+    cast = compiled.READY.get(rule)
+    return run if cast is None else cast.quicker(run)
 
 
 def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:

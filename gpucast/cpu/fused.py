@@ -19,6 +19,7 @@ from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.cpu import cast as host_cast
+from gpucast.cpu import compiled
 from gpucast.cpu import lanes as host
 from gpucast.cpu import stochastic as host_stochastic
 from gpucast.cpu import stochastic_steps as host_steps
@@ -48,9 +49,9 @@ def one_pass(x: Any, rule: CastRule, fused: FusedInputs, out: Any) -> None:
     if fused.scale is None and fused.amax is None and fused.finite is None:
         host_cast.into(x, rule, out, fused.random)
         return
-    pass_ = _Pass(rule, fused)
+    pass_ = _Pass(rule, fused, x.size)
     with np.errstate(all="ignore"):
-        for codes, results in _chunks(x, rule, out, row_major=fused.random is not None):
+        for codes, results in _chunks(x, rule, out, pass_.chunk, row_major=fused.random is not None):
             pass_.cast(codes, results)
     pass_.finish()
 
@@ -58,8 +59,14 @@ def one_pass(x: Any, rule: CastRule, fused: FusedInputs, out: Any) -> None:
 class _Pass:
     """One pass over an array, in chunks that follow each other."""
 
-    def __init__(self, rule: CastRule, fused: FusedInputs) -> None:
+    def __init__(self, rule: CastRule, fused: FusedInputs, size: int) -> None:
         self._fused = fused
+        self._compiled: compiled.FusedCast | None = None
+        if size > host.SHORT:
+            nbytes = size * rule.src.code_numpy.itemsize
+            self._compiled = compiled.find_fused(rule, nbytes, fused.scale is not None)
+        #: The most elements to cast at a time. Compiled code keeps to the cache by itself, and has threads.
+        self.chunk = CHUNK if self._compiled is None else size
         #: Of the step that rounds.
         self._rule = rule if fused.scale is None else _of_product(rule)
         self._src = rule.src
@@ -70,11 +77,16 @@ class _Pass:
     def cast(self, x: Array, out: Array) -> None:
         """Cast flat, native, contiguous elements; NumPy's floating-point errors are off."""
         rule, fused = self._rule, self._fused
+        random = fused.random and Random(fused.random.seed, fused.random.offset + self._begin)
+        self._begin += x.size
+        if self._compiled is not None:
+            largest, finite = self._compiled(x, out, fused._replace(random=random))
+            self._largest, self._finite = max(self._largest, largest), self._finite and finite
+            return
         if fused.amax is not None:
             self._largest = max(self._largest, _largest(x, self._src))
         if fused.finite is not None:
             self._finite = self._finite and _is_finite(x, self._src)
-        random = fused.random and Random(fused.random.seed, fused.random.offset + self._begin)
         if fused.scale is not None:
             x = _product(x, self._src, fused.scale)
         if fused.scale is not None and random is None and x.size <= host.SHORT and has_stochastic(rule.dst):
@@ -84,7 +96,6 @@ class _Pass:
             host.apply(x, rule, out)
         else:
             host_stochastic.apply(x, rule, out, random)
-        self._begin += x.size
 
     def finish(self) -> None:
         if self._fused.amax is not None:
@@ -161,12 +172,12 @@ def _is_plain(x: Array, row: DType) -> bool:
     return type(x) is np.ndarray and x.dtype is row.numpy and x.flags.carray
 
 
-def _chunks(x: Any, rule: CastRule, out: Any, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
+def _chunks(x: Any, rule: CastRule, out: Any, chunk: int, *, row_major: bool) -> Iterable[tuple[Array, Array]]:
     """Flat pieces of x, each with memory for its result, which is in `out` once the next piece is asked for."""
     src, dst = rule.src, rule.dst
     if isinstance(x, PackedArray):
         return packed_pairs(x, dst, out)
-    if 0 < x.size <= CHUNK and _is_plain(x, src) and _is_plain(out, dst):
+    if 0 < x.size <= chunk and _is_plain(x, src) and _is_plain(out, dst):
         return ((x.reshape(-1), out.reshape(-1)),)
-    chunks = pairs(codes_of(x, src), codes_of(out, dst), row_major=row_major)
+    chunks = pairs(codes_of(x, src), codes_of(out, dst), chunk, row_major=row_major)
     return ((codes.view(src.numpy), results.view(dst.numpy)) for codes, results in chunks)

@@ -43,7 +43,7 @@ def apply(x: Array, rule: CastRule, out: Array, random: Random) -> None:
         return
     codes, result = codes_of(x, rule.src), codes_of(out, rule.dst)
     # To look for compiled code takes some time in itself.
-    cast = compiled.find_stochastic(rule, x.nbytes) if x.size > lanes.SHORT else None
+    cast: compiled.StochasticCast | None = compiled.find(rule, x.nbytes) if x.size > lanes.SHORT else None
     if cast is None:
         by_numpy(codes, rule, result, random)
         return

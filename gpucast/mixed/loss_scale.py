@@ -20,7 +20,7 @@ import numpy as np
 
 from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
-from gpucast.arrays.leaves import floating, is_floating, paths
+from gpucast.arrays.leaves import all_floating, floating, is_floating, paths
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.batch import cast_arrays
 from gpucast.casting.cast import cast
@@ -57,8 +57,7 @@ class LossScale:
         """
         dst = None if to is None else dtype(to, caller="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
-        leaves = self._arrays(leaves)
-        indices = floating(leaves, lambda: trees.paths(structure), "scale: tree", all_of_them=True)
+        indices = self._floating(leaves, structure, "scale: tree")
         factor = self._factors(leaves[indices[0]])[0] if indices else None
         for i in indices:
             leaves[i] = cast(leaves[i], dst or leaves[i].dtype, scale=factor, copy=factor is not None)
@@ -90,17 +89,18 @@ class LossScale:
         TypeError and ValueError as for `gpucast.cast_many`, and ValueError for an `out` of another structure.
         """
         leaves, structure = trees.flatten(grads, "unscale: grads")
-        leaves = self._arrays(leaves)
         targets = None if out is None else trees.leaves_like(structure, out, "unscale: out")
-        indices = floating(leaves, lambda: trees.paths(structure), "unscale: grads", all_of_them=True)
+        indices = self._floating(leaves, structure, "unscale: grads")
         first = leaves[indices[0]] if indices else None
         if finite is None:
             finite = new_flag(_device_of(first))
         else:
             checked_flag(finite, "unscale")
         if indices:
+            # Most trees have no other leaves.
+            chosen = leaves if len(indices) == len(leaves) else [leaves[i] for i in indices]
             results = cast_arrays(
-                [leaves[i] for i in indices],
+                chosen,
                 to,
                 Names("grads", lambda: paths(structure, indices)),
                 "unscale",
@@ -108,8 +108,11 @@ class LossScale:
                 finite=finite,
                 out=None if targets is None else [targets[i] for i in indices],
             )
-            for i, leaf in zip(indices, results, strict=True):
-                leaves[i] = leaf
+            if chosen is leaves:
+                leaves = results
+            else:
+                for i, leaf in zip(indices, results, strict=True):
+                    leaves[i] = leaf
         return (trees.unflatten(structure, leaves) if out is None else out), finite
 
     def adjust(self, finite: Any) -> Any:
@@ -125,9 +128,10 @@ class LossScale:
         """Restore a state from `state_dict`. ValueError or TypeError, and no change, for anything else."""
         self._checked_state(state)
 
-    def _arrays(self, leaves: list[Any]) -> list[Any]:
-        """The leaves in a new list, with arrays in place of Python floats."""
-        leaves = list(leaves)
+    def _floating(self, leaves: list[Any], structure: trees.Structure, caller: str) -> list[int]:
+        """The places of floating leaves, Python floats among them: arrays take their places."""
+        if all_floating(leaves):
+            return list(range(len(leaves)))
         # NumPy's float64 scalars are instances of float too, but are cast by their own dtype.
         numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, float) and not isinstance(leaf, np.floating)]
         if numbers:
@@ -135,7 +139,7 @@ class LossScale:
             device = _device_name(self._device_index() if first is None else _device_of(first))
             for i in numbers:
                 leaves[i] = cast(leaves[i], _FLOAT, device=device)
-        return leaves
+        return floating(leaves, lambda: trees.paths(structure), caller, all_of_them=True)
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
         """The scale and its inverse for an array, as `gpucast.cast` takes them."""

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
-    from gpucast.native import addresses as addresses
     from gpucast.native import batch as batch
+    from gpucast.native import calls as calls
     from gpucast.native import cast as cast
+    from gpucast.native import fused as fused
     from gpucast.native import stochastic as stochastic
     from gpucast.native import threads as threads
 else:
-    __getattr__ = packages.submodules(__name__, "addresses", "batch", "cast", "stochastic", "threads")
+    __getattr__ = packages.submodules(__name__, "batch", "calls", "cast", "fused", "stochastic", "threads")

@@ -18,20 +18,20 @@ from gpucast.cpu import stochastic as host_stochastic
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import threads
-from gpucast.native.addresses import pointer
+from gpucast.native.calls import pointer
 from gpucast.native.cast import Array
 
 #: The words with which a cast is tried: they begin within a block, and the blocks' numbers pass 32 bits.
-_TRIED = Random(0x123456789ABCDEF0, (1 << 34) - 4095)
+TRIED = Random(0x123456789ABCDEF0, (1 << 34) - 4095)
 
 
 class StochasticCast:
     """Casts by one rule. Safe to call from several threads."""
 
     def __init__(self, library: ctypes.CDLL, rule: CastRule) -> None:
-        self._function = library[kernel_name(rule)]
-        self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 4)
-        self._function.restype = None
+        self.function = library[kernel_name(rule)]
+        self.function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_uint64] * 4)
+        self.function.restype = None
 
     def __call__(self, x: Array, out: Array, random: Random) -> None:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
@@ -41,7 +41,7 @@ class StochasticCast:
         def work(start: int, stop: int) -> None:
             first, skip = divmod(random.offset + start, 4)
             at = src + start * x.itemsize, dst + start * out.itemsize
-            self._function(*at, stop - start, random.seed, first, skip)
+            self.function(*at, stop - start, random.seed, first, skip)
 
         threads.split(work, x.size, x.nbytes + out.nbytes)
 
@@ -65,6 +65,6 @@ def _checked(library: ctypes.CDLL, rule: CastRule) -> StochasticCast | None:
     """The cast, or None if it was compiled wrongly: it does what NumPy does to every exponent and many mantissas."""
     cast, codes = StochasticCast(library, rule), native_cast.codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
-    cast(codes, out, _TRIED)
-    host_stochastic.by_numpy(codes, rule, wanted, _TRIED)
+    cast(codes, out, TRIED)
+    host_stochastic.by_numpy(codes, rule, wanted, TRIED)
     return cast if np.array_equal(out, wanted) else None

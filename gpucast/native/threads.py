@@ -38,10 +38,18 @@ def split(work: Callable[[int, int], None], size: int, nbytes: int) -> None:
 
 def split_arrays(work: Callable[[int, int], None], nbytes: npt.NDArray[np.uint64]) -> None:
     """As `split`, of arrays that are cast one after the other and take so many bytes each."""
+    parts = _parts(int(nbytes.sum()))
+    if parts == 1:
+        work(0, nbytes.size)
+        return
     ends = nbytes.cumsum()
-    parts = _parts(int(ends[-1]))
     bounds = np.searchsorted(ends, ends[-1] * np.arange(1, parts) / parts) + 1
     _together(work, sorted({0, *map(int, bounds), nbytes.size}))
+
+
+def least() -> int:
+    """The least bytes of a cast that is split."""
+    return 2 * PART if most() > 1 else 1 << 63
 
 
 def are_small(nbytes: npt.NDArray[np.uint64]) -> bool:

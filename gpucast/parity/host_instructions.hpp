@@ -248,6 +248,19 @@ inline unsigned cvt_e2m3x4(float a, float b, float c, float d) {
 inline unsigned cvt_e3m2x4(float a, float b, float c, float d) {
     return E3M2::code(a) | E3M2::code(b) << 8 | E3M2::code(c) << 16 | E3M2::code(d) << 24;
 }
+// The exponents of floats are those of FLOAT8E8M0; 2^-127 is its lowest number.
+inline unsigned ue8m0_code(float a, bool up) {
+    const unsigned magnitude = bits(a) & 0x7fffffff, field = magnitude >> 23;
+    if (a != a) return 0xff;
+    const bool next = up && magnitude > 0x400000 && (magnitude & 0x7fffff) != 0;
+    return field + next > 0xfe ? 0xfe : field + next;
+}
+inline unsigned cvt_rp_ue8m0x4(float a, float b, float c, float d) {
+    return ue8m0_code(a, true) | ue8m0_code(b, true) << 8 | ue8m0_code(c, true) << 16 | ue8m0_code(d, true) << 24;
+}
+inline unsigned cvt_rz_ue8m0x4(float a, float b, float c, float d) {
+    return ue8m0_code(a, false) | ue8m0_code(b, false) << 8 | ue8m0_code(c, false) << 16 | ue8m0_code(d, false) << 24;
+}
 inline unsigned cvt_e4m3x2(float a, float b) { return E4M3::code(a) | E4M3::code(b) << 8; }
 inline unsigned cvt_e2m1x8(const float (&a)[8]) {
     unsigned d = 0;
@@ -276,6 +289,26 @@ inline void cvt_f16x8_e2m1(unsigned a, unsigned (&d)[4]) {
             d[i] |= (F16::code(E2M1::value(code & 7)) | (code & 8) << 12) << (16 * j);
         }
     }
+}
+inline unsigned cvt_f16x2_e2m1(unsigned a) {
+    unsigned d[4];
+    cvt_f16x8_e2m1(a, d);
+    return d[0];
+}
+template <typename Format>
+inline unsigned f16_of_6_bits(unsigned code) { return F16::code(Format::value(code & 31)) | (code & 32) << 10; }
+inline void cvt_f16x4_e2m3(unsigned a, unsigned& low, unsigned& high) {
+    low = f16_of_6_bits<E2M3>(a) | f16_of_6_bits<E2M3>(a >> 8) << 16;
+    high = f16_of_6_bits<E2M3>(a >> 16) | f16_of_6_bits<E2M3>(a >> 24) << 16;
+}
+inline void cvt_f16x4_e3m2(unsigned a, unsigned& low, unsigned& high) {
+    low = f16_of_6_bits<E3M2>(a) | f16_of_6_bits<E3M2>(a >> 8) << 16;
+    high = f16_of_6_bits<E3M2>(a >> 16) | f16_of_6_bits<E3M2>(a >> 24) << 16;
+}
+inline unsigned bf16_of_ue8m0(unsigned code) { return code == 0xff ? 0x7fff : code == 0 ? 0x40 : code << 7; }
+inline void cvt_bf16x4_ue8m0(unsigned a, unsigned& low, unsigned& high) {
+    low = bf16_of_ue8m0(a & 255) | bf16_of_ue8m0(a >> 8 & 255) << 16;
+    high = bf16_of_ue8m0(a >> 16 & 255) | bf16_of_ue8m0(a >> 24) << 16;
 }
 // Of codes of FLOAT8E4M3FN and FLOAT8E5M2; NaN is the canonical one.
 inline unsigned f16_of_e4m3(unsigned code) {

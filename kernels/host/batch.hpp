@@ -1,37 +1,83 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls of casts for many arrays, whose addresses and lengths are in tables.
+// Calls of casts for many arrays, whose addresses and lengths are in tables, and what Python has to know of such arrays.
 namespace gpucast {
 
-typedef unsigned char u8;
-typedef unsigned long long u64;
 typedef __UINTPTR_TYPE__ Address;
-
-typedef void CastArray(const void* from, void* to, u64 n);
-typedef void ScaleArray(const void* from, void* to, u64 n, double scale, u8* finite);
 
 inline const void* source(u64 address) { return reinterpret_cast<const void*>(Address(address)); }
 inline void* destination(u64 address) { return reinterpret_cast<void*>(Address(address)); }
 
+inline Object* nothing() {
+    python.inc_ref(python.none);
+    return python.none;
+}
+
+// The place of an object in a tuple; its length for one that is not there.
+inline Length place_in(Object* tuple, Length count, const Object* x) {
+    Length place = 0;
+    while (place < count && python.tuple_item(tuple, place) != x) ++place;
+    return place;
+}
+
 }  // namespace gpucast
 
-#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
-
-// The addresses that objects hold, so many bytes behind their own.
-GPUCAST_EXPORT void addresses_in(const gpucast::u64* objects, gpucast::u64 offset, gpucast::u64* addresses,
-                                 gpucast::u64 count) {
-    for (gpucast::u64 i = 0; i < count; ++i) {
-        addresses[i] = *static_cast<const gpucast::Address*>(gpucast::source(objects[i] + offset));
+// Bytes that are equal for lists of arrays that are alike in dtypes, shapes, and whether they can be written; None where
+// one is not row-major and aligned, or not of one of the dtypes, which are `count`.
+GPUCAST_EXPORT gpucast::Object* describe(gpucast::Object* list, gpucast::Object* dtypes, gpucast::Length count) {
+    using namespace gpucast;
+    const Length arrays = python.list_size(list);
+    if (arrays < 0) return nullptr;
+    Length words = 0;
+    for (Length i = 0; i < arrays; ++i) {
+        const Array* x = plain_array(python.list_item(list, i));
+        if (!x) return nothing();
+        words += 1 + x->dimensions;
     }
+    Object* found = python.new_bytes(nullptr, words * Length(sizeof(Length)));
+    if (!found) return nullptr;
+    Length* word = reinterpret_cast<Length*>(python.bytes(found));
+    const Object* dtype = nullptr;
+    Length place = count;
+    for (Length i = 0; i < arrays; ++i) {
+        const Array* x = plain_array(python.list_item(list, i));
+        // Most often all are of one.
+        if (x->dtype != dtype) place = place_in(dtypes, count, dtype = x->dtype);
+        if (place == count) {
+            python.dec_ref(found);
+            return nothing();
+        }
+        *word++ = place << 32 | x->dimensions << 1 | ((x->flags & writeable) != 0);
+        for (int j = 0; j < x->dimensions; ++j) *word++ = x->shape[j];
+    }
+    return found;
+}
+
+// The addresses of the first elements of a list of arrays.
+GPUCAST_EXPORT void addresses_of(gpucast::Object* list, gpucast::u64* addresses) {
+    using namespace gpucast;
+    const Length arrays = python.list_size(list);
+    for (Length i = 0; i < arrays; ++i) {
+        addresses[i] = u64(reinterpret_cast<Address>(fields(python.list_item(list, i))->data));
+    }
+}
+
+// A list of new arrays, of the shapes of those in a list.
+GPUCAST_EXPORT gpucast::Object* new_arrays(gpucast::Object* list, gpucast::Object* dtype) {
+    using namespace gpucast;
+    const Length arrays = python.list_size(list);
+    Object* made = python.new_list(arrays);
+    for (Length i = 0; made && i < arrays; ++i) {
+        Object* x = new_array(fields(python.list_item(list, i)), dtype);
+        if (!x) {
+            python.dec_ref(made);
+            return nullptr;
+        }
+        python.set_list_item(made, i, x);
+    }
+    return made;
 }
 
 GPUCAST_EXPORT void cast_each(gpucast::CastArray* cast, const gpucast::u64* from, const gpucast::u64* to,
                               const gpucast::u64* sizes, gpucast::u64 count) {
     for (gpucast::u64 i = 0; i < count; ++i) cast(gpucast::source(from[i]), gpucast::destination(to[i]), sizes[i]);
-}
-
-GPUCAST_EXPORT void scale_each(gpucast::ScaleArray* cast, const gpucast::u64* from, const gpucast::u64* to,
-                               const gpucast::u64* sizes, gpucast::u64 count, double scale, gpucast::u8* finite) {
-    for (gpucast::u64 i = 0; i < count; ++i) {
-        cast(gpucast::source(from[i]), gpucast::destination(to[i]), sizes[i], scale, finite);
-    }
 }

@@ -53,25 +53,98 @@ GPUCAST_CONSTANT bool widens() {
     else return has_float32<Src>() && Src::bits <= 32 && Dst::bits == 64 && Rule::overflow() != Overflow::saturate;
 }
 
-// An integer of 32 bits rounded to odd. In two's complement, too, the odd one of two neighbours has the last bit set.
-template <typename Src>
-GPUCAST_INLINE float odd_float(u32 code) {
-    const u32 exact = 1 << 24, cut = 0xff, odd = (code | ((code & cut) + cut)) & ~cut;
-    const bool is_signed = Src::sign_code != 0;
-    const bool is_exact = is_signed ? code + exact <= 2 * exact : code <= exact;
-    return ptx::cvt_rn_f32(integer<Src>(is_exact ? code : odd));
+// A number as a float that `Dst` rounds as the number itself: rounded to odd, which means that what is cut off leaves the
+// last bit set. In two's complement, too, the odd one of two neighbours has the last bit set. DOUBLEs beyond the range of
+// normal floats stay beyond it; for a `Dst` that has numbers below it, those are rounded here.
+template <typename Src, typename Dst>
+GPUCAST_INLINE float odd_float(Stored<Src> code) {
+    typedef Stored<Src> Word;
+    const bool is_wide = Src::bits == 64;
+    // The bits that a DOUBLE loses as a float, or a long integer as a DOUBLE.
+    const Word cut = Src::is_float ? 0x1fffffff : is_wide ? 0x7ff : 0xff;
+    const Word odd = (code | ((code & cut) + cut)) & ~cut;
+    if constexpr (Src::is_float && is_upper_half<Dst>()) {
+        // Adding a number whose ULP is that of subnormal results, and subtracting it again, rounds.
+        const double large = 0x1.8p-81;
+        const u64 sign = u64(1) << 63, tiny = ptx::bits(ptx::as_double(code) + large - large) | (code & sign);
+        return float(ptx::as_double((code & ~sign) < ptx::bits(0x1p-126) ? tiny : odd));
+    } else if constexpr (Src::is_float) {
+        return float(ptx::as_double(odd));
+    } else {
+        const Word exact = Word(1) << (is_wide ? 53 : 24);
+        const bool is_signed = Src::sign_code != 0;
+        const bool is_exact = is_signed ? code + exact <= 2 * exact : code <= exact;
+        const auto whole = integer<Src>(is_exact ? code : odd);
+        if constexpr (is_wide) return odd_float<DOUBLE, FLOAT>(ptx::bits(ptx::cvt_rn_f64(whole)));
+        else return ptx::cvt_rn_f32(whole);
+    }
 }
 
-// The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could, and where leading zeros are
-// counted; the other ways round as they do.
+// Whether the number is rounded to odd by that, and not by the rules: these count leading zeros, or take longer for
+// what 64 bits hold.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool takes_odd_float() {
+    if constexpr (Src::is_float) return Src::bits == 64 && (is_small<Dst>() || is_upper_half<Dst>()) && !Rule::infinity_is_nan();
+    else return Src::bits >= 32 && is_upper_half<Dst>();
+}
+
+// Whether a cast keeps the low bits of an integer part, and they fit in 32.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool wraps() {
+    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits > 32 || Src::bits < 16) return false;
+    else return has_float32<Src>() && Rule::overflow() == Overflow::wrap;
+}
+
+// The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. In C++ a
+// number out of range has no conversion, so choices replace it first: they are vector instructions, branches are not.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 integer_part(float number) {
+    const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(number) : number, limit = 0x1p31f;
+    if constexpr (Src::bias < 31 || Dst::bits + Src::mantissa_bits <= 31) {
+        // The low bits of all numbers from the limit on are 0.
+        return u32(int(ptx::abs(x) < limit ? x : 0.0f));
+    } else {
+        // Without the nearest multiple of 2^32, exactly: numbers from the limit on have no fraction. Infinities leave NaN.
+        // Midway between two multiples the rest may be the limit itself. Of FLOAT that is a case of its own; to BFLOAT16
+        // is added so little that it chooses the upper multiple there, and nothing anywhere else.
+        const bool is_short = Src::bits == 16;
+        const float multiple = ptx::cvt_rni_f32(ptx::fma_rn(x, 0x1p-32f, is_short ? 0x1p-12f : 0.0f));
+        const float rest = ptx::fma_rn(multiple, -0x1p32f, x);
+        const u32 low = u32(int(rest < limit ? rest : 0.0f));
+        return is_short || Dst::bits < 32 ? low : low | (rest == limit ? u32(1) << 31 : 0);
+    }
+}
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 integer_part(double number) {
+    const double x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f64(number) : number;
+    // Without a multiple of 2^32, exactly, and of the same sign, so that the fraction is cut off toward zero.
+    const double rest = ptx::fma_rn(ptx::cvt_rzi_f64(x * 0x1p-32), -0x1p32, x), known = rest == rest ? rest : 0.0;
+#if defined(__SSE2__) && !defined(__AVX512DQ__)
+    // No vector instruction converts it. The sum's ULP is 1, so that its lowest bits are the integer's.
+    return u32(ptx::bits(ptx::cvt_rzi_f64(known) + 0x1.8p52));
+#else
+    return u32(i64(known));
+#endif
+}
+
+template <typename Src>
+GPUCAST_INLINE auto number(Stored<Src> code) {
+    if constexpr (Src::bits == 64) return ptx::as_double(code);
+    else return as_float32<Src>(u32(code));
+}
+
+// The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could; the other ways round as they
+// do.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
     if constexpr (widens<Src, Dst, Rule>()) {
         const float x = as_float32<Src>(u32(code));
         const float known = x != x ? ptx::as_float(sign_of<Src>(u32(code)) | 0x7fc00000) : x;
         return ptx::bits(ptx::cvt_f64(known));
-    } else if constexpr (!Src::is_float && Src::bits == 32 && is_upper_half<Dst>()) {
-        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
+    } else if constexpr (takes_odd_float<Src, Dst, Rule>()) {
+        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src, Dst>(code)), Rule()));
+    } else if constexpr (wraps<Src, Dst, Rule>()) {
+        return Stored<Dst>(integer_part<Src, Dst, Rule>(number<Src>(code)) & u32(Dst::mask));
     } else {
         return Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(code), Rule()));
     }
@@ -83,35 +156,6 @@ GPUCAST_INLINE void cast_directly(const Stored<Src>* __restrict__ src, Stored<Ds
     for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]);
 }
 
-// Whether a cast keeps the low bits of an integer part: of numbers below 2^31, those of a C++ conversion.
-template <typename Src, typename Dst, typename Rule>
-GPUCAST_CONSTANT bool truncates() {
-    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits > 32 || Src::bits < 16) return false;
-    else return has_float32<Src>() && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate;
-}
-
-template <typename Src>
-GPUCAST_INLINE auto number(Stored<Src> code) {
-    if constexpr (Src::bits == 64) return ptx::as_double(code);
-    else return as_float32<Src>(u32(code));
-}
-
-// Casts n elements, and says whether that was right: whether all are below 2^31.
-template <typename Src, typename Dst>
-GPUCAST_INLINE bool truncate_small(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
-    // As codes magnitudes have the order of the numbers, then infinity and NaN.
-    const u64 two_to_31 = u64(Src::bias + 31) << Src::mantissa_bits;
-    const Stored<Src> limit = Stored<Src>(two_to_31 < u64(Src::inf_code) ? two_to_31 : u64(Src::inf_code));
-    Stored<Src> top = 0;
-    for (u64 i = 0; i < n; ++i) {
-        const Stored<Src> code = src[i], magnitude = code & Stored<Src>(Src::mask ^ Src::sign_code);
-        top = top > magnitude ? top : magnitude;
-        // What is out of range has no conversion in C++.
-        dst[i] = Stored<Dst>(u32(int(number<Src>(magnitude < limit ? code : Stored<Src>(0)))) & u32(Dst::mask));
-    }
-    return top < limit;
-}
-
 // Whether the casts of all codes are computed first, and then looked up: where a rule without a fast path takes longer.
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool looks_up() {
@@ -121,8 +165,88 @@ GPUCAST_CONSTANT bool looks_up() {
 // Elements that are looked at together before they are cast: they stay in the first-level cache.
 enum : u64 { block = 512 };
 
+// Whether a cast is so short that its loop waits for memory.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool waits() {
+    const u32 from = Src::bits, to = Dst::bits;
+    if constexpr (Src::is_float || Src::is_e8m0 || Dst::is_e8m0) return widens<Src, Dst, Rule>() && from == 32;
+    else return Dst::is_float ? from == 32 && to == 32 : to <= from && Rule::overflow() != Overflow::saturate;
+}
+
+// ---- FLOAT16 by instructions ----
+
+// Whether the type is FLOAT16, and there are instructions that convert it.
+template <typename DType>
+GPUCAST_CONSTANT bool has_instructions() {
+    return GPUCAST_HALVES != 0 && is_float16<DType>();
+}
+
+GPUCAST_INLINE void convert_halves(const float* from, u16* to) { ptx::cvt_rn_f16(from, to); }
+GPUCAST_INLINE void convert_halves(const u16* from, u32* to) { ptx::cvt_f32_f16(from, to); }
+
+// n numbers.
+template <typename From, typename To>
+GPUCAST_INLINE void convert_halves(const From* from, To* to, u64 n) {
+    u64 i = 0;
+    for (; i + GPUCAST_HALVES <= n; i += GPUCAST_HALVES) convert_halves(from + i, to + i);
+    if (i < n) {
+        From rest[GPUCAST_HALVES] = {};
+        To results[GPUCAST_HALVES];
+        __builtin_memcpy(rest, from + i, (n - i) * sizeof(From));
+        convert_halves(rest, results);
+        __builtin_memcpy(to + i, results, (n - i) * sizeof(To));
+    }
+}
+
+// Casts n numbers to FLOAT16.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __restrict__ dst, u64 n) {
+    const bool saturates = Rule::overflow() == Overflow::saturate;
+    if constexpr (is_same<Src, FLOAT> && !saturates) {
+        convert_halves(reinterpret_cast<const float*>(src), dst, n);
+        return;
+    }
+    const float max = ptx::as_float(float32_bits<Dst>(u32(Dst::max_code)));
+    float floats[block];
+    for (u64 start = 0; start < n; start += block) {
+        const u64 count = n - start < block ? n - start : u64(block);
+        for (u64 i = 0; i < count; ++i) {
+            float x;
+            if constexpr (takes_odd_float<Src, Dst, Rule>()) x = odd_float<Src, Dst>(src[start + i]);
+            else x = float32_for_small<Src>(WordFor<Src, Dst>(src[start + i]));
+            floats[i] = saturates && x == x ? ptx::max(ptx::min(x, max), -max) : x;
+        }
+        convert_halves(floats, dst + start, count);
+    }
+}
+
+// A FLOAT16 as a float.
+struct Widened : FLOAT {};
+
+template <typename Src, typename Dst, typename Rule>
+static void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n);
+
+// Casts n numbers of FLOAT16.
+template <typename Dst, typename Rule>
+GPUCAST_INLINE void cast_halves(const u16* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    if constexpr (is_same<Dst, FLOAT> && Rule::overflow() != Overflow::saturate) {
+        convert_halves(src, dst, n);
+        return;
+    }
+    u32 floats[block];
+    for (u64 start = 0; start < n; start += block) {
+        const u64 count = n - start < block ? n - start : u64(block);
+        convert_halves(src + start, floats, count);
+        cast_part<Widened, Dst, Rule>(floats, dst + start, count);
+    }
+}
+
 template <typename Src, typename Dst, typename Rule>
 static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+    if constexpr (has_instructions<Src>()) {
+        cast_halves<Dst, Rule>(src, dst, n);
+        return;
+    }
     if constexpr (Src::is_bool) {
         // A choice is a vector instruction where the conversion of a comparison is none.
         const Stored<Src> codes[2] = {0, 1};
@@ -130,15 +254,6 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
         cast_directly<Src, Dst, Rule>(codes, results, 2);
         const Stored<Dst> no = results[0], yes = results[1];
         for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0 ? yes : no;
-        return;
-    }
-    if constexpr (truncates<Src, Dst, Rule>()) {
-        for (u64 i = 0; i < n; i += block) {
-            const u64 count = n - i < block ? n - i : u64(block);
-            if (!truncate_small<Src, Dst>(src + i, dst + i, count)) {
-                cast_directly<Src, Dst, Rule>(src + i, dst + i, count);
-            }
-        }
         return;
     }
     if constexpr (looks_up<Src, Dst>()) {
@@ -151,7 +266,18 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
             return;
         }
     }
-    cast_directly<Src, Dst, Rule>(src, dst, n);
+    if constexpr (waits<Src, Dst, Rule>()) {
+        // Where vectors have 64 bytes, those of 32 take less time. Of a loop that copies compilers would make a memcpy, which
+        // takes longer.
+        Stored<Dst> none = 0;
+        if constexpr (Dst::is_int && sizeof(*src) == sizeof(*dst)) asm("" : "+r"(none));
+#pragma omp simd simdlen(32 / (sizeof(*src) < sizeof(*dst) ? sizeof(*src) : sizeof(*dst)))
+        for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]) | none;
+    } else if constexpr (has_instructions<Dst>() && has_float32<Src>()) {
+        round_halves<Src, Dst, Rule>(src, dst, n);
+    } else {
+        cast_directly<Src, Dst, Rule>(src, dst, n);
+    }
 }
 
 // How many elements lie before the first one at the start of a cache line.

@@ -51,8 +51,14 @@ GPUCAST_INSTRUCTION float neg(float a) { return as_float(bits(a) ^ 0x80000000); 
 GPUCAST_INSTRUCTION float min(float a, float b) { return a < b ? a : b; }
 GPUCAST_INSTRUCTION float max(float a, float b) { return a > b ? a : b; }
 GPUCAST_INSTRUCTION float add_rn(float a, float b) { return a + b; }
-// The product is a power of two, and exact.
+// `b` is a power of two, so that the product is exact, unless it is too small to matter.
+#if defined(__FMA__) || defined(__aarch64__)
+GPUCAST_INSTRUCTION float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+GPUCAST_INSTRUCTION double fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+#else
 GPUCAST_INSTRUCTION float fma_rn(float a, float b, float c) { return a * b + c; }
+GPUCAST_INSTRUCTION double fma_rn(double a, double b, double c) { return a * b + c; }
+#endif
 
 GPUCAST_INSTRUCTION float cvt_rn_f32(int a) { return float(a); }
 GPUCAST_INSTRUCTION float cvt_rn_f32(u32 a) { return float(a); }
@@ -88,6 +94,7 @@ GPUCAST_INSTRUCTION float cvt_rz_f32(i64 a) {
 
 GPUCAST_INSTRUCTION float cvt_rni_f32(float a) { return __builtin_nearbyintf(a); }
 GPUCAST_INSTRUCTION double cvt_rni_f64(double a) { return __builtin_nearbyint(a); }
+GPUCAST_INSTRUCTION double cvt_rzi_f64(double a) { return __builtin_trunc(a); }
 // To integers conversions saturate; NaN gives 0, in 64 bits the lowest integer. A conversion in C++ of a number out of
 // range is undefined, so numbers are clamped to the floats of the range first; `max` makes the lowest of NaN.
 GPUCAST_INSTRUCTION int cvt_rzi_s32(float a) {
@@ -111,6 +118,46 @@ GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
     return as_float(sign | (magnitude < 0x400 ? subnormal : normal));
 }
 
+// To and from FLOAT16 by instructions, where the processor has them: GPUCAST_HALVES numbers at a time, because g++ makes
+// no vectors of single ones. NaN becomes the quiet one of its sign.
+#if defined(__AVX512F__)
+#define GPUCAST_HALVES 16
+#define GPUCAST_TO_HALVES(x) __builtin_ia32_vcvtps2ph512_mask(x, 0, Halves{}, (unsigned short)-1)
+#define GPUCAST_OF_HALVES(x) __builtin_ia32_vcvtph2ps512_mask(x, Floats{}, (unsigned short)-1, 4)
+#elif defined(__F16C__)
+#define GPUCAST_HALVES 8
+#define GPUCAST_TO_HALVES(x) __builtin_ia32_vcvtps2ph256(x, 0)
+#define GPUCAST_OF_HALVES(x) __builtin_ia32_vcvtph2ps256(x)
+#elif defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
+#define GPUCAST_HALVES 4
+typedef __fp16 Fp16s __attribute__((vector_size(8)));
+#define GPUCAST_TO_HALVES(x) Halves(__builtin_convertvector(x, Fp16s))
+#define GPUCAST_OF_HALVES(x) __builtin_convertvector(Fp16s(x), Floats)
+#else
+#define GPUCAST_HALVES 0
+#endif
+#if GPUCAST_HALVES
+typedef float Floats __attribute__((vector_size(4 * GPUCAST_HALVES)));
+typedef int Words __attribute__((vector_size(4 * GPUCAST_HALVES)));
+typedef short Halves __attribute__((vector_size(2 * GPUCAST_HALVES)));
+GPUCAST_INSTRUCTION void cvt_rn_f16(const float* a, unsigned short* d) {
+    Floats x;
+    __builtin_memcpy(&x, a, sizeof x);
+    const Halves code = GPUCAST_TO_HALVES(x);
+    const Halves known = (code & 0x7fff) > 0x7c00 ? (code & short(0x8000)) | 0x7e00 : code;
+    __builtin_memcpy(d, &known, sizeof known);
+}
+GPUCAST_INSTRUCTION void cvt_f32_f16(const unsigned short* a, u32* d) {
+    Halves x;
+    __builtin_memcpy(&x, a, sizeof x);
+    const Words code = Words(GPUCAST_OF_HALVES(x));
+    const Words known = (code & 0x7fffffff) > 0x7f800000 ? (code & int(0x80000000)) | 0x7fc00000 : code;
+    __builtin_memcpy(d, &known, sizeof known);
+}
+#else
+void cvt_rn_f16(const float*, unsigned short*), cvt_f32_f16(const unsigned short*, u32*);
+#endif
+
 // Two words' bytes; `selector` is a constant.
 GPUCAST_INSTRUCTION u32 prmt(u32 a, u32 b, u32 selector) {
     const u64 bytes = u64(b) << 32 | a;
@@ -129,8 +176,10 @@ u32 min_s16x2(u32, u32), max_s16x2(u32, u32), min_u16x2(u32, u32), max_u16x2(u32
 u32 cvt_rn_f16x2(float, float), cvt_rn_bf16x2(float, float);
 u32 cvt_e4m3x4(float, float, float, float), cvt_e5m2x4(float, float, float, float);
 u32 cvt_e2m3x4(float, float, float, float), cvt_e3m2x4(float, float, float, float);
-u32 cvt_f16x2_e4m3(u32);
+u32 cvt_rp_ue8m0x4(float, float, float, float), cvt_rz_ue8m0x4(float, float, float, float);
+u32 cvt_f16x2_e4m3(u32), cvt_f16x2_e2m1(u32);
 void cvt_f16x4_e4m3(u32, u32&, u32&), cvt_f16x4_e5m2(u32, u32&, u32&), cvt_f32_f16x2(u32, float&, float&);
+void cvt_f16x4_e2m3(u32, u32&, u32&), cvt_f16x4_e3m2(u32, u32&, u32&), cvt_bf16x4_ue8m0(u32, u32&, u32&);
 float max_nan(float, float);
 void mark_rare();
 

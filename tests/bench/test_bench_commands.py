@@ -52,7 +52,7 @@ def test_without_a_gpu_it_says_so(ran: list[Any], capsys: pytest.CaptureFixture[
 def test_what_needs_no_gpu_is_marked_so(ran: list[Any], tmp_path: Path) -> None:
     for _ in range(2):
         assert command.main(["--allow-cpu", "--results", str(tmp_path / "new")]) == 0
-    assert [call.name for call in ran] == ["static", "host"] * 2 and ran[0].elements == command.FEW
+    assert [call.name for call in ran] == ["static", "host"] * 2 and ran[0].elements == [command.FEW]
     files = sorted((tmp_path / "new").iterdir())
     assert len(files) == 2, "nothing is overwritten"
     for path in files:
@@ -79,8 +79,8 @@ def test_the_gpu_is_the_default(ran: list[Any], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_others_are_chosen_by_name(ran: list[Any]) -> None:
-    assert command.main(["--host", "--elements", "1e3"]) == 0
-    assert [(call.name, call.elements) for call in ran] == [("host", 1000)]
+    assert command.main(["--host", "--elements", "1", "1e3"]) == 0
+    assert [(call.name, call.elements) for call in ran] == [("host", [1, 1000])]
 
 
 def test_a_failure_is_the_exit_code(ran: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -287,6 +287,10 @@ def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
         f"@P0 BRA `(.L_turn)\n{ONE_BLOCK}\n.L_turn:\n" + ONE_BLOCK.replace("EXIT", "@P1 BRA `(.L_turn)\nEXIT"), 16, 16
     )
     assert (ends.loop, ends.instructions, ends.rare) == (False, 5, None)
+    # A thread with a tile leaves under the condition that its accesses have.
+    rest = "\n.L_turn:\nSTG.E.U8 desc[UR4][R8.64], R4\n@P1 BRA `(.L_turn)\nEXIT"
+    leaves = tile_path("\n".join(f"@!P0 {line.strip()}" for line in ONE_BLOCK.strip().splitlines()) + rest, 16, 16)
+    assert (leaves.loop, leaves.stores) == (False, {16: 1})
 
 
 def test_the_loads_of_a_table_come_on_top() -> None:

@@ -49,6 +49,14 @@ def test_older_architectures_take_other_shortcuts(src: DType, arch: int) -> None
         check(kernels, rule, every_code(src))
 
 
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+def test_newer_architectures_have_more_instructions(src: DType, exhaustive: bool) -> None:
+    group = [rule for dst in NUMERIC if dst.family != "int" or src.bits <= 8 for rule in rules(src, dst)]
+    kernels = host_build.build(group, optimize=exhaustive, arch=100)
+    for rule in group:
+        check(kernels, rule, sample(src, rule.dst, exhaustive))
+
+
 @pytest.mark.parametrize("row", EXTRA, ids=str)
 def test_a_format_is_one_row(row: DType) -> None:
     """Kernels for a type that the table does not have, from its row alone."""

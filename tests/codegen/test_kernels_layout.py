@@ -152,6 +152,8 @@ VIEWS = {
     "broadcast": lambda x: np.broadcast_to(x[:5, None], (3, 5, 7)),
     "sliding": lambda x: np.lib.stride_tricks.sliding_window_view(x[:40], 7),
     "five dimensions": lambda x: x[:720].reshape(3, 4, 5, 6, 2).transpose(3, 0, 4, 2, 1)[:, ::-1, :, 1:4],
+    "cut rows": lambda x: x[:700].reshape(7, 100)[:, 2:83],
+    "spread rows": lambda x: x[:720].reshape(3, 240)[:, ::2],
     "no dimension": lambda x: x[7:8].reshape(()),
     "one element": lambda x: x[7:8].reshape(1, 1, 1),
     "empty": lambda x: x.reshape(720, 1)[:, :0],

@@ -43,7 +43,7 @@ def main(forks: int) -> dict[str, Any]:
         thread.start()
     for number in range(forks):
         # Every plan is made anew, and the library looked for, here and in the children.
-        plan_cache.PLANS.clear()
+        plan_cache.forget()
         library._native.cache_clear()
         compiled.READY.clear()
         child = os.fork()

@@ -20,7 +20,7 @@ def test_threads_on_the_same_caches(exhaustive: bool) -> None:
         for _ in range(rounds):
             order = mine.sample(range(len(calls)), len(calls))
             wrong.extend(at for at in order if not calls[at].is_right())
-            plan_cache.PLANS.clear()
+            plan_cache.forget()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:

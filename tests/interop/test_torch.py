@@ -969,6 +969,9 @@ class Compiled:
     def __call__(self, x: Any, out: Any) -> None:
         np.copyto(out.view(np.float16), x.view(np.float32))
 
+    def quicker(self, run: Any) -> Any:
+        return run
+
     def at(self, src: int, dst: int, size: int) -> None:
         self.sizes.append(size)
         self(

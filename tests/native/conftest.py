@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpucast.casting import plan_cache
 from gpucast.compile.cache import Cache
 from gpucast.cpu import compiled
 from gpucast.native import library as host_native
@@ -26,6 +27,8 @@ def native(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(host_native, "_cache", lambda: cache)
     monkeypatch.setattr(compiled, "READY", {})
     host_native._native.cache_clear()
+    plan_cache.forget()
     yield
     finish()
     host_native._native.cache_clear()
+    plan_cache.forget()

@@ -15,7 +15,7 @@ import pytest
 import gpucast
 from gpucast.arrays.packed import PackedArray
 from gpucast.cli import info
-from gpucast.codegen.host import file_unit
+from gpucast.codegen.host import cast_unit, file_unit
 from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import Options
@@ -27,7 +27,7 @@ from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.parity.cases import rules
 from gpucast.reference import casting as reference
-from native_library import finish
+from native_library import Noted, finish, forget
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run, each compiled for the test, which takes seconds; with --exhaustive all are.
@@ -44,11 +44,17 @@ def found(rule: CastRule) -> native_cast.NativeCast:
 
 def codes_of(src: DType, dst: DType) -> np.ndarray[Any, Any]:
     if src.bits > 16:
-        codes = hard_values.codes(src, dst, seed=1, share=0.05, random=5_000)
-        # In order, too, because blocks of small numbers are cast in another way.
-        return np.concatenate([codes, np.sort(codes)])
+        return hard_values.codes(src, dst, seed=1, share=0.05, random=5_000)
     # Of types below a byte the upper bits do not count.
     return np.arange(max(256, 1 << src.bits)).astype(src.code_numpy)
+
+
+def compare(rule: CastRule) -> None:
+    codes = codes_of(rule.src, rule.dst)
+    out, wanted = np.empty(codes.size, rule.dst.code_numpy), reference.apply(codes.view(rule.src.numpy), rule)
+    found(rule)(codes, out)
+    wrong = np.flatnonzero(out != wanted.view(rule.dst.code_numpy))
+    assert not wrong.size, (rule, hex(codes[wrong[0]]), hex(out[wrong[0]]))
 
 
 @pytest.mark.parametrize("src", [kind.name for kind in NUMERIC])
@@ -58,11 +64,23 @@ def test_every_rule_is_the_references(src: str, native: None, exhaustive: bool) 
     rules = native_cast._rules(dtype(src))
     assert {rule.dst for rule in rules} == set(NUMERIC) - {dtype(src)}
     for rule in rules:
-        codes = codes_of(rule.src, rule.dst)
-        out, wanted = np.empty(codes.size, rule.dst.code_numpy), reference.apply(codes.view(rule.src.numpy), rule)
-        found(rule)(codes, out)
-        wrong = np.flatnonzero(out != wanted.view(rule.dst.code_numpy))
-        assert not wrong.size, (rule, hex(codes[wrong[0]]), hex(out[wrong[0]]))
+        compare(rule)
+
+
+@pytest.mark.parametrize("without", [["-mno-avx512f"], ["-mno-avx512f", "-mno-f16c"]], ids=" ".join)
+@pytest.mark.parametrize("src", ["FLOAT", "DOUBLE", "INT64", "FLOAT16"])
+def test_processors_without_an_instruction(
+    src: str, without: list[str], native: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not host_native._features():
+        pytest.skip("options of x86 processors")
+    flags = (*host_native._flags(), *without)
+    monkeypatch.setattr(host_native, "_flags", lambda: flags)
+    kinds = (*map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "INT8")),) if src == "FLOAT16" else (dtype("FLOAT16"),)
+    rules = [rule for rule in native_cast._rules(dtype(src)) if rule.dst in kinds]
+    monkeypatch.setattr(native_cast, "_unit", lambda src, is_default: cast_unit(rules))
+    for rule in rules:
+        compare(rule)
 
 
 def test_all_rules_are_known() -> None:
@@ -81,25 +99,28 @@ def test_public_casts_take_it(to: str, native: None, monkeypatch: pytest.MonkeyP
     x[3, :5] = np.nan, np.inf, -np.inf, -0.0, 1e30
     wanted = gpucast.reference.cast(x, to)
     rule = resolve(dtype("FLOAT"), dtype(to))
-    cast = found(rule)
-    seen: list[int] = []
-    monkeypatch.setitem(compiled.READY, rule, lambda codes, out: seen.append(codes.size) or cast(codes, out))
+    cast = Noted(found(rule))
+    monkeypatch.setitem(compiled.READY, rule, cast)
     strided = np.empty((70, 162), np.float32)[:, ::2]
     strided[...] = x
     for given in (x, np.asfortranarray(x), strided, x.astype(">f4")):
         assert gpucast.cast(given, to).tobytes() == wanted.tobytes()
-    assert sum(seen) == 4 * x.size
+    assert sum(cast.sizes) == 4 * x.size
     out = np.empty(x.shape, wanted.dtype)
     assert gpucast.cast(x, to, out=out) is out
     assert out.tobytes() == wanted.tobytes()
     (many,) = gpucast.cast_many([x], to)
     assert many.tobytes() == wanted.tobytes()
-    assert sum(seen) == 6 * x.size
+    assert sum(cast.sizes) == 6 * x.size
 
 
 @pytest.mark.parametrize(
-    ("src", "to"), [("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL")]
-)
+    ("src", "to"),
+    [
+        ("FLOAT", "INT8"), ("BFLOAT16", "DOUBLE"), ("INT32", "BFLOAT16"), ("INT8", "BOOL"), ("FLOAT", "FLOAT16"),
+        ("DOUBLE", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT16", "INT64"),
+    ],
+)  # fmt: skip
 def test_results_do_not_depend_on_addresses(src: str, to: str, native: None) -> None:
     """Long arrays are cast from the start of a cache line on, wherever they begin."""
     rule = resolve(dtype(src), dtype(to))
@@ -163,24 +184,19 @@ def test_packed_arrays_take_it(native: None) -> None:
 
 
 def test_short_arrays_take_code_that_is_ready(native: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    rule, sizes = resolve(dtype("FLOAT"), dtype("BFLOAT16")), []
-    cast = found(rule)
-
-    def note(x: Any, out: Any) -> None:
-        sizes.append(x.size)
-        cast(x, out)
-
-    monkeypatch.setitem(compiled.READY, rule, note)
+    rule = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
+    cast = Noted(found(rule))
+    monkeypatch.setitem(compiled.READY, rule, cast)
     x = np.ones((10, 10), np.float32)
     for given in (x, x.T, x[::2], x[0, :0]):
         assert gpucast.cast(given, "BFLOAT16").tobytes() == b"\x80\x3f" * given.size
-    assert sizes == [100, 100, 50], "and nothing of nothing"
+    assert cast.sizes == [100, 100, 50], "and nothing of nothing"
 
 
 def test_many_short_casts_look_for_it(native: None) -> None:
     rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
     found(rule)
-    compiled.READY.clear()
+    forget()
     for _ in range(1000):
         gpucast.cast(np.ones(1, np.float32), "FLOAT16")
     assert rule in compiled.READY
@@ -195,7 +211,7 @@ def test_the_first_long_cast_compiles_and_a_later_process_does_not(cache: Cache,
     files = set(Path(cache.folder).iterdir())
     # What another process would find.
     host_native._native.cache_clear()
-    compiled.READY.clear()
+    forget()
     gpucast.cast(x, "UINT2")
     assert resolve(dtype("FLOAT"), dtype("UINT2")) in compiled.READY
     assert set(Path(cache.folder).iterdir()) == files

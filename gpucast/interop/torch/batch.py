@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from gpucast.arrays.adapters import BatchPlanner
+from gpucast.arrays.adapters import BatchPlanner, one_class
 from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
 from gpucast.interop.torch import tensors
@@ -42,7 +43,8 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
         return None, None, *dx
 
 
-_describe = attrgetter("dtype", "shape", "device", "layout", "is_nested")
+#: Of tensors with strides alone: others have no shape, or no address.
+_describe = attrgetter("dtype", "shape", "device")
 _requires_grad = attrgetter("requires_grad")
 
 
@@ -50,6 +52,7 @@ class TensorPlanner(BatchPlanner):
     """Tensors that take no part in differentiation."""
 
     def describe(self, arrays: Sequence[torch.Tensor]) -> list[Any]:
+        one_class(arrays)
         if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
             raise TypeError("a tensor requires grad, or a transform or a mode is active")
         if not all(map(torch.Tensor.is_contiguous, arrays)) or any(map(torch.Tensor.is_neg, arrays)):
@@ -61,7 +64,7 @@ class TensorPlanner(BatchPlanner):
 
     def allocate(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
         kind = tensors.TORCH_DTYPES[dst]
-        return [torch.empty_like(x, dtype=kind, requires_grad=False) for x in arrays]
+        return list(map(partial(torch.empty_like, dtype=kind), arrays))
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)

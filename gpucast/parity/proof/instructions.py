@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 
 from gpucast.core.dtypes import dtype
+from gpucast.core.rule import RoundMode
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.nearest import nearest
+from gpucast.parity.proof.nearest import nearest, powers
 from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
 
 #: The widths of the operands, and the result of terms of these widths.
@@ -147,17 +148,34 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
     return lambda a, b: t.join((code(b), code(a)))
 
 
-def _from_small(name: str) -> Callable[[Term], Term]:
-    """Two codes of a small type to float16: exact; NaN is 0x7fff."""
+def _funnel(a: Term, b: Term, by: Term) -> Term:
+    """The upper word of `b` and `a`, which is below it, shifted to the left by up to 31 bits."""
+    return part(t.shift("shl", t.join((a, b)), t.bitwise("and", by, const(31, 32))), 32, 32)
+
+
+def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
+    """Two floats to FLOAT8E8M0, the second to the low code, without their signs: overflow saturates."""
+    power, single = dtype("FLOAT8E8M0"), dtype("FLOAT")
+
+    def code(a: Term) -> Term:
+        steps = powers(single, power, mode)[1:-1]
+        return t.ite(t.is_nan(a, SINGLE), const(-1, 8), t.search(t.magnitude(a), steps, range(len(steps) + 1), 8))
+
+    return lambda a, b: t.join((code(b), code(a)))
+
+
+def _from_small(name: str, half: str = "FLOAT16") -> Callable[[Term], Term]:
+    """Two codes of a small type to float16, or to bfloat16: exact; NaN is 0x7fff. Codes of 6 bits are in bytes."""
     small = dtype(name)
-    numbers = np.array([small.value(code) for code in range(1 << small.bits)], np.float16)
+    numbers = np.array([small.value(code) for code in range(1 << small.bits)]).astype(dtype(half).numpy)
     memory = np.where(np.isnan(numbers), 0x7FFF, numbers.view(np.uint16)).astype("<u2").tobytes()
+    apart = 4 if small.bits == 4 else 8
 
     def one(code: Term) -> Term:
         at = t.zext(t.join((const(0, 1), code)), 32)
         return t.arithmetic("lookup", 16, (at,), 0, memory)
 
-    return lambda a: t.join((one(part(a, 0, small.bits)), one(part(a, small.bits, small.bits))))
+    return lambda a: t.join((one(part(a, 0, small.bits)), one(part(a, apart, small.bits))))
 
 
 def _table() -> dict[str, Operation]:
@@ -200,6 +218,7 @@ def _table() -> dict[str, Operation]:
             found[f"div.u{w}"] = ww, _divide
             found[f"rem.u{w}"] = ww, _remainder
     found["prmt.b32"] = (32, 32, 32), _prmt
+    found["shf.l.wrap.b32"] = (32, 32, 32), _funnel
     found["cvta.to.global.u64"] = (64,), lambda a: a
     for kind, less, least in (("s", t.slt, "min"), ("s", t.slt, "max"), ("u", t.ult, "min"), ("u", t.ult, "max")):
         found[f"{least}.{kind}16x2"] = (32, 32), lanes(_choose(least == "min", less))
@@ -248,6 +267,10 @@ def _table() -> dict[str, Operation]:
         found[f"cvt.rn.f16x2.{name}x2"] = (2 * dtype(small).bits,), _from_small(small)
     for name in ("e2m3", "e3m2"):
         found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(f"FLOAT6{name.upper()}")
+        found[f"cvt.rn.f16x2.{name}x2"] = (16,), _from_small(f"FLOAT6{name.upper()}")
+    found["cvt.rp.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("up")
+    found["cvt.rz.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("down")
+    found["cvt.rn.bf16x2.ue8m0x2"] = (16,), _from_small("FLOAT8E8M0", "BFLOAT16")
     for op, count in (("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])
     return found

@@ -137,8 +137,8 @@ def edges(source: KernelSource) -> Iterator[Launch]:
 
 
 def strided(source: KernelSource) -> Iterator[Launch]:
-    """Launches of a strided or a transposed kernel at listed shapes: rows with gaps, a permutation, both sides
-    backwards, elements that are not aligned, more than a block of one dimension, and squares that are not full. A
+    """Launches of a strided or a transposed kernel at listed shapes: short and long rows with gaps, a permutation, both
+    sides backwards, elements that are not aligned, more than a block of one dimension, and squares that are not full. A
     packed side is a stream, at every bit."""
     src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
     if source.shape == "transposed":
@@ -156,6 +156,7 @@ def strided(source: KernelSource) -> Iterator[Launch]:
         Dims((5, 7), (9 * src, src), (8 * dst, dst)),
         Dims((3, 4, 5), (src, 3 * src, 12 * src), (20 * dst, 5 * dst, dst)),
         Dims((4, 9), (-10 * src, -src), (-9 * dst, dst)),
+        Dims((3, 21), (24 * src, src), (21 * dst, dst)),
         Dims((11,), (src + 1,), (dst + 1,)),
         Dims((1,), (src,), (dst,)),
     ]
@@ -306,9 +307,7 @@ def _constants(data: bytes) -> list[Term]:
 
 def _busy(block: int, source: KernelSource, launch: Launch) -> list[tuple[int, int]]:
     """The threads that have elements in a block with few, those next to them, and the last one."""
-    # Of a strided kernel neighbouring threads have neighbouring elements, where those are whole bytes.
-    tile = 1 if source.shape == "strided" and source.rule.dst.bits >= 8 else source.tile
-    busy = min(launch.n // tile + 3, source.threads)
+    busy = min(launch.n // source.tile + 3, source.threads)
     return [(block, number) for number in (*range(busy), *range(busy, source.threads)[-1:])]
 
 

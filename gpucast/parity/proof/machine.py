@@ -41,7 +41,7 @@ class Memory:
 
     `sources`: the addresses of arrays, and what is there; `known`: other bytes, by address. `cells`: numbers that
     threads may read and write whatever others do. `written`: what the present thread wrote of results; `done`: the
-    bytes that any thread has written.
+    bytes that any thread has written; squares of a transposed cast share some, and write the same there.
     """
 
     sources: Sequence[tuple[range, Callable[[int], Term]]]
@@ -49,7 +49,7 @@ class Memory:
     known: dict[int, Term] = field(default_factory=dict)
     cells: dict[int, Term] = field(default_factory=dict)
     written: dict[int, Term] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
+    done: dict[int, Term] = field(default_factory=dict)
     #: Shared memory: its addresses. Threads write to it before a barrier, each to places of its own.
     shared: range = range(0)
     _image: bytes | None = None
@@ -104,10 +104,9 @@ class Memory:
                 self._image = None
             elif not any(byte in addresses for addresses in self.writable):
                 raise Fault(f"a store writes the byte {byte:#x}, outside of the array")
-            elif byte in self.done:
+            elif self.done.setdefault(byte, value) is not value or byte in self.written:
                 raise Fault(f"the byte {byte:#x} is written twice")
             else:
-                self.done.add(byte)
                 self.written[byte] = value
 
     def change(self, address: int, value: Term, condition: Term) -> None:

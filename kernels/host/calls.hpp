@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts as functions of Python that take NumPy's arrays, because ctypes takes longer for a call than most casts.
+// gpucast/native/calls.py finds what they need of CPython and NumPy, and nothing of either is linked.
+namespace gpucast {
+
+typedef unsigned char u8;
+typedef unsigned long long u64;
+typedef __PTRDIFF_TYPE__ Length;
+
+typedef void CastArray(const void* from, void* to, u64 n);
+
+struct Object;
+struct Method;
+
+// Functions and objects of this process, by the names of their documentation. Those that return objects return new
+// references or, after an error, null; but items are borrowed.
+struct Python {
+    // Of any object: the bytes before its own fields; the last of them are the address of its class.
+    u64 header;
+    Object *none, *ndarray;
+    void (*inc_ref)(Object*);
+    void (*dec_ref)(Object*);
+    Object* (*tuple_item)(Object*, Length);
+    Length (*list_size)(Object*);
+    Object* (*new_list)(Length);
+    Object* (*list_item)(Object*, Length);
+    int (*set_list_item)(Object*, Length, Object*);
+    Object* (*new_bytes)(const char*, Length);
+    char* (*bytes)(Object*);
+    Object* (*new_function)(Method*, Object* self, Object* module);
+    Object* (*call)(Object*, ...);
+    void* (*release_lock)();
+    void (*take_lock)(void*);
+    Object* (*new_array)(Object* kind, Object* dtype, int dimensions, const Length* shape, const Length* strides,
+                         void* data, int flags, Object* base);
+};
+
+// NumPy's array behind the header.
+struct Array {
+    u8* data;
+    int dimensions;
+    const Length *shape, *strides;
+    Object *base, *dtype;
+    int flags;
+};
+
+// Of an array's flags.
+enum : int { row_major = 0x1, aligned = 0x100, writeable = 0x400 };
+
+static Python python;
+
+inline const Array* fields(const Object* array) {
+    return reinterpret_cast<const Array*>(reinterpret_cast<const u8*>(array) + python.header);
+}
+
+// The fields of an array that is row-major and aligned; null for any other object.
+inline const Array* plain_array(const Object* x) {
+    const Array* array = fields(x);
+    if (reinterpret_cast<Object* const*>(array)[-1] != python.ndarray) return nullptr;
+    return (array->flags & (row_major | aligned)) == (row_major | aligned) ? array : nullptr;
+}
+
+inline u64 size_of(const Array* x) {
+    u64 size = 1;
+    for (int i = 0; i < x->dimensions; ++i) size *= u64(x->shape[i]);
+    return size;
+}
+
+inline Object* new_array(const Array* like, Object* dtype) {
+    python.inc_ref(dtype);
+    return python.new_array(python.ndarray, dtype, like->dimensions, like->shape, nullptr, nullptr, 0, nullptr);
+}
+
+// A cast as Python binds it to a function.
+struct Call {
+    CastArray* cast;
+    // Bytes of an element of each side, and of both arrays together so many that threads may share the work.
+    u64 src_bytes, dst_bytes, large;
+};
+
+// Elements from whose number on other threads of Python run meanwhile.
+enum : u64 { lasting = 1 << 11 };
+
+struct Method {
+    const char* name;
+    Object* (*function)(Object*, Object* const*, Length);
+    int flags;
+    const char* doc;
+};
+
+// Whether an array takes the results of a cast of x, all of them beside x.
+inline bool is_target(const Array* y, const Array* x, Object* dtype, u64 src_bytes, u64 dst_bytes) {
+    if (!y || y->dtype != dtype || !(y->flags & writeable) || y->dimensions != x->dimensions) return false;
+    for (int i = 0; i < x->dimensions; ++i) {
+        if (x->shape[i] != y->shape[i]) return false;
+    }
+    return y->data + dst_bytes <= x->data || x->data + src_bytes <= y->data;
+}
+
+// The cast of x into out, an array or None for a new one, where all is as it is in most calls; else what `checked` gives
+// for the two. self: bytes of a Call, the dtypes of both sides, and `checked`.
+static Object* call_cast(Object* self, Object* const* arguments, Length count) {
+    const Call* call = reinterpret_cast<const Call*>(python.bytes(python.tuple_item(self, 0)));
+    Object *dtype = python.tuple_item(self, 2), *checked = python.tuple_item(self, 3);
+    // This tells Python what it lacks.
+    if (count != 2) return python.call(checked, nullptr);
+    const Array* x = plain_array(arguments[0]);
+    const u64 size = x ? size_of(x) : 0, src_bytes = size * call->src_bytes, dst_bytes = size * call->dst_bytes;
+    if (x && x->dtype == python.tuple_item(self, 1) && src_bytes + dst_bytes < call->large) {
+        Object* out = arguments[1];
+        if (out == python.none) {
+            out = new_array(x, dtype);
+            if (!out) return nullptr;
+        } else if (is_target(plain_array(out), x, dtype, src_bytes, dst_bytes)) {
+            python.inc_ref(out);
+        } else {
+            out = nullptr;
+        }
+        if (out) {
+            const void* from = x->data;
+            void *to = fields(out)->data, *lock = size > lasting ? python.release_lock() : nullptr;
+            if (size) call->cast(from, to, size);
+            if (lock) python.take_lock(lock);
+            return out;
+        }
+    }
+    return python.call(checked, arguments[0], arguments[1], nullptr);
+}
+
+}  // namespace gpucast
+
+#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Called before all others.
+GPUCAST_EXPORT void start(const gpucast::Python* found) { gpucast::python = *found; }
+
+// `call_cast` as a function of Python.
+GPUCAST_EXPORT gpucast::Object* bind(gpucast::Object* self) {
+    // 0x80: METH_FASTCALL.
+    static gpucast::Method method = {"cast", gpucast::call_cast, 0x80, nullptr};
+    return gpucast::python.new_function(&method, self, nullptr);
+}

@@ -25,8 +25,7 @@ Array = npt.NDArray[Any]
 Table = npt.NDArray[np.uint64]
 #: ``each(src, to, sizes, nbytes, fused)`` casts arrays at addresses `src` to those at `to`.
 Each = Callable[[Table, Table, Table, Table, FusedInputs], None]
-
-#: ``run(from, to, sizes, count, fused)`` casts so many arrays, whose addresses and sizes are in tables.
+#: ``run(src, to, sizes, count, fused)`` casts so many arrays, whose addresses and sizes are in tables.
 Run = Callable[[Any, Any, Any, Any, FusedInputs], None]
 
 

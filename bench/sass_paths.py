@@ -91,9 +91,10 @@ def full_tile(
     if loop:
         keys = [key for key in keys if key.loop and key.marked == rare]
     if load_width is not None:
-        keys = [key for key in keys if not any(count for width, count in _by_width(key) if width != load_width)]
+        others = [place for place, width in enumerate(WIDTHS) if width != load_width]
+        keys = [key for key in keys if not any(key.accesses[0][place] for place in others)]
     if not keys:
-        raise UnknownCode("sass: no way leads to an exit" if tables[0] == {} else "sass: no path is as asked")
+        raise UnknownCode("sass: no way leads to an exit, or none that is asked for")
     if store_bytes is not None:
         keys = [key for key in keys if bytes_of(key.accesses[1]) == store_bytes] or keys
         if not loop:
@@ -116,11 +117,6 @@ def full_tile(
         loop=longest.loop or _loop_on_side(blocks, path),
         rare=None if longest.marked else _rare(blocks, tables, path),
     )
-
-
-def _by_width(key: _Key) -> Iterable[tuple[int, int]]:
-    """How many loads of every width."""
-    return zip(WIDTHS, key.accesses[0], strict=True)
 
 
 def bytes_of(counts: Iterable[int]) -> int:

@@ -22,8 +22,6 @@ _PTX = "instructions.cuh"
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 #: That the loops name.
 _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
-#: What units with ``calls.hpp`` export.
-_CALLS = ("start", "bind")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def cast_unit(rules: Sequence[CastRule]) -> HostUnit:
     There is no function for random rounding and text. With ``start`` and ``bind`` of ``kernels/host/calls.hpp``.
     """
     unit = _casts("GPUCAST_CAST", {kernel_name(rule): rule for rule in rules}, ["calls.hpp", "casts.hpp"])
-    return replace(unit, functions=(*unit.functions, *_CALLS))
+    return replace(unit, functions=(*unit.functions, "start", "bind"))
 
 
 def counted_unit(rules: Sequence[CastRule]) -> HostUnit:
@@ -65,7 +63,7 @@ def fused_unit() -> HostUnit:
 def batch_unit() -> HostUnit:
     """Calls of the casts of other units for many arrays (``kernels/host/batch.hpp``)."""
     functions = ("start", "describe", "addresses_of", "new_arrays", "cast_each")
-    return HostUnit("\n".join(kernel_file(f"host/{name}") for name in ("calls.hpp", "batch.hpp")), functions)
+    return HostUnit(_loops("calls.hpp", "batch.hpp"), functions)
 
 
 def quotient_unit(src: DType, rules: Sequence[CastRule]) -> HostUnit:
@@ -89,7 +87,7 @@ def equal_unit() -> HostUnit:
 
 def file_unit() -> HostUnit:
     """What a conversion of files needs around its casts (``kernels/host/files.hpp``)."""
-    return HostUnit(kernel_file("host/files.hpp"), ("cast_file", "sum_words", "look8", "look16", "look32"))
+    return HostUnit(_loops("files.hpp"), ("cast_file", "sum_words", "look8", "look16", "look32"))
 
 
 def _casts(
@@ -113,8 +111,11 @@ def _unit(
     more: Sequence[str] = (),
 ) -> HostUnit:
     """`more`: further files of rules."""
-    loops = "\n".join(kernel_file(f"host/{name}") for name in files)
-    return HostUnit(join(_rules(*more), dict(structs(*types)), [loops, *lines]), tuple(functions))
+    return HostUnit(join(_rules(*more), dict(structs(*types)), [_loops(*files), *lines]), tuple(functions))
+
+
+def _loops(*files: str) -> str:
+    return "\n".join(kernel_file(f"host/{name}") for name in ("types.hpp", *files))
 
 
 def _rule(rule: CastRule) -> str:

@@ -18,7 +18,6 @@ from gpucast.core.rule import CastRule
 
 Array = npt.NDArray[Any]
 
-
 #: ``run(x, out)`` of a `gpucast.casting.plan_cache.Plan`.
 Run = Callable[[Any, Any], Any]
 

@@ -25,20 +25,17 @@ Array = npt.NDArray[Any]
 Table = npt.NDArray[np.uint64]
 #: ``each(src, to, sizes, nbytes, fused)`` casts arrays at addresses `src` to those at `to`.
 Each = Callable[[Table, Table, Table, Table, FusedInputs], None]
-
-#: ``run(from, to, sizes, count, fused)`` casts so many arrays, whose addresses and sizes are in tables.
+#: ``run(src, to, sizes, count, fused)`` casts so many arrays, whose addresses and sizes are in tables.
 Run = Callable[[Any, Any, Any, Any, FusedInputs], None]
 
 
 def find(rule: CastRule, is_scaled: bool, nbytes: int = 0) -> Each | None:
     """The casts of arrays by a rule that `is_known`; None where they are not compiled. `nbytes`: bytes of sources about
     to be cast."""
-    # It finds the addresses of arrays, too.
-    batch = host_native.library(batch_unit, nbytes=nbytes)
     if is_scaled:
         fused = native_fused.find(rule, True, nbytes)
         return None if fused is None else partial(_cast_each, fused.each)
-    cast = native_cast.find(rule, nbytes)
+    batch, cast = host_native.library(batch_unit, nbytes=nbytes), native_cast.find(rule, nbytes)
     if batch is None or cast is None:
         return None
     cast_each, function = batch.cast_each, cast.function

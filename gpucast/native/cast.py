@@ -229,4 +229,5 @@ def codes_to_try(src: DType) -> Array:
             near |= (np.uint64(src.bias) + spread[::2] % np.uint64(300) - np.uint64(150)) << np.uint64(52)
         else:
             near >>= spread[::2] % np.uint64(64)
-    return np.asarray(codes, src.code_numpy)
+    # In order, because products are rounded in another way where a block has NaN or very small numbers.
+    return np.sort(codes.astype(src.code_numpy))

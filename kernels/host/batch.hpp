@@ -2,11 +2,6 @@
 // Calls of casts for many arrays, whose addresses and lengths are in tables, and what Python has to know of such arrays.
 namespace gpucast {
 
-typedef __UINTPTR_TYPE__ Address;
-
-inline const void* source(u64 address) { return reinterpret_cast<const void*>(Address(address)); }
-inline void* destination(u64 address) { return reinterpret_cast<void*>(Address(address)); }
-
 inline Object* nothing() {
     python.inc_ref(python.none);
     return python.none;

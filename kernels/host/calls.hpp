@@ -3,11 +3,7 @@
 // gpucast/native/calls.py finds what they need of CPython and NumPy, and nothing of either is linked.
 namespace gpucast {
 
-typedef unsigned char u8;
-typedef unsigned long long u64;
 typedef __PTRDIFF_TYPE__ Length;
-
-typedef void CastArray(const void* from, void* to, u64 n);
 
 struct Object;
 struct Method;
@@ -78,7 +74,7 @@ struct Call {
     u64 src_bytes, dst_bytes, large;
 };
 
-// Elements from whose number on other threads of Python run meanwhile.
+// Casts of more elements let other threads of Python run meanwhile.
 enum : u64 { lasting = 1 << 11 };
 
 struct Method {
@@ -128,8 +124,6 @@ static Object* call_cast(Object* self, Object* const* arguments, Length count) {
 }
 
 }  // namespace gpucast
-
-#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Called before all others.
 GPUCAST_EXPORT void start(const gpucast::Python* found) { gpucast::python = *found; }

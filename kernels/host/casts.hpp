@@ -349,7 +349,6 @@ GPUCAST_INLINE void cast_counted(const void* from, void* to, u64 n, u32* stats) 
 
 }  // namespace gpucast
 
-#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
 #define GPUCAST_CAST(NAME, SRC, DST, ...)                                                         \
     GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n) {                  \
         const gpucast::Exactly exactly;                                                           \

@@ -3,14 +3,9 @@
 #define _FILE_OFFSET_BITS 64
 #include <unistd.h>
 
-#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
+using namespace gpucast;
 
 namespace {
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
 
 // The largest magnitude of codes, and how many are zero, of either sign.
 template <typename Code>

@@ -3,8 +3,6 @@
 // compute. They are done by the plain casts of other units, in blocks that stay in the first-level cache.
 namespace gpucast {
 
-typedef __UINTPTR_TYPE__ Address;
-typedef void CastArray(const void* from, void* to, u64 n);
 typedef void CastAtRandom(const void* from, void* to, u64 n, u64 seed, u64 first, u64 skip);
 
 // What is multiplied by the scale becomes one of these. Odd floats are for a `Fused::cast` that rounds once more.
@@ -122,11 +120,9 @@ inline void cast_fused(const Fused& with, const void* from, void* to, u64 n, u64
             const u32 top = largest_magnitude<u32>(floats, count);
             *largest = *largest > top ? *largest : top;
         }
-        if (finite) {
-            if (with.is_exact ? largest_magnitude<u32>(floats, count) > u32(FLOAT::max_code)
-                              : largest_magnitude<u64>(doubles, count) > u64(DOUBLE::max_code)) {
-                *finite = 0;
-            }
+        if (finite && (with.is_exact ? largest_magnitude<u32>(floats, count) > u32(FLOAT::max_code)
+                                     : largest_magnitude<u64>(doubles, count) > u64(DOUBLE::max_code))) {
+            *finite = 0;
         }
         const void* numbers = src;
         if (is_multiplied) {
@@ -142,19 +138,18 @@ inline void cast_fused(const Fused& with, const void* from, void* to, u64 n, u64
 
 }  // namespace gpucast
 
-GPUCAST_EXPORT void cast_fused(const gpucast::Fused* with, const void* from, void* to, unsigned long long n,
-                               unsigned long long first, unsigned long long skip, unsigned* largest,
-                               unsigned char* finite) {
+GPUCAST_EXPORT void cast_fused(const gpucast::Fused* with, const void* from, void* to, gpucast::u64 n,
+                               gpucast::u64 first, gpucast::u64 skip, gpucast::u32* largest,
+                               gpucast::u8* finite) {
     const gpucast::Exactly exactly;
     gpucast::cast_fused(*with, from, to, n, first, skip, largest, finite);
 }
 
 // The same for many arrays, whose addresses and lengths are in tables.
-GPUCAST_EXPORT void fuse_each(const gpucast::Fused* with, const unsigned long long* from, const unsigned long long* to,
-                              const unsigned long long* sizes, unsigned long long count, unsigned char* finite) {
+GPUCAST_EXPORT void fuse_each(const gpucast::Fused* with, const gpucast::u64* from, const gpucast::u64* to,
+                              const gpucast::u64* sizes, gpucast::u64 count, gpucast::u8* finite) {
     const gpucast::Exactly exactly;
-    for (unsigned long long i = 0; i < count; ++i) {
-        gpucast::cast_fused(*with, reinterpret_cast<const void*>(gpucast::Address(from[i])),
-                            reinterpret_cast<void*>(gpucast::Address(to[i])), sizes[i], 0, 0, nullptr, finite);
+    for (gpucast::u64 i = 0; i < count; ++i) {
+        gpucast::cast_fused(*with, gpucast::source(from[i]), gpucast::destination(to[i]), sizes[i], 0, 0, nullptr, finite);
     }
 }

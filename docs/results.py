@@ -87,13 +87,14 @@ def proofs() -> str:
             for method, spent in proof["seconds"].items():
                 seconds[method] = seconds.get(method, 0.0) + spent
         both = sum(proof["seconds"].keys() >= found["solvers"].keys() for proof in found["proofs"])
+        agreed = f"; {both:,} of them by each of {' and '.join(found['solvers'])}" if len(found["solvers"]) > 1 else ""
         mutants = ", ".join(f"{count} {name}" for name, count in found["mutants"].items())
+        mutants = f". Changed instructions in kernels of a seeded sample of rules: {mutants}" if mutants else ""
         times = ", ".join(f"{method} {spent:,.0f} s" for method, spent in seconds.items())
         lines.append(
             f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} of {found['rules']:,} rules proved"
-            f" ({times}; {both:,} of them by each of {' and '.join(found['solvers'])}; NVRTC {found['nvrtc']},"
-            f" {found['date']}; [certificate](bench/results/{path.name})). Changed instructions in kernels of a seeded"
-            f" sample of rules: {mutants}"
+            f" ({times}{agreed}; NVRTC {found['nvrtc']},"
+            f" {found['date']}; [certificate](bench/results/{path.name})){mutants}"
         )
     return from_readme("\n".join(lines))
 

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from gpucast.compile import cubin
 from gpucast.parity import plan
 from gpucast.parity.cases import Case
 from gpucast.parity.proof import certificate, solvers
+from gpucast.parity.proof.certificate import Proof
 
 _DESCRIPTION = """\
 Prove that the kernels of pairs cast every input as specified: the PTX that NVRTC makes is executed on unknown inputs,
 and compared with a specification. Sources of 16 bits or fewer are proved by exhaustion, wider ones by SMT solvers
 (pip install 'gpucast[proof]'). Needs no GPU. The exit code is 1 where anything is not proved."""
+
+#: How many seconds of work may be lost.
+_WRITTEN_EVERY = 10
 
 
 def add(commands: Any) -> None:
@@ -42,8 +47,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--paths", choices=certificate.PATHS, default="full",
-        help="a thread in the middle of an array; all: also ends of arrays, alignments, layouts; scaled: casts times "
-        "a FLOAT; many: many arrays in one launch (default: %(default)s)",
+        help="a thread in the middle of an array; edges: ends of arrays and alignments; layouts: strided and "
+        "transposed arrays; scaled: casts times a FLOAT; many: many arrays in one launch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--known", metavar="FILE", action="append", default=[],
@@ -56,7 +61,10 @@ def add(commands: Any) -> None:
         "--mutants", metavar="N", type=arguments.count, default=0,
         help="change an instruction of the kernels of so many rules, and count what the proof finds",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="FILE", help="write the certificate: what was proved of which PTX")
+    parser.add_argument(
+        "--json", metavar="FILE", help="the certificate, what was proved of which PTX: it is written as the proof goes "
+        "on, and what it has proved already is not proved again",
+    )  # fmt: skip
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)
 
@@ -67,12 +75,22 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
     arch = cubin.compiler().parse(args.arch)
-    known = certificate.proved([json.loads(Path(path).read_text()) for path in args.known], args.paths)
+    before = certificate.opened(args.json, arch, args.paths)
+    others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
+    known = certificate.proved([before, *others], args.paths)
     cases = plan.all_cases(list(dict.fromkeys(args.pairs)) or plan.all_pairs(), args.rule == "default")
     order = _first(plan.shuffled(cases, seed=0), args.share)
     second = () if args.second is None else set(_first(order, args.second))
-    chosen, proofs = set(order), []
-    with arguments.created(args.json) as json_file:
+    chosen, proofs, mutants = set(order), list[Proof](), Counter[str]()
+
+    def write() -> None:
+        with arguments.created(args.json) as file:
+            if file is not None:
+                file.write(certificate.text(certificate.certificate(before, proofs, mutants)).encode())
+
+    write()
+    written = time.monotonic()
+    try:
         with progress_bar(len(order), not args.no_progress, "rules") as advance:
             for proof in certificate.prove(
                 [case for case in cases if case in chosen], arch, asked, args.paths, known, second
@@ -81,13 +99,14 @@ def run(args: argparse.Namespace) -> int:
                 advance(1)
                 if args.pairs or not proof.verdict.proved:
                     print(certificate.explain(proof), flush=True)
-        mutants = certificate.mutants(order[: args.mutants], arch, asked)
+                if time.monotonic() > written + _WRITTEN_EVERY:
+                    write()
+                    written = time.monotonic()
         if args.mutants:
+            mutants = certificate.mutants(order[: args.mutants], arch, asked)
             print(", ".join(f"{count} mutants {name}" for name, count in mutants.items()))
-        if json_file is not None:
-            date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-            found = certificate.certificate(proofs, arch, args.paths, date, mutants)
-            json_file.write(certificate.text(found).encode())
+    finally:
+        write()
     failed = sum(not proof.verdict.proved for proof in proofs)
     print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")
     if failed:

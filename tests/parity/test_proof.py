@@ -246,6 +246,34 @@ def test_the_picture_marks_proved_pairs(
     assert text.count("<circle") == 2
 
 
+def test_an_interrupted_certificate_goes_on_where_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, asked = tmp_path / "proof.json", ["INT4:INT2", "INT4:BOOL", "INT4:FLOAT16"]
+    prove = Prover.prove
+
+    def interrupted(self: Prover, launches: Any) -> Verdict:
+        if self.source.rule.dst.name == "BOOL":  # type: ignore[union-attr]
+            raise KeyboardInterrupt
+        return prove(self, launches)
+
+    monkeypatch.setattr(Prover, "prove", interrupted)
+    assert main(["prove", *asked, "--json", str(path), "--no-progress"]) == 130
+    assert [proof["dst"] for proof in json.loads(path.read_text())["proofs"]] == ["INT2"]
+    begun: list[str] = []
+    monkeypatch.setattr(
+        Prover, "prove", lambda self, launches: begun.append(self.source.rule.dst.name) or prove(self, launches)
+    )
+    assert main(["prove", *asked, "--json", str(path), "--no-progress"]) == 0
+    assert begun == ["BOOL", "FLOAT16"]
+    assert [proof["dst"] for proof in json.loads(path.read_text())["proofs"]] == ["INT2", "BOOL", "FLOAT16"]
+    # Other rules stay, and another architecture's certificate does not take their place.
+    assert main(["prove", "INT4:INT2", "--json", str(path), "--no-progress"]) == 0
+    assert json.loads(path.read_text())["rules"] == 3
+    assert main(["prove", "INT4:INT2", "--json", str(path), "--arch", "sm_80", "--no-progress"]) == 1
+    assert "is of sm_90, paths full; asked were sm_80, paths full" in capsys.readouterr().err
+
+
 def test_what_a_certificate_has_proved_is_not_proved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -254,7 +282,7 @@ def test_what_a_certificate_has_proved_is_not_proved_again(
     monkeypatch.setattr(certificate, "Prover", None)
     again = ["prove", "INT4:FLOAT16", "--arch", "sm_80", "--no-progress", "--known", str(path)]
     assert main(again) == 0
-    assert main([*again, "--paths", "all"]) == 1
+    assert main([*again, "--paths", "edges"]) == 1
     assert "'NoneType' object is not callable" in capsys.readouterr().err
 
 
@@ -273,7 +301,14 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
 
 @pytest.mark.parametrize(
     ("arch", "paths", "count"),
-    [("sm_80", "full", 12), ("sm_100a", "full", 12), ("sm_90", "all", 1), ("sm_90", "scaled", 1), ("sm_90", "many", 1)],
+    [
+        ("sm_80", "full", 12),
+        ("sm_100a", "full", 12),
+        ("sm_90", "edges", 1),
+        ("sm_90", "layouts", 1),
+        ("sm_90", "scaled", 1),
+        ("sm_90", "many", 1),
+    ],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
     chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]

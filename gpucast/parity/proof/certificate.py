@@ -8,6 +8,8 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -33,7 +35,7 @@ from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import SOLVERS, versions
 
-Paths = Literal["full", "all", "scaled", "many"]
+Paths = Literal["full", "edges", "layouts", "scaled", "many"]
 PATHS = get_args(Paths)
 
 
@@ -89,8 +91,9 @@ def prove(
     second: Collection[Case] = (),
 ) -> Iterator[Proof]:
     """The proofs of some rules. `solvers`: each of them must agree. `paths`: "full" is one thread of a block without
-    ends, "all" adds `edges`, and kernels of other layouts; "scaled" are casts times a FLOAT, "many" those of many
-    arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must agree.
+    ends, "edges" are `edges`, "layouts" kernels that are not contiguous; "scaled" are casts times a FLOAT, "many" those
+    of many arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must
+    agree.
     """
     for case in cases:
         asked = SOLVERS if case in second else solvers
@@ -128,10 +131,11 @@ def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSour
     source = CastSpec.of(rule).source()
     if paths == "full":
         yield source, [full_tile(source)]
-    elif paths == "all":
+    elif paths == "edges":
         unpacked = [CastSpec.of(rule, unpacked=True).source()] * rule.src.packed
         for contiguous in (source, *unpacked):
             yield contiguous, [full_tile(contiguous), *edges(contiguous)]
+    elif paths == "layouts":
         shapes: list[Shape] = ["strided"]
         if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:
             shapes.append("transposed")
@@ -170,24 +174,41 @@ def explain(proof: Proof) -> str:
     return "\n".join([*lines, *(f"  {name}: {describe(rule.dst, result)}" for name, result in results)])
 
 
-def certificate(
-    proofs: Sequence[Proof], arch: str, paths: Paths, date: str, mutants: Mapping[str, int]
-) -> dict[str, Any]:
-    """All proofs of an architecture, for a file, with what became of mutants."""
-    installed = versions()
-    counts = Counter(method for proof in proofs for method in proof.verdict.seconds)
+def opened(path: str | None, arch: str, paths: Paths) -> dict[str, Any]:
+    """The certificate to go on with: that of a file, if there is one. ValueError if it is of something else."""
+    begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
+    if path is None or not Path(path).is_file():
+        return begin
+    found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    there = found.get("arch"), found.get("paths")
+    if there != (arch, paths):
+        raise ValueError(f"prove: {path} is of {there[0]}, paths {there[1]}; asked were {arch}, paths {paths}")
+    return found
+
+
+def _rule(proof: Mapping[str, Any]) -> tuple[str, ...]:
+    return proof["src"], proof["dst"], str(proof["attributes"])
+
+
+def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Mapping[str, int]) -> dict[str, Any]:
+    """A certificate with what has been proved since it was opened: other rules stay, and so do mutants if there are no
+    new ones."""
+    new = [proof.as_json() for proof in proofs]
+    rules = set(map(_rule, new))
+    every = [*new, *(old for old in before["proofs"] if _rule(old) not in rules)]
+    counts = Counter(method for proof in every for method in proof["seconds"])
     return {
         "gpucast": __version__,
-        "date": date,
-        "arch": arch,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "arch": before["arch"],
         "nvrtc": ".".join(map(str, cubin.compiler().version)),
-        "solvers": {name: installed[name] for name in SOLVERS if counts[name]},
-        "paths": paths,
-        "rules": len(proofs),
-        "proved": sum(proof.verdict.proved for proof in proofs),
+        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if counts[name]},
+        "paths": before["paths"],
+        "rules": len(every),
+        "proved": sum(proof["verdict"] == "proved" for proof in every),
         "methods": dict(counts),
-        "mutants": dict(mutants),
-        "proofs": [proof.as_json() for proof in proofs],
+        "mutants": dict(mutants or before["mutants"]),
+        "proofs": every,
     }
 
 

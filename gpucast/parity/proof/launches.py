@@ -58,7 +58,7 @@ class Launch:
     first: int = 0
 
     def __str__(self) -> str:
-        some = "" if self.threads is None else f", threads {', '.join(map(str, self.threads))}"
+        some = "" if self.threads is None else f", threads {', '.join(map(str, self.threads[:9]))}"
         some += "" if self.dims is None else f", {self.dims}"
         return f"n={self.n}, src+{self.src}.{self.src_bit}, dst+{self.dst}{some}"
 
@@ -143,13 +143,14 @@ def strided(source: KernelSource) -> Iterator[Launch]:
     src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
     if source.shape == "transposed":
         side = square_side(source.src_bits, source.rule.dst.bits)
-        for rows, columns in ((side, side), (side // 4 + 1, side + side // 4)):
+        # The second of two matrices, and one with squares that are not full.
+        second = tuple((1, number) for number in range(source.threads))
+        for many, rows, columns, some in ((2, side, side, second), (1, side // 4 + 1, side + side // 4, None)):
             count = rows * columns
-            many = 1 if rows == side else 2
             dims = Dims((many, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
             found = squares(dims, src, dst, side)
             assert found is not None
-            yield Launch(many * count, dims=found[0], grid=found[1])
+            yield Launch(many * count, threads=some, dims=found[0], grid=found[1])
         return
     shapes = [
         Dims((5, 7), (9 * src, src), (8 * dst, dst)),

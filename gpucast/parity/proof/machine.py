@@ -166,9 +166,10 @@ class Machine:
         """Run a thread; the iterator stops at every barrier."""
         special = {"%tid.x": number, "%ctaid.x": block, "%laneid": number % 32, "%ntid.x": 128}
         waiting = [_State(0, {name: const(value, 32) for name, value in special.items()})]
-        order, steps, ended = self.kernel.order, 0, False
+        steps, ended = 0, False
         while waiting:
-            here = waiting.pop(min(range(len(waiting)), key=lambda i: order[waiting[i].at]))
+            # In the order of the text, so that paths wait where they meet.
+            here = waiting.pop(min(range(len(waiting)), key=lambda i: waiting[i].at))
             while True:
                 if waiting:
                     # Where several paths meet they are one.
@@ -177,7 +178,7 @@ class Machine:
                         here = _merged(here, other)
                     if not waiting and not ended:
                         here.path = ()  # Nothing is elsewhere: all paths have met.
-                    if any(order[state.at] < order[here.at] for state in waiting):
+                    if any(state.at < here.at for state in waiting):
                         waiting.append(here)
                         break
                 steps += 1

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from gpucast.parity.proof.terms import Term
 
 #: Inputs of together so many bits are all tried; wider ones are left to a solver.
 EXHAUSTED = 16
+#: The source code, or the random word, of an element.
+_NUMBERED = re.compile(r"(x|word)(\d+)")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Counterexample:
 
 @dataclass
 class Verdict:
-    """`seconds` are those of each method: "exhaustion", or the name of a solver. It is proved where `problem` is ""."""
+    """`seconds` of the processor are those of each method: "exhaustion", or the name of a solver. It is proved where
+    `problem` is ""."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     launches: int = 0
@@ -116,7 +120,7 @@ class Prover:
         codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
         if given.amax:
-            if part.observed is None or self._differ_anywhere(part.observed, largest(src, codes)):
+            if part.observed is None or self._differ_anywhere(part, part.observed, largest(src, codes)):
                 raise Fault("a thread does not give its largest magnitude to its warp")
             most, before = t.var("most", 32), cell(AMAX)
             if part.lane == 31:
@@ -124,14 +128,12 @@ class Prover:
         if given.finite:
             wanted[FINITE] = t.ite(not_finite(src, codes), t.const(0, 8), cell(FINITE))
         for at, got in part.cells.items():
-            if self._differ_anywhere(got, wanted[at]):
+            if self._differ_anywhere(part, got, wanted[at]):
                 raise Fault(f"a thread leaves another number at {at:#x} than it should")
 
-    def _differ_anywhere(self, got: Term, wanted: Term) -> bool:
-        """Whether they do, of elements with whatever numbers, or it is not known that they do not."""
-        names = [x for x in t.variables(got, wanted) if x.param[0] == "x"]
-        new = {x: t.var(f"x{place}", x.width) for place, x in enumerate(sorted(names, key=lambda x: int(x.param[1:])))}
-        got, wanted = t.substitute(got, new), t.substitute(wanted, new)
+    def _differ_anywhere(self, part: Part, got: Term, wanted: Term) -> bool:
+        """Whether they do, for whatever elements of a part, or it is not known that they do not."""
+        got, wanted = (_from(min(part.elements, default=0), term) for term in (got, wanted))
         if (got, wanted) in self._done:
             return False
         differ = self._differ(got, wanted) is not None or self.verdict.problem != ""
@@ -153,24 +155,24 @@ class Prover:
         return got
 
     def _element(self, index: int, got: Term, wanted: Term, launch: Launch) -> None:
-        own = {x: t.var(x.param.rstrip("0123456789"), x.width) for x in t.variables(got) if x.param in _own(index)}
-        alone = _alone(got, own)
-        if alone is wanted or (alone, wanted) in self._done:
+        # Elements at the same place of other tiles have the same term when they are counted from their own.
+        got = _from(index, got)
+        if got is wanted or (got, wanted) in self._done:
             return
-        if self._differ(alone, wanted) is None:
-            self._done.add((alone, wanted))
-            return
-        got = t.substitute(got, own)
-        model = self._differ(got, wanted)
-        if model is not None:
-            every = t.variables(got, wanted)
-            results = [
-                int(evaluate(term, {x: np.array(model.get(x.param, 0)) for x in every})) for term in (got, wanted)
-            ]
-            codes = {int(name[1:]): code for name, code in model.items() if name[0] == "x" and name != "x"}
-            codes[index] = model.get("x", 0)
-            self.verdict.problem = "an element differs from the specification"
-            self.verdict.counterexample = Counterexample(index, codes, results[0], results[1], launch)
+        alone = _alone(got)
+        if alone is not wanted and (alone, wanted) not in self._done:
+            if self._differ(alone, wanted) is None:
+                self._done.add((alone, wanted))
+            elif (model := self._differ(got, wanted)) is not None:
+                self._refuted(index, got, wanted, model, launch)
+        self._done.add((got, wanted))
+
+    def _refuted(self, index: int, got: Term, wanted: Term, model: Mapping[str, int], launch: Launch) -> None:
+        inputs = {x: np.array(model.get(x.param, 0)) for x in t.variables(got, wanted)}
+        codes = {index + int(name[1:] or 0): code for name, code in model.items() if name[0] == "x"}
+        results = int(evaluate(got, inputs)), int(evaluate(wanted, inputs))
+        self.verdict.problem = "an element differs from the specification"
+        self.verdict.counterexample = Counterexample(index, codes, *results, launch)
 
     def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
         """Inputs for which two terms differ, by name; None if there are none, or with a problem, none are known."""
@@ -187,7 +189,7 @@ class Prover:
 
         Of FLOATs the product is exact in DOUBLE, with 48 digits, so that its roundings to FLOAT are those of the
         DOUBLE; and so is what cutting it off leaves, which is not 0 beyond the largest FLOAT. A product that is no
-        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN.
+        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN, NaN always NaN.
         """
         products = [x for x in t.in_order(wanted) if x.op == "fmul" and x.param[0] == t.TWICE]
         if len(products) != 1:
@@ -217,6 +219,7 @@ class Prover:
             t.invert(t.eq(t.magnitude(beyond), t.const(0, 31))),
             t.invert(t.conj(t.eq(factor, zero), t.ult(zero, size), t.invert(t.ult(infinite, size)))),
             t.invert(t.conj(t.eq(factor, infinite), t.ult(size, infinite))),
+            t.invert(t.conj(t.ult(infinite, factor), t.invert(t.ult(infinite, size)))),
         ]
         if any(x.width == 32 for x in new):
             limits.append(t.bitwise("or", t.eq(t.part(product, 0, 5), t.const(0, 5)), t.is_nan(product, t.TWICE)))
@@ -244,46 +247,51 @@ class Prover:
             return None
         found = t.variables(condition)
         if sum(x.width for x in found) <= EXHAUSTED:
-            begin = time.monotonic()
+            begin = time.process_time()
             model = exhaust(condition, found)
             self._spent("exhaustion", begin)
             return model
         condition = without_look_ups(condition)
         for solver in self.solvers:
-            begin = time.monotonic()
+            begin = time.process_time()
             try:
-                answer = ask(solver, condition, self.limit)
+                state, model = ask(solver, condition, self.limit)
             except TypeError as error:
                 raise Unknown(str(error)) from error
             self._spent(solver, begin)
-            if answer.state == "sat":
-                return answer.model
-            if answer.state != "unsat":
+            if state == "sat":
+                return model
+            if state != "unsat":
                 self.verdict.problem = f"{solver} gave no answer within {self.limit:g} s"
                 return None
         return None
 
     def _spent(self, method: str, begin: float) -> None:
-        self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.monotonic() - begin
+        self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.process_time() - begin
 
 
-def _own(index: int) -> tuple[str, str]:
-    """The names of the unknowns that an element may depend on."""
-    return f"x{index}", f"word{index}"
+def _from(index: int, term: Term) -> Term:
+    """A term as the element `index` sees it: its own unknowns are x and word, the next element's x+1 and word+1."""
+    new = {}
+    for unknown in t.variables(term):
+        if known := _NUMBERED.fullmatch(unknown.param):
+            away = int(known[2]) - index
+            new[unknown] = t.var(f"{known[1]}{away:+}" if away else known[1], unknown.width)
+    return t.substitute(term, new)
 
 
-def _alone(got: Term, own: Mapping[Term, Term]) -> Term:
-    """A result with the same names for all elements: of its `own` inputs. What depends on inputs of others alone, such
-    as whether there is a NaN among them, is an unknown of its own: so more is asked than must hold, of less. What all
-    share, such as the scale, stays."""
-    mine, others, new = set(own), set[Term](), dict(own)
+def _alone(got: Term) -> Term:
+    """A result of its own inputs. What depends on inputs of others alone, such as whether there is a NaN among them,
+    is an unknown of its own: so more is asked than must hold, of less. What all share, such as the scale, stays."""
+    mine, others, new = set[Term](), set[Term](), dict[Term, Term]()
     for term in t.in_order(got):
-        if not mine.isdisjoint(term.args):
+        own = term.op == "var" and term.param in ("x", "word")
+        if own or not mine.isdisjoint(term.args):
             mine.add(term)
             for arg in term.args:
                 if arg in others and arg not in mine and arg not in new:
                     new[arg] = t.var(f"other{len(new)}", arg.width)
-        if (term.op == "var" and term not in own and not is_cell(term)) or not others.isdisjoint(term.args):
+        if (term.op == "var" and not own and not is_cell(term)) or not others.isdisjoint(term.args):
             others.add(term)
     return t.substitute(got, new)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 
 #: A label, the beginning or the end of a scope, or a statement, which may hold operands in braces.
 _TOKEN = re.compile(r"\s*(?:(\$\w+):|(\{)(?=\s*\.reg)|(\})|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
@@ -38,32 +37,6 @@ class Kernel:
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     tables: dict[str, bytes] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=dict)
-
-    @cached_property
-    def order(self) -> list[int]:
-        """A rank for every instruction: before those that follow it, except at the end of a loop."""
-        done: dict[int, None] = {}
-        stack, seen = [(0, False)], set()
-        while stack:
-            at, ready = stack.pop()
-            if ready:
-                done[at] = None
-            elif at not in seen and at < len(self.body):
-                seen.add(at)
-                stack.append((at, True))
-                # What is taken last is ranked last but one: where a loop is left comes after its body.
-                stack.extend((following, False) for following in reversed(self._following(at)))
-        ranks = {at: rank for rank, at in enumerate(reversed(done))}
-        return [ranks.get(at, len(ranks)) for at in range(len(self.body))]
-
-    def _following(self, at: int) -> list[int]:
-        instruction = self.body[at]
-        if instruction.name == "ret":
-            return []
-        if not instruction.name.startswith("bra"):
-            return [at + 1]
-        target = self.labels[instruction.operands[0]]
-        return [target] if instruction.guard is None else [target, at + 1]
 
     def width(self, register: str) -> int:
         return self.widths[register] if register in self.widths else self.widths[register.rstrip("0123456789")]

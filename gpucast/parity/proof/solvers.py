@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 
 from gpucast.parity.proof.terms import Term, in_order, variables
@@ -19,15 +17,6 @@ _NAMES = {
 _CONDITIONS = {"eq": "=", "ult": "bvult", "slt": "bvslt"}
 
 
-@dataclass(frozen=True)
-class Answer:
-    """`state`: "unsat" (no such input), "sat" (then `model` has one, by the variables' names), "unknown"."""
-
-    state: str
-    seconds: float
-    model: dict[str, int]
-
-
 def versions() -> dict[str, str]:
     """The versions of the solvers that are installed."""
     packages = zip(SOLVERS, ("z3-solver", "bitwuzla"), strict=True)
@@ -35,12 +24,11 @@ def versions() -> dict[str, str]:
     return {name: found[0].version for name, found in installed.items() if found}
 
 
-def ask(solver: str, condition: Term, seconds: float) -> Answer:
-    """Whether an input makes `condition`, a term of one bit, true. ModuleNotFoundError without the solver."""
-    begin = time.monotonic()
-    text, names = smt(condition), {term.param: term.width for term in variables(condition)}
-    state, model = (_z3 if solver == "z3" else _bitwuzla)(text, names, seconds)
-    return Answer(state, time.monotonic() - begin, model)
+def ask(solver: str, condition: Term, seconds: float) -> tuple[str, dict[str, int]]:
+    """Whether an input makes `condition`, of one bit, true: "unsat" (none does), "sat", with such an input by the
+    variables' names, or "unknown". ModuleNotFoundError without the solver."""
+    names = {term.param: term.width for term in variables(condition)}
+    return (_z3 if solver == "z3" else _bitwuzla)(smt(condition), names, seconds)
 
 
 def _z3(text: str, names: dict[str, int], seconds: float) -> tuple[str, dict[str, int]]:

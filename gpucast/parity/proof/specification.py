@@ -131,37 +131,35 @@ def _parts(x: Number) -> tuple[Term, Term]:
 
 
 def _to_int(x: Number, rule: CastRule) -> Term:
-    """With room for every integer that the destination has, and one bit more that says whether there is more."""
+    """In fixed point, with room for every number that is shifted to the left by no more than the destination's bits and
+    one: further it is as far beyond the limits, and the bits that count are as well 0."""
     src, dst = rule.src, rule.dst
     significand, exponent = _parts(x)
-    width = max(dst.bits, significand.width) + 2
-    wide, far = t.zext(significand, width), const(0, 1)
+    width = significand.width + dst.bits + 1
+    wide = t.zext(significand, width)
     if src.is_float:
-        left, right = part(exponent, 0, 16), t.negate(exponent)
-        below = part(exponent, 15, 1)
-        count = t.resize(t.ite(t.ult(right, const(width - 1, 16)), right, const(width - 1, 16)), width)
-        whole = t.shift("lshr", wide, count)
+        left = _at_most(exponent, dst.bits + 1, width)
+        right = _at_most(t.negate(exponent), significand.width + 1, width)
+        whole = t.shift("lshr", wide, right)
         if rule.rounding == "nearest_even":
-            rest = t.sub(wide, t.shift("shl", whole, count))
-            half = t.shift("lshr", t.shift("shl", const(1, width), count), const(1, width))
+            rest = t.sub(wide, t.shift("shl", whole, right))
+            half = t.shift("lshr", t.shift("shl", const(1, width), right), const(1, width))
             tie = t.bitwise("and", t.eq(rest, half), part(whole, 0, 1))
-            up = t.bitwise("or", t.ult(half, rest), tie)
-            whole = t.add(whole, t.zext(up, width))
-        out = t.ult(const(dst.bits, 16), left)
-        shifted = t.shift("shl", wide, t.resize(t.ite(out, const(dst.bits, 16), left), width))
-        # Bits that were shifted out are found by shifting back.
-        back = t.shift("lshr", shifted, t.resize(t.ite(out, const(dst.bits, 16), left), width))
-        lost = t.bitwise("or", t.invert(t.eq(back, wide)), t.bitwise("and", out, t.invert(t.eq(wide, const(0, width)))))
-        far = t.conj(t.invert(below), lost)
-        wide = t.ite(below, whole, t.ite(out, const(0, width), shifted))
+            whole = t.add(whole, t.zext(t.bitwise("or", t.ult(half, rest), tie), width))
+        wide = t.ite(part(exponent, 15, 1), whole, t.shift("shl", wide, left))
     code = part(t.ite(x.negative, t.negate(wide), wide), 0, dst.bits)
     if rule.overflow == "saturate":
         largest, lowest = int(dst.max), -int(dst.min)
-        over = t.bitwise("or", t.ult(t.ite(x.negative, const(lowest, width), const(largest, width)), wide), far)
-        over = t.bitwise("or", over, x.infinite)
-        code = t.ite(over, t.ite(x.negative, const(-lowest, dst.bits), const(largest, dst.bits)), code)
+        over = t.ult(t.ite(x.negative, const(lowest, width), const(largest, width)), wide)
+        limit = t.ite(x.negative, const(-lowest, dst.bits), const(largest, dst.bits))
+        code = t.ite(t.bitwise("or", over, x.infinite), limit, code)
         return t.ite(x.nan, const(0, dst.bits), code)
     return t.ite(t.bitwise("or", x.nan, x.infinite), const(0, dst.bits), code)
+
+
+def _at_most(count: Term, most: int, width: int) -> Term:
+    limit = const(most, count.width)
+    return t.resize(t.ite(t.ult(count, limit), count, limit), width)
 
 
 def _to_e8m0(x: Number, rule: CastRule) -> Term:
@@ -246,14 +244,8 @@ def _at_random(x: Number, dst: DType, word: Term) -> Term:
     left = t.sub(exponent, t.sub(t.add(t.add(above, lowest), const(-digits, 16)), const(32, 16)))
     room = max(digits + 1, width) + 34
     fixed = t.zext(significand, room)
-    limit = const(room - 1, 16)
-    right = t.negate(left)
-    right = t.ite(t.ult(right, limit), right, limit)
-    steps = t.ite(
-        part(left, 15, 1),
-        t.shift("lshr", fixed, t.resize(right, room)),
-        t.shift("shl", fixed, t.resize(left, room)),
-    )
+    right = t.shift("lshr", fixed, _at_most(t.negate(left), room - 1, room))
+    steps = t.ite(part(left, 15, 1), right, t.shift("shl", fixed, t.resize(left, room)))
     whole = part(t.add(steps, t.zext(word, room)), 32, digits + 2)
     size = t.add(t.shift("shl", above, const(digits, 16)), t.zext(whole, 16))
     last = const(dst.max_code + 1, 16)

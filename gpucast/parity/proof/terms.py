@@ -18,25 +18,18 @@ from typing import Any
 _RUNS = 12
 
 
-_BITWISE = ("and", "or", "xor", "not")
-
-
 class Term:
     """`args` are the operands, of a "join" its parts, the lowest bits first. `param` is what else the operation needs:
     a constant's number, a variable's name, the lowest bit of a "part", the format and rounding of arithmetic."""
 
-    __slots__ = ("args", "op", "param", "splits", "width")
+    __slots__ = ("args", "constant", "op", "param", "splits", "width")
 
     def __init__(self, op: str, width: int, args: tuple[Term, ...], param: Any) -> None:
-        self.op, self.width, self.args, self.param = op, width, args, param
+        self.op, self.width, self.args, self.param, self.constant = op, width, args, param, op == "const"
         #: Whether a part of it is the same operation on parts of its operands, some of which are simpler for that.
         self.splits: bool = op in ("const", "and", "or", "not", "ite") or (
             op == "xor" and any(arg.splits for arg in args)
         )
-
-    @property
-    def constant(self) -> bool:
-        return self.op == "const"
 
     def __int__(self) -> int:
         if self.op != "const":
@@ -123,7 +116,7 @@ def part(term: Term, low: int, width: int) -> Term:
     if op == "ite":
         return ite(args[0], part(args[1], low, width), part(args[2], low, width))
     if op in ("add", "sub", "mul") and low == 0:
-        return ARITHMETIC[op](*(part(arg, 0, width) for arg in args))
+        return BUILDERS[op](term, *(part(arg, 0, width) for arg in args))
     if op == "sext" and low + width <= args[0].width:
         return part(args[0], low, width)
     if op in ("search", "lookup"):
@@ -294,9 +287,6 @@ def clz(a: Term, width: int) -> Term:
     return found
 
 
-ARITHMETIC: dict[str, Callable[..., Term]] = {"add": add, "sub": sub, "mul": mul}
-
-
 # ---- conditions: terms of one bit ----
 
 
@@ -448,28 +438,23 @@ def rebuild(term: Term, args: tuple[Term, ...]) -> Term:
     """The same operation on other operands."""
     if args == term.args:
         return term
-    if term.op in BUILDERS:
-        return BUILDERS[term.op](*args)
-    if term.op == "part":
-        return part(args[0], term.param, term.width)
-    if term.op == "sext":
-        return sext(args[0], term.width)
-    if term.op == "join":
-        return join(args)
-    if term.op == "search":
-        bounds, values = term.param
-        return search(args[0], bounds, values, term.width)
-    if term.op in ("shl", "lshr", "ashr"):
-        return shift(term.op, *args)
-    return make(term.op, term.width, args, term.param)
+    build = BUILDERS.get(term.op)
+    return make(term.op, term.width, args, term.param) if build is None else build(term, *args)
 
 
 BUILDERS: dict[str, Callable[..., Term]] = {
-    **ARITHMETIC,
-    "udiv": udiv,
-    "eq": eq,
-    "ult": ult,
-    "slt": slt,
-    "ite": ite,
-    **{op: (lambda *args, op=op: bitwise(op, *args)) for op in _BITWISE},
+    "add": lambda _, a, b: add(a, b),
+    "sub": lambda _, a, b: sub(a, b),
+    "mul": lambda _, a, b: mul(a, b),
+    "udiv": lambda _, a, b: udiv(a, b),
+    "eq": lambda _, a, b: eq(a, b),
+    "ult": lambda _, a, b: ult(a, b),
+    "slt": lambda _, a, b: slt(a, b),
+    "ite": lambda _, condition, a, b: ite(condition, a, b),
+    **dict.fromkeys(("and", "or", "xor", "not"), lambda term, *args: bitwise(term.op, *args)),
+    **dict.fromkeys(("shl", "lshr", "ashr"), lambda term, *args: shift(term.op, *args)),
+    "part": lambda term, a: part(a, term.param, term.width),
+    "join": lambda term, *args: join(args),
+    "sext": lambda term, a: sext(a, term.width),
+    "search": lambda term, key: search(key, term.param[0], term.param[1], term.width),
 }

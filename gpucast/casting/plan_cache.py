@@ -92,7 +92,8 @@ def forget() -> None:
 def forget_rule(rule: CastRule) -> None:
     """Drop the plans of single casts by a rule."""
     for plans in (PLANS, SIMPLE):
-        for key, plan in list(plans.items()):
+        # A list of the items may start the garbage collector before CPython 3.12, and so a cast that adds a plan.
+        for key, plan in plans.copy().items():
             if isinstance(plan, Plan) and plan.rule == rule:
                 plans.pop(key, None)
 

@@ -6,6 +6,7 @@ The device path is the real `CupyDriver` on CuPy arrays over host memory; only C
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -234,6 +235,24 @@ def test_plans_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
         name = "".join(letter.upper() if mask >> i & 1 else letter for i, letter in enumerate("double"))
         assert gpucast.cast(x, name).dtype == np.float64
         assert 0 < len(plans.PLANS) <= 8
+
+
+def test_plans_may_be_added_while_those_of_a_rule_are_dropped() -> None:
+    def cast_in_a_finalizer(phase: str, info: dict[str, int]) -> None:
+        plans.PLANS[(len(plans.PLANS),)] = None
+
+    gpucast.cast(np.ones(3, np.float32), "INT8")
+    # More than CPython keeps tuples at hand.
+    plans.PLANS.update({(n,): None for n in range(3000)})
+    before = gc.get_threshold()
+    gc.callbacks.append(cast_in_a_finalizer)
+    try:
+        gc.set_threshold(1)
+        plans.forget_rule(resolve(dtype("FLOAT"), dtype("INT8")))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(cast_in_a_finalizer)
+    assert not any(isinstance(plan, plans.Plan) and plan.rule.dst.name == "INT8" for plan in plans.PLANS.values())
 
 
 def test_another_driver_has_no_plans(cuda: Cuda) -> None:

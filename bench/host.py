@@ -188,12 +188,16 @@ _TORCH = {
 def _best(sides: Sides, rule: CastRule, calls: int, repeats: int) -> dict[str, float]:
     """Seconds of a call of each side."""
     best = dict.fromkeys(sides, math.inf)
+    order, rng = list(sides), np.random.default_rng(3)
     begin = time.thread_time()
     rounds = 0
     with np.errstate(all="ignore"):
         while rounds < repeats or time.thread_time() - begin < SECONDS:
             rounds += 1
-            for side, call in sides.items():
+            # What ran before decides which memory is in the cache.
+            rng.shuffle(order)
+            for side in order:
+                call = sides[side]
                 with _without_library(rule, side.startswith("NumPy")):
                     start = time.thread_time()
                     for _ in range(calls):

@@ -7,10 +7,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter
 from gpucast.arrays.operand import Operand
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
+
+#: A number of each array, such as its address, in their order.
+Table = npt.NDArray[np.uint64]
+#: ``launch(src, dst, fused)`` casts arrays at these addresses.
+Launch = Callable[[Table, Table, FusedInputs], None]
 
 
 class Names(NamedTuple):

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.batch_item import Table
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import bounds, share_memory
-
-_Addresses = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str)
             _compare(targets, sources, caller)
 
 
-def disjoint(begin: _Addresses, end: _Addresses, first: _Addresses, last: _Addresses) -> bool:
+def disjoint(begin: Table, end: Table, first: Table, last: Table) -> bool:
     """True where bounds alone tell that arrays to be written, from addresses `begin` to `end`, have no byte in common
     with each other, nor with those to be read from `first` to `last`, but for a source that is its own destination.
 
@@ -53,17 +52,17 @@ def disjoint(begin: _Addresses, end: _Addresses, first: _Addresses, last: _Addre
     return not (_meet(begin[order], end[order], first, last) & ~own).any()
 
 
-def is_clear(address: int, nbytes: int, begin: _Addresses, end: _Addresses) -> bool:
+def is_clear(address: int, nbytes: int, begin: Table, end: Table) -> bool:
     """Whether some bytes are in none of the arrays from addresses `begin` to `end`."""
     return not ((begin < address + nbytes) & (end > address)).any()
 
 
-def _follow(begin: _Addresses, end: _Addresses) -> bool:
+def _follow(begin: Table, end: Table) -> bool:
     """Whether intervals, sorted by their beginnings, follow each other."""
     return bool((begin[1:] >= end[:-1]).all())
 
 
-def _meet(begin: _Addresses, end: _Addresses, first: _Addresses, last: _Addresses) -> npt.NDArray[np.bool_]:
+def _meet(begin: Table, end: Table, first: Table, last: Table) -> npt.NDArray[np.bool_]:
     """Which of the intervals from `first` to `last` meet one of those, sorted and disjoint, from `begin` to `end`."""
     before = np.searchsorted(begin, last)
     reached = np.concatenate([np.zeros(1, np.uint64), end])[before]
@@ -75,8 +74,8 @@ class _Sorted(NamedTuple):
 
     places: list[Place]
     #: Their first bytes, and those behind their last ones.
-    begin: _Addresses
-    end: _Addresses
+    begin: Table
+    end: Table
 
 
 def _sorted(places: Iterable[Place]) -> _Sorted:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -11,15 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import native
-from gpucast.arrays.batch_item import BatchItem
+from gpucast.arrays.batch_item import BatchItem, Launch, Table
 from gpucast.arrays.operand import Operand
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
-
-#: A number of each array.
-Table = npt.NDArray[np.uint64]
-#: ``launch(src, to, fused)`` casts arrays at these addresses.
-Launch = Callable[[Table, Table, FusedInputs], None]
 
 
 class _Group(NamedTuple):

@@ -15,26 +15,22 @@ from operator import attrgetter
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from gpucast import gpu, native
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
-from gpucast.arrays.batch_item import BatchItem
+from gpucast.arrays.batch_item import BatchItem, Launch, Table
 from gpucast.arrays.batch_overlap import disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import operand
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import batch_host, plan_cache
-from gpucast.casting.batch_host import Launch
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
-
-Addresses = npt.NDArray[np.uint64]
 
 #: The most plans under one key; they differ in the dtypes, shapes and layouts of their arrays.
 _PLANS_OF_KEY = 8
@@ -49,7 +45,7 @@ class NumpyPlanner(BatchPlanner):
     def describe(self, arrays: Sequence[Any]) -> bytes:
         return self._lists.describe(arrays)
 
-    def addresses(self, arrays: Sequence[Any]) -> Addresses:
+    def addresses(self, arrays: Sequence[Any]) -> Table:
         return self._lists.addresses(arrays)
 
     def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
@@ -108,11 +104,11 @@ class BatchPlan:
     device: int | None
     #: The places of the arrays that have elements; None for all.
     used: list[int] | None
-    src_bytes: Addresses
-    dst_bytes: Addresses
+    src_bytes: Table
+    dst_bytes: Table
     #: Gives the launch for arrays at these addresses, the second being None for memory to be made; None where there is
     #: nothing that casts them.
-    launch: Callable[[Addresses, Addresses | None], Launch | None]
+    launch: Callable[[Table, Table | None], Launch | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +182,12 @@ def _described(arrays: Sequence[Any]) -> Any:
     return _PLANNERS[type(arrays[0])].describe(arrays)
 
 
-def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Addresses:
+def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
     found = np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
     return found if plan.used is None else found[plan.used]
 
 
-def _is_disjoint(src: Addresses, to: Addresses | None, plan: BatchPlan, fused: FusedInputs) -> bool:
+def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInputs) -> bool:
     """Whether bounds alone tell that what is written is disjoint from all else; `to`: None for memory to be made."""
     src_end, finite = src + plan.src_bytes, fused.finite
     scale = None if isinstance(fused.scale, float) else fused.scale
@@ -243,7 +239,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         arrays, described = _described(given), None if outs is None else _described(outs)
     except Exception:  # Arrays that no plan is for.
         return
-    launch: Callable[[Addresses, Addresses | None], Launch | None]
+    launch: Callable[[Table, Table | None], Launch | None]
     if device is None:
         launch = batch_host.Casts(live).launch
     else:
@@ -265,7 +261,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
     plan_cache.keep(key, BatchPlans(plans, dtypes if known is None else dtypes | known.dtypes))
 
 
-def _always(launch: Launch, src: Addresses, to: Addresses | None) -> Launch:
+def _always(launch: Launch, src: Table, to: Table | None) -> Launch:
     return launch
 
 

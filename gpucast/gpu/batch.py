@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.batch_item import BatchItem
+from gpucast.arrays.batch_item import BatchItem, Launch, Table
 from gpucast.arrays.operand import Operand
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
 from gpucast.codegen.fused import FusedOps
@@ -23,10 +23,6 @@ from gpucast.gpu import driver
 _ALIGNED = 16
 #: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1
-#: Of arrays that are cast together, in their order.
-Addresses = npt.NDArray[np.uint64]
-#: ``run(src, dst, fused)`` casts arrays at these addresses.
-Launch = Callable[[Addresses, Addresses, FusedInputs | None], None]
 
 
 def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]]:
@@ -64,9 +60,9 @@ def is_flat(item: BatchItem) -> bool:
     return device_cast.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
 
 
-def fused_of(items: Sequence[BatchItem]) -> FusedInputs | None:
+def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
     """What is fused with the casts of all items: the offset of random words is that of the call."""
-    found = None
+    found = FusedInputs()
     for item in items:
         if item.fused is not None:
             found = item.fused
@@ -89,9 +85,9 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
         {"first": [item.start for item in items]} if fuses else {},
     )
 
-    def run(src: Addresses, dst: Addresses, fused: FusedInputs | None) -> None:
+    def run(src: Table, dst: Table, fused: FusedInputs) -> None:
         given = {}
-        if fuses and fused is not None:
+        if fuses:
             given["given"] = device_cast.fused_kernel(fused, None)[1].to_bytes()
         prepared.run({"src": src, "dst": dst}, given)
 
@@ -145,7 +141,7 @@ class Prepared:
             table["first_block"][0], table["first_block"][count:] = 0, _NONE
             self._parts.append((part, table))
 
-    def run(self, addresses: Mapping[str, Addresses], given: Mapping[str, Any]) -> None:
+    def run(self, addresses: Mapping[str, Table], given: Mapping[str, Any]) -> None:
         """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
         one. `given`: the fields of the table that are no columns."""
         ahead = np.where(addresses["dst"] % _ALIGNED == 0, 0, self._ahead)

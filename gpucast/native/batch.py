@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.batch_item import Table
 from gpucast.codegen.host import batch_unit
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
@@ -21,8 +21,6 @@ from gpucast.native import threads
 from gpucast.native.calls import pointer
 
 Array = npt.NDArray[Any]
-#: A table with a number for each array.
-Table = npt.NDArray[np.uint64]
 #: ``each(src, to, sizes, nbytes, fused)`` casts arrays at addresses `src` to those at `to`.
 Each = Callable[[Table, Table, Table, Table, FusedInputs], None]
 #: ``run(src, to, sizes, count, fused)`` casts so many arrays, whose addresses and sizes are in tables.

@@ -17,6 +17,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, resolve
 from gpucast.cpu import compiled, lanes
+from gpucast.cpu.chunks import spans
 from gpucast.native import calls, threads
 from gpucast.native import library as host_native
 from gpucast.native.calls import pointer
@@ -207,8 +208,7 @@ def _checked(kind: Any, library: ctypes.CDLL, rule: CastRule) -> Any:
     cast, codes = kind(library, rule), codes_to_try(rule.src)
     out, wanted = np.empty((2, codes.size), rule.dst.code_numpy)
     cast(codes, out)
-    for start in range(0, codes.size, lanes.SHORT):
-        part = slice(start, start + lanes.SHORT)
+    for part in spans(codes.size, lanes.SHORT):
         lanes.by_numpy(codes[part], rule, wanted[part])
     return cast if np.array_equal(out, wanted) else None
 

@@ -19,6 +19,7 @@ from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic, resolve
 from gpucast.cpu import fused as host_fused
 from gpucast.cpu import lanes
+from gpucast.cpu.chunks import spans
 from gpucast.native import cast as native_cast
 from gpucast.native import library as host_native
 from gpucast.native import stochastic as native_stochastic
@@ -162,9 +163,8 @@ def _checked(library: ctypes.CDLL, rule: CastRule, parts: _Parts) -> FusedCast |
         random = native_stochastic.TRIED if rule.rounding == STOCHASTIC else None
         given = FusedInputs(scale, np.zeros((), np.float32), np.ones((), np.uint8), random)
         found = cast(codes, out, given)
-        for start in range(0, codes.size, lanes.SHORT):
-            part = slice(start, start + lanes.SHORT)
-            own = given._replace(random=random and random._replace(offset=random.offset + start))
+        for part in spans(codes.size, lanes.SHORT):
+            own = given._replace(random=random and random._replace(offset=random.offset + part.start))
             host_fused.one_pass(codes[part].view(rule.src.numpy), rule, own, wanted[part].view(rule.dst.numpy))
         if found != (given.amax.view(np.uint32), given.finite) or not np.array_equal(out, wanted):
             return None

@@ -110,6 +110,15 @@ GPUCAST_INSTRUCTION i64 cvt_rzi_s64(float a) {
     return i64(min(max(a, -0x1p63f), 0x7fffff8000000000.0p0f)) | (a >= 0x1p63f ? 0x7fffffffff : 0);
 }
 
+// The low bits of an integer part, all 0 from 2^63 on.
+#if defined(__AVX512DQ__)
+// C++ does not say so, but the instruction does; a choice would take longer.
+__attribute__((no_sanitize("float-cast-overflow")))
+GPUCAST_INSTRUCTION u32 low_bits(double a) { return u32(i64(a)); }
+#else
+GPUCAST_INSTRUCTION u32 low_bits(double a) { return u32(i64(as_double(bits(a) & ~(u64(1) << 63)) < 0x1p63 ? a : 0.0)); }
+#endif
+
 // A float16 in the low half. An integer becomes the subnormal number that it stands for: as a float none is subnormal.
 GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
     const u32 sign = (a & 0x8000) << 16, magnitude = a & 0x7fff;

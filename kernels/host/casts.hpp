@@ -107,14 +107,22 @@ GPUCAST_CONSTANT bool wraps() {
     else return has_float32<Src>() && Rule::overflow() == Overflow::wrap;
 }
 
+// A number whose integer part is what the rule rounds to.
+template <typename Rule, typename Real>
+GPUCAST_INLINE Real without_ties(Real number) {
+    if constexpr (Rule::rounding() != Rounding::nearest_even) return number;
+    else if constexpr (sizeof number == sizeof(float)) return ptx::cvt_rni_f32(number);
+    else return ptx::cvt_rni_f64(number);
+}
+
 // The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. In C++ a
 // number out of range has no conversion, so choices replace it first: they are vector instructions, branches are not.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(float number) {
-    const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(number) : number, limit = 0x1p31f;
+    const float x = without_ties<Rule>(number), limit = 0x1p31f;
     if constexpr (Src::bias < 31 || Dst::bits + Src::mantissa_bits <= 31) {
         // The low bits of all numbers from the limit on are 0.
-        return u32(int(ptx::abs(x) < limit ? x : 0.0f));
+        return Dst::bits < 32 ? ptx::low_bits(x) : u32(int(ptx::abs(x) < limit ? x : 0.0f));
     } else {
         // Without the nearest multiple of 2^32, exactly: numbers from the limit on have no fraction. Infinities leave NaN.
         // Midway between two multiples the rest may be the limit itself. Of FLOAT that is a case of its own; to BFLOAT16
@@ -128,21 +136,59 @@ GPUCAST_INLINE u32 integer_part(float number) {
 }
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(double number) {
-    const double x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f64(number) : number;
+    const double x = without_ties<Rule>(number);
     // Without a multiple of 2^32, exactly, and of the same sign, so that the fraction is cut off toward zero.
     const double rest = ptx::fma_rn(ptx::cvt_rzi_f64(x * 0x1p-32), -0x1p32, x);
-#if defined(__SSE2__) && !defined(__AVX512DQ__)
-    // No vector instruction converts it. The sum's ULP is 1, so that its lowest bits are the integer's.
-    return u32(ptx::bits(ptx::cvt_rzi_f64(rest == rest ? rest : 0.0) + 0x1.8p52));
-#else
-    return ptx::low_bits(Dst::bits <= 8 ? x : rest);
-#endif
+    return ptx::low_bits(GPUCAST_ALL_HAVE_LOW_BITS && Dst::bits <= 8 ? x : rest);
 }
 
 template <typename Src>
 GPUCAST_INLINE auto number(Stored<Src> code) {
     if constexpr (Src::bits == 64) return ptx::as_double(code);
     else return as_float32<Src>(u32(code));
+}
+
+// Whether a cast is to the nearest integer of a range, and the rules' own way takes longer.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool saturates() {
+    if constexpr (!Dst::is_int || Src::is_e8m0 || Rule::overflow() != Overflow::saturate) return false;
+    else return !Src::is_float || (has_float32<Src>() && (Src::bits == 64 || Dst::bits != 32));
+}
+
+template <typename Number>
+GPUCAST_CONSTANT Number smaller(Number a, Number b) {
+    return a < b ? a : b;
+}
+
+template <typename Dst, typename Rule, typename Real>
+GPUCAST_INLINE Stored<Dst> nearest_integer(Real number) {
+    const Real x = without_ties<Rule>(number), least = -Real(Dst::sign_code), most = Real(Dst::max_code);
+    // NaN stays.
+    const Real inside = least > x ? least : x;
+    if constexpr (Dst::bits < 64) {
+        return Stored<Dst>(ptx::low_bits(smaller(most, inside))) & Stored<Dst>(Dst::mask);
+    } else {
+        // As a DOUBLE the largest integer is the next power of two.
+        const Real known = x < most ? inside : 0;
+        const u64 whole = Dst::sign_code ? u64(i64(known)) : u64(known);
+        return x >= most ? u64(Dst::max_code) : whole;
+    }
+}
+
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE Stored<Dst> saturated(Stored<Src> code) {
+    if constexpr (!Src::is_float) {
+        auto value = integer<Src>(WordFor<Src, Dst>(code));
+        typedef decltype(value) Integer;
+        const Integer least = Integer(0 - smaller(u64(Src::sign_code), u64(Dst::sign_code)));
+        value = value > least ? value : least;
+        return Stored<Dst>(smaller(value, Integer(smaller(u64(Src::max_code), u64(Dst::max_code))))) & Stored<Dst>(Dst::mask);
+    } else if constexpr (Dst::bits <= 16) {
+        return nearest_integer<Dst, Rule>(number<Src>(code));
+    } else {
+        // A float does not hold the limits of more bits.
+        return nearest_integer<Dst, Rule>(double(number<Src>(code)));
+    }
 }
 
 // With one NaN of its sign in place of any; conversions among floats keep both.
@@ -167,6 +213,8 @@ GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
         return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
     } else if constexpr (wraps<Src, Dst, Rule>()) {
         return Stored<Dst>(integer_part<Src, Dst, Rule>(number<Src>(code)) & u32(Dst::mask));
+    } else if constexpr (saturates<Src, Dst, Rule>()) {
+        return saturated<Src, Dst, Rule>(code);
     } else {
         return Stored<Dst>(cast_code<Src, Dst>(Word(code), Rule()));
     }
@@ -192,9 +240,10 @@ template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool waits() {
     const u32 from = Src::bits, to = Dst::bits;
     if constexpr (Src::is_bool || Dst::is_bool) return true;
-    else if constexpr (Src::is_e8m0 || Dst::is_e8m0 || Rule::overflow() == Overflow::saturate) return false;
-    else if constexpr (Dst::is_float) return from >= 16 && to >= 32 && (Src::is_float ? from == 2 * to || to == 2 * from : from == to);
-    else return !Src::is_float;
+    else if constexpr (Src::is_e8m0 || Dst::is_e8m0) return false;
+    else if constexpr (!Dst::is_float) return !Src::is_float;
+    else if constexpr (Rule::overflow() == Overflow::saturate || from < 16 || to < 32) return false;
+    else return Src::is_float ? from == 2 * to || to == 2 * from : from == to;
 }
 
 // ---- FLOAT16 by instructions ----

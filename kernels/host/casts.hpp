@@ -53,7 +53,7 @@ GPUCAST_CONSTANT bool widens() {
     else return has_float32<Src>() && Src::bits <= 32 && Dst::bits == 64 && Rule::overflow() != Overflow::saturate;
 }
 
-// The value of a signed integer of 16 bits or fewer, from its own width, of which vectors hold more.
+// A signed integer of 16 bits or fewer, extended from its own width, of which vectors hold more.
 template <typename Src>
 GPUCAST_INLINE int short_integer(Stored<Src> code) {
     const Stored<Src> sign = Stored<Src>(Src::sign_code), own = Stored<Src>((code & Stored<Src>(Src::mask)) ^ sign) - sign;
@@ -116,7 +116,8 @@ GPUCAST_INLINE Real without_ties(Real number) {
 }
 
 // The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. In C++ a
-// number out of range has no conversion, so choices replace it first: they are vector instructions, branches are not.
+// number out of range has no conversion, so choices replace it first, where `low_bits` does not: they are vector
+// instructions, branches are not.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(float number) {
     const float x = without_ties<Rule>(number), limit = 0x1p31f;
@@ -163,7 +164,7 @@ GPUCAST_CONSTANT Number smaller(Number a, Number b) {
 template <typename Dst, typename Rule, typename Real>
 GPUCAST_INLINE Stored<Dst> nearest_integer(Real number) {
     const Real x = without_ties<Rule>(number), least = -Real(Dst::sign_code), most = Real(Dst::max_code);
-    // NaN stays.
+    // NaN stays, and has no low bits.
     const Real inside = least > x ? least : x;
     if constexpr (Dst::bits < 64) {
         return Stored<Dst>(ptx::low_bits(smaller(most, inside))) & Stored<Dst>(Dst::mask);

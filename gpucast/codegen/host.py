@@ -35,10 +35,10 @@ class HostUnit:
 def cast_unit(rules: Sequence[CastRule]) -> HostUnit:
     """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says.
 
-    There is no function for random rounding and text. With ``start`` and ``bind`` of ``kernels/host/calls.hpp``.
+    There is no function for random rounding and text. With those of ``kernels/host/calls.hpp``.
     """
     unit = _casts("GPUCAST_CAST", {kernel_name(rule): rule for rule in rules}, ["calls.hpp", "casts.hpp"])
-    return replace(unit, functions=(*unit.functions, "start", "bind"))
+    return replace(unit, functions=(*unit.functions, "start", "bind", "bind_tensors"))
 
 
 def counted_unit(rules: Sequence[CastRule]) -> HostUnit:

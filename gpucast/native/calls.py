@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How compiled code gets NumPy's arrays: as objects that it reads itself (``kernels/host/calls.hpp``), because ctypes
-and ``x.ctypes`` take longer than small casts."""
+"""How compiled code gets NumPy's arrays, and tensors by DLPack: as objects that it reads itself
+(``kernels/host/calls.hpp``), because ctypes and ``x.ctypes`` take longer than small casts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class _Array(ctypes.Structure):
 _FUNCTIONS = (
     "Py_IncRef", "Py_DecRef", "PyTuple_GetItem", "PyList_Size", "PyList_New", "PyList_GetItem", "PyList_SetItem",
     "PyBytes_FromStringAndSize", "PyBytes_AsString", "PyCFunction_NewEx", "PyObject_CallFunctionObjArgs",
-    "PyEval_SaveThread", "PyEval_RestoreThread",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_Clear",
 )  # fmt: skip
 
 
@@ -79,6 +79,17 @@ class _Call(ctypes.Structure):
         ("cast", ctypes.c_void_p), ("src_bytes", ctypes.c_uint64), ("dst_bytes", ctypes.c_uint64),
         ("large", ctypes.c_uint64),
     )  # fmt: skip
+
+    @staticmethod
+    def of(cast: Any, rule: CastRule) -> _Call:
+        itemsizes = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
+        return _Call(ctypes.cast(cast, ctypes.c_void_p), *itemsizes, threads.least())
+
+
+class _TensorCall(ctypes.Structure):
+    """``TensorCall`` of ``kernels/host/calls.hpp``."""
+
+    _fields_ = (("call", _Call), ("view", ctypes.c_void_p))
 
 
 def _in_object(x: Array) -> ctypes.c_void_p:
@@ -126,9 +137,19 @@ def of_arrays(
     """``run(x, out)`` of a cast that `library` has: what `checked` is for any objects, but quicker for most arrays."""
     if not _is_started(library):
         return checked
-    itemsizes = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
-    call = _Call(ctypes.cast(cast, ctypes.c_void_p), *itemsizes, threads.least())
-    run: Callable[[Any, Any], Any] = _bound(("bind", library))((bytes(call), rule.src.numpy, rule.dst.numpy, checked))
+    call = bytes(_Call.of(cast, rule))
+    run: Callable[[Any, Any], Any] = _bound(("bind", library))((call, rule.src.numpy, rule.dst.numpy, checked))
+    return run
+
+
+def of_tensors(
+    library: ctypes.CDLL, cast: Any, rule: CastRule, view: int, empty_like: Callable[[Any], Any]
+) -> Callable[[Any], Any] | None:
+    """As `compiled.CompiledCast.of_tensors`, of a cast that `library` has."""
+    if not _is_started(library):
+        return None
+    call = bytes(_TensorCall(_Call.of(cast, rule), view))
+    run: Callable[[Any], Any] = _bound(("bind_tensors", library))((call, empty_like))
     return run
 
 

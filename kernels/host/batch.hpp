@@ -2,11 +2,6 @@
 // Calls of casts for many arrays, whose addresses and lengths are in tables, and what Python has to know of such arrays.
 namespace gpucast {
 
-inline Object* nothing() {
-    python.inc_ref(python.none);
-    return python.none;
-}
-
 // The place of an object in a tuple; its length for one that is not there.
 inline Length place_in(Object* tuple, Length count, const Object* x) {
     Length place = 0;

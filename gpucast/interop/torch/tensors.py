@@ -126,7 +126,11 @@ def using_stream(device: int, caller: str) -> contextlib.AbstractContextManager[
     return gpu.driver.driver().using(stream(device), device)
 
 
-_is_active: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+_function_modes: Any = torch._C._len_torch_function_stack
+_tracing: Any = torch._C._get_tracing_state
+_transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+_forward_ad: Any = torch.autograd.forward_ad
 
 
 def transformed() -> bool:
@@ -134,19 +138,16 @@ def transformed() -> bool:
 
     They do not differentiate custom ops, and forward mode does not even report it.
     """
-    if torch.compiler.is_compiling():
-        return False
-    return bool(_is_active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+    return not torch.compiler.is_compiling() and _is_transforming()
 
 
 def is_watched() -> bool:
     """Whether a transform or a mode of torch wants to see the operations."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
-        or transformed()
-    )
+    return _dispatch_modes() or _function_modes() or _tracing() is not None or _is_transforming()
+
+
+def _is_transforming() -> bool:
+    return bool(_transforms()) or getattr(_forward_ad, "_current_level", -1) >= 0
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

@@ -14,7 +14,6 @@ import contextlib
 import itertools
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -142,9 +141,7 @@ def _measured(src: DType, dst: DType, sizes: Iterable[int], repeats: int) -> Ite
 def _library(rule: CastRule) -> bool:
     """Whether there is a compiled cast, for which this waits."""
     native_cast.find(rule, 1)
-    for thread in threading.enumerate():
-        if thread.name == native_library.THREAD:
-            thread.join()
+    native_library.finish()
     return native_cast.find(rule) is not None
 
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host's compiled library in tests: whether it can be compiled here, and when its compiler is done."""
+"""The host's compiled library in tests: whether it can be compiled here, and what is ready."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from gpucast.casting import plan_cache
 from gpucast.compile import cxx
 from gpucast.cpu import compiled
-from gpucast.native.library import THREAD
 
 
 def needs_compiler() -> None:
@@ -20,13 +18,6 @@ def needs_compiler() -> None:
         cxx.find("test")
     except cxx.CompilerMissing:
         pytest.skip("no C++ compiler")
-
-
-def finish() -> None:
-    """Wait for the compilers that run."""
-    for thread in threading.enumerate():
-        if thread.name == THREAD:
-            thread.join()
 
 
 def forget() -> None:

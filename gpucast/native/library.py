@@ -37,8 +37,7 @@ from gpucast.native import threads, trial
 
 #: Bytes of sources from which compiling pays off: NumPy takes a second or two for them, as the compiler does.
 WORTH = 1 << 30
-#: The name of the thread that runs the compiler.
-THREAD = "gpucast-compiler"
+_THREAD = "gpucast-compiler"
 #: Seconds after which the compiler is stopped.
 _TIMEOUT = 30.0
 
@@ -89,7 +88,7 @@ class NativeLibrary:
         self._pending_bytes += nbytes
         if self._library is None and not self._compiled and self._pending_bytes >= self._worth:
             self._compiled = True
-            processes.in_background(self._compile, THREAD)
+            processes.in_background(self._compile, _THREAD)
 
     def _cached(self) -> ctypes.CDLL | None:
         if self._cache.is_empty():
@@ -189,6 +188,13 @@ def _cache() -> Cache | None:
     if why_not():
         return None
     return Cache(os.path.join(cache_folder(), NATIVE), limit("native"), private=True, also=read_folder(NATIVE))
+
+
+def finish() -> None:
+    """Wait for the compilers that run."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join()
 
 
 def why_not() -> str:

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -247,14 +246,8 @@ def compiled(gcc: str, made: Path, text: str, *flags: str) -> str:
     return str(made)
 
 
-def finish() -> None:
-    for thread in threading.enumerate():
-        if thread.name == host_native.THREAD:
-            thread.join()
-
-
 LIBRARY = f"""
-import sys, threading
+import sys
 import numpy as np
 from gpucast.codegen.host import file_unit
 from gpucast.native import library as host_native
@@ -264,9 +257,7 @@ def products():
 host_native._TIMEOUT = {HANGS}
 native = host_native._native(file_unit)
 found = native.library() if sys.argv[1:] else None
-for thread in threading.enumerate():
-    if thread.name == host_native.THREAD:
-        thread.join()
+host_native.finish()
 found = native.library() if sys.argv[1:] else host_native.library(file_unit)
 print(found is not None, products() == (2.0**-149, 2.0**-1074))
 """
@@ -332,7 +323,7 @@ def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path)
     assert not entry.exists()
     again = host_native.NativeLibrary(file_unit(), Cache(str(folder), private=True), 0)
     again.library()
-    finish()
+    host_native.finish()
     library = again.library()
     assert library is not None
     assert all(hasattr(library, name) for name in file_unit().functions)
@@ -371,7 +362,7 @@ def test_a_library_is_made_only_where_nobody_exchanges_it(
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
             native = host_native.NativeLibrary(file_unit(), Cache(os.path.join(folder, "native"), private=True), 0)
             native.library()
-            finish()
+            host_native.finish()
             assert (native.library() is not None) == is_made
     assert list(tmp_path.iterdir()) == []
 

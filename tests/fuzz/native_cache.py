@@ -7,8 +7,7 @@ from gpucast.compile.cache import Cache
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.native import cast
-from gpucast.native.library import NativeLibrary
-from native_library import finish
+from gpucast.native.library import NativeLibrary, finish
 
 #: One of its casts, and what it is made of.
 RULE = resolve(dtype("FLOAT"), dtype("FLOAT16"))

@@ -11,7 +11,7 @@ from gpucast.casting import plan_cache
 from gpucast.compile.cache import Cache
 from gpucast.cpu import compiled
 from gpucast.native import library as host_native
-from native_library import finish, needs_compiler
+from native_library import needs_compiler
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,6 @@ def native(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     host_native._native.cache_clear()
     plan_cache.forget()
     yield
-    finish()
+    host_native.finish()
     host_native._native.cache_clear()
     plan_cache.forget()

@@ -19,7 +19,7 @@ from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
-from native_library import finish, forget
+from native_library import forget
 
 Array = np.ndarray[Any, Any]
 SOURCES = ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")
@@ -58,7 +58,7 @@ def ready(call: Any) -> None:
     """Call until all is compiled and the call has a plan."""
     for _ in range(3):
         call()
-        finish()
+        host_native.finish()
 
 
 def bits(x: Any) -> bytes:

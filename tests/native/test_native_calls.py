@@ -19,11 +19,11 @@ import gpucast
 from gpucast.casting import plan_cache
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rule import resolve
-from gpucast.native import calls, threads
+from gpucast.native import calls, library, threads
 from gpucast.native import cast as native_cast
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
-from native_library import finish, forget
+from native_library import forget
 
 Array = np.ndarray[Any, Any]
 RULE = resolve(dtype("FLOAT"), dtype("INT16"))
@@ -39,7 +39,7 @@ class Run:
     def __init__(self, rule: Any = RULE) -> None:
         self.left: list[Any] = []
         native_cast.find(rule, 1)
-        finish()
+        library.finish()
         cast = native_cast.find(rule)
         assert cast is not None
         self.cast = cast
@@ -255,7 +255,7 @@ def test_a_cast_that_becomes_ready_is_taken_by_calls_that_have_a_plan(native: No
     (plan,) = plan_cache.SIMPLE.values()
     assert type(plan.run) is type(lambda: None)
     gpucast.cast(np.zeros(5_000, np.float32), "UINT16")
-    finish()
+    library.finish()
     gpucast.cast(np.zeros(5_000, np.float32), "UINT16")
     gpucast.cast(x, "UINT16")
     (plan,) = plan_cache.SIMPLE.values()
@@ -270,7 +270,7 @@ def test_without_known_objects_casts_are_the_same(native: None, unknown: None) -
     for _ in range(3):
         assert [gpucast.cast(x, "BFLOAT16").tobytes() for x in arrays] == wanted
         assert [y.tobytes() for y in gpucast.cast_many(arrays, "BFLOAT16")] == wanted
-        finish()
+        library.finish()
     assert all(type(plan.run) is type(lambda: None) for plan in plan_cache.SIMPLE.values())
     assert calls.lists() is None
 
@@ -296,7 +296,7 @@ def test_which_objects_are_known(change: str, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def lists(native: None) -> calls.Lists:
     calls.lists(1)
-    finish()
+    library.finish()
     found = calls.lists()
     assert found is not None
     return found

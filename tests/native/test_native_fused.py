@@ -26,7 +26,6 @@ from gpucast.native import fused as native_fused
 from gpucast.native import library as host_native
 from gpucast.native import threads
 from gpucast.parity import hard_values
-from native_library import finish
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run; with --exhaustive all are, and all rules.
@@ -38,7 +37,7 @@ RANDOM = Random(7, 2**64 - 2050)
 
 def found(rule: CastRule, is_scaled: bool) -> native_fused.FusedCast:
     native_fused.find(rule, is_scaled, 1)
-    finish()
+    host_native.finish()
     cast = native_fused.find(rule, is_scaled)
     assert cast is not None, rule
     return cast
@@ -200,6 +199,6 @@ def test_a_library_that_computes_something_else_is_not_used(
     rule = fused_rule(dtype("FLOAT16"), dtype("FLOAT"), scaled=True)
     for _ in range(2):
         assert native_fused.find(rule, True, 1) is None
-        finish()
+        host_native.finish()
     assert native_fused._parts(rule, True, 1) is not None
     assert host_native.library(native_fused.fused_unit) is not None

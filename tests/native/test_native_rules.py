@@ -27,7 +27,7 @@ from gpucast.native import threads
 from gpucast.parity import hard_values
 from gpucast.parity.cases import rules
 from gpucast.reference import casting as reference
-from native_library import Noted, finish, forget
+from native_library import Noted, forget
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run, each compiled for the test, which takes seconds; with --exhaustive all are.
@@ -36,7 +36,7 @@ ALWAYS = ("BOOL", "INT4", "FLOAT8E8M0", "FLOAT16", "FLOAT", "INT64")
 
 def found(rule: CastRule) -> native_cast.NativeCast:
     native_cast.find(rule, 1)
-    finish()
+    host_native.finish()
     cast = native_cast.find(rule)
     assert cast is not None, rule
     return cast
@@ -205,7 +205,7 @@ def test_many_short_casts_look_for_it(native: None) -> None:
 def test_the_first_long_cast_compiles_and_a_later_process_does_not(cache: Cache, native: None) -> None:
     x = np.linspace(-5, 5, 4000, dtype=np.float32)
     wanted = gpucast.cast(x, "UINT2").tobytes()
-    finish()
+    host_native.finish()
     assert gpucast.cast(x, "UINT2").tobytes() == wanted
     assert resolve(dtype("FLOAT"), dtype("UINT2")) in compiled.READY
     files = set(Path(cache.folder).iterdir())
@@ -250,6 +250,6 @@ def test_a_compiler_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(host_native, "_TIMEOUT", 0.05)
     native = host_native.NativeLibrary(file_unit(), Cache(str(tmp_path / "native"), private=True), 0)
     assert native.library(1) is None
-    finish()
+    host_native.finish()
     assert native.library(1) is None
     assert list((tmp_path / "native").iterdir()) == []

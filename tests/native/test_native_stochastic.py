@@ -14,11 +14,10 @@ from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 from gpucast.cpu import compiled
-from gpucast.native import stochastic, threads
+from gpucast.native import library, stochastic, threads
 from gpucast.parity import hard_values
 from gpucast.parity.cases import stochastic_cases
 from gpucast.reference import casting as reference
-from native_library import finish
 
 NUMERIC = [kind for kind in DTYPES if kind.family != "string"]
 #: The sources of every run; with --exhaustive all are.
@@ -29,7 +28,7 @@ RANDOMS = (Random(7), Random(2**64 - 1, 6), Random(1, 2**34 - 5), Random(3, 2**6
 
 def found(rule: CastRule) -> stochastic.StochasticCast:
     stochastic.find(rule, 1)
-    finish()
+    library.finish()
     cast = stochastic.find(rule)
     assert cast is not None, rule
     return cast

@@ -166,7 +166,9 @@ def _sides(x: Array, rule: CastRule, library: bool) -> Sides:
         sides |= {"astype": lambda: x.astype(out.dtype), "copyto": lambda: np.copyto(out, x, casting="unsafe")}
     if _has_tensors(rule):
         tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[dst.name])
-        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to)}
+        # A tensor that has the type already would be returned as it is.
+        copy = {"copy": True} if rule.src is dst else {}
+        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to, **copy)}
     return sides
 
 

@@ -146,9 +146,8 @@ def cast(
     """
     # Most calls have no keywords. One that looks like an earlier one comes no further than `plan.run`: every line up to
     # there is counted in nanoseconds by `python -m bench --overhead`.
-    find = FIND.get(type(x))
     if (
-        find is not None
+        type(x) in FIND
         and rounding is None
         and overflow is None
         and seed is None
@@ -162,7 +161,7 @@ def cast(
         and offset is _NO_OFFSET
     ):
         try:
-            plan = find((type(x), x.dtype, type(to), to))
+            plan = FIND[type(x)]((type(x), x.dtype, type(to), to))
         except Exception:  # As below.
             plan = None
         if plan is not None:

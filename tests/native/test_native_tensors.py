@@ -21,9 +21,8 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.interop import dlpack
 from gpucast.native import cast as native_cast
-from gpucast.native import threads
+from gpucast.native import library, threads
 from gpucast.reference import casting as reference
-from native_library import finish
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
@@ -50,7 +49,7 @@ def content(x: Any) -> bytes:
 def quick(rule: CastRule, empty_like: Callable[[Any], Any] | None = None) -> Callable[[Any], Any]:
     """The compiled function."""
     native_cast.find(rule, 1)
-    finish()
+    library.finish()
     cast = native_cast.find(rule)
     assert cast is not None and VIEW is not None
     empty_like = empty_like or partial(torch.empty_like, dtype=getattr(torch, rule.dst.numpy_name))

@@ -13,7 +13,7 @@ import torch
 
 from gpucast.casting import plan_cache
 from gpucast.casting.plan_cache import Plan
-from gpucast.core.dtypes import DType
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options, destination
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled, lanes
@@ -72,6 +72,9 @@ def _pair(kind: Any, to: Any) -> _Pair | None:
     src, dst = tensors.BY_TORCH.get(kind), destination(to, "cast")
     if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
         return None
+    if src is dst and src.family == "bool":
+        # Its bytes may be others than 0 and 1.
+        src = dtype("UINT8")
     return _Pair(resolve(src, dst), src.code_numpy.itemsize, tensors.TORCH_DTYPES[dst])
 
 
@@ -83,11 +86,7 @@ def _has_memory(x: torch.Tensor) -> bool:
 
 def _copy(rule: CastRule) -> Callable[[Any], Any] | None:
     """The cast of a type to itself; None for other rules."""
-    if rule.src is not rule.dst:
-        return None
-    # Bytes of BOOL may be others than 0 and 1.
-    copy = torch.clone if lanes.is_copy(rule) else lambda x: x.view(torch.uint8).ne(0)
-    return lambda x: copy(x) if _has_memory(x) else None
+    return (lambda x: x.clone() if _has_memory(x) else None) if lanes.is_copy(rule) else None
 
 
 def _run(quick: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:

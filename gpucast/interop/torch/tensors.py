@@ -138,16 +138,19 @@ def transformed() -> bool:
 
     They do not differentiate custom ops, and forward mode does not even report it.
     """
-    return not torch.compiler.is_compiling() and _is_transforming()
+    return not torch.compiler.is_compiling() and (_transforms() or getattr(_forward_ad, "_current_level", -1) >= 0)
 
 
 def is_watched() -> bool:
     """Whether a transform or a mode of torch wants to see the operations."""
-    return _dispatch_modes() or _function_modes() or _tracing() is not None or _is_transforming()
-
-
-def _is_transforming() -> bool:
-    return bool(_transforms()) or getattr(_forward_ad, "_current_level", -1) >= 0
+    # One function, because each call of Python's counts in a cast of a few elements.
+    return (
+        _dispatch_modes()
+        or _function_modes()
+        or _tracing() is not None
+        or _transforms()
+        or getattr(_forward_ad, "_current_level", -1) >= 0
+    )
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

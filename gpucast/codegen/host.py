@@ -62,7 +62,9 @@ def fused_unit() -> HostUnit:
 
 def batch_unit() -> HostUnit:
     """Calls of the casts of other units for many arrays (``kernels/host/batch.hpp``)."""
-    functions = ("start", "describe", "addresses_of", "new_arrays", "cast_each")
+    functions = (
+        "start", "describe", "addresses_of", "new_arrays", "describe_tensors", "addresses_of_tensors", "cast_each"
+    )  # fmt: skip
     return HostUnit(_loops("calls.hpp", "batch.hpp"), functions)
 
 

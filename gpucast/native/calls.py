@@ -33,6 +33,8 @@ _at = ctypes.c_void_p.from_address
 _bound = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
 _describe = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_ssize_t)
 _addresses = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_void_p)
+_describe_tensors = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+_addresses_of_tensors = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)
 _new_arrays = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)
 
 
@@ -183,7 +185,42 @@ class Lists:
         return made
 
 
+class TensorLists:
+    """The same of tensors of another library; `view` as for `of_tensors`."""
+
+    def __init__(self, library: ctypes.CDLL, view: int) -> None:
+        self._describe = _describe_tensors(("describe_tensors", library))
+        self._addresses = _addresses_of_tensors(("addresses_of_tensors", library))
+        self._view = view
+
+    def describe(self, arrays: Sequence[Any]) -> bytes | None:
+        """Equal for tensors that are alike in class, dtypes and shapes; None for those that are not of one class,
+        row-major and on the host."""
+        found: bytes | None = self._describe(arrays, self._view)
+        return found
+
+    def addresses(self, arrays: Sequence[Any]) -> npt.NDArray[np.uint64]:
+        """Those of the first elements; 0 for tensors that are not row-major and on the host, or have no memory."""
+        found = np.empty(len(arrays), np.uint64)
+        self._addresses(arrays, self._view, pointer(found))
+        return found
+
+
 def lists(nbytes: int = 0) -> Lists | None:
     """None where the library has none of this, or is not compiled; `nbytes`: bytes of arrays about to be cast."""
+    library = _started(nbytes)
+    return None if library is None else Lists(library)
+
+
+def tensor_lists(view: int) -> TensorLists | None:
+    """As `lists`, of tensors."""
+    library = _started(0)
+    return None if library is None else _tensor_lists(library, view)
+
+
+_tensor_lists = lru_cache(maxsize=8)(TensorLists)
+
+
+def _started(nbytes: int) -> ctypes.CDLL | None:
     library = host_native.library(batch_unit, nbytes=nbytes)
-    return None if library is None or not _is_started(library) else Lists(library)
+    return library if library is not None and _is_started(library) else None

@@ -51,6 +51,43 @@ GPUCAST_EXPORT void addresses_of(gpucast::Object* list, gpucast::u64* addresses)
     }
 }
 
+// As `describe`, of tensors of one class that are row-major and on the host.
+GPUCAST_EXPORT gpucast::Object* describe_tensors(gpucast::Object* list, gpucast::View* view) {
+    using namespace gpucast;
+    const Length tensors = python.list_size(list);
+    if (tensors < 0) return nullptr;
+    Tensor x;
+    u64 size;
+    Length words = 0;
+    for (Length i = 0; i < tensors; ++i) {
+        Object* one = python.list_item(list, i);
+        if (class_of(one) != class_of(python.list_item(list, 0)) || !is_plain_tensor(one, view, &x, &size)) {
+            return nothing();
+        }
+        words += 1 + x.dimensions;
+    }
+    Object* found = python.new_bytes(nullptr, words * Length(sizeof(Length)));
+    Length* word = found ? reinterpret_cast<Length*>(python.bytes(found)) : nullptr;
+    for (Length i = 0; word && i < tensors; ++i) {
+        is_plain_tensor(python.list_item(list, i), view, &x, &size);
+        *word++ = Length(x.dimensions) << 32 | x.lanes << 16 | x.bits << 8 | x.kind;
+        for (int j = 0; j < x.dimensions; ++j) *word++ = Length(x.shape[j]);
+    }
+    return found;
+}
+
+// The addresses of the first elements of a list of such tensors.
+GPUCAST_EXPORT void addresses_of_tensors(gpucast::Object* list, gpucast::View* view, gpucast::u64* addresses) {
+    using namespace gpucast;
+    const Length tensors = python.list_size(list);
+    Tensor x;
+    u64 size;
+    for (Length i = 0; i < tensors; ++i) {
+        const bool is_plain = is_plain_tensor(python.list_item(list, i), view, &x, &size);
+        addresses[i] = is_plain ? u64(reinterpret_cast<Address>(x.data)) : 0;
+    }
+}
+
 // A list of new arrays, of the shapes of those in a list.
 GPUCAST_EXPORT gpucast::Object* new_arrays(gpucast::Object* list, gpucast::Object* dtype) {
     using namespace gpucast;

@@ -66,10 +66,12 @@ inline const Array* fields(const Object* array) {
     return reinterpret_cast<const Array*>(reinterpret_cast<const u8*>(array) + python.header);
 }
 
+inline const Object* class_of(const Object* x) { return reinterpret_cast<Object* const*>(fields(x))[-1]; }
+
 // The fields of an array that is row-major and aligned; null for any other object.
 inline const Array* plain_array(const Object* x) {
     const Array* array = fields(x);
-    if (reinterpret_cast<Object* const*>(array)[-1] != python.ndarray) return nullptr;
+    if (class_of(x) != python.ndarray) return nullptr;
     return (array->flags & (row_major | aligned)) == (row_major | aligned) ? array : nullptr;
 }
 
@@ -84,20 +86,20 @@ inline Object* nothing() {
     return python.none;
 }
 
-// Whether x is a row-major tensor of the host that has elements, and then its fields and their number.
+// Whether x is a row-major tensor of the host, and then its fields and number of elements. One that has none, or zeros
+// alone, may have no memory.
 inline bool is_plain_tensor(Object* x, View* view, Tensor* tensor, u64* size) {
     if (view(x, tensor) != 0) {
         python.clear_error();
         return false;
     }
-    long long stride = 1;
-    for (int i = tensor->dimensions; i-- > 0; stride *= tensor->shape[i]) {
-        if (tensor->shape[i] != 1 && tensor->strides[i] != stride) return false;
+    *size = 1;
+    bool is_row_major = true;
+    for (int i = tensor->dimensions; i-- > 0; *size *= u64(tensor->shape[i])) {
+        is_row_major &= tensor->shape[i] == 1 || u64(tensor->strides[i]) == *size;
     }
-    *size = u64(stride);
-    tensor->data += tensor->offset;
-    // Those that have no elements, or zeros alone, may have no memory.
-    return tensor->device_type == host && tensor->data && stride > 0;
+    if (tensor->data) tensor->data += tensor->offset;
+    return tensor->device_type == host && (is_row_major || *size == 0);
 }
 
 inline Object* new_array(const Array* like, Object* dtype) {
@@ -174,7 +176,7 @@ static Object* call_tensor_cast(Object* self, Object* const* arguments, Length c
     const Call* call = &own->call;
     Tensor x, y;
     u64 size;
-    if (count != 1 || !is_plain_tensor(arguments[0], own->view, &x, &size)) return nothing();
+    if (count != 1 || !is_plain_tensor(arguments[0], own->view, &x, &size) || !size || !x.data) return nothing();
     const bool is_aligned = reinterpret_cast<Address>(x.data) % call->src_bytes == 0;
     if (!is_aligned || size * (call->src_bytes + call->dst_bytes) >= call->large) return nothing();
     Object* out = python.call(python.tuple_item(self, 1), arguments[0], nullptr);

@@ -17,7 +17,6 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options, destination
 from gpucast.core.rule import CastRule, resolve
 from gpucast.cpu import compiled, lanes
-from gpucast.interop import dlpack
 from gpucast.interop.torch import tensors
 
 _DEFAULT = Options()
@@ -55,15 +54,11 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
             return None
         y = torch.empty_like(x, dtype=kind)
         found.at(address, y.data_ptr(), size)
-        if _VIEW is not None:
-            quick = found.of_tensors(_VIEW, partial(torch.empty_like, dtype=kind))
+        if tensors.VIEW is not None:
+            quick = found.of_tensors(tensors.VIEW, partial(torch.empty_like, dtype=kind))
     if quick is not None:
         plan_cache.keep_simple((torch.Tensor, x.dtype, type(to), to), Plan(rule, _run(quick)))
     return y
-
-
-#: How compiled code looks at tensors.
-_VIEW = dlpack.view_function(torch.Tensor)
 
 
 @lru_cache(maxsize=1024)

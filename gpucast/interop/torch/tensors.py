@@ -17,6 +17,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices
+from gpucast.interop import dlpack
 
 #: torch's dtypes with one element per item; types below one byte take a byte each.
 TORCH_DTYPES: dict[DType, Any] = {
@@ -28,6 +29,8 @@ BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_D
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
+#: How compiled code looks at tensors; None for a torch that does not offer it.
+VIEW = dlpack.view_function(torch.Tensor)
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
 

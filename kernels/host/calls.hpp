@@ -86,20 +86,22 @@ inline Object* nothing() {
     return python.none;
 }
 
-// Whether x is a row-major tensor of the host, and then its fields and number of elements. One that has none, or zeros
-// alone, may have no memory.
+// Whether x is a tensor of the host with the strides of a new one, and then its fields and number of elements. One that
+// has none, or zeros alone, may have no memory.
 inline bool is_plain_tensor(Object* x, View* view, Tensor* tensor, u64* size) {
     if (view(x, tensor) != 0) {
         python.clear_error();
         return false;
     }
     *size = 1;
-    bool is_row_major = true;
-    for (int i = tensor->dimensions; i-- > 0; *size *= u64(tensor->shape[i])) {
-        is_row_major &= tensor->shape[i] == 1 || u64(tensor->strides[i]) == *size;
+    long long stride = 1;
+    for (int i = tensor->dimensions; i-- > 0;) {
+        if (tensor->strides[i] != stride) return false;
+        *size *= u64(tensor->shape[i]);
+        stride *= tensor->shape[i] ? tensor->shape[i] : 1;
     }
     if (tensor->data) tensor->data += tensor->offset;
-    return tensor->device_type == host && (is_row_major || *size == 0);
+    return tensor->device_type == host;
 }
 
 inline Object* new_array(const Array* like, Object* dtype) {

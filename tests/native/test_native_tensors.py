@@ -20,8 +20,8 @@ from gpucast.casting import plan_cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.interop import dlpack
+from gpucast.native import calls, library, threads
 from gpucast.native import cast as native_cast
-from gpucast.native import library, threads
 from gpucast.reference import casting as reference
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -209,3 +209,77 @@ def test_which_functions_of_dlpack_are_known(change: str) -> None:
     kind = type("Kind", (), {"__dlpack_c_exchange_api__": capsule})
     assert dlpack.view_function(kind) == (77 if change == "none" else None)
     assert dlpack.view_function(int) is None
+
+
+# ---- lists of tensors ----
+
+
+@pytest.fixture
+def lists(native: None) -> calls.TensorLists:
+    calls.lists(1)
+    library.finish()
+    assert VIEW is not None
+    found = calls.tensor_lists(VIEW)
+    assert found is not None
+    return found
+
+
+def test_descriptions_of_lists(lists: calls.TensorLists) -> None:
+    a, b = torch.zeros(2, 3), torch.ones(2, 3)
+    kinds = [[torch.zeros(3).to(getattr(torch, row.numpy_name))] for row in WHOLE]
+    one = lists.describe([a, b])
+    assert one and lists.describe([b, a]) == one
+    others = [
+        [a], [a, b, a], [a, b.reshape(3, 2)], [a, b.reshape(6)], [a, b.reshape(1, 2, 3)], [torch.zeros(())], [],
+        [torch.zeros(0)], [torch.zeros(2, 0, 3)], *kinds,
+    ]  # fmt: skip
+    assert len({one, *map(lists.describe, others)} - {None}) == len(others) + 1
+    # Its strides are not those of a new tensor of its shape.
+    row = torch.zeros(1, 4).T
+    assert row.is_contiguous()
+    for wrong in (
+        a.T,
+        a[:, :1],
+        row,
+        a.to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.nn.Parameter(a),
+        None,
+        1,
+        [a],
+    ):
+        assert lists.describe([a, wrong]) is None
+        assert lists.describe([a, wrong, b]) is None
+    with pytest.raises(SystemError):
+        lists.describe((a, b))
+
+
+def test_addresses_of_lists(lists: calls.TensorLists) -> None:
+    given = [torch.zeros(()), torch.zeros(0), torch.zeros(3, 4), torch.zeros(9)[4:], torch._efficientzerotensor(3)]
+    assert lists.addresses(given).tolist() == [x.data_ptr() for x in given]
+    assert lists.addresses([]).tolist() == []
+    assert lists.addresses([given[2].T, given[2]]).tolist() == [0, given[2].data_ptr()]
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
+def test_results_of_plans_are_new_tensors(kind: Any, lists: calls.TensorLists) -> None:
+    quick(RULE)
+    shapes = ((), (3, 4), (0,), (5,), (2, 1, 3))
+    with torch.no_grad():
+        given = [torch.linspace(-4, 4, int(np.prod(shape))).reshape(shape) for shape in shapes]
+        if kind is not torch.Tensor:
+            given = [kind(x) for x in given]
+        wanted = [x.half() for x in given]
+        calls_of_plans = [gpucast.cast_many(given, "FLOAT16") for _ in range(3)]
+    (plans,) = (plan for plan in plan_cache.PLANS.values() if not isinstance(plan, plan_cache.Plan))
+    assert type(plans.plans[0].arrays) is bytes
+    for results in calls_of_plans:
+        for x, y in zip(wanted, results, strict=True):
+            assert (type(y), y.shape, y.stride(), y.requires_grad) == (torch.Tensor, x.shape, x.stride(), False)
+            assert torch.equal(y, x)
+    storages = {y.data_ptr() for results in calls_of_plans for y in results if y.numel()}
+    assert len(storages) == 3 * 4
+    with torch.inference_mode():
+        assert all(y.is_inference() for y in gpucast.cast_many(given, "FLOAT16"))
+    with torch.no_grad():
+        assert not any(y.is_inference() for y in gpucast.cast_many(given, "FLOAT16"))

@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions of checkpoints, for the tests: planned, run, and the files that are left."""
+"""Conversions of checkpoints, for the tests: planned, run, run by other programs, and the files that are left."""
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,26 @@ def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **op
     outcome = checkpoints.Outcome(plan)
     checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
     return outcome
+
+
+def results_of(program: str, cases: list[dict[str, Any]], **variables: str) -> list[dict[str, Any]]:
+    """What a program beside this file, such as killed_runs.py, found for each case."""
+    here = Path(__file__).parent
+    environment = os.environ | {"PYTHONPATH": str(here.parent), "OPENBLAS_NUM_THREADS": "1"} | variables
+    command = [sys.executable, "-W", "error", str(here / program)]
+    ended = subprocess.run(
+        command, input=json.dumps(cases), capture_output=True, text=True, env=environment, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    results: list[dict[str, Any]] = json.loads(ended.stdout)
+    return results
+
+
+def entered_copy(folder: Path, copy: Path) -> Path:
+    """A copy of the folder, which becomes the working directory."""
+    shutil.copytree(folder, copy)
+    os.chdir(copy)
+    return copy
 
 
 def contents(folder: Path) -> dict[str, bytes]:

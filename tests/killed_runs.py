@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from conversions import contents
+from conversions import contents, entered_copy
 from gpucast import checkpoints, cli
 
 
@@ -62,10 +62,7 @@ def case(argv: list[str], folder: Path, seed: str, points: int) -> dict[str, Any
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
 
         def fresh(name: str) -> Path:
-            where = Path(scratch) / name
-            shutil.copytree(folder, where)
-            os.chdir(where)
-            return where
+            return entered_copy(folder, Path(scratch) / name)
 
         whole = fresh("whole")
         before = contents(whole)

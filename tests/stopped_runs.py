@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from conversions import contents
+from conversions import contents, entered_copy
 from gpucast import checkpoints, cli
 
 #: What changes something; before each of these a run is killed.
@@ -105,10 +105,7 @@ def case(argv: list[str], folder: Path, how: str, again: Sequence[str] = (), eve
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
 
         def fresh(name: str) -> Path:
-            where = Path(scratch) / name
-            shutil.copytree(folder, where)
-            os.chdir(where)
-            return where
+            return entered_copy(folder, Path(scratch) / name)
 
         before = contents(folder)
         where = fresh("whole")

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test data for files: arrays of every type, and what each format can hold."""
+"""Test data for files: arrays of every type, what each format can hold, and disks that are full."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,17 @@ def sample(dtype: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     ]
     codes[: len(edges)] = [edge & top for edge in edges[:size]]
     return codes.view(dtype.numpy).reshape(shape)
+
+
+@contextlib.contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file can grow beyond `after` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def leftovers(folder: Path, *known: str) -> list[str]:

@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import json
 import os
 import random
-import resource
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conversions import contents, planned
+from conversions import contents, planned, results_of
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
@@ -30,9 +26,8 @@ from gpucast.cpu import lanes as host
 from gpucast.files import formats
 from onnx_models import save_external
 from scaled_files import convert
-from tensors import leftovers
+from tensors import full_disk, leftovers
 
-HERE = Path(__file__).parents[1]
 BIG = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
 
 
@@ -94,29 +89,12 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, exhaustive: bool) ->
             ("families", "in/4.safetensors o.safetensors --to FLOAT4E2M1 --scale nvfp4 --style comfyui", 2),
         ]
     ]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", str(HERE / "killed_runs.py")]
-    ended = subprocess.run(
-        command, input=json.dumps(cases), capture_output=True, text=True, env=environment, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    results = json.loads(ended.stdout)
+    results = results_of("killed_runs.py", cases)
     assert [result["problems"] for result in results] == [[]] * len(cases)
     assert all(result["calls"] > 1000 for result in results)
     # Files that can be gone on with are.
     assert results[0]["resumed"] > 0
     assert all(result["resumed"] > 0 for result in results[1:4])
-
-
-@contextlib.contextmanager
-def full_disk(after: int) -> Iterator[None]:
-    """No file can grow beyond `after` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("after", [0, 100, 10_000, 300_000])

@@ -10,7 +10,6 @@ import os
 import re
 import stat
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 import onnx
 import pytest
 
-from conversions import planned, run
+from conversions import planned, results_of, run
 from gpucast import checkpoints, files
 from gpucast.checkpoints.reporting import html
 from gpucast.checkpoints.running import directory, locks, place, publication, staging
@@ -32,7 +31,6 @@ from onnx_models import save_external
 from strangers import STRANGER, as_root
 from tensors import leftovers
 
-HERE = Path(__file__).parents[1]
 BIG = np.linspace(-1, 1, 1 << 12, dtype=np.float32)
 
 
@@ -90,13 +88,7 @@ def test_a_run_stopped_at_any_step_is_complete_or_undone(how: str, tmp_path: Pat
                 }
             )
             told[-1]["every"] = every
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OPENBLAS_NUM_THREADS": "1", "GPUCAST_NATIVE": "0"}
-    command = [sys.executable, "-W", "error", str(HERE / "stopped_runs.py")]
-    ended = subprocess.run(
-        command, input=json.dumps(told), capture_output=True, text=True, env=environment, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    results = json.loads(ended.stdout)
+    results = results_of("stopped_runs.py", told, GPUCAST_NATIVE="0")
     assert [result["problems"] for result in results] == [[]] * len(told)
     # That the steps are seen, and in the order that docs/checkpoints.md tells.
     for told_of, result in zip(told, results, strict=True):

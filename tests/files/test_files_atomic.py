@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,20 +14,9 @@ import pytest
 
 from gpucast import files
 from gpucast.core.dtypes import dtype
-from tensors import leftovers
+from tensors import full_disk, leftovers
 
 BIG = np.arange(1 << 20, dtype=np.float32)
-
-
-@contextlib.contextmanager
-def full_disk(after: int) -> Iterator[None]:
-    """No file can grow beyond `after` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (after, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(params=files.SUFFIXES)

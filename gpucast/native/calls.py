@@ -200,7 +200,7 @@ class TensorLists:
         return found
 
     def addresses(self, arrays: Sequence[Any]) -> npt.NDArray[np.uint64]:
-        """Those of the first elements; 0 for tensors that are not row-major and on the host, or have no memory."""
+        """Those of the first elements; 0 for tensors that have no memory."""
         found = np.empty(len(arrays), np.uint64)
         self._addresses(arrays, self._view, pointer(found))
         return found

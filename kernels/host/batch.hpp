@@ -76,15 +76,14 @@ GPUCAST_EXPORT gpucast::Object* describe_tensors(gpucast::Object* list, gpucast:
     return found;
 }
 
-// The addresses of the first elements of a list of such tensors.
+// The addresses of the first elements of a list of tensors; 0 where there is none.
 GPUCAST_EXPORT void addresses_of_tensors(gpucast::Object* list, gpucast::View* view, gpucast::u64* addresses) {
     using namespace gpucast;
     const Length tensors = python.list_size(list);
     Tensor x;
-    u64 size;
     for (Length i = 0; i < tensors; ++i) {
-        const bool is_plain = is_plain_tensor(python.list_item(list, i), view, &x, &size);
-        addresses[i] = is_plain ? u64(reinterpret_cast<Address>(x.data)) : 0;
+        const bool is_known = is_viewed(python.list_item(list, i), view, &x);
+        addresses[i] = is_known ? u64(reinterpret_cast<Address>(x.data)) : 0;
     }
 }
 

@@ -86,13 +86,20 @@ inline Object* nothing() {
     return python.none;
 }
 
-// Whether x is a tensor of the host with the strides of a new one, and then its fields and number of elements. One that
-// has none, or zeros alone, may have no memory.
-inline bool is_plain_tensor(Object* x, View* view, Tensor* tensor, u64* size) {
+// Whether x has fields of this kind, and then these, with the offset in the address. A tensor that has no elements, or
+// zeros alone, may have no memory.
+inline bool is_viewed(Object* x, View* view, Tensor* tensor) {
     if (view(x, tensor) != 0) {
         python.clear_error();
         return false;
     }
+    if (tensor->data) tensor->data += tensor->offset;
+    return true;
+}
+
+// Whether x is a tensor of the host with the strides of a new one, and then its fields and number of elements.
+inline bool is_plain_tensor(Object* x, View* view, Tensor* tensor, u64* size) {
+    if (!is_viewed(x, view, tensor)) return false;
     *size = 1;
     long long stride = 1;
     for (int i = tensor->dimensions; i-- > 0;) {
@@ -100,7 +107,6 @@ inline bool is_plain_tensor(Object* x, View* view, Tensor* tensor, u64* size) {
         *size *= u64(tensor->shape[i]);
         stride *= tensor->shape[i] ? tensor->shape[i] : 1;
     }
-    if (tensor->data) tensor->data += tensor->offset;
     return tensor->device_type == host;
 }
 

@@ -258,7 +258,23 @@ def test_addresses_of_lists(lists: calls.TensorLists) -> None:
     given = [torch.zeros(()), torch.zeros(0), torch.zeros(3, 4), torch.zeros(9)[4:], torch._efficientzerotensor(3)]
     assert lists.addresses(given).tolist() == [x.data_ptr() for x in given]
     assert lists.addresses([]).tolist() == []
-    assert lists.addresses([given[2].T, given[2]]).tolist() == [0, given[2].data_ptr()]
+    assert lists.addresses([given[2].T, given[2][:, 1:]]).tolist() == [given[2].data_ptr(), given[2].data_ptr() + 4]
+    assert lists.addresses([given[2].to_sparse()]).tolist() == [0]
+
+
+def test_outs_of_plans(lists: calls.TensorLists) -> None:
+    quick(RULE)
+    given = [torch.linspace(-4, 4, 12).reshape(12, 1), torch.arange(5.0)]
+    # Contiguous, with strides that a new tensor would not have.
+    outs = [torch.zeros(1, 12, dtype=torch.float16).T, torch.zeros(5, dtype=torch.float16)]
+    assert outs[0].stride() == (1, 12) and outs[0].is_contiguous()
+    for _ in range(3):
+        for out in outs:
+            out.zero_()
+        assert gpucast.cast_many(given, "FLOAT16", out=outs) is outs
+        assert all(torch.equal(x.half(), y) for x, y in zip(given, outs, strict=True))
+    (plans,) = (plan for plan in plan_cache.PLANS.values() if not isinstance(plan, plan_cache.Plan))
+    assert len(plans.plans) == 1
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])

@@ -164,10 +164,16 @@ def _sides(x: Array, rule: CastRule, library: bool) -> Sides:
     with np.errstate(all="ignore"), contextlib.suppress(TypeError):
         x[:1].astype(out.dtype)  # TypeError: ml_dtypes lacks the pair.
         sides |= {"astype": lambda: x.astype(out.dtype), "copyto": lambda: np.copyto(out, x, casting="unsafe")}
-    if torch is not None and {rule.src.name, dst.name} <= _TORCH.keys():
+    if _has_tensors(rule):
         tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[dst.name])
-        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to)}
+        # A tensor that has the type already would be returned as it is.
+        copy = {"copy": True} if rule.src is dst else {}
+        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to, **copy)}
     return sides
+
+
+def _has_tensors(rule: CastRule) -> bool:
+    return torch is not None and {rule.src.name, rule.dst.name} <= _TORCH.keys()
 
 
 def _tensor(x: Array, src: DType) -> Any:
@@ -224,7 +230,10 @@ def _without_library(rule: CastRule, alone: bool) -> Iterator[None]:
 def _plan(rule: CastRule) -> None:
     """Have the next call find a plan for what is ready now."""
     plan_cache.forget_rule(rule)
-    gpucast.cast(np.empty(0, rule.src.numpy), rule.dst)
+    x = np.zeros(1, rule.src.numpy)
+    gpucast.cast(x, rule.dst)
+    if rule in compiled.READY and _has_tensors(rule):
+        gpucast.cast(_tensor(x, rule.src), rule.dst)
 
 
 def _strings(elements: int) -> list[tuple[str, float]]:

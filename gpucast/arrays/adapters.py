@@ -140,8 +140,9 @@ class BatchPlanner(ABC):
         """Where their elements begin."""
 
     @abstractmethod
-    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        """Memory for the results of contiguous arrays, as the caller gets them."""
+    def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
+        """Gives the memory for the results of arrays that are described as these contiguous ones are, as the caller
+        gets them."""
 
     @abstractmethod
     def stream(self, device: int) -> int:

@@ -48,8 +48,8 @@ class NumpyPlanner(BatchPlanner):
     def addresses(self, arrays: Sequence[Any]) -> Table:
         return self._lists.addresses(arrays)
 
-    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        return self._lists.new(arrays, dst.numpy)
+    def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
+        return partial(self._lists.new, dtype=dst.numpy)
 
     def stream(self, device: int) -> int:
         raise AssertionError("the host has no streams")
@@ -68,9 +68,12 @@ class CupyPlanner(BatchPlanner):
     def addresses(self, arrays: Sequence[Any]) -> list[int]:
         return list(map(self.address, arrays))
 
-    def allocate(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        gpu.cast.check_allocation()
-        return [gpu.cast.new(x.shape, dst) for x in arrays]
+    def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
+        def allocate(arrays: Sequence[Any]) -> list[Any]:
+            gpu.cast.check_allocation()
+            return [gpu.cast.new(x.shape, dst) for x in arrays]
+
+        return allocate
 
     def stream(self, device: int) -> int:
         driver = gpu.driver.driver()
@@ -99,6 +102,8 @@ class BatchPlan:
     arrays: Any
     #: None for new arrays.
     outs: Any
+    #: Makes new arrays; None where there are outs.
+    allocate: Callable[[Sequence[Any]], list[Any]] | None
     scaling: str
     #: None for the host.
     device: int | None
@@ -141,9 +146,10 @@ def run(
         return None
     device = plan.device
     with contextlib.nullcontext() if device is None else gpu.driver.driver().using(planner.stream(device), device):
-        if outs is None or to is None:
-            outs = planner.allocate(given, dst)
+        if plan.allocate is not None:
+            outs = plan.allocate(given)
             to = _addresses(outs, plan)
+        assert to is not None
         launch(src, to, fused)
     return outs
 
@@ -248,6 +254,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
     plan = BatchPlan(
         arrays,
         described,
+        _PLANNERS[type(given[0])].allocator(given, dst) if outs is None else None,
         "none" if fused is None else fused.scaling,
         device,
         None if len(used) == len(items) else used,

@@ -20,7 +20,7 @@ from gpucast.casting import plan_cache as plans
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.keywords import CastKeywords, HostInput
-from gpucast.casting.plan_cache import ARRAYS, PLANS, SIMPLE, Plan
+from gpucast.casting.plan_cache import ARRAYS, FIND, PLANS, SIMPLE, Plan
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
@@ -145,10 +145,9 @@ def cast(
     al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
     # Most calls have no keywords. One that looks like an earlier one comes no further than `plan.run`: every line up to
-    # there is counted in nanoseconds by `python -m bench --overhead`. torch.compile traces these lines for tensors, and
-    # would compile anew whenever plans are made.
+    # there is counted in nanoseconds by `python -m bench --overhead`.
     if (
-        type(x) in ARRAYS
+        type(x) in FIND
         and rounding is None
         and overflow is None
         and seed is None
@@ -162,7 +161,7 @@ def cast(
         and offset is _NO_OFFSET
     ):
         try:
-            plan = SIMPLE.get((type(x), x.dtype, type(to), to))
+            plan = FIND[type(x)]((type(x), x.dtype, type(to), to))
         except Exception:  # As below.
             plan = None
         if plan is not None:
@@ -312,6 +311,7 @@ def _keep_plan(key: tuple[Any, ...], source: Operand, rule: CastRule, fuses: boo
     else:
         return
     ARRAYS.add(key[0])
+    FIND[key[0]] = SIMPLE.get
     plans.keep(key, Plan(rule, run))
 
 

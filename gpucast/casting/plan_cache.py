@@ -58,8 +58,11 @@ PLANS: dict[tuple[Any, ...], Any] = {}
 SIMPLE: dict[tuple[Any, ...], Plan] = {}
 #: What such keys end with, behind the kinds of array and destination.
 _NO_KEYWORDS = (bool, True, "up", int, DEFAULT_OPSET, None, None, True, None)
-#: The types of x that plans of single casts may have been made for.
+#: The types of x that plans of single casts in `PLANS` may have been made for.
 ARRAYS: set[type] = {np.ndarray}
+#: How such plans are found in `SIMPLE`, by the type of x. A compiler that traces calls with arrays of its library would
+#: compile anew whenever plans are made, if it looked into the dictionary.
+FIND: dict[type, Callable[[tuple[Any, ...]], Plan | None]] = {np.ndarray: SIMPLE.get}
 
 
 def keep(key: tuple[Any, ...], plan: AnyPlan) -> None:
@@ -71,6 +74,14 @@ def keep(key: tuple[Any, ...], plan: AnyPlan) -> None:
         kinds = len(key) - len(_NO_KEYWORDS)
         if isinstance(plan, Plan) and key[kinds:] == _NO_KEYWORDS:
             SIMPLE[key[:kinds]] = plan
+
+
+def keep_simple(key: tuple[Any, ...], plan: Plan) -> None:
+    """Keep the plan of a cast without keywords but `out` of another library's arrays, for which `FIND` has a way."""
+    if is_lasting(key):
+        if len(SIMPLE) >= _KEPT:
+            forget()
+        SIMPLE[key] = plan
 
 
 def is_lasting(key: tuple[Any, ...]) -> bool:

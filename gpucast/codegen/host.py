@@ -35,10 +35,10 @@ class HostUnit:
 def cast_unit(rules: Sequence[CastRule]) -> HostUnit:
     """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says.
 
-    There is no function for random rounding and text. With ``start`` and ``bind`` of ``kernels/host/calls.hpp``.
+    There is no function for random rounding and text. With those of ``kernels/host/calls.hpp``.
     """
     unit = _casts("GPUCAST_CAST", {kernel_name(rule): rule for rule in rules}, ["calls.hpp", "casts.hpp"])
-    return replace(unit, functions=(*unit.functions, "start", "bind"))
+    return replace(unit, functions=(*unit.functions, "start", "bind", "bind_tensors"))
 
 
 def counted_unit(rules: Sequence[CastRule]) -> HostUnit:
@@ -62,7 +62,9 @@ def fused_unit() -> HostUnit:
 
 def batch_unit() -> HostUnit:
     """Calls of the casts of other units for many arrays (``kernels/host/batch.hpp``)."""
-    functions = ("start", "describe", "addresses_of", "new_arrays", "cast_each")
+    functions = (
+        "start", "describe", "addresses_of", "new_arrays", "describe_tensors", "addresses_of_tensors", "cast_each"
+    )  # fmt: skip
     return HostUnit(_loops("calls.hpp", "batch.hpp"), functions)
 
 

@@ -34,6 +34,13 @@ class CompiledCast(Protocol):
     def quicker(self, run: Run) -> Run:
         """What gives the same as `run`, the cast of a plan, and takes less time for most arrays."""
 
+    def of_tensors(self, view: int, empty_like: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+        """Gives the cast of a tensor of another library, or None, nothing done, where that is not row-major or for
+        another reason not like most. None where there is no such function.
+
+        `view`: the address of DLPack's ``dltensor_from_py_object_no_sync`` for the tensor's class; ``empty_like(x)``: a
+        new tensor for the result."""
+
 
 #: The same with random rounding: the first element takes the word at the offset.
 StochasticCast = Callable[[Array, Array, Random], Any]

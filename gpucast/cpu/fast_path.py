@@ -32,10 +32,10 @@ _SCALES, _LARGEST = (_FLOAT, np.dtype(np.float64)), sys.float_info.max
 def plain(rule: CastRule) -> compiled.Run:
     """``run(x, out)`` of native NumPy arrays, by compiled code if it is ready now."""
     tag, src_codes, dst_codes = rule.dst.numpy, rule.src.code_numpy, rule.dst.code_numpy
-    is_astype = host.is_astype(rule)
+    is_astype, is_copy = host.is_astype(rule), host.is_copy(rule)
 
     def run(x: npt.NDArray[Any], out: Any) -> Any:
-        if is_astype and out is None and x.size <= host.SHORT:
+        if out is None and (is_copy or (is_astype and x.size <= host.SHORT)):
             return x.astype(tag)
         if out is None:
             # `empty` is the quicker of the two.
@@ -48,7 +48,9 @@ def plain(rule: CastRule) -> compiled.Run:
             or np.may_share_memory(x, out)
         ):
             return None
-        if x.size:
+        if is_copy:
+            np.copyto(out, x)
+        elif x.size:
             host.apply_codes(x.view(src_codes), rule, out.view(dst_codes))
         return out
 

@@ -223,6 +223,11 @@ def is_astype(rule: CastRule) -> bool:
     return dst.family == "float" and (dst.bits > 16 or (_is_bfloat16(dst) and src.bits <= 16))
 
 
+def is_copy(rule: CastRule) -> bool:
+    """Whether the results are the same bytes; those of BOOL and of types below one byte may hold more than a code."""
+    return rule.src is rule.dst and not (rule.dst.packed or rule.dst.family == "bool")
+
+
 def _zero_mask(dtype: DType) -> int:
     """A mask of bits that are all clear only in the codes of zero and negative zero."""
     return dtype.code_mask & ~(dtype.sign_code if dtype.has_negative_zero else 0)

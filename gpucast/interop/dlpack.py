@@ -83,6 +83,21 @@ class _Versioned(ctypes.Structure):
     )
 
 
+class _Exchange(ctypes.Structure):
+    """DLPackExchangeAPI."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", ctypes.c_void_p),
+        ("to_object", ctypes.c_void_p),
+        ("view", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+    )
+
+
 #: By the name of an unused capsule: its structure, and its name once it is used.
 _CAPSULES = {b"dltensor": (_Managed, b"used_dltensor"), b"dltensor_versioned": (_Versioned, b"used_dltensor_versioned")}
 
@@ -93,6 +108,15 @@ _pointer.argtypes, _pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctype
 _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.argtypes, _set_name.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_int
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def view_function(kind: type) -> int | None:
+    """The address of ``dltensor_from_py_object_no_sync`` for instances of a class; None where it offers none."""
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if capsule is None or not _is_valid(capsule, b"dlpack_exchange_api"):
+        return None
+    exchange: Any = _Exchange.from_address(_pointer(capsule, b"dlpack_exchange_api"))
+    return exchange.view if exchange.major == _VERSION[0] else None
 
 
 def code_of(kind: DType) -> int | None:

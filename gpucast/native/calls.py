@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How compiled code gets NumPy's arrays: as objects that it reads itself (``kernels/host/calls.hpp``), because ctypes
-and ``x.ctypes`` take longer than small casts."""
+"""How compiled code gets NumPy's arrays, and tensors by DLPack: as objects that it reads itself
+(``kernels/host/calls.hpp``), because ctypes and ``x.ctypes`` take longer than small casts."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ _at = ctypes.c_void_p.from_address
 _bound = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)
 _describe = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object, ctypes.c_ssize_t)
 _addresses = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_void_p)
+_describe_tensors = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+_addresses_of_tensors = ctypes.PYFUNCTYPE(None, ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)
 _new_arrays = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.py_object)
 
 
@@ -59,7 +61,7 @@ class _Array(ctypes.Structure):
 _FUNCTIONS = (
     "Py_IncRef", "Py_DecRef", "PyTuple_GetItem", "PyList_Size", "PyList_New", "PyList_GetItem", "PyList_SetItem",
     "PyBytes_FromStringAndSize", "PyBytes_AsString", "PyCFunction_NewEx", "PyObject_CallFunctionObjArgs",
-    "PyEval_SaveThread", "PyEval_RestoreThread",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_Clear",
 )  # fmt: skip
 
 
@@ -79,6 +81,17 @@ class _Call(ctypes.Structure):
         ("cast", ctypes.c_void_p), ("src_bytes", ctypes.c_uint64), ("dst_bytes", ctypes.c_uint64),
         ("large", ctypes.c_uint64),
     )  # fmt: skip
+
+    @staticmethod
+    def of(cast: Any, rule: CastRule) -> _Call:
+        itemsizes = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
+        return _Call(ctypes.cast(cast, ctypes.c_void_p), *itemsizes, threads.least())
+
+
+class _TensorCall(ctypes.Structure):
+    """``TensorCall`` of ``kernels/host/calls.hpp``."""
+
+    _fields_ = (("call", _Call), ("view", ctypes.c_void_p))
 
 
 def _in_object(x: Array) -> ctypes.c_void_p:
@@ -126,9 +139,19 @@ def of_arrays(
     """``run(x, out)`` of a cast that `library` has: what `checked` is for any objects, but quicker for most arrays."""
     if not _is_started(library):
         return checked
-    itemsizes = rule.src.code_numpy.itemsize, rule.dst.code_numpy.itemsize
-    call = _Call(ctypes.cast(cast, ctypes.c_void_p), *itemsizes, threads.least())
-    run: Callable[[Any, Any], Any] = _bound(("bind", library))((bytes(call), rule.src.numpy, rule.dst.numpy, checked))
+    call = bytes(_Call.of(cast, rule))
+    run: Callable[[Any, Any], Any] = _bound(("bind", library))((call, rule.src.numpy, rule.dst.numpy, checked))
+    return run
+
+
+def of_tensors(
+    library: ctypes.CDLL, cast: Any, rule: CastRule, view: int, empty_like: Callable[[Any], Any]
+) -> Callable[[Any], Any] | None:
+    """As `compiled.CompiledCast.of_tensors`, of a cast that `library` has."""
+    if not _is_started(library):
+        return None
+    call = bytes(_TensorCall(_Call.of(cast, rule), view))
+    run: Callable[[Any], Any] = _bound(("bind_tensors", library))((call, empty_like))
     return run
 
 
@@ -162,7 +185,42 @@ class Lists:
         return made
 
 
+class TensorLists:
+    """The same of tensors of another library; `view` as for `of_tensors`."""
+
+    def __init__(self, library: ctypes.CDLL, view: int) -> None:
+        self._describe = _describe_tensors(("describe_tensors", library))
+        self._addresses = _addresses_of_tensors(("addresses_of_tensors", library))
+        self._view = view
+
+    def describe(self, arrays: Sequence[Any]) -> bytes | None:
+        """Equal for tensors that are alike in class, dtypes and shapes; None for those that are not of one class,
+        row-major and on the host."""
+        found: bytes | None = self._describe(arrays, self._view)
+        return found
+
+    def addresses(self, arrays: Sequence[Any]) -> npt.NDArray[np.uint64]:
+        """Those of the first elements; 0 for tensors that have no memory."""
+        found = np.empty(len(arrays), np.uint64)
+        self._addresses(arrays, self._view, pointer(found))
+        return found
+
+
 def lists(nbytes: int = 0) -> Lists | None:
     """None where the library has none of this, or is not compiled; `nbytes`: bytes of arrays about to be cast."""
+    library = _started(nbytes)
+    return None if library is None else Lists(library)
+
+
+def tensor_lists(view: int) -> TensorLists | None:
+    """As `lists`, of tensors."""
+    library = _started(0)
+    return None if library is None else _tensor_lists(library, view)
+
+
+_tensor_lists = lru_cache(maxsize=8)(TensorLists)
+
+
+def _started(nbytes: int) -> ctypes.CDLL | None:
     library = host_native.library(batch_unit, nbytes=nbytes)
-    return None if library is None or not _is_started(library) else Lists(library)
+    return library if library is not None and _is_started(library) else None

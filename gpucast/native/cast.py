@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -75,6 +76,10 @@ class NativeCast:
     def quicker(self, run: compiled.Run) -> compiled.Run:
         """As `compiled.CompiledCast.quicker`."""
         return calls.of_arrays(self._library, self.function, self._rule, run)
+
+    def of_tensors(self, view: int, empty_like: Callable[[Any], Any]) -> Callable[[Any], Any] | None:
+        """As `compiled.CompiledCast.of_tensors`."""
+        return calls.of_tensors(self._library, self.function, self._rule, view, empty_like)
 
     def at(self, src: int, dst: int, size: int) -> None:
         """As `compiled.CompiledCast.at`."""

@@ -2,11 +2,6 @@
 // Calls of casts for many arrays, whose addresses and lengths are in tables, and what Python has to know of such arrays.
 namespace gpucast {
 
-inline Object* nothing() {
-    python.inc_ref(python.none);
-    return python.none;
-}
-
 // The place of an object in a tuple; its length for one that is not there.
 inline Length place_in(Object* tuple, Length count, const Object* x) {
     Length place = 0;
@@ -53,6 +48,42 @@ GPUCAST_EXPORT void addresses_of(gpucast::Object* list, gpucast::u64* addresses)
     const Length arrays = python.list_size(list);
     for (Length i = 0; i < arrays; ++i) {
         addresses[i] = u64(reinterpret_cast<Address>(fields(python.list_item(list, i))->data));
+    }
+}
+
+// As `describe`, of tensors of one class that are row-major and on the host.
+GPUCAST_EXPORT gpucast::Object* describe_tensors(gpucast::Object* list, gpucast::View* view) {
+    using namespace gpucast;
+    const Length tensors = python.list_size(list);
+    if (tensors < 0) return nullptr;
+    Tensor x;
+    u64 size;
+    Length words = 0;
+    for (Length i = 0; i < tensors; ++i) {
+        Object* one = python.list_item(list, i);
+        if (class_of(one) != class_of(python.list_item(list, 0)) || !is_plain_tensor(one, view, &x, &size)) {
+            return nothing();
+        }
+        words += 1 + x.dimensions;
+    }
+    Object* found = python.new_bytes(nullptr, words * Length(sizeof(Length)));
+    Length* word = found ? reinterpret_cast<Length*>(python.bytes(found)) : nullptr;
+    for (Length i = 0; word && i < tensors; ++i) {
+        is_plain_tensor(python.list_item(list, i), view, &x, &size);
+        *word++ = Length(x.dimensions) << 32 | x.lanes << 16 | x.bits << 8 | x.kind;
+        for (int j = 0; j < x.dimensions; ++j) *word++ = Length(x.shape[j]);
+    }
+    return found;
+}
+
+// The addresses of the first elements of a list of tensors; 0 where there is none.
+GPUCAST_EXPORT void addresses_of_tensors(gpucast::Object* list, gpucast::View* view, gpucast::u64* addresses) {
+    using namespace gpucast;
+    const Length tensors = python.list_size(list);
+    Tensor x;
+    for (Length i = 0; i < tensors; ++i) {
+        const bool is_known = is_viewed(python.list_item(list, i), view, &x);
+        addresses[i] = is_known ? u64(reinterpret_cast<Address>(x.data)) : 0;
     }
 }
 

@@ -68,3 +68,20 @@ def test_short_casts_warn_of_nothing_and_leave_error_handling_as_it_is() -> None
             for to in ("FLOAT16", "INT8", "FLOAT8E5M2", "BFLOAT16", "BOOL"):
                 gpucast.cast(x, to)
         assert np.geterr() == before
+
+
+@pytest.mark.parametrize("kind", NUMERIC, ids=str)
+def test_casts_of_a_type_to_itself_are_copies_of_the_bits(kind: DType) -> None:
+    """Signalling NaN among them; codes of BOOL and of types below one byte lose what is no code."""
+    for shape in ((4, 70), (40, 70)):
+        x = random_codes(kind, shape, 3).view(kind.numpy)
+        for given in (x, x.T, x[::2, ::3], x[:0]):
+            out = np.zeros(given.shape, kind.numpy)
+            # The second call has a plan.
+            for _ in range(2):
+                y = gpucast.cast(given, kind)
+                assert_same(y, gpucast.reference.cast(given, kind))
+                assert y.dtype == kind.numpy and not np.shares_memory(y, given)
+                assert y.strides == np.empty_like(given).strides
+                assert gpucast.cast(given, kind, out=out) is out
+                assert out.tobytes() == y.tobytes()

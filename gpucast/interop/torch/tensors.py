@@ -17,6 +17,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices
+from gpucast.interop import dlpack
 
 #: torch's dtypes with one element per item; types below one byte take a byte each.
 TORCH_DTYPES: dict[DType, Any] = {
@@ -28,6 +29,8 @@ BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_D
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
+#: How compiled code looks at tensors; None for a torch that does not offer it.
+VIEW = dlpack.view_function(torch.Tensor)
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
 
@@ -126,7 +129,11 @@ def using_stream(device: int, caller: str) -> contextlib.AbstractContextManager[
     return gpu.driver.driver().using(stream(device), device)
 
 
-_is_active: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
+_function_modes: Any = torch._C._len_torch_function_stack
+_tracing: Any = torch._C._get_tracing_state
+_transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+_forward_ad: Any = torch.autograd.forward_ad
 
 
 def transformed() -> bool:
@@ -134,18 +141,18 @@ def transformed() -> bool:
 
     They do not differentiate custom ops, and forward mode does not even report it.
     """
-    if torch.compiler.is_compiling():
-        return False
-    return bool(_is_active()) or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
+    return not torch.compiler.is_compiling() and (_transforms() or getattr(_forward_ad, "_current_level", -1) >= 0)
 
 
 def is_watched() -> bool:
     """Whether a transform or a mode of torch wants to see the operations."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._get_tracing_state() is not None
-        or transformed()
+    # One function, because each call of Python's counts in a cast of a few elements.
+    return (
+        _dispatch_modes()
+        or _function_modes()
+        or _tracing() is not None
+        or _transforms()
+        or getattr(_forward_ad, "_current_level", -1) >= 0
     )
 
 

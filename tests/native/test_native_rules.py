@@ -76,7 +76,7 @@ def test_processors_without_an_instruction(
         pytest.skip("options of x86 processors")
     flags = (*host_native._flags(), *without)
     monkeypatch.setattr(host_native, "_flags", lambda: flags)
-    kinds = (*map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "INT8")),) if src == "FLOAT16" else (dtype("FLOAT16"),)
+    kinds = [*map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "FLOAT16", "INT8", "UINT32"))]
     rules = [rule for rule in native_cast._rules(dtype(src)) if rule.dst in kinds]
     monkeypatch.setattr(native_cast, "_unit", lambda src, is_default: cast_unit(rules))
     for rule in rules:

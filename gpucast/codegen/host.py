@@ -57,7 +57,7 @@ def stochastic_unit(rules: Sequence[CastRule]) -> HostUnit:
 
 def fused_unit() -> HostUnit:
     """Casts with a scale, or that look at their source, by functions of other units (``kernels/host/fused.hpp``)."""
-    return _unit((*_COMPUTE, dtype("BFLOAT16")), ["casts.hpp", "fused.hpp"], [], ("cast_fused", "fuse_each"))
+    return _unit(_COMPUTE, ["casts.hpp", "fused.hpp"], [], ("cast_fused", "fuse_each"))
 
 
 def batch_unit() -> HostUnit:

@@ -53,39 +53,51 @@ GPUCAST_CONSTANT bool widens() {
     else return has_float32<Src>() && Src::bits <= 32 && Dst::bits == 64 && Rule::overflow() != Overflow::saturate;
 }
 
-// A number as a float that `Dst` rounds as the number itself: rounded to odd, which means that what is cut off leaves the
-// last bit set. In two's complement, too, the odd one of two neighbours has the last bit set. DOUBLEs beyond the range of
-// normal floats stay beyond it; for a `Dst` that has numbers below it, those are rounded here.
-template <typename Src, typename Dst>
+// A signed integer of 16 bits or fewer, extended from its own width, of which vectors hold more.
+template <typename Src>
+GPUCAST_INLINE int short_integer(Stored<Src> code) {
+    const Stored<Src> sign = Stored<Src>(Src::sign_code), own = Stored<Src>((code & Stored<Src>(Src::mask)) ^ sign) - sign;
+    if constexpr (sizeof own == 1) return static_cast<signed char>(own);
+    else return static_cast<short>(own);
+}
+
+// Without the low bits of `cut`; where one of them was set, the next one is.
+template <typename Word>
+GPUCAST_INLINE Word odd(Word code, Word cut) {
+    return (code | ((code & cut) + cut)) & ~cut;
+}
+
+// A number as a float that BFLOAT16 and all shorter floats round as the number itself: rounded to odd, which means that
+// what is cut off leaves the last bit set. In two's complement, too, the odd one of two neighbours has the last bit set.
+// Of short integers nothing is cut off.
+template <typename Src>
 GPUCAST_INLINE float odd_float(Stored<Src> code) {
     typedef Stored<Src> Word;
     const bool is_wide = Src::bits == 64;
-    // The bits that a DOUBLE loses as a float, or a long integer as a DOUBLE.
-    const Word cut = Src::is_float ? 0x1fffffff : is_wide ? 0x7ff : 0xff;
-    const Word odd = (code | ((code & cut) + cut)) & ~cut;
-    if constexpr (Src::is_float && is_upper_half<Dst>()) {
-        // Adding a number whose ULP is that of subnormal results, and subtracting it again, rounds.
-        const double large = 0x1.8p-81;
-        const u64 sign = u64(1) << 63, tiny = ptx::bits(ptx::as_double(code) + large - large) | (code & sign);
-        return float(ptx::as_double((code & ~sign) < ptx::bits(0x1p-126) ? tiny : odd));
+    if constexpr (Src::bits <= 16) {
+        return float(short_integer<Src>(code));
     } else if constexpr (Src::is_float) {
-        return float(ptx::as_double(odd));
+        // 14 bits of a DOUBLE are two more than FLOAT16 has and its subnormal numbers need; and a float has them from 2^-136
+        // on, below which all results are zero.
+        return ptx::cvt_rn_f32(ptx::as_double(odd<Word>(code, (u64(1) << 39) - 1)));
     } else {
+        // A long integer as a DOUBLE first.
         const Word exact = Word(1) << (is_wide ? 53 : 24);
         const bool is_signed = Src::sign_code != 0;
         const bool is_exact = is_signed ? code + exact <= 2 * exact : code <= exact;
-        const auto whole = integer<Src>(is_exact ? code : odd);
-        if constexpr (is_wide) return odd_float<DOUBLE, FLOAT>(ptx::bits(ptx::cvt_rn_f64(whole)));
+        const auto whole = integer<Src>(is_exact ? code : odd<Word>(code, is_wide ? 0x7ff : 0xff));
+        if constexpr (is_wide) return odd_float<DOUBLE>(ptx::bits(ptx::cvt_rn_f64(whole)));
         else return ptx::cvt_rn_f32(whole);
     }
 }
 
 // Whether the number is rounded to odd by that, and not by the rules: these count leading zeros, or take longer for
-// what 64 bits hold.
+// what 64 bits hold, or for the signs of short integers.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool takes_odd_float() {
     if constexpr (Src::is_float) return Src::bits == 64 && (is_small<Dst>() || is_upper_half<Dst>()) && !Rule::infinity_is_nan();
-    else return Src::bits >= 32 && is_upper_half<Dst>();
+    else if constexpr (Src::bits >= 32) return is_upper_half<Dst>();
+    else return Src::sign_code != 0 && Dst::is_float && Dst::bits <= 32;
 }
 
 // Whether a cast keeps the low bits of an integer part, and they fit in 32.
@@ -95,14 +107,23 @@ GPUCAST_CONSTANT bool wraps() {
     else return has_float32<Src>() && Rule::overflow() == Overflow::wrap;
 }
 
+// A number whose integer part is what the rule rounds to.
+template <typename Rule, typename Real>
+GPUCAST_INLINE Real without_ties(Real number) {
+    if constexpr (Rule::rounding() != Rounding::nearest_even) return number;
+    else if constexpr (sizeof number == sizeof(float)) return ptx::cvt_rni_f32(number);
+    else return ptx::cvt_rni_f64(number);
+}
+
 // The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. In C++ a
-// number out of range has no conversion, so choices replace it first: they are vector instructions, branches are not.
+// number out of range has no conversion, so choices replace it first, where `low_bits` does not: they are vector
+// instructions, branches are not.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(float number) {
-    const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(number) : number, limit = 0x1p31f;
+    const float x = without_ties<Rule>(number), limit = 0x1p31f;
     if constexpr (Src::bias < 31 || Dst::bits + Src::mantissa_bits <= 31) {
         // The low bits of all numbers from the limit on are 0.
-        return u32(int(ptx::abs(x) < limit ? x : 0.0f));
+        return Dst::bits < 32 ? ptx::low_bits(x) : u32(int(ptx::abs(x) < limit ? x : 0.0f));
     } else {
         // Without the nearest multiple of 2^32, exactly: numbers from the limit on have no fraction. Infinities leave NaN.
         // Midway between two multiples the rest may be the limit itself. Of FLOAT that is a case of its own; to BFLOAT16
@@ -116,15 +137,10 @@ GPUCAST_INLINE u32 integer_part(float number) {
 }
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE u32 integer_part(double number) {
-    const double x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f64(number) : number;
+    const double x = without_ties<Rule>(number);
     // Without a multiple of 2^32, exactly, and of the same sign, so that the fraction is cut off toward zero.
-    const double rest = ptx::fma_rn(ptx::cvt_rzi_f64(x * 0x1p-32), -0x1p32, x), known = rest == rest ? rest : 0.0;
-#if defined(__SSE2__) && !defined(__AVX512DQ__)
-    // No vector instruction converts it. The sum's ULP is 1, so that its lowest bits are the integer's.
-    return u32(ptx::bits(ptx::cvt_rzi_f64(known) + 0x1.8p52));
-#else
-    return u32(i64(known));
-#endif
+    const double rest = ptx::fma_rn(ptx::cvt_rzi_f64(x * 0x1p-32), -0x1p32, x);
+    return ptx::low_bits(GPUCAST_ALL_HAVE_LOW_BITS && Dst::bits <= 8 ? x : rest);
 }
 
 template <typename Src>
@@ -133,20 +149,75 @@ GPUCAST_INLINE auto number(Stored<Src> code) {
     else return as_float32<Src>(u32(code));
 }
 
+// Whether a cast is to the nearest integer of a range, and the rules' own way takes longer.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool saturates() {
+    if constexpr (!Dst::is_int || Src::is_e8m0 || Rule::overflow() != Overflow::saturate) return false;
+    else return !Src::is_float || (has_float32<Src>() && (Src::bits == 64 || Dst::bits != 32));
+}
+
+template <typename Number>
+GPUCAST_CONSTANT Number smaller(Number a, Number b) {
+    return a < b ? a : b;
+}
+
+template <typename Dst, typename Rule, typename Real>
+GPUCAST_INLINE Stored<Dst> nearest_integer(Real number) {
+    const Real x = without_ties<Rule>(number), least = -Real(Dst::sign_code), most = Real(Dst::max_code);
+    // NaN stays, and has no low bits.
+    const Real inside = least > x ? least : x;
+    if constexpr (Dst::bits < 64) {
+        return Stored<Dst>(ptx::low_bits(smaller(most, inside))) & Stored<Dst>(Dst::mask);
+    } else {
+        // As a DOUBLE the largest integer is the next power of two.
+        const Real known = x < most ? inside : 0;
+        const u64 whole = Dst::sign_code ? u64(i64(known)) : u64(known);
+        return x >= most ? u64(Dst::max_code) : whole;
+    }
+}
+
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE Stored<Dst> saturated(Stored<Src> code) {
+    if constexpr (!Src::is_float) {
+        auto value = integer<Src>(WordFor<Src, Dst>(code));
+        typedef decltype(value) Integer;
+        const Integer least = Integer(0 - smaller(u64(Src::sign_code), u64(Dst::sign_code)));
+        value = value > least ? value : least;
+        return Stored<Dst>(smaller(value, Integer(smaller(u64(Src::max_code), u64(Dst::max_code))))) & Stored<Dst>(Dst::mask);
+    } else if constexpr (Dst::bits <= 16) {
+        return nearest_integer<Dst, Rule>(number<Src>(code));
+    } else {
+        // A float does not hold the limits of more bits.
+        return nearest_integer<Dst, Rule>(double(number<Src>(code)));
+    }
+}
+
+// With one NaN of its sign in place of any; conversions among floats keep both.
+GPUCAST_INLINE float with_quiet_nan(float x) {
+    return x != x ? ptx::as_float((ptx::bits(x) & 0x80000000) | 0x7fc00000) : x;
+}
+
 // The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could; the other ways round as they
 // do.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
-    if constexpr (widens<Src, Dst, Rule>()) {
-        const float x = as_float32<Src>(u32(code));
-        const float known = x != x ? ptx::as_float(sign_of<Src>(u32(code)) | 0x7fc00000) : x;
-        return ptx::bits(ptx::cvt_f64(known));
+    typedef WordFor<Src, Dst> Word;
+    if constexpr (Src::is_bool) {
+        // A choice is a vector instruction where the conversion of a comparison is none.
+        const Stored<Dst> no = cast_code<Src, Dst>(Word(0), Rule()), yes = cast_code<Src, Dst>(Word(1), Rule());
+        return code != 0 ? yes : no;
+    } else if constexpr (widens<Src, Dst, Rule>()) {
+        return ptx::bits(ptx::cvt_f64(with_quiet_nan(as_float32<Src>(u32(code)))));
+    } else if constexpr (is_same<Src, DOUBLE> && is_same<Dst, FLOAT> && Rule::overflow() != Overflow::saturate) {
+        return ptx::bits(with_quiet_nan(ptx::cvt_rn_f32(ptx::as_double(code))));
     } else if constexpr (takes_odd_float<Src, Dst, Rule>()) {
-        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src, Dst>(code)), Rule()));
+        return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
     } else if constexpr (wraps<Src, Dst, Rule>()) {
         return Stored<Dst>(integer_part<Src, Dst, Rule>(number<Src>(code)) & u32(Dst::mask));
+    } else if constexpr (saturates<Src, Dst, Rule>()) {
+        return saturated<Src, Dst, Rule>(code);
     } else {
-        return Stored<Dst>(cast_code<Src, Dst>(WordFor<Src, Dst>(code), Rule()));
+        return Stored<Dst>(cast_code<Src, Dst>(Word(code), Rule()));
     }
 }
 
@@ -169,8 +240,11 @@ enum : u64 { block = 512 };
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool waits() {
     const u32 from = Src::bits, to = Dst::bits;
-    if constexpr (Src::is_float || Src::is_e8m0 || Dst::is_e8m0) return widens<Src, Dst, Rule>() && from == 32;
-    else return Dst::is_float ? from == 32 && to == 32 : to <= from && Rule::overflow() != Overflow::saturate;
+    if constexpr (Src::is_bool || Dst::is_bool) return true;
+    else if constexpr (Src::is_e8m0 || Dst::is_e8m0) return false;
+    else if constexpr (!Dst::is_float) return !Src::is_float;
+    else if constexpr (Rule::overflow() == Overflow::saturate || from < 16 || to < 32) return false;
+    else return Src::is_float ? from == 2 * to || to == 2 * from : from == to;
 }
 
 // ---- FLOAT16 by instructions ----
@@ -212,7 +286,7 @@ GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __res
         const u64 count = n - start < block ? n - start : u64(block);
         for (u64 i = 0; i < count; ++i) {
             float x;
-            if constexpr (takes_odd_float<Src, Dst, Rule>()) x = odd_float<Src, Dst>(src[start + i]);
+            if constexpr (takes_odd_float<Src, Dst, Rule>()) x = odd_float<Src>(src[start + i]);
             else x = float32_for_small<Src>(WordFor<Src, Dst>(src[start + i]));
             floats[i] = saturates && x == x ? ptx::max(ptx::min(x, max), -max) : x;
         }
@@ -247,28 +321,21 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
         cast_halves<Dst, Rule>(src, dst, n);
         return;
     }
-    if constexpr (Src::is_bool) {
-        // A choice is a vector instruction where the conversion of a comparison is none.
-        const Stored<Src> codes[2] = {0, 1};
-        Stored<Dst> results[2];
-        cast_directly<Src, Dst, Rule>(codes, results, 2);
-        const Stored<Dst> no = results[0], yes = results[1];
-        for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0 ? yes : no;
-        return;
-    }
     if constexpr (looks_up<Src, Dst>()) {
         if (n > block) {
             Stored<Src> codes[256];
             Stored<Dst> table[256];
             for (u32 i = 0; i < 256; ++i) codes[i] = Stored<Src>(i);
             cast_directly<Src, Dst, Rule>(codes, table, 256);
+            // A shorter loop takes twice as long at some addresses.
+#pragma GCC unroll 4
             for (u64 i = 0; i < n; ++i) dst[i] = table[src[i]];
             return;
         }
     }
     if constexpr (waits<Src, Dst, Rule>()) {
-        // Where vectors have 64 bytes, those of 32 take less time. Of a loop that copies compilers would make a memcpy, which
-        // takes longer.
+        // Where vectors have 64 bytes, those of 32 take less time: a load may have to wait for a store to where it reads
+        // but for the upper bits of the address. Of a loop that copies compilers would make a memcpy, which takes longer.
         Stored<Dst> none = 0;
         if constexpr (Dst::is_int && sizeof(*src) == sizeof(*dst)) asm("" : "+r"(none));
 #pragma omp simd simdlen(32 / (sizeof(*src) < sizeof(*dst) ? sizeof(*src) : sizeof(*dst)))

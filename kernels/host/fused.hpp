@@ -47,20 +47,18 @@ template <typename Compute, bool to_odd, typename Number, typename To>
 static __attribute__((noinline)) void multiply(const Number* __restrict__ x, To* __restrict__ to, u64 n, double scale) {
     typedef decltype(number<Compute>(0)) Real;
     const Real by = Real(scale);
-    Stored<Compute> top = 0, least = ~Stored<Compute>(0);
+    Stored<Compute> top = 0;
     for (u64 i = 0; i < n; ++i) {
         const Stored<Compute> code = ptx::bits(Real(x[i]) * by), magnitude = code & Stored<Compute>(~Compute::sign_code);
         top = top > magnitude ? top : magnitude;
-        // Zero is larger than all then.
-        least = least < Stored<Compute>(magnitude - 1) ? least : Stored<Compute>(magnitude - 1);
-        if constexpr (to_odd) to[i] = ptx::bits(odd_float<DOUBLE, FLOAT>(code));
+        if constexpr (to_odd) to[i] = ptx::bits(odd_float<DOUBLE>(code));
         else to[i] = code;
     }
-    // NaN, and numbers below the normal floats, are rare.
-    if (top <= Stored<Compute>(Compute::inf_code) && (!to_odd || least >= ptx::bits(Real(0x1p-126)) - 1)) return;
+    // NaN is rare.
+    if (top <= Stored<Compute>(Compute::inf_code)) return;
     for (u64 i = 0; i < n; ++i) {
         const Stored<Compute> code = product_code<Compute>(Real(x[i]), by);
-        if constexpr (to_odd) to[i] = ptx::bits(odd_float<DOUBLE, BFLOAT16>(code));
+        if constexpr (to_odd) to[i] = ptx::bits(odd_float<DOUBLE>(code));
         else to[i] = code;
     }
 }

@@ -110,6 +110,32 @@ GPUCAST_INSTRUCTION i64 cvt_rzi_s64(float a) {
     return i64(min(max(a, -0x1p63f), 0x7fffff8000000000.0p0f)) | (a >= 0x1p63f ? 0x7fffffffff : 0);
 }
 
+// The low bits of an integer part; of NaN they are 0. C++ does not say what becomes of numbers out of an integer's range,
+// but x86's instructions make its lowest integer of them. Choices would take longer.
+#define GPUCAST_UNCHECKED __attribute__((no_sanitize("float-cast-overflow"))) GPUCAST_INSTRUCTION
+// Those below bit 31.
+#if defined(__SSE2__)
+GPUCAST_UNCHECKED u32 low_bits(float a) { return u32(int(a)); }
+#else
+GPUCAST_INSTRUCTION u32 low_bits(float a) { return u32(int(abs(a) < 0x1p31f ? a : 0.0f)); }
+#endif
+// Those below bit 32; not of numbers from 2^51 on, unless GPUCAST_ALL_HAVE_LOW_BITS.
+#if defined(__AVX512DQ__)
+#define GPUCAST_ALL_HAVE_LOW_BITS 1
+GPUCAST_UNCHECKED u32 low_bits(double a) { return u32(i64(a)); }
+#else
+#define GPUCAST_ALL_HAVE_LOW_BITS 0
+GPUCAST_INSTRUCTION u32 low_bits(double a) {
+    const double known = a == a ? a : 0.0;
+#if defined(__SSE2__)
+    // No vector instruction converts it. The sum's ULP is 1, so that its lowest bits are the integer's.
+    return u32(bits(cvt_rzi_f64(known) + 0x1.8p52));
+#else
+    return u32(i64(known));
+#endif
+}
+#endif
+
 // A float16 in the low half. An integer becomes the subnormal number that it stands for: as a float none is subnormal.
 GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
     const u32 sign = (a & 0x8000) << 16, magnitude = a & 0x7fff;

@@ -77,8 +77,7 @@ class Casts:
     def launch(self, src: Table, to: Table | None) -> Launch | None:
         """What casts arrays at these addresses, `to` being None for memory to be made; None where the library cannot,
         or is not compiled. Says how much there is to cast."""
-        # Tensors may have no memory.
-        if (src & self._unaligned[0]).any() or not src.all():
+        if (src & self._unaligned[0]).any():
             return None
         if to is not None and ((to & self._unaligned[1]).any() or (src == to).any()):
             return None

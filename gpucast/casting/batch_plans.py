@@ -137,7 +137,10 @@ def run(
         plan, fused = found
         planner = _PLANNERS[type(given[0])]
         src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
-        launch = plan.launch(src, to) if _is_disjoint(src, to, plan, fused) else None
+        # Tensors may have no memory.
+        if not (src.all() and (to is None or to.all()) and _is_disjoint(src, to, plan, fused)):
+            return None
+        launch = plan.launch(src, to)
         if launch is None:
             return None
         if outs is not None:

@@ -385,6 +385,39 @@ def test_tensors_that_cast_does_not_take(make: Any, match: str) -> None:
             call(x, "FLOAT16")
 
 
+def test_tensors_whose_storage_was_given_back() -> None:
+    """As sharded training does with weights that it does not need: torch makes NumPy arrays of other memory of them."""
+
+    def gone(kind: Any, *shape: int) -> Any:
+        x = torch.ones(shape, dtype=kind)
+        x.untyped_storage().resize_(0)
+        return x
+
+    x, y = torch.ones(4, 32), torch.zeros(4, 32, dtype=torch.float16)
+    reads = [
+        lambda x: gpucast.cast(x, "FLOAT16"),
+        lambda x: gpucast.cast(x, "FLOAT"),
+        lambda x: gpucast.cast(y, "FLOAT16", scale=x),
+        lambda x: gpucast.cast(y, "FLOAT16", amax=x),
+        lambda x: gpucast.cast_many([y, x], "BFLOAT16"),
+        lambda x: gpucast.cast_report(x, "FLOAT16"),
+        lambda x: gpucast.quantize(x, "mxfp8e4m3"),
+    ]
+    writes = [
+        lambda y: gpucast.cast(x, "FLOAT16", out=y),
+        lambda y: gpucast.cast_many([x, x], "FLOAT16", out=[torch.empty_like(y), y]),
+    ]
+    for call, good, bad in (
+        *((call, torch.ones(1, 1), gone(torch.float32, 1, 1)) for call in reads),
+        *((call, y, gone(torch.float16, 4, 32)) for call in writes),
+    ):
+        # Later calls have a plan.
+        for _ in range(3):
+            call(good)
+        with pytest.raises(TypeError, match=r"^(cast|cast_many|cast_report|quantize): .*without memory"):
+            call(bad)
+
+
 def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(4, 32)
     with FakeTensorMode():
@@ -403,7 +436,7 @@ def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         gpucast.quantize(x, "mxfp8e4m3")
         return x.sum()
 
-    refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func or while"
+    refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func, while"
     for device in (None, 1):
         monkeypatch.setattr(tensors, "_device", lambda x, caller, device=device: device)
         for call in (

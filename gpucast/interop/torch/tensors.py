@@ -67,21 +67,21 @@ def check_writable(out: torch.Tensor, caller: str) -> None:
 
 def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
     try:
+        address = _address(x)
         if device is None:
             return x.view(_CODES[src]).numpy().view(src.numpy)
-        address = _address(x)
     except RuntimeError as error:
         raise TypeError(
-            f"{caller}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func "
-            "or while "
-            "torch traces a graph; expected one with elements to read: call it outside"
+            f"{caller}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func, "
+            "while torch traces a graph, or after its storage was resized to 0; expected one with elements to read"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
     return view_at(address, tuple(x.shape), strides, src, device, x)
 
 
 def _address(x: torch.Tensor) -> int:
-    """The address of a tensor on a device; RuntimeError for a subclass that has no memory of its own."""
+    """The address of a tensor. RuntimeError for one that has elements but no memory: torch would give a NumPy array of
+    other memory."""
     # data_ptr of a fake tensor would warn.
     fake = type(x) is not torch.Tensor and x.untyped_storage().device.type == "meta"
     address = 0 if fake else x.data_ptr()

@@ -99,8 +99,11 @@ def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
     """That of a layout; None for that of a full tile."""
     load, store = (source.elements * bits // 8 for bits in (source.src_bits, source.rule.dst.bits))
     if layout == "edges":
-        # Four elements are one turn of each of two loops.
-        return full_tile(flow, source.src_bits // 2, source.rule.dst.bits // 2, loop=True, rare=True)
+        # An element is one turn of each of two loops.
+        return full_tile(flow, source.src_bits // 8, source.rule.dst.bits // 8, loop=True, rare=True)
+    if layout == "strided":
+        # Dense sources, of which vectors are loaded, are no matter here.
+        return full_tile(flow, load, store, load_width=source.src_bits // 8)
     if layout in ("rows", "spread", "packed"):
         # The place in several dimensions is searched for in a loop.
         width = source.src_bits // 8 if layout == "spread" else None

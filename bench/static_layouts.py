@@ -49,10 +49,7 @@ FUSED = (
 GOALS = {"transposed": 0.80, "strided": 0.60, "rows": 0.60, "spread": 0.60, "packed": 0.60, "edges": 0.0}
 
 #: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
-KNOWN: dict[tuple[str, str, str], str] = {
-    ("packed", src, dst): "small floats without an instruction have tables in contiguous kernels only"
-    for src, dst in (("FLOAT4E2M1", "FLOAT16"), ("FLOAT6E3M2", "FLOAT"))
-}
+KNOWN: dict[tuple[str, str, str], str] = {}
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,9 @@ def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
         # An element is one turn of each of two loops.
         return full_tile(flow, source.src_bits // 8, source.rule.dst.bits // 8, loop=True, rare=True)
     if layout == "strided":
-        # Dense sources, of which vectors are loaded, are no matter here.
-        return full_tile(flow, load, store, load_width=source.src_bits // 8)
+        # No side is dense.
+        sizes = source.src_bits // 8, source.rule.dst.bits // 8
+        return full_tile(flow, load, store, load_width=sizes[0], store_width=sizes[1])
     if layout in ("rows", "spread", "packed"):
         # The place in several dimensions is searched for in a loop.
         width = source.src_bits // 8 if layout == "spread" else None

@@ -111,16 +111,7 @@ struct Arithmetic {
             }
 #pragma unroll
             for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
-        } else if constexpr (SrcBits == 6 && has_unpacking<Src, Dst>(Rule())) {
-            const u32 words = Dst::bits / 8;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                u32 found[words];
-                unpack<Src, Dst>(four_codes<6>(in, i), found);
-#pragma unroll
-                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
-            }
-        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_unpacking<Src, Dst>(Rule())) {
+        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_conversion<Src>() && has_unpacking<Src, Dst>(Rule())) {
             u32 halves[4];
 #pragma unroll
             for (u32 i = 0; i < Elements / 2; ++i) {
@@ -133,6 +124,15 @@ struct Arithmetic {
                     put<Dst::bits>(out, 2 * i, ptx::bits(low) >> (32 - Dst::bits));
                     put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
                 }
+            }
+        } else if constexpr (SrcBits <= 6 && has_unpacking<Src, Dst>(Rule())) {
+            const u32 words = Dst::bits / 8;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                u32 found[words];
+                unpack<Src, Dst>(four_codes<SrcBits>(in, i), found);
+#pragma unroll
+                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
             }
         } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
             const u32 count = Elements < 8 ? Elements : 8;
@@ -328,6 +328,12 @@ struct TileRows {
     template <typename Function>
     GPUCAST_INLINE void each(Function function) const {
         u8* at = row;
+        if (left == Elements) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i, at += step) function(i, at);
+            return;
+        }
+        ptx::mark_rare();
 #pragma unroll
         for (u32 i = 0; i < Elements; ++i, at += step) {
             if (i == left) at = next;

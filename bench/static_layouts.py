@@ -3,8 +3,8 @@
 misaligned sources, and fused casts. All but misaligned and fused ones have a goal.
 
 Of a strided array the estimate counts the bytes of its elements, not those of the sectors between them. Several
-dimensions are two, and the elements of a thread lie in one row; each further dimension costs one more turn of the search,
-and elements in two rows a second search."""
+dimensions are two, and the elements of a thread lie in one row; each further dimension costs one more turn of the
+search, and elements in two rows a second search."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compilations() -> Iterator[CallCost]:
-    """Processor seconds of NVRTC for kernels of pairs that a seed draws, in each shape that a pair has; the empty kernel
-    has no options, as anyone would compile it."""
+    """Processor seconds of NVRTC for kernels of pairs that a seed draws, in each shape that a pair has; the empty
+    kernel has no options, as anyone would compile it."""
     try:
         found = nvrtc_search.find()
     except DeviceUnavailable as error:

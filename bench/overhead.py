@@ -24,7 +24,7 @@ import numpy as np
 import gpucast
 from bench import idle_cuda
 from gpucast.benchmark.timing import Times
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast import SHAPES, kernel_source
 from gpucast.compile import nvrtc, nvrtc_search
 from gpucast.compile.cache import Cache
 from gpucast.compile.cubin import Compiler
@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _compilations() -> Iterator[CallCost]:
-    """Processor seconds of NVRTC for kernels of pairs that a seed draws; the empty kernel has no options, as anyone
-    would compile it."""
+    """Processor seconds of NVRTC for kernels of pairs that a seed draws, in each shape that a pair has; the empty
+    kernel has no options, as anyone would compile it."""
     try:
         found = nvrtc_search.find()
     except DeviceUnavailable as error:
@@ -87,13 +87,14 @@ def _compilations() -> Iterator[CallCost]:
         return
     library = found.loaded or nvrtc.load(str(found.path))
     options = Compiler(NvrtcCopy(None, library), Cache("", limit=0)).options
-    taken: dict[str, list[float]] = {"a pair": [], "an empty kernel": []}
+    taken: dict[str, list[float]] = {name: [] for name in (*SHAPES, "an empty kernel")}
     for src, dst in random.Random(7).sample([*itertools.product(NUMERIC, NUMERIC)], COMPILED):
-        source = kernel_source(resolve(src, dst))
-        kernels = (
-            ("a pair", source.text, source.name, options),
+        shapes = SHAPES if min(src.bits, dst.bits) >= 8 else SHAPES[:2]
+        sources = [kernel_source(resolve(src, dst), shape) for shape in shapes]
+        kernels = [
+            *((source.shape, source.text, source.name, options) for source in sources),
             ("an empty kernel", 'extern "C" __global__ void k() {}', "k", ()),
-        )
+        ]
         for name, text, function, flags in kernels:
             begin = time.thread_time()
             library.compile(text, function, "sm_90", flags)

@@ -78,6 +78,7 @@ def full_tile(
     loop: bool = False,
     rare: bool = False,
     load_width: int | None = None,
+    store_width: int | None = None,
 ) -> Path:
     """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
@@ -90,9 +91,10 @@ def full_tile(
     keys = list(tables[0])
     if loop:
         keys = [key for key in keys if key.loop and key.marked == rare]
-    if load_width is not None:
-        others = [place for place, width in enumerate(WIDTHS) if width != load_width]
-        keys = [key for key in keys if not any(key.accesses[0][place] for place in others)]
+    for side, wanted in enumerate((load_width, store_width)):
+        if wanted is not None:
+            others = [place for place, width in enumerate(WIDTHS) if width != wanted]
+            keys = [key for key in keys if not any(key.accesses[side][place] for place in others)]
     if not keys:
         raise UnknownCode("sass: no way leads to an exit, or none that is asked for")
     if store_bytes is not None:

@@ -3,7 +3,8 @@
 misaligned sources, and fused casts. All but misaligned and fused ones have a goal.
 
 Of a strided array the estimate counts the bytes of its elements, not those of the sectors between them. Several
-dimensions are two, with rows longer than what a thread takes; each further one costs one more turn of the search."""
+dimensions are two, and the elements of a thread lie in one row; each further dimension costs one more turn of the
+search, and elements in two rows a second search."""
 
 from __future__ import annotations
 
@@ -49,10 +50,7 @@ FUSED = (
 GOALS = {"transposed": 0.80, "strided": 0.60, "rows": 0.60, "spread": 0.60, "packed": 0.60, "edges": 0.0}
 
 #: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
-KNOWN: dict[tuple[str, str, str], str] = {
-    ("packed", src, dst): "small floats without an instruction have tables in contiguous kernels only"
-    for src, dst in (("FLOAT4E2M1", "FLOAT16"), ("FLOAT6E3M2", "FLOAT"))
-}
+KNOWN: dict[tuple[str, str, str], str] = {}
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,12 @@ def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
     """That of a layout; None for that of a full tile."""
     load, store = (source.elements * bits // 8 for bits in (source.src_bits, source.rule.dst.bits))
     if layout == "edges":
-        # Four elements are one turn of each of two loops.
-        return full_tile(flow, source.src_bits // 2, source.rule.dst.bits // 2, loop=True, rare=True)
+        # An element is one turn of each of two loops.
+        return full_tile(flow, source.src_bits // 8, source.rule.dst.bits // 8, loop=True, rare=True)
+    if layout == "strided":
+        # No side is dense.
+        sizes = source.src_bits // 8, source.rule.dst.bits // 8
+        return full_tile(flow, load, store, load_width=sizes[0], store_width=sizes[1])
     if layout in ("rows", "spread", "packed"):
         # The place in several dimensions is searched for in a loop.
         width = source.src_bits // 8 if layout == "spread" else None

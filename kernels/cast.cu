@@ -61,7 +61,7 @@ struct Arithmetic {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
     enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(Rule()) };
     enum : u32 { shared_bytes = 0 };
-    enum : bool { observes = false };
+    enum : bool { observes = false, stochastic = false };
 
     GPUCAST_INLINE void fill() const {}
 
@@ -111,16 +111,7 @@ struct Arithmetic {
             }
 #pragma unroll
             for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
-        } else if constexpr (SrcBits == 6 && has_unpacking<Src, Dst>(Rule())) {
-            const u32 words = Dst::bits / 8;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                u32 found[words];
-                unpack<Src, Dst>(four_codes<6>(in, i), found);
-#pragma unroll
-                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
-            }
-        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_unpacking<Src, Dst>(Rule())) {
+        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_conversion<Src>() && has_unpacking<Src, Dst>(Rule())) {
             u32 halves[4];
 #pragma unroll
             for (u32 i = 0; i < Elements / 2; ++i) {
@@ -133,6 +124,15 @@ struct Arithmetic {
                     put<Dst::bits>(out, 2 * i, ptx::bits(low) >> (32 - Dst::bits));
                     put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
                 }
+            }
+        } else if constexpr (SrcBits <= 6 && has_unpacking<Src, Dst>(Rule())) {
+            const u32 words = Dst::bits / 8;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                u32 found[words];
+                unpack<Src, Dst>(four_codes<SrcBits>(in, i), found);
+#pragma unroll
+                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
             }
         } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
             const u32 count = Elements < 8 ? Elements : 8;
@@ -305,124 +305,145 @@ GPUCAST_INLINE void cast_contiguous(
 
 // ---- any strides ----
 
-// One side of a tile whose first `left` elements lie in a row, and the others in the next one: element i is `step` * i
-// bytes from `row`, or from `next`.
+// One side of a tile whose first `left` elements lie in a row, from `row` on, and the others in the next one, from `next`
+// on, all of them `step` bytes apart. A packed side has none.
+template <u32 Bits, u32 Elements, typename Word>
 struct TileRows {
+    typedef Tile<Elements * Bits / 8> Whole;
     u8 *row, *next;
     i64 step;
     u32 left;
 
-    GPUCAST_INLINE u8* element(u32 i) const { return (i < left ? row : next) + i * step; }
+    // Whether all of its elements are aligned.
+    GPUCAST_INLINE bool aligned() const {
+        return Bits < 8 || ((address(row) | address(next) | u64(step)) & (Bits / 8 - 1)) == 0;
+    }
+
+    // Whether it is a tile in memory, at an aligned address.
+    GPUCAST_INLINE bool dense() const {
+        return step == Bits / 8 && (left == Elements || next == row + left * step) && (address(row) & (Whole::piece - 1)) == 0;
+    }
+
+    // Calls a function with the number and the address of each element.
+    template <typename Function>
+    GPUCAST_INLINE void each(Function function) const {
+        u8* at = row;
+        if (left == Elements) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i, at += step) function(i, at);
+            return;
+        }
+        ptx::mark_rare();
+#pragma unroll
+        for (u32 i = 0; i < Elements; ++i, at += step) {
+            if (i == left) at = next;
+            function(i, at);
+        }
+    }
+
+    GPUCAST_INLINE void load(Whole& tile) const {
+        if (dense()) {
+            load_aligned(row, tile);
+            return;
+        }
+        Tile<Bits / 8> one[Elements];
+        each([&](u32 i, const u8* from) { load_aligned(from, one[i]); });
+#pragma unroll
+        for (u32 i = 0; i < Elements; ++i) put<Bits>(tile, i, get<Bits, Word>(one[i], 0));
+    }
+
+    GPUCAST_INLINE void store(const Whole& tile) const {
+        if (dense()) {
+            store_aligned(row, tile);
+            return;
+        }
+        each([&](u32 i, u8* to) {
+            Tile<Bits / 8> one = {};
+            put<Bits>(one, 0, get<Bits, Word>(tile, i));
+            store_aligned(to, one);
+        });
+    }
 };
 
-// Whether it is a tile in memory, at an aligned address.
-template <u32 Bits, u32 Bytes>
-GPUCAST_INLINE bool is_tile(const TileRows& rows) {
-    return rows.step == Bits / 8 && rows.row == rows.next && (address(rows.row) & (Tile<Bytes>::piece - 1)) == 0;
-}
-
-// Whether all of its elements are aligned.
-template <u32 Bits>
-GPUCAST_INLINE bool has_elements(const TileRows& rows) {
-    return ((address(rows.row) | address(rows.next) | u64(rows.step)) & (Bits / 8 - 1)) == 0;
-}
-
 // One thread casts a tile, as that of contiguous arrays, of elements that follow each other in row-major order. A packed
-// side has no strides: it is the row-major stream. Of one dimension with gaps on both sides a thread casts elements a
-// block's width apart, so that a warp's accesses share sectors.
+// side has no strides: it is the row-major stream. Of one dimension a thread casts elements a block's width apart, so that
+// a warp's accesses share sectors, unless their random words follow each other.
 template <u32 SrcBits, u32 DstBits, u32 Elements, u32 Threads, u32 MaxDims, typename Converter>
 GPUCAST_INLINE void cast_strided(
     const u8* src, u32 src_bit, u8* dst, i64 n, const Dims<MaxDims>& dims, u32 number, Converter& converter) {
     typedef typename WordOf<(SrcBits > 32 || DstBits > 32)>::type Word;
-    const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
-    const auto place = [&](i64 i) { return offsets(dims, dims.count, u64(i), n >> 32 != 0); };
-    const u32 last_dim = dims.count == 0 ? 0 : dims.count - 1;
-    const i64 src_step = dims.src[last_dim], dst_step = dims.dst[last_dim];
+    const i64 src_step = dims.src[dims.count - 1], dst_step = dims.dst[dims.count - 1];
     const i64 block_begin = i64(number) * (Threads * Elements);
-    if constexpr (SrcBits >= 8 && DstBits >= 8) {
-        const bool aligned = ((address(src) | u64(src_step)) & (SrcBits / 8 - 1)) == 0
-                             && ((address(dst) | u64(dst_step)) & (DstBits / 8 - 1)) == 0;
-        if (dims.count == 1 && aligned && block_begin + Threads * Elements <= n) {
-            const i64 begin = block_begin + threadIdx.x;
-            const u8* from = src + begin * src_step;
-            u8* to = dst + begin * dst_step;
-            Tile<SrcBits / 8> in[Elements];
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) load_aligned(from + i * (Threads * src_step), in[i]);
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) {
-                Tile<DstBits / 8> out = {};
-                put<DstBits>(out, 0, converter.one(get<SrcBits, Word>(in[i], 0), begin + i * Threads));
-                store_aligned(to + i * (Threads * dst_step), out);
-            }
-            return;
-        }
-    }
-    const i64 begin = block_begin + threadIdx.x * Elements;
+    TileRows<SrcBits, Elements, Word> in_rows = {const_cast<u8*>(src), const_cast<u8*>(src), src_step, Elements};
+    TileRows<DstBits, Elements, Word> out_rows = {dst, dst, dst_step, Elements};
+    const bool apart = SrcBits >= 8 && DstBits >= 8 && !Converter::stochastic && dims.count == 1
+                       && block_begin + Threads * Elements <= n && in_rows.aligned() && out_rows.aligned();
+    const i64 begin = block_begin + threadIdx.x * (apart ? 1 : Elements);
     if (begin >= n) return;
     // The packed sides.
     const u64 src_at = src_bit + u64(begin) * SrcBits;
     const u8* from = src + (src_at >> 3);
     u8* to = dst + (u64(begin) * DstBits >> 3);
-    Offsets at = place(begin), next = at;
-    const u32 left = at.left < Elements ? at.left : Elements;
-    bool here = begin + Elements <= n && Elements - left <= dims.length[last_dim];
-    if (here && left < Elements) {
-        next = place(begin + left);
-        next.src -= left * src_step;
-        next.dst -= left * dst_step;
-    }
-    const TileRows in_rows = {const_cast<u8*>(src) + at.src, const_cast<u8*>(src) + next.src, src_step, left};
-    const TileRows out_rows = {dst + at.dst, dst + next.dst, dst_step, left};
-    if constexpr (SrcBits >= 8) here = here && has_elements<SrcBits>(in_rows);
-    if constexpr (DstBits >= 8) here = here && has_elements<DstBits>(out_rows);
-    if (here) {
-        Tile<src_bytes> in = {};
-        Tile<dst_bytes> out = {};
-        if constexpr (SrcBits < 8) {
-            const u32 bit = u32(src_at) & 7;
-            if (bit == 0 && (address(from) & (Tile<src_bytes>::piece - 1)) == 0) load_aligned(from, in);
-            else load_part(from, bit, bit, bit + Elements * SrcBits, in);
-        } else if (is_tile<SrcBits, src_bytes>(in_rows)) {
-            load_aligned(in_rows.row, in);
-        } else {
-            Tile<SrcBits / 8> one[Elements];
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) load_aligned(in_rows.element(i), one[i]);
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) put<SrcBits>(in, i, get<SrcBits, Word>(one[i], 0));
-        }
-        converter.template tile<Elements>(in, out, begin);
-        if constexpr (DstBits < 8) {
-            if ((address(to) & (Tile<dst_bytes>::piece - 1)) == 0) store_aligned(to, out);
-            else store_part(to, 0, Elements * DstBits, out);
-        } else if (is_tile<DstBits, dst_bytes>(out_rows)) {
-            store_aligned(out_rows.row, out);
-        } else {
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) {
-                Tile<DstBits / 8> one = {};
-                put<DstBits>(one, 0, get<DstBits, Word>(out, i));
-                store_aligned(out_rows.element(i), one);
+    if (apart) {
+        in_rows.row += begin * src_step;
+        out_rows.row += begin * dst_step;
+        in_rows.step *= Threads;
+        out_rows.step *= Threads;
+    } else {
+        Writer<DstBits, Word> writer = {to, 0, 0};
+        const i64 end = begin + Elements < n ? begin + Elements : n;
+#pragma unroll 1
+        for (i64 i = begin;;) {
+            // The row of the element, and the one in which its tile goes on.
+            Offsets at, next;
+            u32 left = 0;
+#pragma unroll 1
+            do {
+                next = offsets(dims, dims.count, u64(i + left), n >> 32 != 0);
+                if (left != 0) break;
+                at = next;
+                left = at.left < Elements ? at.left : Elements;
+            } while (left < Elements);
+            in_rows = {const_cast<u8*>(src) + at.src, const_cast<u8*>(src) + next.src, src_step, left};
+            out_rows = {dst + at.dst, dst + next.dst, dst_step, left};
+            if (i == begin && end - begin == Elements && Elements - left <= dims.length[dims.count - 1] && in_rows.aligned()
+                && out_rows.aligned()) {
+                break;
+            }
+            // The end of the array, rows shorter than a tile, elements between aligned addresses.
+            ptx::mark_rare();
+            const i64 row_end = i + at.left < end ? i + at.left : end;
+#pragma unroll 1
+            for (; i < row_end; ++i, at.src += src_step, at.dst += dst_step) {
+                Word code;
+                if constexpr (SrcBits < 8) code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
+                else code = load_element<SrcBits, Word>(src + at.src);
+                code = converter.one(code, i);
+                if constexpr (DstBits < 8) writer.put(code);
+                else store_element<DstBits>(dst + at.dst, code);
+            }
+            if (i == end) {
+                if constexpr (DstBits < 8) writer.finish();
+                return;
             }
         }
-        return;
     }
-    // The end of the array, rows shorter than a tile, elements between aligned addresses.
-    ptx::mark_rare();
-    Writer<DstBits, Word> writer = {to, 0, 0};
-    const i64 end = begin + Elements < n ? begin + Elements : n;
-#pragma unroll 1
-    for (i64 i = begin; i < end; ++i) {
-        at = place(i);
-        Word code;
-        if constexpr (SrcBits < 8) code = read_element<SrcBits, Word>(src, src_bit + u64(i) * SrcBits);
-        else code = load_element<SrcBits, Word>(src + at.src);
-        code = converter.one(code, i);
-        if constexpr (DstBits < 8) writer.put(code);
-        else store_element<DstBits>(dst + at.dst, code);
+    typename TileRows<SrcBits, Elements, Word>::Whole in = {};
+    typename TileRows<DstBits, Elements, Word>::Whole out = {};
+    if constexpr (SrcBits < 8) {
+        const u32 bit = u32(src_at) & 7;
+        if (bit == 0 && (address(from) & (in.piece - 1)) == 0) load_aligned(from, in);
+        else load_part(from, bit, bit, bit + Elements * SrcBits, in);
+    } else {
+        in_rows.load(in);
     }
-    if constexpr (DstBits < 8) writer.finish();
+    converter.template tile<Elements>(in, out, begin);
+    if constexpr (DstBits < 8) {
+        if ((address(to) & (out.piece - 1)) == 0) store_aligned(to, out);
+        else store_part(to, 0, Elements * DstBits, out);
+    } else {
+        out_rows.store(out);
+    }
 }
 
 // ---- transposed: the dense dimension of the source is not that of the destination ----
@@ -473,11 +494,11 @@ GPUCAST_INLINE void cast_transposed(
     const u32 row = dims.count - 2, column = dims.count - 1;
     // Numbers of squares, which are fewer than the blocks of a launch.
     const u32 across = u32((dims.length[column] + Side - 1) / Side), down = u32((dims.length[row] + Side - 1) / Side);
-    const u32 line = blockIdx.x / across, outer = line / down;
-    const u64 first_column = square_begin<Side>(blockIdx.x - line * across, dims.length[column]);
-    const u64 first_row = square_begin<Side>(line - outer * down, dims.length[row]);
+    const u32 squares = blockIdx.x / across, outer = squares / down;
+    const u64 first_column = square_begin<Side>(blockIdx.x - squares * across, dims.length[column]);
+    const u64 first_row = square_begin<Side>(squares - outer * down, dims.length[row]);
     const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
-    const Offsets at = offsets(dims, row, outer, false);
+    const Offsets at = row == 0 ? Offsets{0, 0, 0} : offsets(dims, row, outer, false);
     const i64 src_stride = dims.src[column], dst_stride = dims.dst[row];
     src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * src_stride;
     dst += at.dst + i64(first_row) * dst_stride + i64(first_column) * dims.dst[column];
@@ -485,29 +506,26 @@ GPUCAST_INLINE void cast_transposed(
     const u32 src_word = SrcBits < 32 ? 4 : SrcBits / 8, dst_word = Dst::bits < 32 ? 4 : Dst::bits / 8;
     const bool whole = rows >= Side && columns >= Side && ((address(src) | u64(src_stride)) & (src_word - 1)) == 0
                        && ((address(dst) | u64(dst_stride)) & (dst_word - 1)) == 0;
+    // Element by element a warp walks along a dense dimension: the source's, then the destination's.
+    const u32 lines = Threads / Side, line = threadIdx.x / Side, place = threadIdx.x % Side;
     if (whole) {
         cast_square<Src, Dst, SrcBits, Side, Threads>(src, src_stride, square, rule);
     } else {
         ptx::mark_rare();
-#pragma unroll 4
-        for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
-            const u32 r = i % Side, c = i / Side;
-            if (r < rows && c < columns) {
-                const Word code = load_element<SrcBits, Word>(src + r * (SrcBits / 8) + i64(c) * src_stride);
-                square.code[r * stride + c] = Code(cast_code<Src, Dst>(code, rule));
-            }
+        const u8* from = src + place * (SrcBits / 8) + line * src_stride;
+#pragma unroll 1
+        for (u32 c = line; c < Side && c < columns && place < rows; c += lines, from += lines * src_stride) {
+            square.code[place * stride + c] = Code(cast_code<Src, Dst>(load_element<SrcBits, Word>(from), rule));
         }
     }
     GPUCAST_BARRIER();
     if (whole) {
         store_square<Dst::bits, Side, Threads>(dst, dst_stride, square);
     } else {
-#pragma unroll 4
-        for (u32 i = threadIdx.x; i < Side * Side; i += Threads) {
-            const u32 r = i / Side, c = i % Side;
-            if (r < rows && c < columns) {
-                store_element<Dst::bits>(dst + i64(r) * dst_stride + c * (Dst::bits / 8), Word(square.code[r * stride + c]));
-            }
+        u8* to = dst + place * (Dst::bits / 8) + line * dst_stride;
+#pragma unroll 1
+        for (u32 r = line; r < Side && r < rows && place < columns; r += lines, to += lines * dst_stride) {
+            store_element<Dst::bits>(to, Word(square.code[r * stride + place]));
         }
     }
 }

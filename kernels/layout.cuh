@@ -315,11 +315,13 @@ struct Writer {
 
 // ---- strided arrays ----
 
-// Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions.
+// Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one. `inverse` is
+// (2^64 - 1) / length: a division takes many times as long, to compile as well.
 template <u32 MaxDims>
 struct Dims {
     u32 count;
     u64 length[MaxDims];
+    u64 inverse[MaxDims];
     i64 src[MaxDims];
     i64 dst[MaxDims];
 };
@@ -330,24 +332,29 @@ struct Offsets {
     u32 left;
 };
 
-// Where element i lies in the first `count` dimensions. `far`: i may need more than 32 bits, whose division is several
-// times slower.
+// Where element i lies in the first `count` dimensions, at least one. `far`: i may need more than 32 bits, whose multiplication takes
+// four times as long.
 template <u32 MaxDims>
 GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, u64 i, bool far) {
     Offsets found = {0, 0, 1};
-    if (count == 0) return found;
     u64 left = dims.length[count - 1] - i;
 #pragma unroll 1
     for (u32 d = count; --d > 0;) {
         const u64 length = dims.length[d];
-        u64 rest;
+        u64 rest, place;
         if (far) {
             ptx::mark_rare();
-            rest = i / length;
+            rest = __umul64hi(i, dims.inverse[d]);
+            place = i - rest * length;
         } else {
-            rest = u32(i) / u32(length);
+            rest = ptx::mul_wide(u32(i), u32(dims.inverse[d] >> 32)) >> 32;
+            place = u32(i) - u32(rest) * u32(length);
         }
-        const u64 place = i - rest * length;
+        // The quotient may be one too small.
+        if (place >= length) {
+            place -= length;
+            ++rest;
+        }
         found.src += i64(place) * dims.src[d];
         found.dst += i64(place) * dims.dst[d];
         if (d == count - 1) left = length - place;

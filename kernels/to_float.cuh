@@ -214,11 +214,12 @@ GPUCAST_INLINE void floats_without_nan(const Word (&codes)[N], float (&x)[N]) {
     }
 }
 
-// Whether an instruction gives FLOAT16 of the source, and so FLOAT and BFLOAT16, all but NaN as the rule says.
+// Whether FLOAT16 has the values of the source, by an instruction or for want of NaN by a product, and so FLOAT and
+// BFLOAT16, all but NaN as the rule says.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool has_unpacking(Rule) {
     if constexpr (!Src::is_float || !Dst::is_float) return false;
-    else return (has_conversion<Src>() || has_float6_conversion<Src>()) && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
+    else return (has_conversion<Src>() || Src::bits <= 6) && (is_float16<Dst>() || is_upper_half<Dst>() || Dst::bits == 32)
         && !(Src::has_inf && Rule::overflow() == Overflow::saturate);
 }
 
@@ -230,11 +231,26 @@ GPUCAST_INLINE u32 float8_nan_bits(u32 codes) {
     return (codes & repeated<8>(0x7f)) + repeated<8>(0x7f - last);
 }
 
+// Four codes of a type without NaN, in bytes, to FLOAT16. The bits are taken for those of a FLOAT16 and multiplied by the
+// power of two between the two biases, which makes subnormal numbers normal.
+template <typename Src>
+GPUCAST_INLINE void halves_of_small(u32 codes, u32 (&halves)[2]) {
+    constexpr u32 sign = Src::sign_code, power = (30 - Src::bias) << 10;
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const u32 upper = ptx::prmt(codes, 0, i == 0 ? 0x1404 : 0x3424), magnitude = upper & repeated<16>((sign - 1) << 8);
+        const u32 aligned = magnitude >> (Src::mantissa_bits == 3) << (Src::mantissa_bits == 1);
+        const u32 found = ptx::fma_rn_f16x2(aligned, repeated<16>(power), 0);
+        halves[i] = found | (upper & repeated<16>(sign << 8)) << (8 - Src::bits);
+    }
+}
+
 // Four codes, in bytes, to the words that hold their results.
 template <typename Src, typename Dst>
 GPUCAST_INLINE void unpack(u32 codes, u32 (&out)[Dst::bits / 8]) {
     u32 halves[2];
-    if constexpr (Src::bits == 6 && Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
+    if constexpr (Src::bits <= 6 && !has_float6_conversion<Src>()) halves_of_small<Src>(codes, halves);
+    else if constexpr (Src::bits == 6 && Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
     else if constexpr (Src::bits == 6) ptx::cvt_f16x4_e3m2(codes, halves[0], halves[1]);
     else if constexpr (is_e4m3<Src>()) ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
     else ptx::cvt_f16x4_e5m2(codes, halves[0], halves[1]);

@@ -38,6 +38,7 @@ _SHIM = """
 #define GPUCAST_GRID_CONSTANT(TYPE) const TYPE&
 #define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
 #define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
+#define __umul64hi(a, b) ((unsigned long long)((unsigned __int128)(a) * (b) >> 64))
 namespace {
 struct { unsigned x; } blockIdx, threadIdx;
 unsigned phase, passed;

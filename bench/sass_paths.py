@@ -83,8 +83,8 @@ def full_tile(
     """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
     If no path has exactly so many, the next best is returned: compare them with the path's `loads` and `stores`.
-    `loop`: only paths with a loop, which are `rare` or are not; `load_width`: only those whose loads all have so many
-    bytes.
+    `loop`: only paths with a loop, which are `rare` or are not; `load_width`, `store_width`: only those whose loads, or
+    stores, all have so many bytes.
     UnknownCode for a kernel that never ends or has no such path, and for one with too many paths.
     """
     tables = _tables(blocks)

@@ -95,18 +95,18 @@ def _facts(source: KernelSource, arch: str, layout: str) -> StaticKernel:
 
 def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
     """That of a layout; None for that of a full tile."""
-    load, store = (source.elements * bits // 8 for bits in (source.src_bits, source.rule.dst.bits))
+    bits = source.src_bits, source.rule.dst.bits
+    load, store = (source.elements * count // 8 for count in bits)
+    src_bytes, dst_bytes = (count // 8 for count in bits)
     if layout == "edges":
         # An element is one turn of each of two loops.
-        return full_tile(flow, source.src_bits // 8, source.rule.dst.bits // 8, loop=True, rare=True)
+        return full_tile(flow, src_bytes, dst_bytes, loop=True, rare=True)
     if layout == "strided":
         # No side is dense.
-        sizes = source.src_bits // 8, source.rule.dst.bits // 8
-        return full_tile(flow, load, store, load_width=sizes[0], store_width=sizes[1])
+        return full_tile(flow, load, store, load_width=src_bytes, store_width=dst_bytes)
     if layout in ("rows", "spread", "packed"):
         # The place in several dimensions is searched for in a loop.
-        width = source.src_bits // 8 if layout == "spread" else None
-        return full_tile(flow, load, store, loop=True, load_width=width)
+        return full_tile(flow, load, store, loop=True, load_width=src_bytes if layout == "spread" else None)
     if layout == "misaligned":
         # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
         return full_tile(flow, load + (16 if load % 16 == 0 else 4), store)

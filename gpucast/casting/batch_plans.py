@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of `gpucast.cast_many`: a call with arrays like those of an earlier one needs little more than their addresses.
 
-A plan is for arrays of one class, all of them contiguous and on one device, and for outs of one class. What such an
-array is like is described in a tuple; plans whose descriptions are equal to those of a call serve it.
+A plan is for arrays of one class, all of them contiguous and on one device, and for outs of one class. Each class has a
+planner that describes what they are like; plans whose descriptions are equal to those of a call serve it.
 """
 
 from __future__ import annotations

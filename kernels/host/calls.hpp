@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts as functions of Python that take NumPy's arrays and PyTorch's tensors, because ctypes takes longer for a call
-// than most casts. gpucast/native/calls.py finds what they need of CPython, NumPy and PyTorch, and nothing is linked.
+// than most casts. gpucast/native/calls.py finds what they need of CPython and NumPy, gpucast/interop/dlpack.py a function
+// of PyTorch's, and nothing of these is linked.
 namespace gpucast {
 
 typedef __PTRDIFF_TYPE__ Length;

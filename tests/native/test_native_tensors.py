@@ -17,7 +17,7 @@ import pytest
 
 import gpucast
 from gpucast.casting import plan_cache
-from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.interop import dlpack
 from gpucast.native import calls, library, threads
@@ -27,19 +27,15 @@ from gpucast.reference import casting as reference
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from gpucast.interop.torch import tensors  # noqa: E402
+
 pytestmark = pytest.mark.peers
 
-WHOLE = [row for row in DTYPES if hasattr(torch, row.numpy_name) and not row.packed]
-HALF = dtype("FLOAT16")
-RULE = resolve(dtype("FLOAT"), HALF)
-VIEW = dlpack.view_function(torch.Tensor)
+WHOLE = [row for row in tensors.TORCH_DTYPES if not row.packed]
+RULE = resolve(dtype("FLOAT"), dtype("FLOAT16"))
 
-if VIEW is None:
+if tensors.VIEW is None:
     pytest.skip("this PyTorch does not offer DLPack's functions of C", allow_module_level=True)
-
-
-def tensor(values: Any, row: DType) -> Any:
-    return torch.from_numpy(values.view(f"i{values.itemsize}")).view(getattr(torch, row.numpy_name))
 
 
 def content(x: Any) -> bytes:
@@ -51,9 +47,9 @@ def quick(rule: CastRule, empty_like: Callable[[Any], Any] | None = None) -> Cal
     native_cast.find(rule, 1)
     library.finish()
     cast = native_cast.find(rule)
-    assert cast is not None and VIEW is not None
-    empty_like = empty_like or partial(torch.empty_like, dtype=getattr(torch, rule.dst.numpy_name))
-    run = cast.of_tensors(VIEW, empty_like)
+    assert cast is not None and tensors.VIEW is not None
+    empty_like = empty_like or partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[rule.dst])
+    run = cast.of_tensors(tensors.VIEW, empty_like)
     assert run is not None
     return run
 
@@ -61,7 +57,7 @@ def quick(rule: CastRule, empty_like: Callable[[Any], Any] | None = None) -> Cal
 @pytest.mark.parametrize("src", WHOLE, ids=str)
 def test_every_pair_is_the_references(src: DType, native: None) -> None:
     values = np.random.default_rng(5).integers(0, 256, 2400, np.uint8).view(src.code_numpy).view(src.numpy)
-    x = tensor(values, src)
+    x = tensors.from_array(values)
     for dst in WHOLE:
         rule = resolve(src, dst)
         if src is not dst:
@@ -220,15 +216,15 @@ def test_which_functions_of_dlpack_are_known(change: str) -> None:
 def lists(native: None) -> calls.TensorLists:
     calls.lists(1)
     library.finish()
-    assert VIEW is not None
-    found = calls.tensor_lists(VIEW)
+    assert tensors.VIEW is not None
+    found = calls.tensor_lists(tensors.VIEW)
     assert found is not None
     return found
 
 
 def test_descriptions_of_lists(lists: calls.TensorLists) -> None:
     a, b = torch.zeros(2, 3), torch.ones(2, 3)
-    kinds = [[torch.zeros(3).to(getattr(torch, row.numpy_name))] for row in WHOLE]
+    kinds = [[torch.zeros(3).to(tensors.TORCH_DTYPES[row])] for row in WHOLE]
     one = lists.describe([a, b])
     assert one and lists.describe([b, a]) == one
     others = [

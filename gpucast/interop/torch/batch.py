@@ -49,8 +49,9 @@ _describe = attrgetter("dtype", "shape", "device")
 _requires_grad = attrgetter("requires_grad")
 
 
-def _lists() -> calls.TensorLists | None:
-    return None if tensors.VIEW is None else calls.tensor_lists(tensors.VIEW)
+def _lists(arrays: Sequence[torch.Tensor]) -> calls.TensorLists | None:
+    """The compiled code that looks at them, if they are on the host."""
+    return calls.tensor_lists(tensors.VIEW) if tensors.VIEW is not None and arrays[0].is_cpu else None
 
 
 class TensorPlanner(BatchPlanner):
@@ -61,7 +62,7 @@ class TensorPlanner(BatchPlanner):
             raise TypeError("a tensor requires grad, or a transform or a mode is active")
         if any(map(torch.Tensor.is_neg, arrays)):
             raise TypeError("a negated view")
-        lists = _lists()
+        lists = _lists(arrays)
         described = None if lists is None else lists.describe(arrays)
         if described is not None:
             return described
@@ -71,14 +72,14 @@ class TensorPlanner(BatchPlanner):
         return list(map(_describe, arrays))
 
     def addresses(self, arrays: Sequence[torch.Tensor]) -> Any:
-        lists = _lists() if arrays[0].is_cpu else None
+        lists = _lists(arrays)
         return list(map(torch.Tensor.data_ptr, arrays)) if lists is None else lists.addresses(arrays)
 
     def allocator(
         self, arrays: Sequence[torch.Tensor], dst: DType
     ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
         empty_like = partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[dst])
-        lists = _lists()
+        lists = _lists(arrays)
         if lists is None or lists.describe(arrays) is None:
             return lambda arrays: list(map(empty_like, arrays))
         # Like tensors that have no memory but the dtype already: to read a keyword takes a fifth of the time.

@@ -315,8 +315,8 @@ struct Writer {
 
 // ---- strided arrays ----
 
-// Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one. `inverse` is
-// (2^64 - 1) / length: a division takes many times as long, to compile as well.
+// Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one. `inverse`
+// is (2^64 - 1) / length: a division takes many times as long, to compile as well.
 template <u32 MaxDims>
 struct Dims {
     u32 count;
@@ -332,8 +332,8 @@ struct Offsets {
     u32 left;
 };
 
-// Where element i lies in the first `count` dimensions, at least one. `far`: i may need more than 32 bits, whose multiplication takes
-// four times as long.
+// Where element i lies in the first `count` dimensions, at least one. `far`: i may need more than 32 bits, whose
+// multiplication takes four times as long.
 template <u32 MaxDims>
 GPUCAST_INLINE Offsets offsets(const Dims<MaxDims>& dims, u32 count, u64 i, bool far) {
     Offsets found = {0, 0, 1};

@@ -275,8 +275,8 @@ GPUCAST_INLINE void convert_halves(const From* from, To* to, u64 n) {
 // Casts n numbers to FLOAT16.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __restrict__ dst, u64 n) {
-    const bool saturates = Rule::overflow() == Overflow::saturate;
-    if constexpr (is_same<Src, FLOAT> && !saturates) {
+    const bool clips = Rule::overflow() == Overflow::saturate;
+    if constexpr (is_same<Src, FLOAT> && !clips) {
         convert_halves(reinterpret_cast<const float*>(src), dst, n);
         return;
     }
@@ -288,7 +288,7 @@ GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __res
             float x;
             if constexpr (takes_odd_float<Src, Dst, Rule>()) x = odd_float<Src>(src[start + i]);
             else x = float32_for_small<Src>(WordFor<Src, Dst>(src[start + i]));
-            floats[i] = saturates && x == x ? ptx::max(ptx::min(x, max), -max) : x;
+            floats[i] = clips && x == x ? ptx::max(ptx::min(x, max), -max) : x;
         }
         convert_halves(floats, dst + start, count);
     }

@@ -385,11 +385,12 @@ def test_tensors_that_cast_does_not_take(make: Any, match: str) -> None:
             call(x, "FLOAT16")
 
 
-def test_tensors_whose_storage_was_given_back() -> None:
+@pytest.mark.parametrize("offset", [0, 3])
+def test_tensors_whose_storage_was_given_back(offset: int) -> None:
     """As sharded training does with weights that it does not need: torch makes NumPy arrays of other memory of them."""
 
     def gone(kind: Any, *shape: int) -> Any:
-        x = torch.ones(shape, dtype=kind)
+        x = torch.ones((offset + 1, *shape), dtype=kind)[offset]
         x.untyped_storage().resize_(0)
         return x
 

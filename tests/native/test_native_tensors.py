@@ -275,6 +275,19 @@ def test_outs_of_plans(lists: calls.TensorLists) -> None:
     assert len(plans.plans) == 1
 
 
+@pytest.mark.parametrize(("narrow", "wide", "wanted"), [("int4", "int8", [1, -1, 5]), ("uint4", "uint8", [1, 15, 5])])
+def test_plans_tell_types_apart_that_dlpack_does_not(
+    narrow: str, wide: str, wanted: list[int], lists: calls.TensorLists
+) -> None:
+    given = [torch.tensor([1, -1, 0x35], dtype=torch.int8).view(getattr(torch, wide)) for _ in range(2)]
+    for name in (narrow, wide):
+        quick(resolve(dtype(name.upper()), dtype("FLOAT16")))
+    for name, numbers in ((narrow, wanted), (wide, given[0].tolist()), (narrow, wanted)):
+        for _ in range(3):
+            results = gpucast.cast_many([x.view(getattr(torch, name)) for x in given], "FLOAT16")
+            assert [y.tolist() for y in results] == [numbers] * 2
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, torch.nn.Parameter])
 def test_results_of_plans_are_new_tensors(kind: Any, lists: calls.TensorLists) -> None:
     quick(RULE)
@@ -286,7 +299,7 @@ def test_results_of_plans_are_new_tensors(kind: Any, lists: calls.TensorLists) -
         wanted = [x.half() for x in given]
         calls_of_plans = [gpucast.cast_many(given, "FLOAT16") for _ in range(3)]
     (plans,) = (plan for plan in plan_cache.PLANS.values() if not isinstance(plan, plan_cache.Plan))
-    assert type(plans.plans[0].arrays) is bytes
+    assert type(plans.plans[0].arrays[0]) is bytes
     for results in calls_of_plans:
         for x, y in zip(wanted, results, strict=True):
             assert (type(y), y.shape, y.stride(), y.requires_grad) == (torch.Tensor, x.shape, x.stride(), False)

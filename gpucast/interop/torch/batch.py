@@ -46,7 +46,7 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
 
 #: Of tensors with strides alone: others have no shape, or no address.
 _describe = attrgetter("dtype", "shape", "device")
-_requires_grad = attrgetter("requires_grad")
+_dtype, _requires_grad = attrgetter("dtype"), attrgetter("requires_grad")
 
 
 def _lists(arrays: Sequence[torch.Tensor]) -> calls.TensorLists | None:
@@ -65,13 +65,17 @@ class TensorPlanner(BatchPlanner):
         lists = _lists(arrays)
         described = None if lists is None else lists.describe(arrays)
         if described is not None:
-            return described
+            # DLPack tells torch's integers of fewer than 8 bits and of 8 as the same.
+            return described, list(map(_dtype, arrays))
         one_class(arrays)
         if not all(map(torch.Tensor.is_contiguous, arrays)):
             raise TypeError("a tensor is not contiguous")
         return list(map(_describe, arrays))
 
     def addresses(self, arrays: Sequence[torch.Tensor]) -> Any:
+        if any(map(torch.Tensor.storage_offset, arrays)):
+            # Of memory that was given back the address is not 0.
+            return [x.data_ptr() if tensors.has_memory(x) else 0 for x in arrays]
         lists = _lists(arrays)
         return list(map(torch.Tensor.data_ptr, arrays)) if lists is None else lists.addresses(arrays)
 

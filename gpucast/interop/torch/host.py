@@ -74,9 +74,8 @@ def _pair(kind: Any, to: Any) -> _Pair | None:
 
 
 def _has_memory(x: torch.Tensor) -> bool:
-    """Whether a tensor is strided memory of the host. Tensors of zeros that torch keeps as such have none, nor have
-    those whose storage was given back."""
-    return x.is_cpu and x.layout is torch.strided and not x.is_nested and x.data_ptr() != 0
+    """Whether a tensor is strided memory of the host."""
+    return x.is_cpu and x.layout is torch.strided and not x.is_nested and tensors.has_memory(x)
 
 
 def _copy(rule: CastRule) -> Callable[[Any], Any] | None:
@@ -90,7 +89,8 @@ def _run(quick: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     def run(x: Any, out: Any) -> Any:
         if out is not None or x.requires_grad or x.is_neg() or tensors.is_watched():
             return None
-        return quick(x)
+        # Compiled code knows a tensor without memory by its address, which is the offset.
+        return None if x.storage_offset() and not tensors.has_memory(x) else quick(x)
 
     return run
 

@@ -84,10 +84,15 @@ def _address(x: torch.Tensor) -> int:
     other memory."""
     # data_ptr of a fake tensor would warn.
     fake = type(x) is not torch.Tensor and x.untyped_storage().device.type == "meta"
-    address = 0 if fake else x.data_ptr()
-    if address == 0 and x.numel():
-        raise RuntimeError("its address is 0")
-    return address
+    if x.numel() and (fake or not has_memory(x)):
+        raise RuntimeError("it has no memory")
+    return 0 if fake else int(x.data_ptr())
+
+
+def has_memory(x: torch.Tensor) -> bool:
+    """Whether the elements of a strided tensor are in memory. Tensors of zeros that torch keeps as such have none, nor
+    have those whose storage was given back: of both the address is the offset in the storage."""
+    return bool(x.data_ptr() != x.storage_offset() * x.element_size())
 
 
 def dtype_of(x: torch.Tensor, caller: str) -> DType:

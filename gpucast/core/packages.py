@@ -7,11 +7,52 @@ of earlier versions.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
+
+#: The threads within `importing`, and how deep.
+_threads: dict[int, int] = {}
+_changed = threading.Condition()
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Here a thread imports. Forks wait for it: in the child the thread would not exist, and whoever imports the same
+    there would wait for it for ever."""
+    own = threading.get_ident()
+    with _changed:
+        _threads[own] = _threads.get(own, 0) + 1
+    try:
+        yield
+    finally:
+        with _changed:
+            _threads[own] -= 1
+            if not _threads[own]:
+                del _threads[own]
+                _changed.notify_all()
+
+
+def _before_fork() -> None:
+    _changed.acquire()
+    # Not for ever: another thread may wait for what this one imports.
+    _changed.wait_for(lambda: not _threads.keys() - {threading.get_ident()}, timeout=10)
+
+
+def _in_child() -> None:
+    own = threading.get_ident()
+    for other in _threads.keys() - {own}:
+        del _threads[other]
+    _changed.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_changed.release, after_in_child=_in_child)
 
 
 def submodules(package: str, *names: str) -> Callable[[str], ModuleType]:
@@ -19,7 +60,8 @@ def submodules(package: str, *names: str) -> Callable[[str], ModuleType]:
 
     def import_it(name: str) -> ModuleType:
         if name in names:
-            return importlib.import_module(f"{package}.{name}")
+            with importing():
+                return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return import_it

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core import dtypes
+from gpucast.core import dtypes, packages
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
@@ -41,11 +41,12 @@ _WORDS = {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FA
 @cache
 def fast_library() -> Any:
     """The orjson module, or None where it is not installed (extra `fast`)."""
-    try:
-        import orjson
-    except ImportError:
-        return None
-    return orjson
+    with packages.importing():
+        try:
+            import orjson
+        except ImportError:
+            return None
+        return orjson
 
 
 def parse(x: Array, rule: CastRule) -> Array:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +21,18 @@ def needs_compiler() -> None:
         cxx.find("test")
     except cxx.CompilerMissing:
         pytest.skip("no C++ compiler")
+
+
+def check_references(call: Callable[[], None], objects: tuple[object, ...]) -> None:
+    """A thousand calls keep no reference to these objects, and lose none."""
+    call()
+    gc.collect()
+    before = [sys.getrefcount(one) for one in objects]
+    for _ in range(1000):
+        call()
+    gc.collect()
+    after = [sys.getrefcount(one) for one in objects]
+    assert all(abs(a - b) < 100 for a, b in zip(before, after, strict=True)), (before, after)
 
 
 def forget() -> None:

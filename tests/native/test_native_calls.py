@@ -23,7 +23,7 @@ from gpucast.native import calls, library, threads
 from gpucast.native import cast as native_cast
 from gpucast.parity import hard_values
 from gpucast.reference import casting as reference
-from native_library import forget
+from native_library import check_references, forget
 
 Array = np.ndarray[Any, Any]
 RULE = resolve(dtype("FLOAT"), dtype("INT16"))
@@ -186,14 +186,7 @@ def test_nothing_is_kept_or_lost(native: None) -> None:
         run.run(x, 5)
         run.left.clear()
 
-    each()
-    gc.collect()
-    before = [sys.getrefcount(one) for one in objects]
-    for _ in range(1000):
-        each()
-    gc.collect()
-    after = [sys.getrefcount(one) for one in objects]
-    assert all(abs(a - b) < 100 for a, b in zip(before, after, strict=True)), (before, after)
+    check_references(each, objects)
 
 
 def test_a_function_that_goes_takes_its_checked_path_along(native: None) -> None:

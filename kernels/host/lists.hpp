@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts of many arrays in one call: those of NumPy, and tensors of a library that tells of them by DLPack's functions of C.
+#pragma once
+#include <stdlib.h>
+
+#include "plan.hpp"
+
+namespace gpucast {
+
+// ---- tensors ----
+
+// DLTensor of DLPack 1.x. Strides are in elements.
+struct Tensor {
+    u8* data;
+    int device_type, device, dimensions;
+    u8 kind, bits;
+    u16 lanes;
+    const long long *shape, *strides;
+    u64 offset;
+};
+
+// A library's own function that fills in such fields, which stay its own. After an error it is not 0.
+typedef int View(void*, Tensor*);
+
+// Of a tensor's device.
+enum : int { on_host = 1 };
+
+// A row-major, aligned array of whichever library.
+struct Plain {
+    u8* data;
+    u64 size;
+};
+
+inline bool is_aligned(const void* data, u64 itemsize) { return reinterpret_cast<Address>(data) % itemsize == 0; }
+
+// Whether x is a tensor of the host with the strides of a new one. One that has no elements, or zeros alone, may have no
+// memory: its address is 0.
+inline bool is_plain(PyObject* x, View* view, u64 itemsize, Plain* plain) {
+    Tensor tensor;
+    if (view(x, &tensor) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    plain->size = 1;
+    long long stride = 1;
+    for (int i = tensor.dimensions; i-- > 0;) {
+        if (tensor.strides[i] != stride) return false;
+        plain->size *= u64(tensor.shape[i]);
+        stride *= tensor.shape[i] ? tensor.shape[i] : 1;
+    }
+    plain->data = tensor.data ? tensor.data + tensor.offset : nullptr;
+    return tensor.device_type == on_host && plain->data && plain->size && is_aligned(plain->data, itemsize);
+}
+
+inline bool is_plain(PyObject* x, Plain* plain) {
+    if (!PyArray_CheckExact(x)) return false;
+    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(x);
+    *plain = {static_cast<u8*>(PyArray_DATA(array)), u64(PyArray_SIZE(array))};
+    return is_row_major(array);
+}
+
+inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
+
+inline bool run_plain(const Plan* plan, const Work& work, Plain x, Plain y, Found* found, Unlocked* unlocked) {
+    return walk_flat(x.data, u32(itemsize_of(plan->src)), y.data, u32(itemsize_of(plan->dst)), x.size, work, found, unlocked);
+}
+
+inline Plan* plan_of(PyObject* given) {
+    if (Py_TYPE(given) == plan_type) return reinterpret_cast<Plan*>(given);
+    PyErr_SetString(PyExc_TypeError, "expected a plan");
+    return nullptr;
+}
+
+inline View* view_at(PyObject* address) { return reinterpret_cast<View*>(PyLong_AsVoidPtr(address)); }
+
+// cast_tensor(plan, view, empty_like, x): the cast of a tensor into the new one that empty_like(x) gives; None, nothing
+// done, for a tensor that is not row-major, aligned and on the host.
+inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (count != 4) return nothing();
+    Plan* plan = plan_of(arguments[0]);
+    if (!plan) return nullptr;
+    View* view = view_at(arguments[1]);
+    Plain x, y;
+    if (!is_plain(arguments[3], view, itemsize_of(plan->src), &x)) return nothing();
+    PyObject* out = PyObject_CallFunctionObjArgs(arguments[2], arguments[3], nullptr);
+    if (!out) return nullptr;
+    if (!is_plain(out, view, itemsize_of(plan->dst), &y) || y.size != x.size) {
+        Py_DECREF(out);
+        return nothing();
+    }
+    Found found;
+    bool done;
+    {
+        Unlocked unlocked(x.size);
+        done = run_plain(plan, plan->work, x, y, &found, &unlocked);
+    }
+    if (done) return out;
+    Py_DECREF(out);
+    return nullptr;
+}
+
+// ---- lists ----
+
+struct Item {
+    PyObject *x, *y;
+    Plan* plan;
+    Plain src, dst;
+};
+
+// The items of a call, and the references that it holds: lists may change while other code of Python's runs.
+struct Items {
+    explicit Items(Py_ssize_t n) : count(n), first(static_cast<Item*>(PyMem_Calloc(size_t(n ? n : 1), sizeof(Item)))) {}
+    ~Items() {
+        for (Py_ssize_t i = 0; first && i < count; ++i) {
+            Py_XDECREF(first[i].x);
+            Py_XDECREF(first[i].y);
+        }
+        PyMem_Free(first);
+    }
+    Items(const Items&) = delete;
+    Items& operator=(const Items&) = delete;
+    const Py_ssize_t count;
+    Item* const first;
+};
+
+inline Extent extent_of(const Plain& plain, PyArray_Descr* dtype) {
+    return {plain.data, plain.data + plain.size * itemsize_of(dtype)};
+}
+
+// Extents by where they begin.
+inline int compare_extents(const void* one, const void* other) {
+    const Extent *a = static_cast<const Extent*>(one), *b = static_cast<const Extent*>(other);
+    return a->begin < b->begin ? -1 : a->begin > b->begin;
+}
+
+// Whether nothing that is written shares memory with anything else.
+inline bool are_disjoint(const Items& items, const Extent* finite) {
+    const size_t n = size_t(items.count);
+    Extent *written = static_cast<Extent*>(PyMem_Malloc(2 * (n + 1) * sizeof(Extent))), *read = written + n + 1;
+    if (!written) return false;
+    size_t writes = 0, reads = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const Item& item = items.first[i];
+        if (!item.src.size) continue;
+        read[reads++] = extent_of(item.src, item.plan->src);
+        if (item.y) written[writes++] = extent_of(item.dst, item.plan->dst);
+    }
+    if (finite) written[writes++] = *finite;
+    qsort(written, writes, sizeof *written, compare_extents);
+    qsort(read, reads, sizeof *read, compare_extents);
+    bool found = true;
+    for (size_t i = 1; found && i < writes; ++i) found = written[i - 1].end <= written[i].begin;
+    // What is read may overlap; what is written does not, so that each end is at or behind the one before.
+    for (size_t i = 0, j = 0; found && i < reads; ++i) {
+        while (j < writes && written[j].end <= read[i].begin) ++j;
+        found = j == writes || read[i].end <= written[j].begin;
+    }
+    PyMem_Free(written);
+    return found;
+}
+
+// The plan for an object's dtype; null where there is none, or after an exception.
+inline Plan* find_plan(PyObject* plans, PyObject* x, PyObject** last_dtype, Plan** last) {
+    PyObject* dtype = dtype_of(x);
+    if (!dtype) return nullptr;
+    if (dtype != *last_dtype) {
+        PyObject* found = PyDict_GetItemWithError(plans, dtype);
+        *last_dtype = dtype, *last = found ? plan_of(found) : nullptr;
+    }
+    // The dictionary's keys live, those that are not in it end the call.
+    Py_DECREF(dtype);
+    return *last;
+}
+
+// cast_each(plans, arrays, outs, scale, finite, view, empty_like): a list of the results of a list of arrays, or `outs`, a
+// list of arrays that are written; None, nothing done, where only the checked path can tell what is right. plans: by the
+// dtype of an array. scale: None or a float. finite: None or an array of one byte. view and empty_like: of tensors, as for
+// cast_tensor; else None.
+inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (!is_call(count, 7, "cast_each")) return nullptr;
+    PyObject *plans = arguments[0], *arrays = arguments[1], *outs = arguments[2], *scale = arguments[3];
+    PyObject *finite = arguments[4], *empty_like = arguments[6];
+    View* view = arguments[5] == Py_None ? nullptr : view_at(arguments[5]);
+    if (!PyDict_Check(plans) || !PyList_CheckExact(arrays) || !(outs == Py_None || PyList_CheckExact(outs))) return nothing();
+    Items items(PyList_Size(arrays));
+    if (!items.first) return PyErr_NoMemory();
+    if (outs != Py_None && PyList_Size(outs) != items.count) return nothing();
+    PyObject* last_dtype = nullptr;
+    Plan* last = nullptr;
+    u64 size = 0;
+    for (Py_ssize_t i = 0; i < items.count; ++i) {
+        Item& item = items.first[i];
+        item.x = Py_NewRef(PyList_GetItem(arrays, i));
+        if (!view && !PyArray_CheckExact(item.x)) return nothing();
+        item.plan = find_plan(plans, item.x, &last_dtype, &last);
+        if (PyErr_Occurred()) return nullptr;
+        if (!item.plan) return nothing();
+        if (!(view ? is_plain(item.x, view, itemsize_of(item.plan->src), &item.src) : is_plain(item.x, &item.src))) return nothing();
+        size += item.src.size;
+        if (outs == Py_None) continue;
+        item.y = Py_NewRef(PyList_GetItem(outs, i));
+        if (view) {
+            // Its caller has looked at dtypes and shapes.
+            if (!is_plain(item.y, view, itemsize_of(item.plan->dst), &item.dst)) return nothing();
+        } else {
+            if (!is_plain(item.y, &item.dst)) return nothing();
+            PyArrayObject* out = reinterpret_cast<PyArrayObject*>(item.y);
+            if (PyArray_DESCR(out) != item.plan->dst || !PyArray_ISWRITEABLE(out)) return nothing();
+            if (!is_same_shape(reinterpret_cast<PyArrayObject*>(item.x), out)) return nothing();
+        }
+        if (item.dst.size != item.src.size) return nothing();
+    }
+    u8* flag = nullptr;
+    if (finite != Py_None) {
+        if (!PyArray_CheckExact(finite) || PyArray_NBYTES(reinterpret_cast<PyArrayObject*>(finite)) != 1) return nothing();
+        flag = static_cast<u8*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(finite)));
+    }
+    const Extent flags = {flag, flag + 1};
+    if ((outs != Py_None || flag) && !are_disjoint(items, flag ? &flags : nullptr)) return nothing();
+    double factor = 0;
+    if (scale != Py_None) {
+        factor = PyFloat_AsDouble(scale);
+        if (PyErr_Occurred()) return nullptr;
+    }
+    for (Py_ssize_t i = 0; outs == Py_None && i < items.count; ++i) {
+        Item& item = items.first[i];
+        item.y = view ? PyObject_CallFunctionObjArgs(empty_like, item.x, nullptr)
+                      : new_array(reinterpret_cast<PyArrayObject*>(item.x), item.plan->dst);
+        if (!item.y) return nullptr;
+        if (!(view ? is_plain(item.y, view, itemsize_of(item.plan->dst), &item.dst) : is_plain(item.y, &item.dst))) return nothing();
+    }
+    Found found;
+    bool done = true;
+    {
+        Unlocked unlocked(size);
+        for (Py_ssize_t i = 0; done && i < items.count; ++i) {
+            const Item& item = items.first[i];
+            if (scale == Py_None && !flag) {
+                done = run_plain(item.plan, item.plan->work, item.src, item.dst, &found, &unlocked);
+            } else {
+                Work work = item.plan->work;
+                if (scale != Py_None) work.fused.scale = factor;
+                done = run_plain(item.plan, work, item.src, item.dst, &found, &unlocked);
+            }
+        }
+    }
+    if (flag && !found.finite) *flag = 0;
+    if (!done) return nullptr;
+    if (outs != Py_None) return Py_NewRef(outs);
+    PyObject* results = PyList_New(items.count);
+    for (Py_ssize_t i = 0; results && i < items.count; ++i) PyList_SetItem(results, i, Py_NewRef(items.first[i].y));
+    return results;
+}
+
+}  // namespace gpucast

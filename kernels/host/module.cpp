@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// gpucast._host: casts of the host as functions of Python. The loops are those of units that gpucast/codegen/host.py writes
+// of the kernels' own text, for several levels of the processor; gpucast/host is what the rest of the package sees of it.
+#include "python.hpp"
+
+#include "modes.hpp"
+#include "levels.hpp"
+#include "probe.hpp"
+#include "lists.hpp"
+
+namespace gpucast {
+
+// find(name): the address of a function of the loops; 0 where there is none.
+static PyObject* find(PyObject*, PyObject* name) {
+    PyObject* bytes = PyUnicode_AsUTF8String(name);
+    if (!bytes) return nullptr;
+    PyObject* found = PyLong_FromVoidPtr(reinterpret_cast<void*>(find_function(PyBytes_AsString(bytes))));
+    Py_DECREF(bytes);
+    return found;
+}
+
+// call(function, arguments): calls a function that `find` gave with the address of its arguments, outside of Python's lock,
+// and returns its result, an int. The caller keeps alive what the arguments refer to.
+static PyObject* call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (!is_call(count, 2, "call")) return nullptr;
+    typedef int Called(void*);
+    Called* function = reinterpret_cast<Called*>(PyLong_AsVoidPtr(arguments[0]));
+    void* given = PyLong_AsVoidPtr(arguments[1]);
+    if (PyErr_Occurred()) return nullptr;
+    if (!function) {
+        PyErr_SetString(PyExc_ValueError, "call: there is no such function");
+        return nullptr;
+    }
+    int result;
+    PyThreadState* state = PyEval_SaveThread();
+    {
+        const Exactly exactly;
+        result = function(given);
+    }
+    PyEval_RestoreThread(state);
+    return PyLong_FromLong(result);
+}
+
+// cast(work, x, src_bits, out, dst_bits, size): casts an array, or the packed elements in a flat array of bytes (their bits
+// are not 0 then), into another, which shares no memory with it. Returns what a fused cast finds: the largest magnitude as
+// the code of a FLOAT, and whether all is finite.
+static PyObject* cast(PyObject*, PyObject* arguments) {
+    PyObject *given, *from, *to;
+    unsigned src_bits, dst_bits;
+    unsigned long long size;
+    if (!PyArg_ParseTuple(arguments, "SOIOIK", &given, &from, &src_bits, &to, &dst_bits, &size)) return nullptr;
+    if (PyBytes_Size(given) != Py_ssize_t(sizeof(Work)) || !PyArray_Check(from) || !PyArray_Check(to)) {
+        PyErr_SetString(PyExc_TypeError, "cast: expected a work, and two arrays");
+        return nullptr;
+    }
+    Work work;
+    memcpy(&work, PyBytes_AsString(given), sizeof work);
+    PyArrayObject *x = reinterpret_cast<PyArrayObject*>(from), *out = reinterpret_cast<PyArrayObject*>(to);
+    Found found;
+    bool done;
+    if (!src_bits && !dst_bits) {
+        if (!is_same_shape(x, out)) {
+            PyErr_SetString(PyExc_ValueError, "cast: the arrays have other shapes");
+            return nullptr;
+        }
+        done = cast_arrays(x, out, work, &found);
+    } else {
+        Walk walk;
+        walk.src = side_of(x), walk.dst = side_of(out);
+        walk.src.bits = src_bits, walk.dst.bits = dst_bits;
+        walk.size = size, walk.is_ordered = true;
+        PyArrayObject* shaped = !src_bits ? x : !dst_bits ? out : nullptr;
+        walk.count = shaped ? PyArray_NDIM(shaped) : 1;
+        if (!shaped) walk.loops[0] = {npy_intp(size), 1, 1};
+        npy_intp behind = 1;
+        for (int i = walk.count; shaped && i-- > 0; behind *= PyArray_DIM(shaped, i)) {
+            const npy_intp stride = PyArray_STRIDE(shaped, i);
+            walk.loops[i] = {PyArray_DIM(shaped, i), src_bits ? behind : stride, dst_bits ? behind : stride};
+        }
+        if ((shaped && u64(PyArray_SIZE(shaped)) != size) || (src_bits && u64(PyArray_NBYTES(x)) < (size * src_bits + 7) / 8) ||
+            (dst_bits && u64(PyArray_NBYTES(out)) < (size * dst_bits + 7) / 8)) {
+            PyErr_SetString(PyExc_ValueError, "cast: the arrays have other sizes");
+            return nullptr;
+        }
+        done = run_walk(walk, work, &found);
+    }
+    return done ? Py_BuildValue("(Ii)", found.largest, int(found.finite)) : nullptr;
+}
+
+static PyObject* get_modes(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(modes()); }
+
+static PyObject* set_modes(PyObject*, PyObject* asked) {
+    const unsigned long long found = PyLong_AsUnsignedLongLong(asked);
+    if (PyErr_Occurred()) return nullptr;
+    set_modes(Modes(found));
+    return nothing();
+}
+
+template <typename Fast>
+PyCFunction as_method(Fast* function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+static PyMethodDef methods[] = {
+    {"find", find, METH_O, nullptr},
+    {"call", as_method(call), METH_FASTCALL, nullptr},
+    {"cast", cast, METH_VARARGS, nullptr},
+    {"cast_each", as_method(cast_each), METH_FASTCALL, nullptr},
+    {"cast_tensor", as_method(cast_tensor), METH_FASTCALL, nullptr},
+    {"plan", new_plan, METH_VARARGS, nullptr},
+    {"hit", as_method(hit), METH_FASTCALL, nullptr},
+    {"keep", as_method(keep), METH_FASTCALL, nullptr},
+    {"forget", forget, METH_NOARGS, nullptr},
+    {"count_plans", count_plans, METH_NOARGS, nullptr},
+    {"modes", get_modes, METH_NOARGS, nullptr},
+    {"set_modes", set_modes, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_host", "The casts of the host, compiled.", -1, methods, nullptr, nullptr, nullptr, nullptr,
+};
+
+static PyObject* built_levels() {
+    PyObject* list = PyList_New(0);
+    for (const Level* one = gpucast_levels; list && one->name; ++one) {
+        PyObject* name = PyUnicode_FromString(one->name);
+        if (!name || PyList_Append(list, name) < 0) Py_CLEAR(list);
+        Py_XDECREF(name);
+    }
+    PyObject* tuple = list ? PyList_AsTuple(list) : nullptr;
+    Py_XDECREF(list);
+    return tuple;
+}
+
+static bool add(PyObject* module, const char* name, PyObject* value) {
+    const bool is_added = value && PyModule_AddObjectRef(module, name, value) == 0;
+    Py_XDECREF(value);
+    return is_added;
+}
+
+static bool prepare(PyObject* module) {
+    static PyType_Slot parts[] = {{Py_tp_dealloc, reinterpret_cast<void*>(forget_plan)}, {0, nullptr}};
+    static PyType_Spec spec = {"gpucast._host.Plan", sizeof(Plan), 0, Py_TPFLAGS_DEFAULT, parts};
+    const char* asked = getenv("GPUCAST_HOST_LEVEL");
+    if (!choose_level(asked && *asked ? asked : nullptr)) return false;
+    plan_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    dtype_name = PyUnicode_InternFromString("dtype");
+    if (!plan_type || !dtype_name || !forget_plans()) return false;
+    return add(module, "LEVEL", PyUnicode_FromString(level->name)) && add(module, "LEVELS", built_levels()) &&
+           add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&
+           add(module, "EXACT_MODES", PyLong_FromUnsignedLongLong(exact_modes));
+}
+
+static int import_numpy() {
+    import_array1(-1);
+    return 0;
+}
+
+}  // namespace gpucast
+
+PyMODINIT_FUNC PyInit__host() {
+    if (gpucast::import_numpy() < 0) return nullptr;
+    PyObject* module = PyModule_Create(&gpucast::definition);
+    if (module && !gpucast::prepare(module)) Py_CLEAR(module);
+    return module;
+}

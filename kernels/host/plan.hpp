@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans: what a call that looks like an earlier one has to do. gpucast/casting/plans.py makes them.
+#pragma once
+#include "walk.hpp"
+
+namespace gpucast {
+
+struct Plan {
+    PyObject_HEAD
+    // The CastRule, and whether the result is never the source itself.
+    PyObject* rule;
+    int changes;
+    // Null for a plan of NumPy's arrays: this file runs it. Else a function of Python, called with x and out, and in a fused
+    // plan with seed, offset, scale and amax.
+    PyObject* run;
+    PyArray_Descr *src, *dst;
+    Work work;
+};
+
+static PyTypeObject* plan_type;
+
+inline bool is_row_major(PyArrayObject* x) {
+    return (PyArray_FLAGS(x) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED)) == (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+}
+
+inline bool is_same_shape(PyArrayObject* x, PyArrayObject* y) {
+    const int count = PyArray_NDIM(x);
+    return PyArray_NDIM(y) == count && memcmp(PyArray_DIMS(x), PyArray_DIMS(y), count * sizeof(npy_intp)) == 0;
+}
+
+struct Extent {
+    const u8 *begin, *end;
+
+    bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
+};
+
+// The bytes from the first to the last one of an array.
+inline Extent extent(PyArrayObject* x) {
+    const u8 *begin = static_cast<const u8*>(PyArray_DATA(x)), *end = begin;
+    if (PyArray_SIZE(x) == 0) return {begin, begin};
+    for (int i = 0; i < PyArray_NDIM(x); ++i) {
+        const npy_intp reach = PyArray_STRIDE(x, i) * (PyArray_DIM(x, i) - 1);
+        (reach < 0 ? begin : end) += reach;
+    }
+    return {begin, end + PyArray_ITEMSIZE(x)};
+}
+
+// Whether an array can take results: each element has a place of its own, as far as its strides tell.
+inline bool is_sound(PyArrayObject* out) {
+    if (!PyArray_ISWRITEABLE(out)) return false;
+    if (PyArray_IS_C_CONTIGUOUS(out)) return true;
+    npy_intp strides[max_dimensions], lengths[max_dimensions];
+    int count = 0;
+    for (int i = 0; i < PyArray_NDIM(out); ++i) {
+        const npy_intp stride = magnitude(PyArray_STRIDE(out, i)), length = PyArray_DIM(out, i);
+        if (length == 1) continue;
+        int at = count++;
+        for (; at && strides[at - 1] > stride; --at) strides[at] = strides[at - 1], lengths[at] = lengths[at - 1];
+        strides[at] = stride, lengths[at] = length;
+    }
+    // From the shortest stride to the longest: each steps over all that the shorter ones reach.
+    npy_intp reached = PyArray_ITEMSIZE(out);
+    for (int i = 0; i < count; ++i) {
+        if (strides[i] < reached) return false;
+        reached += strides[i] * (lengths[i] - 1);
+    }
+    return true;
+}
+
+inline bool is_target(PyArrayObject* out, PyArrayObject* x, PyArray_Descr* dtype) {
+    return PyArray_DESCR(out) == dtype && is_same_shape(x, out) && is_sound(out) && !extent(out).meets(extent(x));
+}
+
+inline Side side_of(PyArrayObject* x) {
+    return {static_cast<u8*>(PyArray_DATA(x)), u32(PyArray_ITEMSIZE(x)), 0, PyArray_ISBYTESWAPPED(x) != 0};
+}
+
+inline void set_loops(Walk* walk, PyArrayObject* x, PyArrayObject* out) {
+    walk->count = PyArray_NDIM(x);
+    for (int i = 0; i < walk->count; ++i) walk->loops[i] = {PyArray_DIM(x, i), PyArray_STRIDE(x, i), PyArray_STRIDE(out, i)};
+}
+
+// Casts x into out, which has its shape and shares no memory with it. False after an exception.
+inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, Found* found) {
+    const u64 size = u64(PyArray_SIZE(x));
+    if (size <= lasting && is_row_major(x) && is_row_major(out) && !PyArray_ISBYTESWAPPED(x) && !PyArray_ISBYTESWAPPED(out)) {
+        if (size) work.run(PyArray_DATA(x), PyArray_DATA(out), size, 0, found);
+        return true;
+    }
+    Walk walk;
+    walk.src = side_of(x), walk.dst = side_of(out), walk.size = size, walk.is_ordered = work.kind != Kind::plain;
+    set_loops(&walk, x, out);
+    return run_walk(walk, work, found);
+}
+
+inline PyObject* new_array(PyArrayObject* like, PyArray_Descr* dtype) {
+    Py_INCREF(dtype);
+    if (PyArray_IS_C_CONTIGUOUS(like)) {
+        return PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(like), PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
+    }
+    return PyArray_NewLikeArray(like, NPY_KEEPORDER, dtype, 0);
+}
+
+inline PyObject* nothing() { Py_RETURN_NONE; }
+
+// The cast of an array by a plan of NumPy's: None, nothing done, where only the checked path can tell what is right.
+inline PyObject* run_numpy(Plan* plan, PyObject* given, PyObject* out) {
+    if (!PyArray_CheckExact(given)) return nothing();
+    PyArrayObject* x = reinterpret_cast<PyArrayObject*>(given);
+    if (PyArray_DESCR(x) != plan->src) return nothing();
+    if (out == Py_None) {
+        out = new_array(x, plan->dst);
+        if (!out) return nullptr;
+    } else if (PyArray_CheckExact(out) && is_target(reinterpret_cast<PyArrayObject*>(out), x, plan->dst)) {
+        Py_INCREF(out);
+    } else {
+        return nothing();
+    }
+    Found found;
+    if (cast_arrays(x, reinterpret_cast<PyArrayObject*>(out), plan->work, &found)) return out;
+    Py_DECREF(out);
+    return nullptr;
+}
+
+static void forget_plan(PyObject* self) {
+    Plan* plan = reinterpret_cast<Plan*>(self);
+    Py_XDECREF(plan->rule);
+    Py_XDECREF(plan->run);
+    Py_XDECREF(reinterpret_cast<PyObject*>(plan->src));
+    Py_XDECREF(reinterpret_cast<PyObject*>(plan->dst));
+    PyTypeObject* kind = Py_TYPE(self);
+    reinterpret_cast<freefunc>(PyType_GetSlot(kind, Py_tp_free))(self);
+    Py_DECREF(kind);
+}
+
+// plan(rule, changes, run, src, dst, work): run is None, and the last three are two dtypes and the bytes of a Work; or run
+// is a function, and they are None.
+inline PyObject* new_plan(PyObject*, PyObject* arguments) {
+    PyObject *rule, *run, *src, *dst, *work;
+    int changes;
+    if (!PyArg_ParseTuple(arguments, "OpOOOO", &rule, &changes, &run, &src, &dst, &work)) return nullptr;
+    Work found = {};
+    if (run == Py_None) {
+        char* bytes;
+        Py_ssize_t size;
+        if (!PyArray_DescrCheck(src) || !PyArray_DescrCheck(dst)) {
+            PyErr_SetString(PyExc_TypeError, "plan: src and dst must be dtypes");
+            return nullptr;
+        }
+        if (PyBytes_AsStringAndSize(work, &bytes, &size) < 0) return nullptr;
+        if (size != sizeof(Work)) {
+            PyErr_SetString(PyExc_ValueError, "plan: work has another size");
+            return nullptr;
+        }
+        memcpy(&found, bytes, sizeof found);
+    }
+    Plan* plan = reinterpret_cast<Plan*>(PyType_GenericAlloc(plan_type, 0));
+    if (!plan) return nullptr;
+    plan->rule = Py_NewRef(rule);
+    plan->changes = changes;
+    if (run != Py_None) {
+        plan->run = Py_NewRef(run);
+    } else {
+        plan->src = reinterpret_cast<PyArray_Descr*>(Py_NewRef(src));
+        plan->dst = reinterpret_cast<PyArray_Descr*>(Py_NewRef(dst));
+    }
+    plan->work = found;
+    return reinterpret_cast<PyObject*>(plan);
+}
+
+}  // namespace gpucast

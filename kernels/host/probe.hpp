@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The cache of plans: from a call of gpucast.cast to its plan in one probe, by the identity of what the call names.
+#pragma once
+#include "plan.hpp"
+
+namespace gpucast {
+
+// The arguments of `hit` and `keep`, in their order.
+enum Argument : int {
+    of_x, of_to, of_saturate, of_round_mode, of_opset, of_rounding, of_overflow, of_seed, of_offset, of_scale, of_amax,
+    of_device, of_out, of_copy, arguments_of_hit
+};
+
+// What a plan depends on. The keywords are those from `saturate` to `overflow`.
+enum : int { keywords = of_overflow - of_saturate + 1 };
+
+struct Key {
+    PyTypeObject* kind;
+    PyObject *dtype, *to, *keyword[keywords];
+    // Whether the call fuses anything with the cast, and then whether there is a scale.
+    bool is_fused, is_scaled;
+};
+
+struct Slot {
+    size_t hash;
+    Key key;
+    Plan* plan;
+};
+
+enum : size_t { slots = 1 << 12 };
+static Slot* table;
+static size_t kept;
+static PyObject* dtype_name;
+
+// Texts count by their value, all else by identity: most texts are the same object at every call.
+inline bool is_same(PyObject* one, PyObject* other) {
+    if (one == other) return true;
+    return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
+}
+
+inline bool is_same(const Key& one, const Key& other) {
+    if (one.kind != other.kind || one.dtype != other.dtype || one.is_fused != other.is_fused) return false;
+    if (one.is_scaled != other.is_scaled || !is_same(one.to, other.to)) return false;
+    for (int i = 0; i < keywords; ++i) {
+        if (!is_same(one.keyword[i], other.keyword[i])) return false;
+    }
+    return true;
+}
+
+// The hash of a text is kept in it; that of other objects may be computed by Python.
+inline size_t hash_of(const Key& key) {
+    const size_t to = PyUnicode_CheckExact(key.to) ? size_t(PyObject_Hash(key.to)) : reinterpret_cast<size_t>(key.to) >> 4;
+    const size_t mixed = (reinterpret_cast<size_t>(key.dtype) >> 4) * 31 + to * 17 + (reinterpret_cast<size_t>(key.kind) >> 4);
+    return (mixed * 0x9E3779B97F4A7C15u) >> 20;
+}
+
+// The dtype of x, with a reference of its own; null, without an exception, for what has none.
+inline PyObject* dtype_of(PyObject* x) {
+    if (PyArray_CheckExact(x)) return Py_NewRef(reinterpret_cast<PyObject*>(PyArray_DESCR(reinterpret_cast<PyArrayObject*>(x))));
+    PyObject* dtype = PyObject_GetAttr(x, dtype_name);
+    if (!dtype) PyErr_Clear();
+    return dtype;
+}
+
+inline Key key_of(PyObject* const* arguments, PyObject* dtype) {
+    Key key;
+    key.kind = Py_TYPE(arguments[of_x]), key.dtype = dtype, key.to = arguments[of_to];
+    for (int i = 0; i < keywords; ++i) key.keyword[i] = arguments[of_saturate + i];
+    key.is_scaled = arguments[of_scale] != Py_None;
+    key.is_fused = key.is_scaled || arguments[of_seed] != Py_None || arguments[of_amax] != Py_None;
+    return key;
+}
+
+inline Slot* find_slot(const Key& key, size_t hash) {
+    size_t at = hash % slots;
+    while (table[at].plan && !(table[at].hash == hash && is_same(table[at].key, key))) at = (at + 1) % slots;
+    return &table[at];
+}
+
+// Drops all plans. What they refer to goes last, because that may run any code of Python's.
+inline bool forget_plans() {
+    Slot* fresh = static_cast<Slot*>(PyMem_Calloc(slots, sizeof(Slot)));
+    if (!fresh) {
+        PyErr_NoMemory();
+        return false;
+    }
+    Slot* old = table;
+    table = fresh;
+    kept = 0;
+    for (size_t i = 0; old && i < slots; ++i) {
+        if (!old[i].plan) continue;
+        const Key& key = old[i].key;
+        Py_DECREF(reinterpret_cast<PyObject*>(key.kind));
+        Py_DECREF(key.dtype);
+        Py_DECREF(key.to);
+        for (int j = 0; j < keywords; ++j) Py_DECREF(key.keyword[j]);
+        Py_DECREF(reinterpret_cast<PyObject*>(old[i].plan));
+    }
+    PyMem_Free(old);
+    return true;
+}
+
+inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
+    if (count == wanted) return true;
+    PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);
+    return false;
+}
+
+// hit(x, to, saturate, ...): the result of a call that a plan is for; None, nothing done, for any other call.
+inline PyObject* hit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (!is_call(count, arguments_of_hit, "hit")) return nullptr;
+    PyObject *x = arguments[of_x], *copy = arguments[of_copy];
+    if (arguments[of_device] != Py_None || !kept) return nothing();
+    PyObject* dtype = dtype_of(x);
+    if (!dtype) return nothing();
+    const Key key = key_of(arguments, dtype);
+    Plan* plan = find_slot(key, hash_of(key))->plan;
+    Py_DECREF(dtype);
+    if (!plan || !(copy == Py_True || (copy == Py_False && plan->changes))) return nothing();
+    if (!key.is_fused) {
+        // To other rounding no offset applies, which the checked path says.
+        PyObject* offset = arguments[of_offset];
+        if (!PyLong_CheckExact(offset) || PyLong_AsLong(offset) != 0) {
+            PyErr_Clear();
+            return nothing();
+        }
+    }
+    // Others may drop the plan meanwhile.
+    Py_INCREF(reinterpret_cast<PyObject*>(plan));
+    PyObject* out = arguments[of_out];
+    PyObject* result = !plan->run ? run_numpy(plan, x, out)
+                       : key.is_fused
+                           ? PyObject_CallFunctionObjArgs(plan->run, x, out, arguments[of_seed], arguments[of_offset],
+                                                          arguments[of_scale], arguments[of_amax], nullptr)
+                           : PyObject_CallFunctionObjArgs(plan->run, x, out, nullptr);
+    Py_DECREF(reinterpret_cast<PyObject*>(plan));
+    return result;
+}
+
+// keep(x, to, saturate, ..., plan): the plan serves later calls like this one.
+inline PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (!is_call(count, arguments_of_hit + 1, "keep")) return nullptr;
+    PyObject* plan = arguments[arguments_of_hit];
+    if (Py_TYPE(plan) != plan_type) {
+        PyErr_SetString(PyExc_TypeError, "keep: the last argument must be a plan");
+        return nullptr;
+    }
+    if (2 * kept >= slots && !forget_plans()) return nullptr;
+    PyObject* dtype = dtype_of(arguments[of_x]);
+    if (!dtype) return nothing();
+    const Key key = key_of(arguments, dtype);
+    const size_t hash = hash_of(key);
+    Slot* slot = find_slot(key, hash);
+    if (slot->plan) {
+        Plan* old = slot->plan;
+        slot->plan = reinterpret_cast<Plan*>(Py_NewRef(plan));
+        Py_DECREF(dtype);
+        Py_DECREF(reinterpret_cast<PyObject*>(old));
+        return nothing();
+    }
+    Py_INCREF(reinterpret_cast<PyObject*>(key.kind));
+    Py_INCREF(key.to);
+    for (int i = 0; i < keywords; ++i) Py_INCREF(key.keyword[i]);
+    *slot = {hash, key, reinterpret_cast<Plan*>(Py_NewRef(plan))};
+    ++kept;
+    return nothing();
+}
+
+inline PyObject* forget(PyObject*, PyObject*) { return forget_plans() ? nothing() : nullptr; }
+
+inline PyObject* count_plans(PyObject*, PyObject*) { return PyLong_FromSize_t(kept); }
+
+}  // namespace gpucast

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: Apache-2.0
+// Walks over arrays of any strides and byte order, and over packed elements, for loops that take adjacent native ones.
+#pragma once
+#include "python.hpp"
+#include "work.hpp"
+
+namespace gpucast {
+
+enum : int { max_dimensions = 64 };
+// Elements that are brought together at a time: they stay in the first-level cache. A multiple of 8, so that packed blocks
+// are whole bytes.
+enum : u64 { gathered = 2048 };
+// A piece of a transposed array: so many elements along the results, and so many along the sources.
+enum : npy_intp { tile_along = 64, tile_across = npy_intp(gathered) / tile_along };
+
+// Where the elements of one side are.
+struct Side {
+    u8* data;
+    // Bytes of a code; bits of an element where elements are packed row-major, else 0.
+    u32 itemsize, bits;
+    bool is_swapped;
+
+    bool is_direct() const { return !bits && !is_swapped && reinterpret_cast<Address>(data) % itemsize == 0; }
+};
+
+struct Loop {
+    npy_intp n, src, dst;
+};
+
+struct Walk {
+    Side src, dst;
+    u64 size;
+    int count;
+    Loop loops[max_dimensions];
+    // Whether elements are to be met in row-major order.
+    bool is_ordered;
+    // Whether loops may take the elements of a side where they are: they are native, and each is aligned.
+    bool src_direct, dst_direct;
+};
+
+inline npy_intp magnitude(npy_intp stride) { return stride < 0 ? -stride : stride; }
+
+// Sorts the loops so that results are written in the order of their addresses, and makes one of those that follow on.
+inline void simplify(Walk* walk) {
+    int count = 0;
+    for (int i = 0; i < walk->count; ++i) {
+        if (walk->loops[i].n != 1) walk->loops[count++] = walk->loops[i];
+    }
+    if (!walk->is_ordered) {
+        for (int i = 1; i < count; ++i) {
+            const Loop own = walk->loops[i];
+            int at = i;
+            while (at && magnitude(walk->loops[at - 1].dst) < magnitude(own.dst)) {
+                walk->loops[at] = walk->loops[at - 1];
+                --at;
+            }
+            walk->loops[at] = own;
+        }
+    }
+    int kept = 0;
+    for (int i = 0; i < count; ++i) {
+        const Loop own = walk->loops[i];
+        Loop* outer = kept ? &walk->loops[kept - 1] : nullptr;
+        if (outer && outer->src == own.src * own.n && outer->dst == own.dst * own.n) {
+            *outer = {outer->n * own.n, own.src, own.dst};
+        } else {
+            walk->loops[kept++] = own;
+        }
+    }
+    if (!kept) walk->loops[kept++] = {1, npy_intp(walk->src.itemsize), npy_intp(walk->dst.itemsize)};
+    walk->count = kept;
+    walk->src_direct = walk->src.is_direct(), walk->dst_direct = walk->dst.is_direct();
+    for (int i = 0; i < kept; ++i) {
+        walk->src_direct = walk->src_direct && walk->loops[i].src % npy_intp(walk->src.itemsize) == 0;
+        walk->dst_direct = walk->dst_direct && walk->loops[i].dst % npy_intp(walk->dst.itemsize) == 0;
+    }
+}
+
+// ---- elements to and from a buffer ----
+
+template <typename Word>
+inline Word swapped(Word word) {
+    if constexpr (sizeof word == 2) return __builtin_bswap16(word);
+    else if constexpr (sizeof word == 4) return __builtin_bswap32(word);
+    else if constexpr (sizeof word == 8) return __builtin_bswap64(word);
+    else return word;
+}
+
+template <typename Word, bool swaps>
+inline void move_words(const u8* from, npy_intp from_stride, u8* to, npy_intp to_stride, u64 n) {
+    for (u64 i = 0; i < n; ++i, from += from_stride, to += to_stride) {
+        Word word;
+        __builtin_memcpy(&word, from, sizeof word);
+        if constexpr (swaps) word = swapped(word);
+        __builtin_memcpy(to, &word, sizeof word);
+    }
+}
+
+template <typename Word>
+inline void move_words(const u8* from, npy_intp from_stride, u8* to, npy_intp to_stride, u64 n, bool swaps) {
+    const npy_intp unit = sizeof(Word);
+    if (swaps) move_words<Word, true>(from, from_stride, to, to_stride, n);
+    else if (from_stride == unit && to_stride == unit) memcpy(to, from, n * sizeof(Word));
+    else if (to_stride == unit) move_words<Word, false>(from, from_stride, to, unit, n);
+    else if (from_stride == unit) move_words<Word, false>(from, unit, to, to_stride, n);
+    else move_words<Word, false>(from, from_stride, to, to_stride, n);
+}
+
+inline void move(const u8* from, npy_intp from_stride, u8* to, npy_intp to_stride, u64 n, u32 itemsize, bool swaps) {
+    switch (itemsize) {
+        case 1: return move_words<u8>(from, from_stride, to, to_stride, n, false);
+        case 2: return move_words<u16>(from, from_stride, to, to_stride, n, swaps);
+        case 4: return move_words<u32>(from, from_stride, to, to_stride, n, swaps);
+        default: return move_words<u64>(from, from_stride, to, to_stride, n, swaps);
+    }
+}
+
+// Packed elements begin with a whole byte here: n is a multiple of 8, or the rest of an array.
+template <u32 bits>
+inline void unpack(const u8* __restrict__ from, u8* __restrict__ to, u64 n) {
+    const u32 each = bits == 6 ? 4 : 8 / bits, bytes = each * bits / 8, mask = (1u << bits) - 1;
+    u64 i = 0;
+    for (; i + each <= n; i += each, from += bytes) {
+        u32 word = 0;
+        for (u32 j = 0; j < bytes; ++j) word |= u32(from[j]) << (8 * j);
+        for (u32 j = 0; j < each; ++j) to[i + j] = u8(word >> (bits * j) & mask);
+    }
+    for (u32 bit = 0; i < n; ++i, bit += bits) {
+        u32 word = from[bit / 8];
+        if (bit % 8 + bits > 8) word |= u32(from[bit / 8 + 1]) << 8;
+        to[i] = u8(word >> (bit % 8) & mask);
+    }
+}
+
+template <u32 bits>
+inline void pack(const u8* __restrict__ from, u8* __restrict__ to, u64 n) {
+    const u32 each = bits == 6 ? 4 : 8 / bits, bytes = each * bits / 8, mask = (1u << bits) - 1;
+    for (u64 i = 0; i < n; i += each, to += bytes) {
+        u32 word = 0;
+        const u32 count = n - i < each ? u32(n - i) : each;
+        for (u32 j = 0; j < count; ++j) word |= (from[i + j] & mask) << (bits * j);
+        for (u32 j = 0; j < (count * bits + 7) / 8; ++j) to[j] = u8(word >> (8 * j));
+    }
+}
+
+inline void unpack(const u8* from, u32 bits, u8* to, u64 n) {
+    if (bits == 2) unpack<2>(from, to, n);
+    else if (bits == 4) unpack<4>(from, to, n);
+    else unpack<6>(from, to, n);
+}
+
+inline void pack(const u8* from, u8* to, u32 bits, u64 n) {
+    if (bits == 2) pack<2>(from, to, n);
+    else if (bits == 4) pack<4>(from, to, n);
+    else pack<6>(from, to, n);
+}
+
+// ---- walks ----
+
+// The elements of one side in the order of the loops, some at a time.
+class Cursor {
+   public:
+    Cursor(const Walk& walk, bool is_src) : walk_(walk), side_(is_src ? walk.src : walk.dst), is_src_(is_src), row_(side_.data) {}
+
+    // Moves the next n elements, to or from a buffer.
+    void move_next(u8* buffer, u64 n) {
+        if (side_.bits) {
+            if (is_src_) unpack(side_.data + done_ * side_.bits / 8, side_.bits, buffer, n);
+            else pack(buffer, side_.data + done_ * side_.bits / 8, side_.bits, n);
+            done_ += n;
+            return;
+        }
+        const Loop& inner = walk_.loops[walk_.count - 1];
+        while (n) {
+            const u64 left = u64(inner.n - at_[walk_.count - 1]), now = n < left ? n : left;
+            const npy_intp stride = step(inner), unit = npy_intp(side_.itemsize);
+            u8* own = row_ + at_[walk_.count - 1] * stride;
+            if (is_src_) move(own, stride, buffer, unit, now, side_.itemsize, side_.is_swapped);
+            else move(buffer, unit, own, stride, now, side_.itemsize, side_.is_swapped);
+            buffer += now * side_.itemsize;
+            n -= now;
+            at_[walk_.count - 1] += npy_intp(now);
+            if (now == left) next_row();
+        }
+    }
+
+   private:
+    npy_intp step(const Loop& loop) const { return is_src_ ? loop.src : loop.dst; }
+
+    void next_row() {
+        at_[walk_.count - 1] = 0;
+        for (int i = walk_.count - 2; i >= 0; --i) {
+            row_ += step(walk_.loops[i]);
+            if (++at_[i] < walk_.loops[i].n) return;
+            row_ -= walk_.loops[i].n * step(walk_.loops[i]);
+            at_[i] = 0;
+        }
+    }
+
+    const Walk& walk_;
+    const Side& side_;
+    const bool is_src_;
+    u8* row_;
+    u64 done_ = 0;
+    npy_intp at_[max_dimensions] = {};
+};
+
+// False where the walk was interrupted: an exception is set then.
+inline bool walk_in_order(const Walk& walk, const Work& work, Found* found, Unlocked* unlocked) {
+    alignas(64) u8 sources[gathered * 8], results[gathered * 8];
+    Cursor src(walk, true), dst(walk, false);
+    for (u64 start = 0; start < walk.size; start += gathered) {
+        const u64 n = walk.size - start < gathered ? walk.size - start : u64(gathered);
+        src.move_next(sources, n);
+        work.run(sources, results, n, start, found);
+        dst.move_next(results, n);
+        if (unlocked->is_interrupted(n)) return false;
+    }
+    return true;
+}
+
+// Casts a part of two loops at places of both sides: `along` of the last one, `across` of the one before.
+struct Tile {
+    const u8* src;
+    u8* dst;
+    npy_intp along, across;
+};
+
+inline void cast_tile(const Walk& walk, const Work& work, const Loop& a, const Loop& b, const Tile& tile, Found* found) {
+    alignas(64) u8 sources[gathered * 8], results[gathered * 8];
+    const npy_intp from_unit = npy_intp(walk.src.itemsize), to_unit = npy_intp(walk.dst.itemsize);
+    const bool is_row = tile.across == 1;
+    const bool from_direct = is_row && a.src == from_unit && walk.src_direct;
+    const bool to_direct = is_row && a.dst == to_unit && walk.dst_direct;
+    const void* from = from_direct ? tile.src : sources;
+    void* to = to_direct ? tile.dst : results;
+    if (!from_direct) {
+        // Along the shorter of the source's strides.
+        if (magnitude(b.src) < magnitude(a.src)) {
+            for (npy_intp i = 0; i < tile.along; ++i) {
+                move(tile.src + i * a.src, b.src, sources + i * from_unit, tile.along * from_unit, u64(tile.across),
+                     walk.src.itemsize, walk.src.is_swapped);
+            }
+        } else {
+            for (npy_intp j = 0; j < tile.across; ++j) {
+                move(tile.src + j * b.src, a.src, sources + j * tile.along * from_unit, from_unit, u64(tile.along),
+                     walk.src.itemsize, walk.src.is_swapped);
+            }
+        }
+    }
+    work.run(from, to, u64(tile.along * tile.across), 0, found);
+    if (!to_direct) {
+        for (npy_intp j = 0; j < tile.across; ++j) {
+            move(results + j * tile.along * to_unit, to_unit, tile.dst + j * b.dst, a.dst, u64(tile.along),
+                 walk.dst.itemsize, walk.dst.is_swapped);
+        }
+    }
+}
+
+inline bool walk_in_tiles(Walk& walk, const Work& work, Found* found, Unlocked* unlocked) {
+    // The last loop is along the results; the one before it becomes that along the sources.
+    const int last = walk.count - 1;
+    if (walk.count > 2) {
+        int shortest = last - 1;
+        for (int i = 0; i < last; ++i) {
+            if (magnitude(walk.loops[i].src) < magnitude(walk.loops[shortest].src)) shortest = i;
+        }
+        const Loop own = walk.loops[shortest];
+        walk.loops[shortest] = walk.loops[last - 1];
+        walk.loops[last - 1] = own;
+    }
+    const Loop a = walk.loops[last], b = walk.count > 1 ? walk.loops[last - 1] : Loop{1, 0, 0};
+    const bool is_transposed = magnitude(b.src) < magnitude(a.src) && b.n > 1;
+    // Rows that are adjacent on both sides are long enough without being brought together.
+    const bool is_rows = a.n >= tile_along && a.src == npy_intp(walk.src.itemsize) && a.dst == npy_intp(walk.dst.itemsize) &&
+                         walk.src_direct && walk.dst_direct;
+    const npy_intp most = is_rows ? npy_intp(piece) : is_transposed ? npy_intp(tile_along) : npy_intp(gathered);
+    const npy_intp along = a.n < most ? a.n : most;
+    const npy_intp across = is_rows ? 1 : is_transposed ? npy_intp(tile_across) : npy_intp(gathered) / along;
+    npy_intp at[max_dimensions] = {};
+    const u8* src = walk.src.data;
+    u8* dst = walk.dst.data;
+    for (;;) {
+        for (npy_intp j = 0; j < b.n; j += across) {
+            for (npy_intp i = 0; i < a.n; i += along) {
+                const Tile tile = {src + j * b.src + i * a.src, dst + j * b.dst + i * a.dst,
+                                   a.n - i < along ? a.n - i : along, b.n - j < across ? b.n - j : across};
+                cast_tile(walk, work, a, b, tile, found);
+                if (unlocked->is_interrupted(u64(tile.along * tile.across))) return false;
+            }
+        }
+        int i = walk.count - 3;
+        for (; i >= 0; --i) {
+            src += walk.loops[i].src, dst += walk.loops[i].dst;
+            if (++at[i] < walk.loops[i].n) break;
+            src -= walk.loops[i].n * walk.loops[i].src, dst -= walk.loops[i].n * walk.loops[i].dst;
+            at[i] = 0;
+        }
+        if (i < 0) return true;
+    }
+}
+
+inline bool walk_flat(const u8* src, u32 src_bytes, u8* dst, u32 dst_bytes, u64 size, const Work& work, Found* found,
+                      Unlocked* unlocked) {
+    for (u64 start = 0; start < size; start += piece) {
+        const u64 n = size - start < piece ? size - start : piece;
+        work.run(src + start * src_bytes, dst + start * dst_bytes, n, start, found);
+        if (unlocked->is_interrupted(n)) return false;
+    }
+    return true;
+}
+
+// Casts all elements. False where that was interrupted: an exception is set then.
+inline bool run_walk(Walk& walk, const Work& work, Found* found) {
+    if (!walk.size) return true;
+    simplify(&walk);
+    Unlocked unlocked(walk.size);
+    const Loop& last = walk.loops[walk.count - 1];
+    if (walk.src.bits || walk.dst.bits) return walk_in_order(walk, work, found, &unlocked);
+    if (walk.count == 1 && last.src == npy_intp(walk.src.itemsize) && last.dst == npy_intp(walk.dst.itemsize) &&
+        walk.src_direct && walk.dst_direct) {
+        return walk_flat(walk.src.data, walk.src.itemsize, walk.dst.data, walk.dst.itemsize, walk.size, work, found, &unlocked);
+    }
+    return walk.is_ordered ? walk_in_order(walk, work, found, &unlocked) : walk_in_tiles(walk, work, found, &unlocked);
+}
+
+}  // namespace gpucast

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// One cast of adjacent, native elements, of whichever kind, as gpucast/host/loops.py describes it.
+#pragma once
+#include "types.hpp"
+
+namespace gpucast {
+
+typedef void CastAtRandom(const void* from, void* to, u64 n, u64 seed, u64 first, u64 skip);
+struct Fused;
+typedef void CastFused(const Fused* with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite);
+
+// As fused.hpp has it.
+struct Fused {
+    CastArray *to_floats, *to_doubles;
+    CastArray* cast;
+    CastAtRandom* cast_at_random;
+    u64 src_bytes, dst_bytes;
+    double scale;
+    u64 seed;
+    u32 product, is_exact;
+};
+
+// What a fused cast finds out.
+struct Found {
+    u32 largest = 0;
+    u8 finite = 1;
+};
+
+enum class Kind : u64 { plain, at_random, fused };
+
+struct Work {
+    Kind kind;
+    void (*function)();
+    u64 seed, offset;
+    u64 wants_largest, wants_finite;
+    Fused fused;
+
+    // The first element is the one of that index, by which random words are chosen.
+    void run(const void* from, void* to, u64 n, u64 index, Found* found) const {
+        if (kind == Kind::plain) {
+            reinterpret_cast<CastArray*>(function)(from, to, n);
+            return;
+        }
+        // The words of blocks have numbers of more than 64 bits.
+        const u64 behind = offset % 4 + index, first = offset / 4 + behind / 4, skip = behind % 4;
+        if (kind == Kind::at_random) {
+            reinterpret_cast<CastAtRandom*>(function)(from, to, n, seed, first, skip);
+        } else {
+            reinterpret_cast<CastFused*>(function)(&fused, from, to, n, first, skip,
+                                                   wants_largest ? &found->largest : nullptr,
+                                                   wants_finite ? &found->finite : nullptr);
+        }
+    }
+};
+
+}  // namespace gpucast

@@ -16,7 +16,7 @@ from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.leaves import floating, paths
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import batch_items, batch_plans, dispatch
+from gpucast.casting import batch_items, batch_plans, dispatch, host_lists
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
@@ -120,13 +120,16 @@ def _cast_arrays(
 ) -> Sequence[Any]:
     if options.scale is not None:
         _check_scale(given, options)
-    results = batch_plans.run(given, outs, dst, options, finite)
+    results = host_lists.run(given, outs, dst, options, finite)
+    if results is None:
+        results = batch_plans.run(given, outs, dst, options, finite)
     if results is None and _is_transforming(given):
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
         items = batch_items.checked(given, outs, names, dst, options, finite)
         _run(items)
         if items:
+            host_lists.keep(items, dst, options, finite)
             batch_plans.keep(items, outs, dst, options, finite)
         if outs is None:
             _attach(items, options.scale)

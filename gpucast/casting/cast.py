@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
@@ -15,25 +14,19 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import as_array, device_index, register_cast
-from gpucast.casting import dispatch
-from gpucast.casting import plan_cache as plans
+from gpucast.casting import dispatch, host_plans, plans
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.keywords import CastKeywords, HostInput
-from gpucast.casting.plan_cache import ARRAYS, FIND, PLANS, SIMPLE, Plan
+from gpucast.casting.plans import HITS
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
-from gpucast.cpu import fast_path
 from gpucast.gpu import devices
+from gpucast.host.module import MODULE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-#: The one object that the default is: for another of its value the call takes longer.
-_UP: RoundMode = "up"
-#: The one object that 0 is: 0.0 and False, which are equal to it, are no offsets.
-_NO_OFFSET = 0
 
 
 @overload
@@ -144,33 +137,15 @@ def cast(
     Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md. Random bits: Salmon et
     al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    # Most calls have no keywords. One that looks like an earlier one comes no further than `plan.run`: every line up to
-    # there is counted in nanoseconds by `python -m bench --overhead`.
-    if (
-        type(x) in FIND
-        and rounding is None
-        and overflow is None
-        and seed is None
-        and scale is None
-        and amax is None
-        and device is None
-        and saturate is True
-        and copy is True
-        and round_mode is _UP
-        and opset is DEFAULT_OPSET
-        and offset is _NO_OFFSET
-    ):
-        try:
-            plan = FIND[type(x)]((type(x), x.dtype, type(to), to))
-        except Exception:  # As below.
-            plan = None
-        if plan is not None:
-            result = plan.run(x, out)
-            if result is not None:
-                return result
-    return cast_with(x, to, (
+    # One that looks like an earlier call comes no further: every line up to there is counted in nanoseconds.
+    if type(x) in HITS:
+        result = HITS[type(x)](
+            x, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy
+        )
+        if result is not None:
+            return result
+    return _checked(x, to, Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
-        "cast", CAST_VERSIONS,
     ))  # fmt: skip
 
 
@@ -222,7 +197,7 @@ def cast_like(
         kind = np.asarray(like).dtype
         if kind.kind == "O":
             raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
-    return cast_with(x, kind, (
+    return cast_with(x, kind, Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
         "cast_like", versions,
     ))  # fmt: skip
@@ -231,44 +206,27 @@ def cast_like(
 register_cast(cast)
 
 
-def cast_with(x: Any, to: Any, options: tuple[Any, ...]) -> Any:
-    """The cast that options ask for: `Options`, or the same values in their order."""
-    # The same for calls with keywords.
-    saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy, _, versions = options
-    #: None for a plain cast.
-    scaled = None if seed is scale is amax is None else scale is not None
-    try:
-        key = (
-            type(x), x.dtype, type(to), to,
-            type(saturate), saturate, round_mode, type(opset), opset, rounding, overflow, versions is CAST_VERSIONS,
-            scaled,
-        )  # fmt: skip
-        plan = PLANS.get(key) if type(x) in ARRAYS and (scaled is not None or offset is _NO_OFFSET) else None
-    except Exception:  # x has no dtype, or some part no hash. The checked path takes it, or tells what is wrong.
-        key, plan = None, None
-    if plan is not None and device is None and (copy is True or (copy is False and plan.changes)):
-        result = plan.run(x, out) if scaled is None else plan.run(x, out, seed, offset, scale, amax)
+def cast_with(x: Any, to: Any, options: Options) -> Any:
+    """The cast that options ask for."""
+    if options.versions is CAST_VERSIONS and type(x) in HITS:
+        result = HITS[type(x)](x, to, *options[:12])
         if result is not None:
             return result
-    return _checked(x, to, Options(*options), key, plan)
+    return _checked(x, to, options)
 
 
-def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, plan: Plan | None) -> Any:
-    """The cast with all checks. It makes the plan under `key` where there is none yet."""
+def _checked(x: Any, to: Any, options: Options) -> Any:
+    """The cast with all checks. It makes the plan for later calls like this one."""
     caller, out = options.caller, options.out
-    if plan is not None:
-        source, rule = operand(x, plan.rule.src), plan.rule
-    else:
-        adapter = adapters.find(x)
-        if adapter is not None:
-            return adapter.cast(cast_with, x, to, options)
-        array = as_array(x, caller)
-        if array is not x:
-            return cast_with(array, to, options)
-        source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-        rule = rule_of(source.dtype, destination(to, caller), options)
-    plain = plan is not None and options.seed is options.scale is options.amax is None
-    fused = None if plain else resolve_fused(options, rule, source.device)
+    adapter = adapters.find(x)
+    if adapter is not None:
+        return adapter.cast(cast_with, x, to, options)
+    array = as_array(x, caller)
+    if array is not x:
+        return cast_with(array, to, options)
+    source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
+    rule = rule_of(source.dtype, destination(to, caller), options)
+    fused = resolve_fused(options, rule, source.device)
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
     place = devices.parse(options.device, caller)
@@ -291,28 +249,21 @@ def _checked(x: Any, to: Any, options: Options, key: tuple[Any, ...] | None, pla
         check_disjoint(fused, source, target, caller)
     result = dispatch.cast(source, rule, place, target, caller, fused)
     # A seed without random rounding (of a type to itself) is no part of the key: without it the call would be wrong.
-    if key is not None and plan is None and (options.seed is None or rule.rounding == STOCHASTIC):
-        _keep_plan(key, source, rule, fused is not None)
+    if options.seed is None or rule.rounding == STOCHASTIC:
+        _keep_plan(x, to, options, source, rule)
     return result.array
 
 
-def _keep_plan(key: tuple[Any, ...], source: Operand, rule: CastRule, fuses: bool) -> None:
+def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRule) -> None:
     """Make the plan of a cast that went well, if it has a fast path."""
     if "string" in (rule.src.family, rule.dst.family):
         return
-    on_host = source.device is None
-    run: Callable[..., Any]
-    if on_host and fuses:
-        run = fast_path.fused(source, rule)
-    elif on_host and not source.packed and source.data.dtype.isnative:
-        run = fast_path.plain(rule)
-    elif not on_host and type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
-        run = (gpu.fast_path.fused if fuses else gpu.fast_path.plain)(source, rule)
-    else:
-        return
-    ARRAYS.add(key[0])
-    FIND[key[0]] = SIMPLE.get
-    plans.keep(key, Plan(rule, run))
+    fuses = not (options.seed is options.scale is options.amax is None)
+    if source.device is None:
+        if type(x) is np.ndarray and x.dtype.isnative and MODULE is not None:
+            plans.keep(x, to, options, rule, host_plans.fused(rule) if fuses else None)
+    elif type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
+        plans.keep(x, to, options, rule, (gpu.fast_path.fused if fuses else gpu.fast_path.plain)(source, rule))
 
 
 def _unchanged(source: Operand, rule: CastRule) -> bool:

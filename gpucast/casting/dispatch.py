@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-from gpucast import gpu, native
+from gpucast import gpu
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
-from gpucast.cpu import cast as host_cast
-from gpucast.cpu import compiled
-from gpucast.cpu import fused as host_fused
+from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import devices
+from gpucast.host import cast as host_cast
 
 
 def cast(
@@ -50,9 +48,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     """
     if source.device is not None:
         return gpu.cast.apply(source, rule, target, fused)
-    if fused is not None:
-        return host_fused.apply(source, rule, fused, target)
-    return host_cast.apply(source, rule, target)
+    return host_cast.apply(source, rule, target, fused)
 
 
 def _device_of_result(source: Operand, rule: CastRule, place: str | None, caller: str) -> int | None:
@@ -76,16 +72,3 @@ def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None)
     x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
     y = operand(gpu.cast.to_device(x, device), y.dtype)
     return y if target is None else gpu.cast.apply(y, resolve(y.dtype, y.dtype), target)
-
-
-def _compiled(rule: CastRule, nbytes: int) -> compiled.CompiledCast | compiled.StochasticCast | None:
-    # The first long array loads the library, or finds that there is none.
-    return native.stochastic.find(rule, nbytes) if rule.rounding == STOCHASTIC else native.cast.find(rule, nbytes)
-
-
-def _compiled_fused(rule: CastRule, nbytes: int, is_scaled: bool) -> compiled.FusedCast | None:
-    return native.fused.find(rule, is_scaled, nbytes) if native.fused.is_known(rule, is_scaled) else None
-
-
-compiled.FINDERS.append(_compiled)
-compiled.FUSED_FINDERS.append(_compiled_fused)

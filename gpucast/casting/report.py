@@ -9,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import gpu
+from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
-from gpucast.cpu import lanes as host
-from gpucast.cpu import text as host_strings
-from gpucast.cpu.chunks import elements, spans
 from gpucast.gpu import devices
+from gpucast.host import numbers
+from gpucast.host import text as host_strings
 
 Array = npt.NDArray[Any]
 
@@ -99,13 +99,13 @@ def _double(x: Array, row: DType) -> Array:
     if row.bits >= 16:
         return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)
-    host.apply(x, resolve(row, dtype("DOUBLE")), values)
+    numbers.into(x, resolve(row, dtype("DOUBLE")), values)
     return values
 
 
 def _cast(x: Array, rule: CastRule) -> Array:
     y = np.empty(x.shape, rule.dst.numpy)
-    host.apply(x, rule, y)
+    numbers.into(x, rule, y)
     return y
 
 

@@ -1,123 +1,159 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of the host's compiled library: the rules of ``kernels/`` with plain loops around them (``kernels/host``).
+"""The text of the host's loops: the rules of ``kernels/`` with plain loops around them (``kernels/host``).
 
-A unit is one translation unit, which becomes one shared library. It has the functions of one source, so that compiling
-takes a second or two. Its text is a pure function of what is asked for.
+A unit is one translation unit. It has functions of one source, so that units are compiled in parallel, a second or two
+each. Its text is a pure function of the table of dtypes. `gpucast.host.build` makes the extension module of all units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpucast.codegen.cast import FILES, join, kernel_file, kernel_name, options, structs
-from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import CastRule
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.formats import SOURCES
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, has_stochastic, resolve
 
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
 _PTX = "instructions.cuh"
 #: What random rounding needs.
 _RANDOM = ("philox.cuh", "stochastic.cuh")
+_NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
+_COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
 #: That the loops name.
-_COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
+_FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 
 
 @dataclass(frozen=True)
 class HostUnit:
-    """A translation unit of C++17, and the functions (``extern "C"``) that it exports."""
+    """A translation unit of C++17. It exports one table, GPUCAST_ENTRIES, of its functions by their names
+    (``kernels/host/types.hpp``)."""
 
+    name: str
     text: str
     functions: tuple[str, ...]
 
 
-def cast_unit(rules: Sequence[CastRule]) -> HostUnit:
-    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says.
+def units() -> Iterator[HostUnit]:
+    """All units of the extension module."""
+    for src in _NUMERIC:
+        rules = every_rule(src)
+        usual = [rule for rule in rules if rule == resolve(src, rule.dst)]
+        yield cast_unit(f"cast_{src.name}", usual)
+        yield cast_unit(f"cast_{src.name}_by_keywords", [rule for rule in rules if rule not in usual])
+        yield stochastic_unit(f"stochastic_{src.name}", [_at_random(rule) for rule in rules if has_stochastic(rule.dst)])
+    for src in _COUNTED:
+        yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
+    yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
+    yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
 
-    There is no function for random rounding and text. With those of ``kernels/host/calls.hpp``.
-    """
-    unit = _casts("GPUCAST_CAST", {kernel_name(rule): rule for rule in rules}, ["calls.hpp", "casts.hpp"])
-    return replace(unit, functions=(*unit.functions, "start", "bind", "bind_tensors"))
+
+@lru_cache(maxsize=32)
+def every_rule(src: DType) -> tuple[CastRule, ...]:
+    """Every rule that leads away from a type, but those that round at random."""
+    found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
+    # The last opset by whose rules infinity becomes NaN, and the newest.
+    opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *ROUNDINGS), (None, "saturate"))
+    for dst, saturate, round_mode, opset, rounding, overflow in choices:
+        try:
+            rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))
+        except (TypeError, ValueError):
+            # These do not go together.
+            continue
+        found[rule] = None
+    return tuple(rule for rule in found if rule.src is not rule.dst)
 
 
-def counted_unit(rules: Sequence[CastRule]) -> HostUnit:
+def is_counted(rule: CastRule) -> bool:
+    """Whether there is a cast of this rule that counts: from what checkpoints hold to any other float."""
+    is_plain = rule.src is not rule.dst and rule.rounding != STOCHASTIC
+    return is_plain and rule.src in _COUNTED and rule.dst.family == "float" and rule.dst.bits <= 32
+
+
+def cast_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
+    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says."""
+    return _casts(name, "GPUCAST_CAST", {kernel_name(rule): rule for rule in rules})
+
+
+def counted_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``: what it
     counts is said in ``kernels/host/casts.hpp``."""
-    return _casts("GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
+    return _casts(name, "GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
 
 
-def stochastic_unit(rules: Sequence[CastRule]) -> HostUnit:
+def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, with random rounding, ``void NAME(from, to, n, uint64 seed, uint64 first, uint64 skip)``
     (``kernels/host/stochastic.hpp``)."""
-    return _casts(
-        "GPUCAST_STOCHASTIC_CAST", {kernel_name(rule): rule for rule in rules}, ["casts.hpp", "stochastic.hpp"], _RANDOM
-    )
+    functions = {kernel_name(rule): rule for rule in rules}
+    return _casts(name, "GPUCAST_STOCHASTIC_CAST", functions, ["casts.hpp", "stochastic.hpp"], _RANDOM)
 
 
-def fused_unit() -> HostUnit:
-    """Casts with a scale, or that look at their source, by functions of other units (``kernels/host/fused.hpp``)."""
-    return _unit(_COMPUTE, ["casts.hpp", "fused.hpp"], [], ("cast_fused", "fuse_each"))
-
-
-def batch_unit() -> HostUnit:
-    """Calls of the casts of other units for many arrays (``kernels/host/batch.hpp``)."""
-    functions = (
-        "start", "describe", "addresses_of", "new_arrays", "describe_tensors", "addresses_of_tensors", "cast_each"
-    )  # fmt: skip
-    return HostUnit(_loops("calls.hpp", "batch.hpp"), functions)
-
-
-def quotient_unit(src: DType, rules: Sequence[CastRule]) -> HostUnit:
-    """The codes of quotients, by each of `DIVISIONS`, as the rules from FLOAT round them: ``<division>_<dtype>``; and
-    ``Whole`` (of integers), ``Beyond`` (counts), ``Largest`` and ``Range`` (extremes), all of one source.
-
-    They are functions that ``each_run`` of `equal_unit` calls (``kernels/host/blocks.hpp``).
-    """
-    runs = {f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Whole", "Beyond", "Largest", "Range")}
+def quantization_unit(src: DType) -> HostUnit:
+    """What quantization does with the elements of one source (``kernels/host/blocks.hpp``)."""
+    runs = {f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Largest", "Range", "Beyond", "Quotients")}
+    rules = [resolve(_FLOAT, kind) for kind in DTYPES if kind.family == "float" and kind.bits <= 8]
+    if src is _DOUBLE:
+        rules = []
+    else:
+        runs[f"Whole_{src.name}"] = f"Whole<gpucast::{src.name}>"
     for rule in rules:
         for division in DIVISIONS:
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
-            runs[f"{division}_{rule.dst.name}"] = f"{division}<{arguments}>"
-    return _blocks((src, *(rule.dst for rule in rules)), runs)
+            runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
+    if src is _FLOAT:
+        runs |= {"Equal": "Equal", "each_run": ""}
+    lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items() if work]
+    return _finished(
+        f"quantization_{src.name}", (*_COMPUTE, src, *(rule.dst for rule in rules)), ["casts.hpp", "blocks.hpp"], lines, runs
+    )
 
 
-def equal_unit() -> HostUnit:
-    """``each_run``, which calls a function for all blocks, and ``Equal``, which is one."""
-    return _blocks((), {"Equal": "Equal"})
-
-
-def file_unit() -> HostUnit:
-    """What a conversion of files needs around its casts (``kernels/host/files.hpp``)."""
-    return HostUnit(_loops("files.hpp"), ("cast_file", "sum_words", "look8", "look16", "look32"))
+def _at_random(rule: CastRule) -> CastRule:
+    return replace(rule, rounding=STOCHASTIC)
 
 
 def _casts(
-    macro: str, rules: dict[str, CastRule], files: Sequence[str] = ("casts.hpp",), more: Sequence[str] = ()
+    name: str,
+    macro: str,
+    rules: dict[str, CastRule],
+    files: Sequence[str] = ("casts.hpp",),
+    more: Sequence[str] = (),
 ) -> HostUnit:
     lines = [f"{macro}({name}, {rule.src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in rules.items()]
     types = (kind for rule in rules.values() for kind in (rule.src, rule.dst))
-    return _unit((*_COMPUTE, *types), files, lines, rules, more)
+    return _finished(name, (*_COMPUTE, *types), files, lines, rules, _rules(*more))
 
 
-def _blocks(types: Iterable[DType], runs: dict[str, str]) -> HostUnit:
-    lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
-    return _unit((*_COMPUTE, *types), ["casts.hpp", "blocks.hpp"], lines, ("each_run", *runs))
-
-
-def _unit(
+def _finished(
+    name: str,
     types: Iterable[DType],
     files: Sequence[str],
     lines: Sequence[str],
     functions: Iterable[str],
-    more: Sequence[str] = (),
+    rules: str | None = None,
 ) -> HostUnit:
-    """`more`: further files of rules."""
-    return HostUnit(join(_rules(*more), dict(structs(*types)), [_loops(*files), *lines]), tuple(functions))
+    """A unit of loops, and lines after them. `rules`: their text before the loops; None: what every cast needs."""
+    functions = tuple(functions)
+    entries = "".join(f"    GPUCAST_ENTRY({function})\n" for function in functions)
+    table = f"namespace gpucast {{\nstatic const Entry entries[] = {{\n{entries}    {{nullptr, nullptr}},\n}};\n}}  // namespace gpucast\n"
+    export = 'extern "C" {\nextern const gpucast::Entry* const GPUCAST_ENTRIES;\n'
+    export += "const gpucast::Entry* const GPUCAST_ENTRIES = gpucast::entries;\n}\n"
+    rest = [_loops("types.hpp", "modes.hpp", *files), *lines, table, export]
+    if not rules and rules is not None:
+        return HostUnit(name, "".join(rest), functions)
+    return HostUnit(name, join(_rules() if rules is None else rules, dict(structs(*types)), rest), functions)
 
 
 def _loops(*files: str) -> str:
-    return "\n".join(kernel_file(f"host/{name}") for name in ("types.hpp", *files))
+    """The text of files, all of which are here: what includes them from each other goes."""
+    lines = "\n".join(kernel_file(f"host/{name}") for name in files).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(('#include "', "#pragma once")))
 
 
 def _rule(rule: CastRule) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exception that any part of gpucast may raise; and texts of strangers, which every message may show.
+"""The exceptions and warnings that any part of gpucast may give; and texts of strangers, which every message may show.
 
 Names of tensors, types and files come from whoever made the file. Printed as they are they could move a terminal's
 cursor, change its title or its keys, forge lines of a log, and hide or reorder what stands beside them. So all that is
@@ -31,3 +31,8 @@ class PrintableError(Exception):
 
 class DeviceUnavailable(RuntimeError):
     """A cast was asked for on a GPU that cannot do it here. The message says why and what mends it."""
+
+
+class SlowHostWarning(UserWarning):
+    """Casts on the host are done by the reference, because the extension module is missing. The message says why and
+    what mends it."""

@@ -19,11 +19,7 @@ CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
 
 
 class Options(NamedTuple):
-    """The keywords of `gpucast.cast` as they were given, then who asks and the versions of its operator.
-
-    A tuple, because `gpucast.casting.cast.cast_with` takes the same values as a plain tuple, too: to make this object
-    costs a tenth of a warm call, so it is made only where no plan serves.
-    """
+    """The keywords of `gpucast.cast` as they were given, in their order, then who asks and the versions of its operator."""
 
     saturate: Any = True
     round_mode: Any = "up"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What text means as a number, and which text a number gives: exact, one element at a time, slow.
 
-The specification of the STRING type (`gpucast.reference.casting` uses it as it stands), and what `gpucast.cpu.text`
+The specification of the STRING type (`gpucast.reference.casting` uses it as it stands), and what `gpucast.host.text`
 falls back to, which takes its error messages from here. Functions that read text take its `index` in the array, for
 the message.
 """

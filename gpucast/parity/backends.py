@@ -22,8 +22,10 @@ from gpucast.codegen.fused import FusedArguments
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.cpu import cast as host_cast
+from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import devices as device
+from gpucast.host import cast as host_cast
+from gpucast.host import module as host_module
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 
@@ -46,18 +48,19 @@ class CastBackend(Protocol):
 
 
 class HostBackend:
-    """`gpucast.cpu.lanes`: the quick NumPy path."""
+    """The extension module, or what serves where it is missing."""
 
     name = "host"
     batch = 8
 
     def __init__(self) -> None:
-        self.device = f"NumPy {np.__version__}, ml_dtypes {ml_dtypes.__version__}, {platform.machine()}"
+        self.device = f"{host_module.status()}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         def cast(case: Case, codes: Array) -> Array:
             source = operand(codes.view(case.rule.src.numpy), case.rule.src)
-            result = host_cast.apply(source, case.rule, random=case.random)
+            fused = None if case.random is None else FusedInputs(random=case.random)
+            result = host_cast.apply(source, case.rule, None, fused)
             return np.asarray(result.data.view(case.rule.dst.code_numpy))
 
         return cast

@@ -284,14 +284,14 @@ struct Equal {
 
 }  // namespace gpucast
 
-GPUCAST_EXPORT void each_run(gpucast::Run* run, gpucast::Array src, gpucast::Array dst, const gpucast::Blocks* blocks,
+static void each_run(gpucast::Run* run, gpucast::Array src, gpucast::Array dst, const gpucast::Blocks* blocks,
                              gpucast::Array of, void* more) {
     const gpucast::Exactly exactly;
     gpucast::each_run(run, src, dst, blocks, of, more);
 }
 
 #define GPUCAST_RUN(NAME, ...)                                                                              \
-    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n, unsigned long long length,   \
+    static void NAME(const void* from, void* to, unsigned long long n, unsigned long long length,   \
                              void* of, void* more) {                                                        \
         gpucast::run_blocks<gpucast::__VA_ARGS__>(from, to, n, length, of, more);                           \
     }

@@ -3,24 +3,6 @@
 // instructions of them.
 namespace gpucast {
 
-// While one of these lives, this thread rounds to nearest and keeps subnormal numbers, whatever another library has set.
-struct Exactly {
-#if defined(__SSE2__)
-    const u32 before = __builtin_ia32_stmxcsr();
-    Exactly() { __builtin_ia32_ldmxcsr(0x1f80); }
-    ~Exactly() { __builtin_ia32_ldmxcsr(before); }
-#elif defined(__aarch64__)
-    u64 before;
-    Exactly() {
-        asm volatile("mrs %0, fpcr" : "=r"(before));
-        asm volatile("msr fpcr, %0" : : "r"(u64(0)) : "memory");
-    }
-    ~Exactly() { asm volatile("msr fpcr, %0" : : "r"(before) : "memory"); }
-#else
-    Exactly() {}
-#endif
-};
-
 // The unsigned integer that holds a code in an array.
 template <u32 Bytes>
 struct StoredAs;
@@ -171,7 +153,7 @@ GPUCAST_INLINE Stored<Dst> nearest_integer(Real number) {
     } else {
         // As a DOUBLE the largest integer is the next power of two.
         const Real known = x < most ? inside : 0;
-        const u64 whole = Dst::sign_code ? u64(i64(known)) : u64(known);
+        const u64 whole = Dst::sign_code != 0 ? u64(i64(known)) : u64(known);
         return x >= most ? u64(Dst::max_code) : whole;
     }
 }
@@ -417,12 +399,12 @@ GPUCAST_INLINE void cast_counted(const void* from, void* to, u64 n, u32* stats) 
 }  // namespace gpucast
 
 #define GPUCAST_CAST(NAME, SRC, DST, ...)                                                         \
-    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n) {                  \
+    static void NAME(const void* from, void* to, unsigned long long n) {                  \
         const gpucast::Exactly exactly;                                                           \
         gpucast::cast_array<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n);                \
     }
 #define GPUCAST_COUNTED_CAST(NAME, SRC, DST, ...)                                                 \
-    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n, unsigned* stats) { \
+    static void NAME(const void* from, void* to, unsigned long long n, unsigned* stats) { \
         const gpucast::Exactly exactly;                                                           \
         gpucast::cast_counted<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n, stats);       \
     }

@@ -3,9 +3,7 @@
 #define _FILE_OFFSET_BITS 64
 #include <unistd.h>
 
-using namespace gpucast;
-
-namespace {
+namespace gpucast {
 
 // The largest magnitude of codes, and how many are zero, of either sign.
 template <typename Code>
@@ -20,7 +18,7 @@ inline void look(const Code* __restrict__ src, u32 n, u32 magnitude, u32* stats)
     stats[1] = zeros;
 }
 
-bool read_all(int file, u8* bytes, u64 count, u64 position) {
+static bool read_all(int file, u8* bytes, u64 count, u64 position) {
     while (count) {
         const ssize_t got = pread(file, bytes, count, off_t(position));
         if (got <= 0) return false;
@@ -29,7 +27,7 @@ bool read_all(int file, u8* bytes, u64 count, u64 position) {
     return true;
 }
 
-bool write_all(int file, const u8* bytes, u64 count, u64 position) {
+static bool write_all(int file, const u8* bytes, u64 count, u64 position) {
     while (count) {
         const ssize_t done = pwrite(file, bytes, count, off_t(position));
         if (done <= 0) return false;
@@ -38,20 +36,18 @@ bool write_all(int file, const u8* bytes, u64 count, u64 position) {
     return true;
 }
 
-}  // namespace
-
-GPUCAST_EXPORT void look8(const void* src, u32 n, u32 magnitude, u32* stats) {
+static void look8(const void* src, u32 n, u32 magnitude, u32* stats) {
     look(static_cast<const u8*>(src), n, magnitude, stats);
 }
-GPUCAST_EXPORT void look16(const void* src, u32 n, u32 magnitude, u32* stats) {
+static void look16(const void* src, u32 n, u32 magnitude, u32* stats) {
     look(static_cast<const u16*>(src), n, magnitude, stats);
 }
-GPUCAST_EXPORT void look32(const void* src, u32 n, u32 magnitude, u32* stats) {
+static void look32(const void* src, u32 n, u32 magnitude, u32* stats) {
     look(static_cast<const u32*>(src), n, magnitude, stats);
 }
 
 // The sum of words, as the sums of their low and of their high halves.
-GPUCAST_EXPORT void sum_words(const u8* bytes, u64 words, u64* sums) {
+static void sum_words(const u8* bytes, u64 words, u64* sums) {
     u64 low = 0, high = 0;
     for (u64 i = 0; i < words; ++i) {
         u64 word;
@@ -75,7 +71,7 @@ struct FilePosition {
 
 // Casts n elements of one file to another by way of `buffer`, which holds `block` elements of both; block is a multiple
 // of 8. stats and sums are those of all elements. Returns 0 where a system call failed or was interrupted.
-GPUCAST_EXPORT int cast_file(CountedCast* cast, FilePosition src, FilePosition dst, u32 n, u8* buffer, u32 block,
+static int cast_file(CountedCast* cast, FilePosition src, FilePosition dst, u32 n, u8* buffer, u32 block,
                              u32* stats, u64* sums) {
     u8* const results = buffer + u64(block) * src.itemsize;
     stats[0] = stats[1] = stats[2] = 0;
@@ -98,3 +94,5 @@ GPUCAST_EXPORT int cast_file(CountedCast* cast, FilePosition src, FilePosition d
     }
     return 1;
 }
+
+}  // namespace gpucast

@@ -3,26 +3,6 @@
 // compute. They are done by the plain casts of other units, in blocks that stay in the first-level cache.
 namespace gpucast {
 
-typedef void CastAtRandom(const void* from, void* to, u64 n, u64 seed, u64 first, u64 skip);
-
-// What is multiplied by the scale becomes one of these. Odd floats are for a `Fused::cast` that rounds once more.
-enum class Product : u32 { none, floats, odd_floats, doubles };
-
-// A fused cast. gpucast/native/fused.py fills it.
-struct Fused {
-    // Of the source; null where that has the type already.
-    CastArray *to_floats, *to_doubles;
-    // Of the products, or of the source where there are none; both null: the products are the results.
-    CastArray* cast;
-    CastAtRandom* cast_at_random;
-    u64 src_bytes, dst_bytes;
-    double scale;
-    u64 seed;
-    Product product;
-    // Whether a float holds every number of the source.
-    u32 is_exact;
-};
-
 template <typename Word>
 GPUCAST_INLINE Word largest_magnitude(const void* from, u64 n) {
     const Word* codes = static_cast<const Word*>(from);
@@ -136,18 +116,8 @@ inline void cast_fused(const Fused& with, const void* from, void* to, u64 n, u64
 
 }  // namespace gpucast
 
-GPUCAST_EXPORT void cast_fused(const gpucast::Fused* with, const void* from, void* to, gpucast::u64 n,
-                               gpucast::u64 first, gpucast::u64 skip, gpucast::u32* largest,
-                               gpucast::u8* finite) {
+static void cast_fused(const gpucast::Fused* with, const void* from, void* to, gpucast::u64 n, gpucast::u64 first,
+                       gpucast::u64 skip, gpucast::u32* largest, gpucast::u8* finite) {
     const gpucast::Exactly exactly;
     gpucast::cast_fused(*with, from, to, n, first, skip, largest, finite);
-}
-
-// The same for many arrays, whose addresses and lengths are in tables.
-GPUCAST_EXPORT void fuse_each(const gpucast::Fused* with, const gpucast::u64* from, const gpucast::u64* to,
-                              const gpucast::u64* sizes, gpucast::u64 count, gpucast::u8* finite) {
-    const gpucast::Exactly exactly;
-    for (gpucast::u64 i = 0; i < count; ++i) {
-        gpucast::cast_fused(*with, gpucast::source(from[i]), gpucast::destination(to[i]), sizes[i], 0, 0, nullptr, finite);
-    }
 }

@@ -52,13 +52,6 @@ inline bool is_plain(PyObject* x, View* view, u64 itemsize, Plain* plain) {
     return tensor.device_type == on_host && plain->data && plain->size && is_aligned(plain->data, itemsize);
 }
 
-inline bool is_plain(PyObject* x, Plain* plain) {
-    if (!PyArray_CheckExact(x)) return false;
-    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(x);
-    *plain = {static_cast<u8*>(PyArray_DATA(array)), u64(PyArray_SIZE(array))};
-    return is_row_major(array);
-}
-
 inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
 
 inline bool run_plain(const Plan* plan, const Work& work, Plain x, Plain y, Found* found, Unlocked* unlocked) {
@@ -104,8 +97,13 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
 struct Item {
     PyObject *x, *y;
     Plan* plan;
+    // Of tensors.
     Plain src, dst;
+    u64 size;
+    Extent reads, writes;
 };
+
+inline PyArrayObject* array_of(PyObject* x) { return reinterpret_cast<PyArrayObject*>(x); }
 
 // The items of a call, and the references that it holds: lists may change while other code of Python's runs.
 struct Items {
@@ -123,8 +121,36 @@ struct Items {
     Item* const first;
 };
 
-inline Extent extent_of(const Plain& plain, PyArray_Descr* dtype) {
+inline Extent extent(const Plain& plain, PyArray_Descr* dtype) {
     return {plain.data, plain.data + plain.size * itemsize_of(dtype)};
+}
+
+// Whether the source of an item can be read; then what it reads.
+inline bool take_source(Item* item, View* view) {
+    if (view) {
+        if (!is_plain(item->x, view, itemsize_of(item->plan->src), &item->src)) return false;
+        item->size = item->src.size, item->reads = extent(item->src, item->plan->src);
+        return true;
+    }
+    item->size = u64(PyArray_SIZE(array_of(item->x))), item->reads = extent(array_of(item->x));
+    return true;
+}
+
+// Whether the result of an item can be written; then what it writes. is_given: by the caller, who has looked at dtypes and
+// shapes of tensors.
+inline bool take_target(Item* item, View* view, bool is_given) {
+    if (view) {
+        if (!is_plain(item->y, view, itemsize_of(item->plan->dst), &item->dst) || item->dst.size != item->size) return false;
+        item->writes = extent(item->dst, item->plan->dst);
+        return true;
+    }
+    if (is_given) {
+        if (!PyArray_CheckExact(item->y)) return false;
+        PyArrayObject* out = array_of(item->y);
+        if (PyArray_DESCR(out) != item->plan->dst || !is_same_shape(array_of(item->x), out) || !is_sound(out)) return false;
+    }
+    item->writes = extent(array_of(item->y));
+    return true;
 }
 
 // Extents by where they begin.
@@ -141,9 +167,9 @@ inline bool are_disjoint(const Items& items, const Extent* finite) {
     size_t writes = 0, reads = 0;
     for (size_t i = 0; i < n; ++i) {
         const Item& item = items.first[i];
-        if (!item.src.size) continue;
-        read[reads++] = extent_of(item.src, item.plan->src);
-        if (item.y) written[writes++] = extent_of(item.dst, item.plan->dst);
+        if (!item.size) continue;
+        read[reads++] = item.reads;
+        if (item.y) written[writes++] = item.writes;
     }
     if (finite) written[writes++] = *finite;
     qsort(written, writes, sizeof *written, compare_extents);
@@ -172,6 +198,31 @@ inline Plan* find_plan(PyObject* plans, PyObject* x, PyObject** last_dtype, Plan
     return *last;
 }
 
+inline Work work_of(const Item& item, const double* scale) {
+    Work work = item.plan->work;
+    if (scale) work.fused.scale = *scale;
+    return work;
+}
+
+// False after an exception.
+inline bool run_arrays(const Items& items, const double* scale, Found* found) {
+    for (Py_ssize_t i = 0; i < items.count; ++i) {
+        const Item& item = items.first[i];
+        const Work& own = item.plan->work;
+        if (!cast_arrays(array_of(item.x), array_of(item.y), scale ? work_of(item, scale) : own, found)) return false;
+    }
+    return true;
+}
+
+inline bool run_tensors(const Items& items, u64 size, const double* scale, Found* found) {
+    Unlocked unlocked(size);
+    for (Py_ssize_t i = 0; i < items.count; ++i) {
+        const Item& item = items.first[i];
+        if (!run_plain(item.plan, work_of(item, scale), item.src, item.dst, found, &unlocked)) return false;
+    }
+    return true;
+}
+
 // cast_each(plans, arrays, outs, scale, finite, view, empty_like): a list of the results of a list of arrays, or `outs`, a
 // list of arrays that are written; None, nothing done, where only the checked path can tell what is right. plans: by the
 // dtype of an array. scale: None or a float. finite: None or an array of one byte. view and empty_like: of tensors, as for
@@ -195,25 +246,16 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
         item.plan = find_plan(plans, item.x, &last_dtype, &last);
         if (PyErr_Occurred()) return nullptr;
         if (!item.plan) return nothing();
-        if (!(view ? is_plain(item.x, view, itemsize_of(item.plan->src), &item.src) : is_plain(item.x, &item.src))) return nothing();
-        size += item.src.size;
+        if (!take_source(&item, view)) return nothing();
+        size += item.size;
         if (outs == Py_None) continue;
         item.y = Py_NewRef(PyList_GetItem(outs, i));
-        if (view) {
-            // Its caller has looked at dtypes and shapes.
-            if (!is_plain(item.y, view, itemsize_of(item.plan->dst), &item.dst)) return nothing();
-        } else {
-            if (!is_plain(item.y, &item.dst)) return nothing();
-            PyArrayObject* out = reinterpret_cast<PyArrayObject*>(item.y);
-            if (PyArray_DESCR(out) != item.plan->dst || !PyArray_ISWRITEABLE(out)) return nothing();
-            if (!is_same_shape(reinterpret_cast<PyArrayObject*>(item.x), out)) return nothing();
-        }
-        if (item.dst.size != item.src.size) return nothing();
+        if (!take_target(&item, view, true)) return nothing();
     }
     u8* flag = nullptr;
     if (finite != Py_None) {
-        if (!PyArray_CheckExact(finite) || PyArray_NBYTES(reinterpret_cast<PyArrayObject*>(finite)) != 1) return nothing();
-        flag = static_cast<u8*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(finite)));
+        if (!PyArray_CheckExact(finite) || PyArray_NBYTES(array_of(finite)) != 1) return nothing();
+        flag = static_cast<u8*>(PyArray_DATA(array_of(finite)));
     }
     const Extent flags = {flag, flag + 1};
     if ((outs != Py_None || flag) && !are_disjoint(items, flag ? &flags : nullptr)) return nothing();
@@ -225,25 +267,13 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     for (Py_ssize_t i = 0; outs == Py_None && i < items.count; ++i) {
         Item& item = items.first[i];
         item.y = view ? PyObject_CallFunctionObjArgs(empty_like, item.x, nullptr)
-                      : new_array(reinterpret_cast<PyArrayObject*>(item.x), item.plan->dst);
+                      : new_array(array_of(item.x), item.plan->dst);
         if (!item.y) return nullptr;
-        if (!(view ? is_plain(item.y, view, itemsize_of(item.plan->dst), &item.dst) : is_plain(item.y, &item.dst))) return nothing();
+        if (!take_target(&item, view, false)) return nothing();
     }
     Found found;
-    bool done = true;
-    {
-        Unlocked unlocked(size);
-        for (Py_ssize_t i = 0; done && i < items.count; ++i) {
-            const Item& item = items.first[i];
-            if (scale == Py_None && !flag) {
-                done = run_plain(item.plan, item.plan->work, item.src, item.dst, &found, &unlocked);
-            } else {
-                Work work = item.plan->work;
-                if (scale != Py_None) work.fused.scale = factor;
-                done = run_plain(item.plan, work, item.src, item.dst, &found, &unlocked);
-            }
-        }
-    }
+    const bool done = view ? run_tensors(items, size, scale == Py_None ? nullptr : &factor, &found)
+                           : run_arrays(items, scale == Py_None ? nullptr : &factor, &found);
     if (flag && !found.finite) *flag = 0;
     if (!done) return nullptr;
     if (outs != Py_None) return Py_NewRef(outs);

@@ -88,7 +88,7 @@ inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, 
         return true;
     }
     Walk walk;
-    walk.src = side_of(x), walk.dst = side_of(out), walk.size = size, walk.is_ordered = work.kind != Kind::plain;
+    walk.src = side_of(x), walk.dst = side_of(out), walk.size = size, walk.is_ordered = work.is_ordered();
     set_loops(&walk, x, out);
     return run_walk(walk, work, found);
 }

@@ -34,8 +34,8 @@ GPUCAST_INLINE void cast_stochastic(const void* from, void* to, u64 n, u64 seed,
 }  // namespace gpucast
 
 #define GPUCAST_STOCHASTIC_CAST(NAME, SRC, DST, ...)                                                   \
-    GPUCAST_EXPORT void NAME(const void* from, void* to, unsigned long long n, unsigned long long seed, \
-                             unsigned long long first, unsigned long long skip) {                       \
+    static void NAME(const void* from, void* to, unsigned long long n, unsigned long long seed,          \
+                     unsigned long long first, unsigned long long skip) {                               \
         const gpucast::Exactly exactly;                                                                 \
         gpucast::cast_stochastic<gpucast::SRC, gpucast::DST, __VA_ARGS__>(from, to, n, seed, first, skip); \
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all units of the library share: types, addresses in tables, and how functions are exported.
-#define GPUCAST_EXPORT extern "C" __attribute__((visibility("default")))
+// What the loops and the module share: types, and how units of loops say what functions they have.
+#pragma once
 
 namespace gpucast {
 
@@ -12,7 +12,12 @@ typedef __UINTPTR_TYPE__ Address;
 
 typedef void CastArray(const void* from, void* to, u64 n);
 
-inline const void* source(u64 address) { return reinterpret_cast<const void*>(Address(address)); }
-inline void* destination(u64 address) { return reinterpret_cast<void*>(Address(address)); }
+// A function by its name; the last one of a unit has none.
+struct Entry {
+    const char* name;
+    void (*function)();
+};
 
 }  // namespace gpucast
+
+#define GPUCAST_ENTRY(NAME) {#NAME, reinterpret_cast<void (*)()>(NAME)},

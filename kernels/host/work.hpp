@@ -6,19 +6,26 @@
 namespace gpucast {
 
 typedef void CastAtRandom(const void* from, void* to, u64 n, u64 seed, u64 first, u64 skip);
-struct Fused;
-typedef void CastFused(const Fused* with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite);
 
-// As fused.hpp has it.
+// What is multiplied by the scale becomes one of these. Odd floats are for a `Fused::cast` that rounds once more.
+enum class Product : u32 { none, floats, odd_floats, doubles };
+
+// A cast with a scale, or that looks at its source: fused.hpp does it.
 struct Fused {
+    // Of the source; null where that has the type already.
     CastArray *to_floats, *to_doubles;
+    // Of the products, or of the source where there are none; both null: the products are the results.
     CastArray* cast;
     CastAtRandom* cast_at_random;
     u64 src_bytes, dst_bytes;
     double scale;
     u64 seed;
-    u32 product, is_exact;
+    Product product;
+    // Whether a float holds every number of the source.
+    u32 is_exact;
 };
+
+typedef void CastFused(const Fused* with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite);
 
 // What a fused cast finds out.
 struct Found {
@@ -26,24 +33,27 @@ struct Found {
     u8 finite = 1;
 };
 
-enum class Kind : u64 { plain, at_random, fused };
+enum class WorkKind : u64 { plain, at_random, fused };
 
 struct Work {
-    Kind kind;
+    WorkKind kind;
     void (*function)();
     u64 seed, offset;
     u64 wants_largest, wants_finite;
     Fused fused;
 
+    // Whether elements have to come in row-major order, by which they get their random words.
+    bool is_ordered() const { return kind == WorkKind::at_random || fused.cast_at_random; }
+
     // The first element is the one of that index, by which random words are chosen.
     void run(const void* from, void* to, u64 n, u64 index, Found* found) const {
-        if (kind == Kind::plain) {
+        if (kind == WorkKind::plain) {
             reinterpret_cast<CastArray*>(function)(from, to, n);
             return;
         }
         // The words of blocks have numbers of more than 64 bits.
         const u64 behind = offset % 4 + index, first = offset / 4 + behind / 4, skip = behind % 4;
-        if (kind == Kind::at_random) {
+        if (kind == WorkKind::at_random) {
             reinterpret_cast<CastAtRandom*>(function)(from, to, n, seed, first, skip);
         } else {
             reinterpret_cast<CastFused*>(function)(&fused, from, to, n, first, skip,

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.arrays.chunks import spans
 from gpucast.casting.loss_counts import CastReport, magnitudes, nonzero_codes
 from gpucast.casting.report import cast_report
 from gpucast.core.dtypes import DType
-from gpucast.cpu.chunks import spans
 from gpucast.files.tensor import Array
-from gpucast.native.cast import CastStats
+from gpucast.host.files import CastStats
 
 #: Elements that are examined at a time, so that they stay in the processor's cache.
 _BLOCK = 1 << 17

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpucast.arrays.chunks import spans
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport, count, magnitudes, nonzero_codes, relative
 from gpucast.checkpoints.streaming.pieces import axis, dequantized
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
-from gpucast.cpu.chunks import spans
 from gpucast.files.tensor import Array
-from gpucast.native import cast as native_cast
+from gpucast.host.files import look
 from gpucast.quantization import native
 from gpucast.quantization.cpu.block_grid import spread, tiles
 from gpucast.quantization.cpu.blocks import BlockGrid
@@ -49,7 +49,7 @@ def _nonzero_of_finite(values: Array) -> int | None:
     """How many flat values are not zero; None if one is infinite or NaN."""
     src = dtype(values.dtype)
     codes, nonzero = values.view(src.code_numpy), 0
-    stats = native_cast.look(codes, src.code_mask & ~src.sign_code) if src.bits <= 32 else None
+    stats = look(codes, src.code_mask & ~src.sign_code) if src.bits <= 32 else None
     if stats is not None:
         return codes.size - stats[1] if stats[0] <= src.max_code else None
     for part in spans(codes.size, _CODES):
@@ -82,7 +82,7 @@ def _nonzero_codes(codes: Array, element: DType) -> int:
         codes.view(np.uint8).reshape(-1),
         element.code_mask & ~(element.sign_code if element.family == "float" else 0),
     )
-    stats = native_cast.look(raw, magnitude)
+    stats = look(raw, magnitude)
     return int(np.count_nonzero(raw & magnitude)) if stats is None else raw.size - stats[1]
 
 

@@ -27,14 +27,12 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import printable
 from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
-from gpucast.cpu import lanes as host
-from gpucast.cpu.chunks import pairs
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
 from gpucast.gpu import devices
-from gpucast.native import cast as native_cast
-from gpucast.native.cast import CastStats, CountedCast, FilePosition
+from gpucast.host import numbers
+from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
 _BLOCK = 1 << 17
@@ -134,15 +132,15 @@ class Casting:
 
     def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> CastReport | None:
         """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
-        rule, native = self._rule, self._native()
-        if native is None or not isinstance(part, StoredTensor):
+        rule, cast = self._rule, self._counted()
+        if cast is None or not isinstance(part, StoredTensor):
             return None
         stream, here = part.open(), positioned.place(start)
         as_they_lie = part.element is not None and part.element.isnative
         # Sums are of whole words.
         if not isinstance(stream, Window) or not as_they_lie or rule.dst.packed or rule.dst.nbytes(start) % 8:
             return None
-        done = native.file(FilePosition.of(rule.src, *stream.position()), FilePosition.of(rule.dst, *here), part.size)
+        done = cast.file(FilePosition.of(rule.src, *stream.position()), FilePosition.of(rule.dst, *here), part.size)
         if done is None:
             return None
         found, total = done
@@ -151,11 +149,9 @@ class Casting:
             positioned.note(rule.dst.nbytes(part.size), total)
         return lost
 
-    def _native(self) -> CountedCast | None:
-        """As `gpucast.native.cast.find_counted`."""
-        if not self._on_host or self.request.seed is not None:
-            return None
-        return native_cast.find_counted(self._rule)
+    def _counted(self) -> CountedCast | None:
+        """As `gpucast.host.files.counted`."""
+        return counted(self._rule) if self._on_host and self.request.seed is None else None
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
@@ -168,20 +164,14 @@ class Casting:
         rule = self._rule
         if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
             return self._cast
-        native = self._native()
-        if native is None:
-            step = min(part.size, host.chunk_of(rule))
-            lane = host.lane(rule, part.size, step)
+        counting = self._counted()
 
         def cast(x: Array, start: int) -> tuple[Array, CastStats | None]:
             # As `gpucast.cast` does, but for its questions.
             y = np.empty(x.shape, rule.dst.numpy)
-            codes, result = x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy)
-            if native is not None:
-                return y, native(codes, result)
-            with np.errstate(all="ignore"):
-                for some, room in pairs(codes, result, step):
-                    lane(some, room)
+            if counting is not None:
+                return y, counting(x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy))
+            numbers.into(x, rule, y)
             return y, None
 
         return cast

@@ -29,8 +29,6 @@ from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Spec, Tensor
 from gpucast.files.tensor import Array
-from gpucast.native import cast as native_cast
-from gpucast.quantization import native as quantization_native
 
 
 def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
@@ -219,7 +217,6 @@ class _Run:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
         if self._options.device in (None, "cpu"):
-            _announce_work(source.tensors, file.tensors, self._plan.request)
         planned = list(zip(source.tensors, file.tensors, source.planners, strict=True))
         specs = {tensor.name: planner.plan(tensor, out)[1] for tensor, _, planner in planned}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
@@ -292,21 +289,6 @@ class _Run:
         self._check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
-
-
-def _announce_work(tensors: Sequence[Tensor], plans: Sequence[TensorPlan], request: Request) -> None:
-    """Tell the compiled library how many bytes of sources it can cast in less time than NumPy, at most; those that are
-    scaled count twice, as they take twice the time."""
-    if request.seed is not None:
-        return
-    for tensor, plan in zip(tensors, plans, strict=True):
-        if tensor.dtype is None or plan.dtype is None:
-            continue
-        if len(plan.names) > 1:
-            quantization_native.announce(tensor.dtype, 2 * tensor.nbytes)
-        else:
-            rule = resolve(tensor.dtype, plan.dtype, CastOptions(**request.attributes))
-            native_cast.announce(rule, tensor.nbytes)
 
 
 def _results(file: FilePlan, staging: Staging) -> Iterator[Result]:

@@ -7,7 +7,6 @@ so that bytes which read as zeros after a power cut make it smaller. Pieces can 
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
@@ -15,10 +14,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast import files
-from gpucast.codegen.host import file_unit
 from gpucast.files import Spec, safetensors, window
 from gpucast.files.tensor import Array
-from gpucast.native import library as host_native
+from gpucast.host.files import sum_words
 
 _WORD = 8
 #: Bytes that are summed at a time, so that they stay in the processor's cache.
@@ -31,16 +29,14 @@ def checksum(data: Any, position: int = 0) -> int:
     head = min(-position % _WORD, raw.size)
     total = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)
     tail = raw.size - (raw.size - head) % _WORD
-    if head < tail and (native := host_native.library(file_unit)) is not None:
-        halves = (ctypes.c_uint64 * 2)()
-        native.sum_words(ctypes.c_void_p(raw[head:].ctypes.data), ctypes.c_uint64((tail - head) // _WORD), halves)
-        total += halves[0] + (halves[1] << 32)
+    if head < tail and (words := sum_words(raw[head:tail])) is not None:
+        total += words
         head = tail
     for start in range(head, tail, _BLOCK):
-        words = raw[start : min(start + _BLOCK, tail)].view("<u8")
-        high = int(np.add.reduce(words >> np.uint64(32))) << 32
+        block = raw[start : min(start + _BLOCK, tail)].view("<u8")
+        high = int(np.add.reduce(block >> np.uint64(32))) << 32
         # NumPy's sum of whole words wraps around modulo 2^64; the sum of their low halves is less than 2^64.
-        total += high + (int(np.add.reduce(words)) - high) % (1 << 64)
+        total += high + (int(np.add.reduce(block)) - high) % (1 << 64)
     return total + int.from_bytes(raw[tail:].tobytes(), "little")
 
 

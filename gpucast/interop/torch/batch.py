@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from gpucast.arrays.adapters import BatchPlanner, one_class
+from gpucast.casting import host_lists
 from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.host.module import MODULE
 from gpucast.interop.torch import tensors
-from gpucast.native import calls
 
 #: Calls a function that torch.compile does not trace, but runs between two graphs.
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
@@ -46,27 +48,57 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
 
 #: Of tensors with strides alone: others have no shape, or no address.
 _describe = attrgetter("dtype", "shape", "device")
-_dtype, _requires_grad = attrgetter("dtype"), attrgetter("requires_grad")
+_requires_grad = attrgetter("requires_grad")
 
 
-def _lists(arrays: Sequence[torch.Tensor]) -> calls.TensorLists | None:
-    """The compiled code that looks at them, if they are on the host."""
-    return calls.tensor_lists(tensors.VIEW) if tensors.VIEW is not None and arrays[0].is_cpu else None
+def _are_plain(arrays: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors take no part in differentiation, and are what their memory holds."""
+    if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
+        return False
+    return not any(map(torch.Tensor.is_neg, arrays))
+
+
+def _on_host(
+    plans: dict[Any, Any], given: list[Any], outs: list[Any] | None, dst: DType, fused: FusedInputs
+) -> Sequence[Any] | None:
+    """`gpucast.casting.host_lists.Run` of tensors."""
+    kind = tensors.TORCH_DTYPES.get(dst)
+    if kind is None or torch.compiler.is_compiling() or not _are_host_tensors(given):
+        return None
+    if outs is not None:
+        if not _are_host_tensors(outs) or any(out.dtype is not kind for out in outs):
+            return None
+        if any(out.shape != x.shape for x, out in zip(given, outs, strict=True)):
+            return None
+        for out in outs:
+            tensors.check_writable(out, "cast_many")
+    empty_like = partial(torch.empty_like, dtype=kind)
+    results: list[Any] | None = MODULE.cast_each(
+        plans, given, outs, fused.scale, fused.finite, tensors.VIEW, empty_like
+    )
+    if outs is not None and results is not None:
+        for out in outs:
+            tensors.written(out)
+    return results
+
+
+def _are_host_tensors(arrays: Sequence[torch.Tensor]) -> bool:
+    if not all(type(x) is torch.Tensor for x in arrays) or not _are_plain(arrays):
+        return False
+    # The module knows a tensor without memory by its address, which is the offset.
+    return all(not x.storage_offset() or tensors.has_memory(x) for x in arrays)
+
+
+if MODULE is not None and tensors.VIEW is not None:
+    host_lists.RUNS[torch.Tensor] = _on_host
 
 
 class TensorPlanner(BatchPlanner):
     """Tensors that take no part in differentiation."""
 
     def describe(self, arrays: Sequence[torch.Tensor]) -> Any:
-        if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
-            raise TypeError("a tensor requires grad, or a transform or a mode is active")
-        if any(map(torch.Tensor.is_neg, arrays)):
-            raise TypeError("a negated view")
-        lists = _lists(arrays)
-        described = None if lists is None else lists.describe(arrays)
-        if described is not None:
-            # DLPack tells torch's integers of fewer than 8 bits and of 8 as the same.
-            return described, list(map(_dtype, arrays))
+        if not _are_plain(arrays):
+            raise TypeError("a tensor requires grad or is a negated view, or a transform or a mode is active")
         one_class(arrays)
         if not all(map(torch.Tensor.is_contiguous, arrays)):
             raise TypeError("a tensor is not contiguous")
@@ -76,21 +108,13 @@ class TensorPlanner(BatchPlanner):
         if any(map(torch.Tensor.storage_offset, arrays)):
             # Of memory that was given back the address is not 0.
             return [x.data_ptr() if tensors.has_memory(x) else 0 for x in arrays]
-        lists = _lists(arrays)
-        return list(map(torch.Tensor.data_ptr, arrays)) if lists is None else lists.addresses(arrays)
+        return list(map(torch.Tensor.data_ptr, arrays))
 
     def allocator(
         self, arrays: Sequence[torch.Tensor], dst: DType
     ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
         empty_like = partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[dst])
-        lists = _lists(arrays)
-        if lists is None or lists.describe(arrays) is None:
-            return lambda arrays: list(map(empty_like, arrays))
-        # Like tensors that have no memory but the dtype already: to read a keyword takes a fifth of the time.
-        likes = list(map(empty_like, arrays))
-        for like in likes:
-            like.untyped_storage().resize_(0)
-        return lambda arrays: list(map(torch.empty_like, likes))
+        return lambda arrays: list(map(empty_like, arrays))
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)

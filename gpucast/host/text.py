@@ -25,8 +25,8 @@ from gpucast.core import dtypes, packages
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
-from gpucast.cpu import lanes
-from gpucast.cpu.chunks import spans
+from gpucast.host.numbers import into
+from gpucast.arrays.chunks import spans
 
 Array = npt.NDArray[Any]
 
@@ -112,7 +112,7 @@ def _read_floats(texts: list[str], first: int, rule: CastRule) -> Array:
     for i in np.flatnonzero(_on_boundary(numbers, dst)).tolist():
         numbers[i] = _toward(texts[i], float(numbers[i]))
     result = np.empty(numbers.size, dst.numpy)
-    lanes.apply(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
+    into(numbers, dataclasses.replace(rule, src=dtypes.dtype("DOUBLE")), result)
     return result
 
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loops of the extension module: which one casts by a rule, and the description of such a cast that it takes."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from functools import lru_cache
+
+from gpucast.codegen.cast import kernel_name
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import FusedInputs, Scaling
+from gpucast.core.random import Random
+from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic, resolve
+from gpucast.host.module import MODULE
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+#: `WorkKind` of ``kernels/host/work.hpp``.
+_PLAIN, _AT_RANDOM, _FUSED = range(3)
+#: `Product` of ``kernels/host/fused.hpp``.
+_NONE, _FLOATS, _ODD_FLOATS, _DOUBLES = range(4)
+
+
+class Fused(ctypes.Structure):
+    """`Fused` of ``kernels/host/work.hpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("to_floats", "to_doubles", "cast", "cast_at_random")),
+        *((name, ctypes.c_uint64) for name in ("src_bytes", "dst_bytes")),
+        ("scale", ctypes.c_double),
+        ("seed", ctypes.c_uint64),
+        ("product", ctypes.c_uint32),
+        ("is_exact", ctypes.c_uint32),
+    )
+
+
+class Work(ctypes.Structure):
+    """`Work` of ``kernels/host/work.hpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("kind", "function", "seed", "offset", "wants_largest", "wants_finite")),
+        ("fused", Fused),
+    )
+
+
+def find(name: str) -> int:
+    """The address of a function of the module. LookupError where it has none of that name."""
+    found: int = MODULE.find(name)
+    if not found:
+        raise LookupError(f"gpucast._host has no {name}; build it again: python -m gpucast.host.build")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def function_of(rule: CastRule) -> int:
+    """The address of the loop that casts by a rule, random rounding included."""
+    if rule.src is not rule.dst:
+        return find(kernel_name(rule))
+    kind = rule.src
+    return find(f"gpucast_copy_{'bool' if kind.family == 'bool' else kind.bits}")
+
+
+@lru_cache(maxsize=4096)
+def plain(rule: CastRule) -> bytes:
+    """The work of a cast that fuses nothing."""
+    return bytes(Work(_PLAIN, function_of(rule)))
+
+
+def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
+    """The work of a cast; with a scale the rule is that of products, but for its source
+    (`gpucast.casting.fused.fused_rule`)."""
+    if fused is None or fused == _NOTHING:
+        return plain(rule)
+    looks = fused.amax is not None, fused.finite is not None
+    made = Work.from_buffer_copy(_template(rule, fused.scaling, *looks))
+    if fused.scale is not None:
+        made.fused.scale = fused.scale
+    if fused.random is not None:
+        made.seed = made.fused.seed = fused.random.seed
+        made.offset = fused.random.offset
+    return bytes(made)
+
+
+_NOTHING = FusedInputs()
+
+
+@lru_cache(maxsize=4096)
+def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> bytes:
+    """The work of a fused cast but for its numbers."""
+    if scaling == "none" and not amax and not finite:
+        return bytes(Work(_AT_RANDOM, function_of(rule)))
+    src, is_random = rule.src, rule.rounding == STOCHASTIC
+    product, last = _NONE, rule
+    if scaling != "none":
+        # Short floats take products that are rounded to odd; there infinity and numbers beyond FLOAT's are the same.
+        is_odd = has_stochastic(rule.dst) and not (is_random or rule.infinity_is_nan)
+        product, last = (_ODD_FLOATS, replace(rule, src=_FLOAT)) if is_odd else (_DOUBLES, replace(rule, src=_DOUBLE))
+    is_exact = src is _FLOAT or src.bits <= 16
+    floats, doubles = _unless_same(resolve(src, _FLOAT)), 0 if is_exact else _unless_same(resolve(src, _DOUBLE))
+    cast = _unless_same(last) if scaling != "none" else function_of(last)
+    if is_exact and scaling == "narrow" and rule.dst is _FLOAT and rule.overflow == "infinity":
+        # The product of two FLOATs is rounded once.
+        product, cast = _FLOATS, 0
+    return bytes(
+        Work(
+            _FUSED, find("cast_fused"), 0, 0, amax, finite,
+            Fused(
+                floats, doubles, 0 if is_random else cast, cast if is_random else 0,
+                src.code_numpy.itemsize, rule.dst.code_numpy.itemsize, 0.0, 0, product, is_exact,
+            ),
+        )
+    )  # fmt: skip
+
+
+def _unless_same(rule: CastRule) -> int:
+    return 0 if rule.src is rule.dst else function_of(rule)
+
+
+def with_random(rule: CastRule, random: Random | None) -> bytes:
+    """The work of a cast that may round at random, and fuses nothing else."""
+    return work(rule, None if random is None else FusedInputs(random=random))
+
+
+def is_known(kind: DType) -> bool:
+    """Whether the module has loops from and to a type."""
+    return kind.family != "string"

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extension module `gpucast._host`, and why it is missing where it is.
+
+Environment: ``GPUCAST_HOST_LEVEL`` chooses a lower level of the processor than the best one ("x86-64-v2", ...);
+``GPUCAST_NO_HOST=1`` leaves the module out, when it is built and when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from gpucast.core.errors import SlowHostWarning
+
+#: What the build writes where it cannot build the module.
+MISSING = Path(__file__).parent.parent / "_host_missing.txt"
+
+
+def _load() -> tuple[ModuleType | None, str]:
+    """The module, or why there is none."""
+    if os.environ.get("GPUCAST_NO_HOST") == "1":
+        return None, "GPUCAST_NO_HOST=1"
+    try:
+        from gpucast import _host
+    except ImportError as error:
+        try:
+            return None, MISSING.read_text(encoding="utf-8").strip()
+        except OSError:
+            return None, str(error)
+    return _host, ""
+
+
+#: None where it is missing.
+MODULE: Any
+MODULE, WHY_NOT = _load()
+_is_said = False
+
+
+def status() -> str:
+    """Which loops cast arrays of the host, in a line for `gpucast info`."""
+    if MODULE is not None:
+        return f"compiled for {MODULE.LEVEL} (built: {', '.join(MODULE.LEVELS)})"
+    return f"slow, by the reference: {_reason()}"
+
+
+def say_slow() -> None:
+    """Warn, once in a process, that the reference does the work."""
+    global _is_said  # noqa: PLW0603 (once in a process)
+    if not _is_said:
+        _is_said = True
+        warnings.warn(f"gpucast: casts on the host are slow, by the reference: {_reason()}", SlowHostWarning, stacklevel=2)
+
+
+def _reason() -> str:
+    """Why the module is missing, and what mends it."""
+    if WHY_NOT == "GPUCAST_NO_HOST=1":
+        return "GPUCAST_NO_HOST=1 is set; unset it"
+    return f"the extension module is missing ({WHY_NOT}); with a C++ compiler, run: {sys.executable} -m gpucast.host.build"

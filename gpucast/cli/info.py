@@ -19,7 +19,7 @@ from gpucast.compile.cache_folder import cache_folder, writable
 from gpucast.compile.cache_folder import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
-from gpucast.native import library as host_native
+from gpucast.host import module as host_module
 from gpucast.parity import self_test
 from gpucast.parity.self_test import Comparison, Compilation, Problem
 
@@ -72,7 +72,7 @@ def collect() -> dict[str, Any]:
         "host_compiler": _host_compiler(),
         "self_test": _facts(compared),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
-        "host_casts": host_native.status(),
+        "host_casts": host_module.status(),
         "advice": [*_cupy_advice(cupy, found), *_package_advice()],
         "gpu_casts": problem is None,
         "verdict": _verdict(problem),

@@ -49,6 +49,8 @@ def units() -> Iterator[HostUnit]:
         yield stochastic_unit(f"stochastic_{src.name}", [_at_random(rule) for rule in rules if has_stochastic(rule.dst)])
     for src in _COUNTED:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
+    for src in SOURCES:
+        yield quantization_unit(src)
     yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
     yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
 
@@ -96,22 +98,21 @@ def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
 
 def quantization_unit(src: DType) -> HostUnit:
     """What quantization does with the elements of one source (``kernels/host/blocks.hpp``)."""
-    runs = {f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Largest", "Range", "Beyond", "Quotients")}
+    runs: dict[str, str] = {}
     rules = [resolve(_FLOAT, kind) for kind in DTYPES if kind.family == "float" and kind.bits <= 8]
-    if src is _DOUBLE:
-        rules = []
-    else:
-        runs[f"Whole_{src.name}"] = f"Whole<gpucast::{src.name}>"
-    for rule in rules:
-        for division in DIVISIONS:
+    if src is not _DOUBLE:
+        runs |= {f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Largest", "Range", "Beyond", "Whole")}
+        for rule, division in itertools.product(rules, DIVISIONS):
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
             runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
+    lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
+    others = [f"{function}_{src.name}" for function in ("find_extremes", "divide")]
+    lines += [f"GPUCAST_RUN_OF({name}, {name.removesuffix(f'_{src.name}')}, {src.name})\n" for name in others]
     if src is _FLOAT:
-        runs |= {"Equal": "Equal", "each_run": ""}
-    lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items() if work]
-    return _finished(
-        f"quantization_{src.name}", (*_COMPUTE, src, *(rule.dst for rule in rules)), ["casts.hpp", "blocks.hpp"], lines, runs
-    )
+        lines.append("GPUCAST_RUN(Equal_UINT8, Equal)\n")
+        others += ["Equal_UINT8", "each_run", "multiply"]
+    types = (*_COMPUTE, src, *(rule.dst for rule in rules))
+    return _finished(f"quantization_{src.name}", types, ["casts.hpp", "work.hpp", "blocks.hpp"], lines, [*runs, *others])
 
 
 def _at_random(rule: CastRule) -> CastRule:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 

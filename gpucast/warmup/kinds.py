@@ -16,7 +16,7 @@ from gpucast.core.formats import Format
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.quantize import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec

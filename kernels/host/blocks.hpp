@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks that share a scale: their extremes, and the codes of quotients. gpucast/quantization/native.py describes the
-// structs.
+// Blocks that share a scale: their extremes, the codes of quotients, and the numbers that codes stand for.
+// gpucast/host/blocks.py describes the structs.
 namespace gpucast {
 
 typedef int i32;
 
-// As in gpucast/quantization/cpu/blocks.py: an array of three dimensions, each cut into blocks.
+// As in gpucast/quantization/block_grid.py: an array of three dimensions, each cut into blocks.
 struct Blocks {
     u64 shape[3], lengths[3], grid[3];
 };
@@ -16,16 +16,30 @@ struct Array {
     u64 itemsize;
 };
 
-// Works on n adjacent elements in blocks of a length; `of` belongs to the blocks, `more` to the whole array.
-typedef void Run(const void* from, void* to, u64 n, u64 length, void* of, void* more);
+// Works on n adjacent elements in blocks of a length, of the first of which `skip` elements come before; `of` belongs to
+// the blocks, `more` to the whole array.
+typedef void Run(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more);
 
-inline void each_run(Run* run, Array src, Array dst, const Blocks* blocks, Array of, void* more) {
-    const u64 *n = blocks->shape, *lengths = blocks->lengths, *grid = blocks->grid;
-    for (u64 row = 0; row < n[0] * n[1]; ++row) {
-        const u64 block = (row / n[1] / lengths[0] * grid[1] + row % n[1] / lengths[1]) * grid[2];
-        run(src.first + row * n[2] * src.itemsize, dst.first + row * n[2] * dst.itemsize, n[2], lengths[2],
-            of.first + block * of.itemsize, more);
+// The part of an array that a call works on: some columns of some rows.
+struct EachRun {
+    Run* run;
+    Array src, dst, of;
+    void* more;
+    Blocks blocks;
+    u64 first_row, last_row, first_column, last_column;
+};
+
+static int each_run(void* arguments) {
+    const EachRun& call = *static_cast<const EachRun*>(arguments);
+    const u64 *n = call.blocks.shape, *lengths = call.blocks.lengths, *grid = call.blocks.grid;
+    const u64 begin = call.first_column, length = lengths[2];
+    for (u64 row = call.first_row; row < call.last_row; ++row) {
+        const u64 block = (row / n[1] / lengths[0] * grid[1] + row % n[1] / lengths[1]) * grid[2] + begin / length;
+        const u64 at = row * n[2] + begin;
+        call.run(call.src.first + at * call.src.itemsize, call.dst.first + at * call.dst.itemsize, call.last_column - begin,
+                 begin % length, length, call.of.first + block * call.of.itemsize, call.more);
     }
+    return 0;
 }
 
 // Lengths of blocks so short that a loop for any length would take longer to start than to run. The shorter one is that
@@ -36,19 +50,20 @@ enum : u64 { long_block = 1024 };
 
 // A Run that calls Work::block for each block, with a loop of its own for short blocks.
 template <typename Work>
-inline void run_blocks(const void* from, void* to, u64 n, u64 length, void* of, void* more) {
+inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const typename Work::Source* __restrict__ src = static_cast<const typename Work::Source*>(from);
-    u8* __restrict__ dst = static_cast<u8*>(to);
+    typename Work::Result* __restrict__ dst = static_cast<typename Work::Result*>(to);
     typename Work::OfBlock* own = static_cast<typename Work::OfBlock*>(of);
-    for (u64 start = 0; start < n; start += length, ++own) {
-        const u64 count = n - start < length ? n - start : length;
+    u64 next = length - skip;
+    for (u64 start = 0; start < n; start = next, next += length, ++own) {
+        const u64 end = next < n ? next : n, count = end - start;
         if (count == short_block) {
             Work::block(src + start, dst + start, short_block, own, more);
         } else if (count == Work::least) {
             Work::block(src + start, dst + start, Work::least, own, more);
         } else {
-            for (u64 at = start; at < start + count; at += long_block) {
-                const u64 rest = start + count - at;
+            for (u64 at = start; at < end; at += long_block) {
+                const u64 rest = end - at;
                 Work::block(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
             }
         }
@@ -61,6 +76,7 @@ inline void run_blocks(const void* from, void* to, u64 n, u64 length, void* of, 
 template <typename Src>
 struct Largest {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef Stored<Src> OfBlock;
     enum : u64 { least = shorter_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* largest, void*) {
@@ -87,6 +103,7 @@ struct SignedAs<2> {
 template <typename Src>
 struct Range {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef typename SignedAs<sizeof(Source)>::type Signed;
     struct OfBlock {
         Source lowest;
@@ -142,6 +159,7 @@ GPUCAST_CONSTANT u32 midpoint_zeros() {
 template <typename Src, typename Element, typename Rule>
 struct Divided {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef float OfBlock;
     enum : u64 { least = short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d, void*) {
@@ -162,6 +180,7 @@ struct Divided {
 template <typename Src, typename Element, typename Rule>
 struct Multiplied {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef float OfBlock;
     enum : u64 { least = short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* factor, void*) {
@@ -177,6 +196,7 @@ struct Multiplied {
 template <typename Src, typename Element, typename Rule>
 struct Near {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef double OfBlock;
     enum : u64 { least = shorter_block };
     // How many ULPs a quotient can be off, plus one.
@@ -226,6 +246,7 @@ __attribute__((noinline)) void divide_wholly(const Stored<Src>* __restrict__ src
 template <typename Src>
 struct Whole {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef const Step OfBlock;
     enum : u64 { least = short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* step, void* more) {
@@ -249,6 +270,7 @@ struct Whole {
 template <typename Src>
 struct Beyond {
     typedef Stored<Src> Source;
+    typedef u8 Result;
     typedef const u32 OfBlock;
     enum : u64 { least = shorter_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* limit, void* more) {
@@ -272,6 +294,7 @@ struct Beyond {
 // Adds to a count how many codes equal their block's zero point.
 struct Equal {
     typedef u8 Source;
+    typedef u8 Result;
     typedef const u8 OfBlock;
     enum : u64 { least = short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* zero, void* more) {
@@ -282,16 +305,154 @@ struct Equal {
     }
 };
 
-}  // namespace gpucast
+// ---- all kinds of numbers and blocks, in DOUBLE ----
 
-static void each_run(gpucast::Run* run, gpucast::Array src, gpucast::Array dst, const gpucast::Blocks* blocks,
-                             gpucast::Array of, void* more) {
-    const gpucast::Exactly exactly;
-    gpucast::each_run(run, src, dst, blocks, of, more);
+// Adjacent blocks of one length, as each_run has them.
+template <typename OfBlock>
+struct BlockOf {
+    OfBlock* of;
+    u64 skip, length;
+
+    // Of the element of that index.
+    GPUCAST_INLINE OfBlock& operator[](u64 i) const { return of[(i + skip) / length]; }
+};
+
+// Elements that become numbers together: they stay in the first-level cache.
+enum : u64 { numbers = 512 };
+
+// The lowest and the largest finite number of a block so far, 0 at first, and whether there is another one.
+struct Extremes {
+    double lowest, largest;
+    u64 is_lost;
+};
+
+template <typename Src>
+void find_extremes(const void* from, void*, u64 n, u64 skip, u64 length, void* of, void*) {
+    const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
+    Extremes* own = static_cast<Extremes*>(of);
+    const auto merge = [](Extremes* to, double x) {
+        const bool is_finite = x - x == 0;
+        const double known = is_finite ? x : 0;
+        to->lowest = known < to->lowest ? known : to->lowest;
+        to->largest = known > to->largest ? known : to->largest;
+        to->is_lost |= !is_finite;
+    };
+    if (length == 1) {
+        for (u64 i = 0; i < n; ++i) merge(own + i, number<Src>(src[i]));
+        return;
+    }
+    u64 next = length - skip;
+    for (u64 start = 0; start < n; start = next, next += length, ++own) {
+        Extremes found = *own;
+        for (u64 i = start; i < (next < n ? next : n); ++i) merge(&found, number<Src>(src[i]));
+        *own = found;
+    }
 }
 
-#define GPUCAST_RUN(NAME, ...)                                                                              \
-    static void NAME(const void* from, void* to, unsigned long long n, unsigned long long length,   \
-                             void* of, void* more) {                                                        \
-        gpucast::run_blocks<gpucast::__VA_ARGS__>(from, to, n, length, of, more);                           \
+// What divides the numbers of a block, its zero point, and whether all its codes are 0.
+struct Divisor {
+    double d;
+    i32 zero, is_lost;
+};
+
+// How quotients become codes: integers, or by a cast from DOUBLE, at random or not. `first` is where the array begins,
+// whose elements have the words from `offset` on.
+struct Quotients {
+    CastArray* cast;
+    CastAtRandom* cast_at_random;
+    const u8* first;
+    u64 seed, offset;
+    Integers to;
+};
+
+template <typename Src>
+void divide(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+    const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
+    u8* __restrict__ dst = static_cast<u8*>(to);
+    const BlockOf<const Divisor> block = {static_cast<const Divisor*>(of), skip, length};
+    const Quotients& how = *static_cast<const Quotients*>(more);
+    const u64 place = u64(static_cast<const u8*>(from) - how.first) / sizeof(*src);
+    double q[numbers];
+    for (u64 start = 0; start < n; start += numbers) {
+        const u64 count = n - start < numbers ? n - start : u64(numbers);
+        const auto quotient = [&](u64 i, const Divisor& by) {
+            const double x = number<Src>(src[start + i]);
+            // NaN keeps its sign.
+            return by.is_lost ? 0 : x != x ? x : x / by.d;
+        };
+        if (length == 1) {
+            for (u64 i = 0; i < count; ++i) q[i] = quotient(i, block.of[start + i]);
+        } else {
+            for (u64 i = 0; i < count;) {
+                const u64 left = length - (start + i + skip) % length, end = i + left < count ? i + left : count;
+                const Divisor by = block[start + i];
+                for (; i < end; ++i) q[i] = quotient(i, by);
+            }
+        }
+        if (how.cast_at_random) {
+            const u64 behind = how.offset % 4 + place + start;
+            how.cast_at_random(q, dst + start, count, how.seed, how.offset / 4 + behind / 4, behind % 4);
+        } else if (how.cast) {
+            how.cast(q, dst + start, count);
+        } else {
+            for (u64 i = 0; i < count; ++i) {
+                const double least = -32768, most = 32767, x = q[i];
+                const double inside = x > most ? most : x < least ? least : x;
+                dst[start + i] = integer_code(i32(ptx::cvt_rni_f64(inside)) + block[start + i].zero, how.to);
+            }
+        }
+    }
+}
+
+// What multiplies the numbers of a block, after its zero point was subtracted.
+struct Factor {
+    double factor, zero;
+};
+
+// How codes become numbers, and numbers results: casts to and from DOUBLE, null where there is nothing to do.
+struct Products {
+    CastArray *from, *to;
+    u64 itemsize;
+};
+
+// Dequantizes codes of a byte.
+static void multiply(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+    const u8* src = static_cast<const u8*>(from);
+    u8* dst = static_cast<u8*>(to);
+    const BlockOf<const Factor> block = {static_cast<const Factor*>(of), skip, length};
+    const Products& how = *static_cast<const Products*>(more);
+    double x[numbers];
+    const double nan = ptx::as_double(DOUBLE::nan_code);
+    for (u64 start = 0; start < n; start += numbers) {
+        const u64 count = n - start < numbers ? n - start : u64(numbers);
+        how.from(src + start, x, count);
+        const auto product = [nan](double value, const Factor& by) {
+            const double known = value - by.zero, result = known * by.factor;
+            return by.factor != by.factor ? nan : value != value ? value : result != result ? nan : result;
+        };
+        if (length == 1) {
+            for (u64 i = 0; i < count; ++i) x[i] = product(x[i], block.of[start + i]);
+        } else {
+            for (u64 i = 0; i < count;) {
+                const u64 left = length - (start + i + skip) % length, end = i + left < count ? i + left : count;
+                const Factor by = block[start + i];
+                for (; i < end; ++i) x[i] = product(x[i], by);
+            }
+        }
+        if (how.to) how.to(x, dst + start * how.itemsize, count);
+        else __builtin_memcpy(dst + start * how.itemsize, x, count * sizeof *x);
+    }
+}
+
+}  // namespace gpucast
+
+#define GPUCAST_RUN(NAME, ...)                                                                                    \
+    static void NAME(const void* from, void* to, unsigned long long n, unsigned long long skip,                   \
+                     unsigned long long length, void* of, void* more) {                                           \
+        gpucast::run_blocks<gpucast::__VA_ARGS__>(from, to, n, skip, length, of, more);                           \
+    }
+#define GPUCAST_RUN_OF(NAME, FUNCTION, SRC)                                                                       \
+    static void NAME(const void* from, void* to, unsigned long long n, unsigned long long skip,                   \
+                     unsigned long long length, void* of, void* more) {                                           \
+        gpucast::FUNCTION<gpucast::SRC>(from, to, n, skip, length, of, more);                                     \
     }

@@ -15,9 +15,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array
 from gpucast.host.files import look
-from gpucast.quantization import native
-from gpucast.quantization.cpu.block_grid import spread, tiles
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization import host
+from gpucast.quantization.block_grid import BlockGrid
 
 _FLOAT = dtype("FLOAT")
 #: Elements that are examined at a time, so that their float64 values stay in the processor's cache.
@@ -66,14 +65,11 @@ def _not_zero_points(parts: Parts, format: Format) -> int:
     grid = BlockGrid.of(format, parts.data.shape, axis(format) % 2)
     codes = parts.data.view(np.uint8).reshape(grid.shape)
     zero = (parts.zero_points.view(np.uint8) & mask).reshape(grid.counts)
-    equal = native.equal(codes, grid, zero)
-    if equal is not None:
-        return int(codes.size) - equal
-    different = 0
-    for tile in tiles(grid):
-        blocks = codes[tile.elements].reshape(tile.split)
-        different += int(np.count_nonzero(blocks != spread(zero, tile)))
-    return different
+    equal = host.equal(codes, grid, zero)
+    if equal is None:
+        own = zero.reshape(-1)[grid.block_of(np.arange(codes.size))]
+        equal = int(np.count_nonzero(codes.reshape(-1) == own))
+    return int(codes.size) - equal
 
 
 def _nonzero_codes(codes: Array, element: DType) -> int:
@@ -95,10 +91,10 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
     limits = np.asarray(float(format.element.max) * d * _rounding_limit(format.element))
     grid = BlockGrid.of(format, x.shape, axis(format) % 2)
     source = x.reshape(grid.shape)
-    quantizer = native.find(source, grid, format)
-    if quantizer is not None:
-        # Every value beyond the limit has the largest code, however it was rounded.
-        return quantizer.beyond(source, grid, limits.reshape(grid.counts))
+    # Every value beyond the limit has the largest code, however it was rounded.
+    beyond = host.beyond(source, grid, limits.reshape(grid.counts))
+    if beyond is not None:
+        return beyond
     edge = np.flatnonzero(_at_largest(parts.data, format.element))
     limits = limits.reshape(-1)[grid.block_of(edge)]
     return int(np.count_nonzero(np.abs(_values(x.reshape(-1)[edge])) > limits))

@@ -23,7 +23,7 @@ from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import cast, driver
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan

@@ -21,7 +21,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, CastRule, resolve
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements". "top" and "global" compute the global scale. "back" dequantizes.

@@ -13,7 +13,7 @@ from gpucast.core.formats import Format
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.

@@ -3,17 +3,12 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from endings import HANGS
-
-# What a user's cache holds is no matter of the tests: those of the library make their own, and so does --native.
-os.environ["GPUCAST_NATIVE"] = "0"
 # JAX would take three quarters of a GPU's memory in each of several test processes.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # A shell has what it starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
@@ -23,30 +18,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="run the long sweeps in full instead of a seeded sample")
-    parser.addoption("--native", action="store_true", help="cast all long arrays by the host's compiled library")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if not config.getoption("--native"):
-        return
-    from gpucast.compile import processes
-
-    os.environ["GPUCAST_NATIVE"] = "1"
-    if not hasattr(config, "workerinput"):
-        # Workers inherit the folder, and what others have compiled.
-        folder = tempfile.TemporaryDirectory(prefix="gpucast-tests-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["GPUCAST_CACHE_DIR"] = folder.name
-    # Compiled before the cast goes on, so that the next one of its type finds the library in every run.
-    processes.in_background = lambda function, name: function(processes.Commands())
-
-
-@pytest.fixture(scope="session", autouse=True)
-def busy_machine() -> None:
-    """The host's compiler has the time that it takes: a user's casts go on without a library that comes late."""
-    from gpucast.native import library
-
-    library._TIMEOUT = HANGS
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
-from gpucast.quantization import FORMATS, Quantized, quantize
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import FORMATS, Quantized, host, quantize
 from quantization_cases import same
 
 Array = npt.NDArray[Any]

@@ -13,10 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.bitpacking import pack_codes, unpack_codes
-from gpucast.arrays.packed import PackedArray
-from gpucast.core.dtypes import DType
-
 Array = npt.NDArray[Any]
 
 #: Elements of a chunk: few enough that a few scratch arrays of 4 or 8 bytes per element fit the second-level cache, so

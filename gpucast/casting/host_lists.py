@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lists of host arrays of one library, cast in one call of the extension module.
 
-A kind of call (destination, keywords) has a plan for each dtype of its sources; the module looks at the arrays themselves.
+A kind of call (destination, keywords) has a plan for each dtype of its sources; the module looks at the arrays.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _KEPT = 256
 #: Plans by the dtype of a source as its library has it, for each kind of call and class of arrays.
 _PLANS: dict[tuple[Any, ...], dict[Any, Any]] = {}
 
-#: ``run(plans, given, outs, dst, fused)``: the results, which are `outs` where there are any; None, nothing done, for arrays
-#: that no plan is for.
+#: ``run(plans, given, outs, dst, fused)``: the results, which are `outs` where there are any; None, nothing done, for
+#: arrays that no plan is for.
 Run = Callable[[dict[Any, Any], list[Any], list[Any] | None, DType, FusedInputs], Sequence[Any] | None]
 
 
@@ -41,9 +41,7 @@ def _arrays(
 RUNS: dict[type, Run] = {np.ndarray: _arrays} if MODULE is not None else {}
 
 
-def run(
-    given: list[Any], outs: list[Any] | None, dst: DType, options: Options, finite: Any
-) -> Sequence[Any] | None:
+def run(given: list[Any], outs: list[Any] | None, dst: DType, options: Options, finite: Any) -> Sequence[Any] | None:
     """The results of a call like an earlier one; None, nothing done, where only the checked path can tell."""
     if not given or type(given[0]) not in RUNS:
         return None

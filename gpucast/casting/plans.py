@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of plans: what casts have worked out, for the next call that looks the same.
 
-A plan is found by what a call names (the class of x, its dtype, `to` and the keywords), and `run` then looks at the array
-itself. The extension module has the cache, and runs the plans of NumPy's arrays by itself; where it is missing, this
-module has one for arrays on devices.
+A plan is found by the class of x, its dtype, `to` and the keywords; it then looks at the array itself. The extension
+module has the cache, and runs the plans of NumPy's arrays; where it is missing, there is one here for arrays on devices.
 """
 
 from __future__ import annotations
@@ -86,22 +85,22 @@ def _key(x: Any, to: Any, saturate: Any, round_mode: Any, opset: Any, rounding: 
 
 
 _CACHE: Any = _Cache() if MODULE is None else MODULE
-#: ``hit(x, to, saturate, ..., copy)``, the arguments of `gpucast.cast` in their order: the result of a call for which there
-#: is a plan; None, nothing done, for any other call.
+#: ``hit(x, to, saturate, ..., copy)``, the arguments of `gpucast.cast` in their order: the result of a call for which
+#: there is a plan; None, nothing done, for any other call.
 hit: Callable[..., Any] = _CACHE.hit
 forget: Callable[[], None] = _CACHE.forget
 count: Callable[[], int] = _CACHE.count_plans
-#: `hit`, by the types of x for which there may be plans. A library whose compiler traces calls puts a function of its own
-#: here, into which that can look.
+#: `hit`, by the types of x for which there may be plans. A library whose compiler traces calls puts a function of its
+#: own here, into which that can look.
 HITS: dict[type, Callable[..., Any]] = {np.ndarray: hit}
 
 
 def keep(x: Any, to: Any, options: Options, rule: CastRule, run: Callable[..., Any] | None = None) -> None:
     """Keep the plan of a call, if what it names can never come to mean something else.
 
-    ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right. It raises
-    what an allocation or a launch raises, no more. That of a fused cast is ``run(x, out, seed, offset, scale, amax)``.
-    None: the module does it, for NumPy's arrays.
+    ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right. It
+    raises what an allocation or a launch raises, no more. That of a fused cast is
+    ``run(x, out, seed, offset, scale, amax)``. None: the module does it, for NumPy's arrays.
     """
     if options.versions is not CAST_VERSIONS or not _is_lasting(x.dtype, to, *options[:5]):
         return

@@ -46,7 +46,9 @@ def units() -> Iterator[HostUnit]:
         usual = [rule for rule in rules if rule == resolve(src, rule.dst)]
         yield cast_unit(f"cast_{src.name}", usual)
         yield cast_unit(f"cast_{src.name}_by_keywords", [rule for rule in rules if rule not in usual])
-        yield stochastic_unit(f"stochastic_{src.name}", [_at_random(rule) for rule in rules if has_stochastic(rule.dst)])
+        yield stochastic_unit(
+            f"stochastic_{src.name}", [replace(rule, rounding=STOCHASTIC) for rule in rules if has_stochastic(rule.dst)]
+        )
     for src in _COUNTED:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
     for src in SOURCES:
@@ -101,7 +103,9 @@ def quantization_unit(src: DType) -> HostUnit:
     runs: dict[str, str] = {}
     rules = [resolve(_FLOAT, kind) for kind in DTYPES if kind.family == "float" and kind.bits <= 8]
     if src is not _DOUBLE:
-        runs |= {f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Largest", "Range", "Beyond", "Whole")}
+        runs |= {
+            f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Largest", "Range", "Beyond", "Whole")
+        }
         for rule, division in itertools.product(rules, DIVISIONS):
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
             runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
@@ -112,11 +116,9 @@ def quantization_unit(src: DType) -> HostUnit:
         lines.append("GPUCAST_RUN(Equal_UINT8, Equal)\n")
         others += ["Equal_UINT8", "each_run", "multiply"]
     types = (*_COMPUTE, src, *(rule.dst for rule in rules))
-    return _finished(f"quantization_{src.name}", types, ["casts.hpp", "work.hpp", "blocks.hpp"], lines, [*runs, *others])
-
-
-def _at_random(rule: CastRule) -> CastRule:
-    return replace(rule, rounding=STOCHASTIC)
+    return _finished(
+        f"quantization_{src.name}", types, ["casts.hpp", "work.hpp", "blocks.hpp"], lines, [*runs, *others]
+    )
 
 
 def _casts(
@@ -142,10 +144,13 @@ def _finished(
     """A unit of loops, and lines after them. `rules`: their text before the loops; None: what every cast needs."""
     functions = tuple(functions)
     entries = "".join(f"    GPUCAST_ENTRY({function})\n" for function in functions)
-    table = f"namespace gpucast {{\nstatic const Entry entries[] = {{\n{entries}    {{nullptr, nullptr}},\n}};\n}}  // namespace gpucast\n"
-    export = 'extern "C" {\nextern const gpucast::Entry* const GPUCAST_ENTRIES;\n'
-    export += "const gpucast::Entry* const GPUCAST_ENTRIES = gpucast::entries;\n}\n"
-    rest = [_loops("types.hpp", "modes.hpp", *files), *lines, table, export]
+    table = (
+        f"namespace gpucast {{\nstatic const Entry entries[] = {{\n{entries}    {{nullptr, nullptr}},\n}};\n"
+        "}  // namespace gpucast\n"
+        'extern "C" {\nextern const gpucast::Entry* const GPUCAST_ENTRIES;\n'
+        "const gpucast::Entry* const GPUCAST_ENTRIES = gpucast::entries;\n}\n"
+    )
+    rest = [_loops("types.hpp", "modes.hpp", *files), *lines, table]
     if not rules and rules is not None:
         return HostUnit(name, "".join(rest), functions)
     return HostUnit(name, join(_rules() if rules is None else rules, dict(structs(*types)), rest), functions)

@@ -19,7 +19,7 @@ CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
 
 
 class Options(NamedTuple):
-    """The keywords of `gpucast.cast` as they were given, in their order, then who asks and the versions of its operator."""
+    """The keywords of `gpucast.cast` as they were given, in their order; the caller; the versions of its operator."""
 
     saturate: Any = True
     round_mode: Any = "up"

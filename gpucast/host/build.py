@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the extension module `gpucast._host`: ``python -m gpucast.host.build [--levels native|all|x86-64-v3,...]``.
 
-Objects are kept, by what they are made of, in ``build/host`` of the checkout (``GPUCAST_BUILD_DIR`` names another folder),
-so that only what has changed is compiled again.
+Objects are kept, by the digests of their texts, in ``build/host`` of the checkout (``GPUCAST_BUILD_DIR`` names another
+folder), so that only what has changed is compiled again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from gpucast.codegen.host import HostUnit, units
 from gpucast.compile import cxx
 
-#: The levels of each processor, the best first: the compiler's option, and flags of Linux that stand for all of a level.
+#: The levels of each processor, the best first: the compiler's option, and flags that Linux shows for all of a level.
 LEVELS = {
     "x86_64": {
         "x86-64-v4": ("-march=x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"}),
@@ -45,7 +45,12 @@ _FLAGS = (
 )  # fmt: skip
 #: Epilogues of loops that are not vectorized themselves halve the time to compile.
 _GCC_FLAGS = ("--param", "vect-epilogues-nomask=0", "-Wno-psabi")
-_CLANG_FLAGS = ("-Wno-unused-command-line-argument", "-Wno-pass-failed", "-Wno-undefined-internal", "-Wno-undefined-inline")
+_CLANG_FLAGS = (
+    "-Wno-unused-command-line-argument",
+    "-Wno-pass-failed",
+    "-Wno-undefined-internal",
+    "-Wno-undefined-inline",
+)
 
 
 class BuildError(RuntimeError):
@@ -117,7 +122,7 @@ def _jobs(every: Sequence[HostUnit], levels: Sequence[str]) -> list[_Job]:
         [
             '#include "levels.hpp"\nextern "C" {\n', *tables, "}\n",
             *(
-                f"static const gpucast::Entry* const* const {short}[] = {{{', '.join(f'&{s}' for s in symbols)}, nullptr}};\n"
+                f"static const gpucast::Entry* const* const {short}[] = {{&{', &'.join(symbols)}, nullptr}};\n"
                 for _, short, symbols in lists
             ),
             'extern "C" const gpucast::Level gpucast_levels[] = {',

@@ -52,11 +52,15 @@ def say_slow() -> None:
     global _is_said  # noqa: PLW0603 (once in a process)
     if not _is_said:
         _is_said = True
-        warnings.warn(f"gpucast: casts on the host are slow, by the reference: {_reason()}", SlowHostWarning, stacklevel=2)
+        warnings.warn(
+            f"gpucast: casts on the host are slow, by the reference: {_reason()}", SlowHostWarning, stacklevel=2
+        )
 
 
 def _reason() -> str:
     """Why the module is missing, and what mends it."""
     if WHY_NOT == "GPUCAST_NO_HOST=1":
         return "GPUCAST_NO_HOST=1 is set; unset it"
-    return f"the extension module is missing ({WHY_NOT}); with a C++ compiler, run: {sys.executable} -m gpucast.host.build"
+    return (
+        f"the extension module is missing ({WHY_NOT}); with a C++ compiler, run: {sys.executable} -m gpucast.host.build"
+    )

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.chunks import spans
 from gpucast.core import dtypes, packages
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
 from gpucast.host.numbers import into
-from gpucast.arrays.chunks import spans
 
 Array = npt.NDArray[Any]
 

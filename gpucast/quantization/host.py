@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization of NumPy arrays: by the extension module, or slowly by the reference where that is missing.
 
-There are two passes over the array: first the extremes of all blocks, then, with the scales, the codes. Where all numbers
-are finite and no DOUBLEs, and the rounding is to nearest, the codes come from FLOAT arithmetic, corrected where it may
-differ from that of DOUBLE (``kernels/host/blocks.hpp``).
+There are two passes over the array: first the extremes of all blocks, then, with the scales, the codes. Where all
+numbers are finite and no DOUBLEs, and the rounding is to nearest, the codes come from FLOAT arithmetic, corrected where
+it may differ from that of DOUBLE (``kernels/host/blocks.hpp``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import reference
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.options import Options
@@ -34,9 +33,7 @@ _SHORTEST = 16
 _COUNTS = 32
 
 
-def quantize(
-    x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None
-) -> Parts:
+def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
     """As `gpucast.reference.quantize.quantize`. Extra memory grows with the number of blocks only, except that an array
     that is not in C order is copied."""
     if MODULE is None:
@@ -86,9 +83,9 @@ def _grid(grid: BlockGrid) -> blocks.Grid:
 
 
 def _extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array, bool]:
-    """Of each block the lowest and the largest finite number, 0 included (for formats that are not `two_sided` 0 and the
-    largest magnitude), and whether its scale is NaN; and whether all numbers are finite FLOATs or shorter, in blocks for
-    which there are quick loops."""
+    """Of each block the lowest and the largest finite number, 0 included (for formats that are not `two_sided` 0 and
+    the largest magnitude), and whether its scale is NaN; and whether all numbers are finite FLOATs or shorter, in
+    blocks for which there are quick loops."""
     found = _quick_extremes(source, grid, format)
     if found is not None:
         return *found, np.zeros(grid.counts, bool), True

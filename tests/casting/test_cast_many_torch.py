@@ -11,8 +11,7 @@ import pytest
 
 import gpucast
 from gpucast import PackedArray
-from gpucast.casting import plan_cache as plans
-from gpucast.casting.batch_plans import BatchPlans
+from gpucast.casting import batch_plans as device_plans
 from host_driver import HostDriver, download, installed, upload
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -46,9 +45,9 @@ def tensors() -> list[Any]:
     return [torch.randn(30, 7), torch.randn(5, dtype=torch.float64), torch.arange(9), torch.randn(0, 3)]
 
 
-def batch_plans() -> list[BatchPlans]:
+def batch_plans() -> list[tuple[device_plans.BatchPlan, ...]]:
     """Those that are kept."""
-    return [plan for plan in plans.PLANS.values() if isinstance(plan, BatchPlans)]
+    return list(device_plans._PLANS.values())
 
 
 def test_tensors_give_tensors_in_one_launch_on_their_stream(cuda: HostDriver) -> None:

@@ -18,12 +18,13 @@ import pytest
 
 from conversions import contents, planned, results_of
 from gpucast import checkpoints, files
+from gpucast.checkpoints.running import cast as running_cast
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
-from gpucast.cpu import lanes as host
 from gpucast.files import formats
+from gpucast.host import numbers
 from onnx_models import save_external
 from scaled_files import convert
 from tensors import full_disk, leftovers
@@ -403,21 +404,20 @@ def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(folder / "in")
-    lane = host.lane
+    into = numbers.into
 
-    def wrong(rule: CastRule, size: int, chunk: int) -> Any:
-        def cast(x: Any, out: Any) -> None:
-            lane(rule, size, chunk)(x, out)
-            out[17] += 1
+    def wrong(x: Any, rule: CastRule, out: Any, fused: Any = None) -> None:
+        into(x, rule, out, fused)
+        if out.size > 17:
+            out.view(rule.dst.code_numpy)[17] += 1
 
-        return cast
-
-    monkeypatch.setattr(host, "lane", wrong)
+    monkeypatch.setattr(running_cast, "counted", lambda rule: None)
+    monkeypatch.setattr(numbers, "into", wrong)
     message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
     assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
     assert leftovers(folder, "in") == []
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
-    monkeypatch.setattr(host, "lane", lambda *rule: lambda x, out: lane(*rule)(x + (1 << 20), out))
+    monkeypatch.setattr(numbers, "into", lambda x, rule, out, fused=None: into(x + np.float32(1), rule, out, fused))
     assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
     assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

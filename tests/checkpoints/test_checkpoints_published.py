@@ -88,7 +88,7 @@ def test_a_run_stopped_at_any_step_is_complete_or_undone(how: str, tmp_path: Pat
                 }
             )
             told[-1]["every"] = every
-    results = results_of("stopped_runs.py", told, GPUCAST_NATIVE="0")
+    results = results_of("stopped_runs.py", told)
     assert [result["problems"] for result in results] == [[]] * len(told)
     # That the steps are seen, and in the order that docs/checkpoints.md tells.
     for told_of, result in zip(told, results, strict=True):

@@ -11,12 +11,10 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import gpucast
 from endings import HANGS, have_ended
-from gpucast import files
 from gpucast.compile.processes import Commands
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has ended")
@@ -60,19 +58,6 @@ def ended(compiler: Path) -> bool:
     pids = [int(pid) for pid in compiler.with_name("pids").read_text().split()]
     assert len(pids) == 2
     return have_ended(pids)
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_a_compiler_of_the_c_library_that_hangs(ending: str, compiler: Path, tmp_path: Path) -> None:
-    files.save(str(tmp_path / "in.npy"), {"in": np.ones(9, np.float32)})
-    last, code = ENDINGS[ending]
-    convert = (
-        "from gpucast import cli\nassert cli.main(['convert', *sys.argv[2:], '--to', 'BFLOAT16', '--quiet']) == 0\n"
-    )
-    arguments = str(tmp_path / "in.npy"), str(tmp_path / "out.npy")
-    cache = str(tmp_path / "cache")
-    program = "import sys\n" + convert + WAIT + last
-    assert run(program, compiler, *arguments, GPUCAST_NATIVE="1", GPUCAST_CACHE_DIR=cache) == code
 
 
 def test_a_compiler_of_the_host_build_that_hangs(compiler: Path) -> None:

@@ -12,20 +12,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import gpucast
-from endings import HANGS
 from gpucast import cli
-from gpucast.codegen.host import HostUnit, cast_unit, counted_unit, equal_unit, file_unit, quotient_unit
 from gpucast.compile import cache_folder
 from gpucast.compile.cache import Cache, digest
-from gpucast.core.dtypes import dtype
-from gpucast.core.rule import resolve
 from gpucast.files import atomic
-from gpucast.native import library as host_native
-from gpucast.native import trial
 from strangers import STRANGER, as_root, exchanging
 
 ROOT = Path(gpucast.__file__).parents[1]
@@ -230,146 +223,6 @@ def test_a_user_of_the_image_whose_folder_another_made_first(image: Path) -> Non
 # ---- the host's library ----
 
 
-@pytest.fixture(scope="module")
-def gcc() -> str:
-    found = shutil.which("gcc")
-    if found is None or shutil.which("g++") is None:
-        pytest.skip("no gcc and g++")
-    return found
-
-
-def compiled(gcc: str, made: Path, text: str, *flags: str) -> str:
-    """The library of a text. What is loaded under a name is not loaded again."""
-    source = made.with_suffix(".c")
-    source.write_text(text)
-    subprocess.run([gcc, *flags, "-shared", "-fPIC", "-o", str(made), str(source)], check=True)
-    return str(made)
-
-
-LIBRARY = f"""
-import sys
-import numpy as np
-from gpucast.codegen.host import file_unit
-from gpucast.native import library as host_native
-def products():
-    x = np.array([2.0**-149, 2.0**-1074])
-    return float(np.float32(x[0]) * np.float32(x.size - 1)), float(x[1] * (x.size - 1))
-host_native._TIMEOUT = {HANGS}
-native = host_native._native(file_unit)
-found = native.library() if sys.argv[1:] else None
-host_native.finish()
-found = native.library() if sys.argv[1:] else host_native.library(file_unit)
-print(found is not None, products() == (2.0**-149, 2.0**-1074))
-"""
-
-
-@pytest.mark.parametrize("flag", ["-ffast-math", "-Ofast"])
-def test_flags_of_the_compiler_do_not_serve_runs_without_them(gcc: str, tmp_path: Path, flag: str) -> None:
-    """5: it flushed subnormal numbers to zero in the whole process, NumPy's too."""
-    variables = {"GPUCAST_CACHE_DIR": str(tmp_path), "GPUCAST_NATIVE": "1"}
-    assert run(LIBRARY, "compile", CXX=f"g++ {flag}", **variables) in ("True True\n", "False True\n")
-    assert run(LIBRARY, "compile", CXX="g++", **variables) == "True True\n"
-    assert run(LIBRARY, **variables, CXX="g++") == "True True\n"
-    assert run(LIBRARY, CXX=f"g++ {flag}", **variables).endswith(" True\n")
-
-
-def test_the_key_has_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def key(command: str) -> str:
-        monkeypatch.setenv("CXX", command)
-        return host_native.NativeLibrary(file_unit(), Cache(str(tmp_path))).key()
-
-    script = tmp_path / "compiler"
-    commands = [str(script), f"{script} -ffast-math", f"env {script}", f"{script} -O1 -g", f"{script} '-O1 -g'"]
-    keys = []
-    for version in ("old", "newer", "newer"):
-        script.write_text(f"#!/bin/sh\n# {version}\n")
-        script.chmod(0o755)
-        os.utime(script, (1, 1))
-        keys.append([key(command) for command in commands])
-    assert len({*keys[0], *keys[1]}) == 2 * len(commands)
-    assert keys[1] == keys[2]
-
-
-@pytest.mark.parametrize("machine", ["known", "another"])
-def test_a_library_that_changes_how_the_processor_rounds(
-    gcc: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str
-) -> None:
-    """It is noticed by what is computed where nobody knows how the system keeps the processor's state."""
-    if machine == "another":
-        monkeypatch.setattr(trial.platform, "machine", lambda: machine)
-    harmless = compiled(gcc, tmp_path / "harmless.so", "int nothing;\n")
-    assert trial.load(harmless, []) is not None
-    text = "#include <fenv.h>\n__attribute__((constructor)) static void begin(void) { fesetround(FE_UPWARD); }\n"
-    harmful = compiled(gcc, tmp_path / "harmful.so", text, "-lm")
-    tenth = np.array([0.1, -0.1])
-    before = (tenth * 3).tobytes()
-    with pytest.raises(trial.Unfit, match="changes how the processor rounds"):
-        trial.load(harmful, [])
-    assert (tenth * 3).tobytes() == before
-
-
-def test_a_library_without_our_functions_is_made_again(gcc: str, tmp_path: Path) -> None:
-    """16: it was an AttributeError for ever."""
-    folder = tmp_path / "native"
-    other = compiled(gcc, tmp_path / "other.so", "void sum_words(void) {}\n")
-    kept = Cache(str(folder), private=True)
-    key = host_native.NativeLibrary(file_unit(), kept).key()
-    kept.put(key, Path(other).read_bytes())
-    (entry,) = folder.iterdir()
-    with pytest.raises(trial.Unfit, match="it lacks cast_file, look8, "):
-        trial.load(other, file_unit().functions)
-    native = host_native.NativeLibrary(file_unit(), Cache(str(folder), private=True))
-    assert native.library() is None
-    assert not entry.exists()
-    again = host_native.NativeLibrary(file_unit(), Cache(str(folder), private=True), 0)
-    again.library()
-    host_native.finish()
-    library = again.library()
-    assert library is not None
-    assert all(hasattr(library, name) for name in file_unit().functions)
-
-
-def _units() -> dict[str, HostUnit]:
-    src = dtype("FLOAT")
-    rules = [resolve(src, dtype(to)) for to in ("BFLOAT16", "FLOAT8E4M3FN")]
-    return {
-        "files": file_unit(), "casts": cast_unit(rules), "counts": counted_unit(rules),
-        "quotients": quotient_unit(dtype("FLOAT16"), rules[1:]), "equal": equal_unit(),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("unit", _units())
-def test_every_function_of_the_library_is_looked_for(gcc: str, tmp_path: Path, unit: str) -> None:
-    if shutil.which("nm") is None:
-        pytest.skip("no nm")
-    text, made = tmp_path / "unit.cpp", tmp_path / "made.so"
-    text.write_text(_units()[unit].text)
-    subprocess.run(["g++", *host_native._FLAGS, "-Wall", "-Wextra", "-Werror", "-o", str(made), str(text)], check=True)
-    listed = subprocess.run(
-        ["nm", "-D", "--defined-only", str(made)], capture_output=True, text=True, check=True
-    ).stdout
-    names = [line.split()[-1] for line in listed.splitlines()]
-    assert sorted(_units()[unit].functions) == sorted(name for name in names if name[0] != "_")
-
-
-def test_a_library_is_made_only_where_nobody_exchanges_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gcc: str
-) -> None:
-    """By name, in the folder for temporary files: others who may write that could put another one in its place."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for mode, is_made in ((0o777, False), (0o1777, True)):
-        tmp_path.chmod(mode)
-        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-            native = host_native.NativeLibrary(file_unit(), Cache(os.path.join(folder, "native"), private=True), 0)
-            native.library()
-            host_native.finish()
-            assert (native.library() is not None) == is_made
-    assert list(tmp_path.iterdir()) == []
-
-
-# ---- 14, 15, 17: others that wait or are surprised ----
-
-
 @pytest.mark.parametrize("system", ["tells", "does not tell"])
 def test_the_umask_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     """14: it is the whole process's, and other threads make files."""
@@ -390,39 +243,6 @@ def test_new_files_have_the_mode_that_the_umask_leaves(umask: int) -> None:
     code = f"import os; os.umask({umask}); from gpucast.files import atomic; print(atomic.new_mode())\n"
     code += "def no(*_): raise OSError\natomic.open = no\nprint(atomic.new_mode())"
     assert run(code).split() == [str(0o666 & ~umask)] * 2
-
-
-FORK = """
-import os, signal, threading
-from gpucast.codegen.host import file_unit
-from gpucast.native import library as host_native
-from gpucast.compile.cache import Cache
-looking, go = threading.Event(), threading.Event()
-class Slow(Cache):
-    def get(self, key):
-        looking.set()
-        go.wait()
-        return super().get(key)
-    def is_empty(self):
-        return False
-native = host_native.NativeLibrary(file_unit(), Slow(os.environ["FOLDER"]))
-host_native._native = lambda make: native
-threading.Thread(target=host_native.library, args=(file_unit,)).start()
-looking.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(300)  # Should it hang.
-    go.set()
-    print("library", host_native.library(file_unit), flush=True)
-    os._exit(0)
-print("ended", os.waitpid(child, 0)[1])
-go.set()
-"""
-
-
-def test_a_fork_while_a_thread_looks_for_the_library(tmp_path: Path) -> None:
-    """15: the child waited for a thread that it does not have."""
-    assert run(FORK, FOLDER=str(tmp_path / "native")).splitlines() == ["library None", "ended 0"]
 
 
 PIPE = """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caches of kernels and of the host's library with a fault, or a signal, at each call of the system: a program of
+"""The cache of kernels with a fault, or a signal, at each call of the system: a program of
 its own, with the shim preloaded.
 
 Reads cases (JSON) from stdin, each {"what", "how", "share"}; writes for each the runs and what went wrong. A cache that
@@ -17,19 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-import gpucast
-from fuzz import forks, native_cache
+from fuzz import forks
 from fuzz.shim import Shim, numbers
-from gpucast import reference
 from gpucast.compile.cache import Cache
-from gpucast.native.cast import NativeCast
-from gpucast.native.library import NativeLibrary
 
 _KEY, _VALUE = "k" * 64, bytes(range(256)) * 40
-_X = np.linspace(-3, 3, 4096, dtype=np.float32)
-_HALVES = reference.cast(_X, "FLOAT16").tobytes()
 
 
 def _kept(folder: str) -> str:
@@ -40,16 +32,7 @@ def _kept(folder: str) -> str:
     return "" if other.get(_KEY) in (None, _VALUE) else "another value"
 
 
-def _loaded(folder: str) -> str:
-    """Look for the host's library in its cache, and cast, with it and without."""
-    library, out = NativeLibrary(native_cache.UNIT, Cache(folder), worth=1 << 62).library(_X.nbytes), _X.astype("f2")
-    if library is not None:
-        out[:] = 0
-        NativeCast(library, native_cache.RULE)(_X.view(np.uint32), out.view(np.uint16))
-    return "" if {out.tobytes(), gpucast.cast(_X, "FLOAT16").tobytes()} == {_HALVES} else "wrong bits"
-
-
-_WORK: dict[str, Callable[[str], str]] = {"kept": _kept, "loaded": _loaded}
+_WORK: dict[str, Callable[[str], str]] = {"kept": _kept}
 
 
 def run(work: Callable[[str], str], folder: str, shim: Shim, how: str, at: int) -> str:
@@ -70,15 +53,13 @@ def case(what: str, how: str, share: float, shim: Shim) -> dict[str, Any]:
     work, problems = _WORK[what], []
     with tempfile.TemporaryDirectory() as scratch:
         full = str(Path(scratch).resolve() / "full")
-        if what == "loaded":
-            native_cache.fill(Cache(full))
         shim.arm()
-        assert work(full if what == "loaded" else f"{full}.first") == ""
+        assert work(f"{full}.first") == ""
         names = shim.disarm()
         chosen = numbers(names, how)
         chosen = sorted(random.Random(f"{what} {how}").sample(chosen, max(1, round(share * len(chosen)))))
         for at in chosen:
-            folder = full if what == "loaded" else f"{full}.{at}"
+            folder = f"{full}.{at}"
             found = run(work, folder, shim, how, at) or work(folder)
             if not found and what == "kept" and Cache(folder).get(_KEY) != _VALUE:
                 found = "was not kept in the next run"

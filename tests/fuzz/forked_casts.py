@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks of a process whose threads cast, and that look for the host's library: a program of its own.
+"""Forks of a process whose threads cast: a program of its own.
 
 Reads {"forks"} (JSON) from stdin; writes how many casts the threads made, and which children did not end well.
 """
@@ -14,12 +14,8 @@ import threading
 import warnings
 from typing import Any
 
-from fuzz import many_casts, native_cache
-from gpucast.casting import plan_cache
-from gpucast.compile.cache import Cache
-from gpucast.compile.cache_folder import NATIVE, cache_folder
-from gpucast.cpu import compiled
-from gpucast.native import cast, library
+from fuzz import many_casts
+from gpucast.casting import plans
 
 #: Seconds after which a child that hangs is ended by the system.
 _HANGS = 120
@@ -34,22 +30,17 @@ def main(forks: int) -> dict[str, Any]:
                 made[number] += 1
                 if not call.is_right():
                     problems.append(f"thread {number}: wrong bits")
-                cast.find(native_cache.RULE)
 
     problems: list[str] = []
-    native_cache.fill(Cache(os.path.join(cache_folder(), NATIVE)))
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for number in range(forks):
-        # Every plan is made anew, and the library looked for, here and in the children.
-        plan_cache.forget()
-        library._native.cache_clear()
-        compiled.READY.clear()
+        # Every plan is made anew, here and in the children.
+        plans.forget()
         child = os.fork()
         if child == 0:
             signal.alarm(_HANGS)
-            cast.find(native_cache.RULE, 1)
             os._exit(0 if all(call.is_right() for call in calls[number % 7 :: 7]) else 1)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status:

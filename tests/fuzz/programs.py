@@ -25,7 +25,6 @@ def run(program: str, cases: Any, **environment: str) -> Any:
         | {
             "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent)]),
             "OPENBLAS_NUM_THREADS": "1",
-            "GPUCAST_NATIVE": "0",
         }
         | environment,
     )

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import random
 import threading
-from pathlib import Path
 
 from fuzz import many_casts, programs
-from gpucast.casting import plan_cache
+from gpucast.casting import plans
 
 
 def test_threads_on_the_same_caches(exhaustive: bool) -> None:
@@ -20,7 +19,7 @@ def test_threads_on_the_same_caches(exhaustive: bool) -> None:
         for _ in range(rounds):
             order = mine.sample(range(len(calls)), len(calls))
             wrong.extend(at for at in order if not calls[at].is_right())
-            plan_cache.forget()
+            plans.forget()
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -31,10 +30,8 @@ def test_threads_on_the_same_caches(exhaustive: bool) -> None:
     assert wrong == []
 
 
-def test_forks_while_threads_cast(tmp_path: Path, exhaustive: bool) -> None:
-    tmp_path.chmod(0o700)
-    cache = {"GPUCAST_NATIVE": "1", "GPUCAST_CACHE_DIR": str(tmp_path / "cache")}
-    result = programs.run("forked_casts", {"forks": 400 if exhaustive else 20}, **cache)
+def test_forks_while_threads_cast(exhaustive: bool) -> None:
+    result = programs.run("forked_casts", {"forks": 400 if exhaustive else 20})
     programs.noted("forks", casts=result["casts"])
     assert result["problems"] == []
     assert result["casts"] > 100

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import subprocess
@@ -20,15 +19,12 @@ import pytest
 import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray, files
-from gpucast.casting import plan_cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import resolve
-from gpucast.cpu import compiled as host_code
 from host_driver import HostDriver, both_shapes, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from gpucast.interop import torch as gpucast_torch  # noqa: E402
 from gpucast.interop.torch import host as torch_host  # noqa: E402
@@ -993,59 +989,3 @@ def test_modules_of_casts_without_a_gradient() -> None:
     for keywords in ({"saturate": "yes"}, {"to": "float7"}):
         with pytest.raises(TypeError, match="^layers.Cast: "):
             gpucast_torch.Cast(**({"to": "FLOAT"} | keywords))
-
-
-class Compiled:
-    """A cast from FLOAT to FLOAT16 in place of the library's."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def __call__(self, x: Any, out: Any) -> None:
-        np.copyto(out.view(np.float16), x.view(np.float32))
-
-    def quicker(self, run: Any) -> Any:
-        return run
-
-    def of_tensors(self, view: int, empty_like: Any) -> Any:
-        return None
-
-    def at(self, src: int, dst: int, size: int) -> None:
-        self.sizes.append(size)
-        self(
-            *(np.frombuffer((ctypes.c_uint8 * (n * size)).from_address(at), np.uint8) for at, n in ((src, 4), (dst, 2)))
-        )
-
-
-def test_plain_tensors_of_the_host_take_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = Compiled()
-    plan_cache.forget()
-    monkeypatch.setattr(host_code, "READY", {resolve(dtype("FLOAT"), dtype("FLOAT16")): code})
-    x = torch.linspace(-3, 3, 6).reshape(2, 3)
-    for to in ("FLOAT16", dtype("FLOAT16"), torch.float16):
-        y = gpucast.cast(x, to)
-        assert y.dtype is torch.float16
-        assert torch.equal(y, x.to(torch.float16))
-    with torch.inference_mode():
-        assert gpucast.cast(x, "FLOAT16").is_inference()
-    assert code.sizes == [6, 6, 6, 6]
-    code.sizes.clear()
-    assert gpucast.cast(x.clone().requires_grad_(), "FLOAT16").requires_grad
-    assert torch.equal(gpucast.cast(x.T, "FLOAT16"), x.T.to(torch.float16))
-    assert torch.equal(gpucast.cast(x, "FLOAT16", scale=2.0), (2 * x).to(torch.float16))
-    assert torch.func.vmap(lambda row: gpucast.cast(row, "FLOAT16"))(x).shape == x.shape
-    assert gpucast.cast(torch.empty(2, 3, device="meta"), "FLOAT16").is_meta
-    assert gpucast.cast(torch.empty(0), "FLOAT16").shape == (0,)
-    # Zeros that have no memory.
-    assert torch.equal(gpucast.cast(torch._efficientzerotensor(3), "FLOAT16"), torch.zeros(3, dtype=torch.float16))
-    seen = []
-
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(function.name())
-            return function(*args, **(kwargs or {}))
-
-    with Mode():
-        gpucast.cast(x, "FLOAT16")
-    assert "gpucast::cast" in seen
-    assert code.sizes == []

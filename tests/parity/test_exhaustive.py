@@ -9,7 +9,7 @@ import pytest
 import exact
 from codes import assert_codes, codes_of, every_code
 from gpucast.core.dtypes import DType
-from gpucast.cpu import lanes
+from gpucast.host import numbers
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 from gpucast.reference import casting as reference
 
@@ -22,6 +22,6 @@ def test_every_code(src: DType, dst: DType) -> None:
     for rule in rules(src, dst):
         wanted = np.array(exact.cast_codes(codes, rule), dtype=np.uint64)
         got = np.empty(x.shape, dst.numpy)
-        lanes.apply(x, rule, got)
+        numbers.into(x, rule, got)
         for name, result in (("reference", reference.apply(x, rule)), ("host", got)):
             assert_codes(codes_of(result, dst), wanted, (name, rule), codes)

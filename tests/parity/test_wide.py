@@ -9,7 +9,7 @@ import pytest
 import exact
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DType
-from gpucast.cpu import lanes
+from gpucast.host.numbers import into
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import casting as reference
@@ -25,7 +25,7 @@ def test_hard_values(src: DType, dst: DType, exhaustive: bool) -> None:
     for rule in rules(src, dst):
         wanted = codes if src is dst else np.array([exact.cast(number, rule) for number in numbers], dtype=np.uint64)
         got = np.empty(x.shape, dst.numpy)
-        lanes.apply(x, rule, got)
+        into(x, rule, got)
         for name, result in (("reference", reference.apply(x, rule)), ("host", got)):
             assert_codes(codes_of(result, dst), wanted, (name, rule), codes)
 

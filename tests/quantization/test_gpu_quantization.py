@@ -16,8 +16,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Parts
 from gpucast.core.random import Random
-from gpucast.quantization import Quantized, quantize
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import Quantized, host, quantize
 from gpucast.reference import quantize as reference
 from quantization_cases import ALL, same
 

@@ -11,8 +11,7 @@ import pytest
 
 from bench import host_quantize as bench
 from gpucast import cast, dtype
-from gpucast.quantization import FORMATS
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import FORMATS, host
 from quantization_cases import Array
 
 

@@ -14,7 +14,7 @@ import pytest
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import host
 from gpucast.reference import quantize as reference
 from quantization_cases import ALL, LENGTH, Array, beside_midpoints, matrix, rows, same
 
@@ -75,16 +75,16 @@ def test_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["float8e4m3fn_128x128", "float8e5m2_1x128", "mxfp4", "nvfp4", "int4_zp_128"])
-def test_blocks_longer_than_a_box(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Boxes of a few elements cut blocks in every direction."""
-    from gpucast.quantization.cpu import block_grid
+def test_blocks_longer_than_a_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls for a few elements cut blocks, along rows and across them."""
+    from gpucast.host import blocks
 
     format = ALL[name]
     x = np.random.default_rng(2).standard_normal((131, 150)).astype(np.float32)
     x[7, 9], x[130, 149] = np.nan, np.inf
     expected = [host.quantize(x, format, axis=axis) for axis in (0, 1)]
     check(x, format, 1)
-    monkeypatch.setattr(block_grid, "ELEMENTS", 50)
+    monkeypatch.setattr(blocks, "_PIECE", 50)
     for axis in (0, 1):
         found = host.quantize(x, format, axis=axis)
         for part in ("data", "scales", "zero_points", "global_scale"):
@@ -121,10 +121,10 @@ def test_products_of_scales_below_the_normal_floats() -> None:
 
 
 @pytest.mark.parametrize("block", ["tensor", "axis"])
-def test_many_boxes(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpucast.quantization.cpu import block_grid
+def test_many_pieces(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpucast.host import blocks
 
-    monkeypatch.setattr(block_grid, "ELEMENTS", 64)
+    monkeypatch.setattr(blocks, "_PIECE", 64)
     for element in ("float8e4m3fn", "uint4_zp"):
         x = matrix(ALL[f"{element}_{block}"], "FLOAT")
         for axis in (0, 1):

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gpucast.core.formats import FORMATS, Format
-from gpucast.quantization.cpu import block_grid
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid
 
 SHAPES = ((70,), (5, 70), (70, 5), (129, 130), (3, 40, 1), (2, 33, 35), (1, 1, 1), (2, 1, 16), (4, 3, 17, 2))
 SOME = [FORMATS[name] for name in ("int8_tensor", "int8_axis", "mxfp4", "nvfp4", "int4_128", "float8e4m3fn_1x128")]
@@ -35,20 +34,3 @@ def test_every_element_is_in_its_block(format: Format, shape: tuple[int, ...], a
     assert grid.size == math.prod(counts) == math.prod(format.scales_shape(shape, axis))
     assert grid.largest == math.prod(lengths)
     assert grid.splits_outer == isinstance(format.block, tuple)
-
-
-@pytest.mark.parametrize("format", SOME, ids=str)
-def test_tiles_hold_each_element_once(format: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_grid, "ELEMENTS", 40)
-    for shape in ((70, 33), (2, 33, 35)):
-        grid = BlockGrid.of(format, shape, 1)
-        indices = np.arange(math.prod(shape)).reshape(grid.shape)
-        blocks = np.arange(grid.size).reshape(grid.counts)
-        seen = []
-        for tile in block_grid.tiles(grid):
-            here = indices[tile.elements]
-            assert here.size <= 40
-            seen.append(here.reshape(-1))
-            spread = np.broadcast_to(block_grid.spread(blocks, tile), here.reshape(tile.split).shape)
-            assert np.array_equal(spread.reshape(-1), grid.block_of(here.reshape(tile.split).reshape(-1)))
-        assert np.array_equal(np.sort(np.concatenate(seen)), np.arange(math.prod(shape)))

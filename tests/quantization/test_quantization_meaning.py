@@ -12,7 +12,7 @@ import pytest
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS, Format
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import host
 from gpucast.reference import quantize as reference
 from quantization_cases import matrix, same
 

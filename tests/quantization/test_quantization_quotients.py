@@ -20,7 +20,7 @@ from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 from gpucast.parity.host_build import HostKernels
 from gpucast.quantization import FORMATS
-from gpucast.quantization.cpu.blocks import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec, divide_by
 
 #: Below sm_89 no conversion to float8, below sm_100a none to float4.

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from gpucast import quantize
-from gpucast.quantization import Format
-from gpucast.quantization.cpu import quantize as host
+from gpucast.quantization import Format, host
 from gpucast.reference import casting as reference
 from host_driver import HostDriver, download, installed, upload
 from quantization_cases import ALL, Array

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.arrays.chunks import spans
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport, relative
 from gpucast.checkpoints.losses import limits as loss
 from gpucast.core.dtypes import dtype
-from gpucast.arrays.chunks import spans
 from gpucast.files.tensor import Array
 
 #: Elements that are examined at a time, so that their float64 values stay in the processor's cache.

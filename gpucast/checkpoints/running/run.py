@@ -16,7 +16,7 @@ from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.gathering import Opened, opened
 from gpucast.checkpoints.planning.identity import Stamp
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
+from gpucast.checkpoints.planning.tensors import TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.running.staging import Staging
@@ -25,8 +25,6 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
-from gpucast.core.options import Options as CastOptions
-from gpucast.core.rule import resolve
 from gpucast.files import FileError, Spec, Tensor
 from gpucast.files.tensor import Array
 
@@ -216,7 +214,6 @@ class _Run:
     def _convert(self, file: FilePlan, source: Opened, part: BinaryIO, changed: list[int]) -> None:
         assert file.tensors is not None
         out = self._plan.target if self._plan.single else file.name
-        if self._options.device in (None, "cpu"):
         planned = list(zip(source.tensors, file.tensors, source.planners, strict=True))
         specs = {tensor.name: planner.plan(tensor, out)[1] for tensor, _, planner in planned}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpucast.casting import plans
-from gpucast.core.dtypes import DType, dtype
+from gpucast.core.dtypes import DType
 from gpucast.core.options import Options, destination
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import loops

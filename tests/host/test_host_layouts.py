@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host path beside the reference: layouts, chunks, threads, memory, and its own lanes. (Every code of the narrow
-types, and the hard values of the wide ones, are in test_exhaustive.py and test_wide.py.)"""
+"""Casts of the host beside the reference: layouts, sizes, threads and memory. (Every code of the narrow types, and the
+hard values of the wide ones, are in test_exhaustive.py and test_wide.py.)"""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import pytest
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.cpu import chunks, integers, lanes, tables
+from gpucast.host import numbers
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import casting as reference
 
 ROWS = {row.name: row for row in DTYPES}
-#: One pair at least for every lane.
+#: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 4.
+BLOCK = 1 << 13
+#: One pair at least for every kind of loop.
 PAIRS = [
     ("FLOAT", "FLOAT"), ("INT4", "INT4"), ("BOOL", "BOOL"), ("UINT8", "INT8"), ("INT64", "INT16"), ("INT8", "INT4"),
     ("FLOAT", "BOOL"), ("FLOAT16", "BOOL"), ("FLOAT8E8M0", "BOOL"), ("FLOAT8E4M3FNUZ", "BOOL"), ("INT2", "BOOL"),
@@ -57,7 +59,7 @@ def check(x: np.ndarray, rule: CastRule, out: np.ndarray | None = None) -> None:
     if out is None:
         out = np.empty(x.shape, rule.dst.numpy)
     before = x.tobytes()
-    lanes.apply(x, rule, out)
+    numbers.into(x, rule, out)
     assert x.tobytes() == before
     # `out` may be of swapped bytes.
     got = np.array(out).astype(rule.dst.numpy, copy=False)
@@ -123,13 +125,13 @@ def test_unaligned_out(rule: CastRule) -> None:
 @pytest.mark.parametrize("extra", [-1, 0, 1])
 def test_chunk_boundaries(rule: CastRule, extra: int) -> None:
     # The same codes at every place of a chunk; those of the whole array come from one chunk's.
-    part = sample(rule.src, chunks.CHUNK // 4)
+    part = sample(rule.src, BLOCK // 4)
     wanted = reference.apply(part, rule).view(rule.dst.code_numpy)
-    for size in (chunks.CHUNK + extra, 4 * chunks.CHUNK + extra):
+    for size in (BLOCK + extra, 4 * BLOCK + extra):
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
         for source in (x, np.repeat(x, 2)[::2]):
             out = np.empty(size, rule.dst.numpy)
-            lanes.apply(source, rule, out)
+            numbers.into(source, rule, out)
             assert np.array_equal(out.view(rule.dst.code_numpy), np.resize(wanted, size))
 
 
@@ -146,28 +148,9 @@ def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) 
     ordinary = reference.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
     few = np.resize(ordinary, 20 * min(codes.size, 2000))
     few[::20] = codes[: few.size // 20]
-    x = np.concatenate([codes, np.resize(ordinary, chunks.CHUNK), few]).view(src.numpy)
+    x = np.concatenate([codes, np.resize(ordinary, BLOCK), few]).view(src.numpy)
     for rule in rules(src, dst, [28]):
         check(x, rule)
-
-
-@pytest.mark.parametrize("src", ["BFLOAT16", "FLOAT", "DOUBLE"])
-def test_without_the_processors_minimum(src: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processors give other integers for NaN and floats out of range; the lane must not trust any."""
-    monkeypatch.setattr(integers, "invalid_gives_minimum", lambda carrier: False)
-    for dst in NUMERIC:
-        if dst.family == "int":
-            wide = ROWS[src].bits > 16
-            codes = hard_values.codes(ROWS[src], dst, seed=4, share=1 / 16, random=500) if wide else np.arange(1 << 16)
-            codes = codes.astype(ROWS[src].code_numpy)
-            check(np.resize(codes, 2 * codes.size).view(ROWS[src].numpy), resolve(ROWS[src], dst))
-
-
-def test_bool_where_subnormals_read_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not lanes._subnormals_are_zero()
-    monkeypatch.setattr(lanes, "_subnormals_are_zero", lambda: True)
-    for src in ("FLOAT", "DOUBLE"):
-        check(sample(ROWS[src], 3000), resolve(ROWS[src], ROWS["BOOL"]))
 
 
 def test_many_nans(rule: CastRule) -> None:
@@ -183,15 +166,13 @@ def test_callers_errstate_is_left_alone(rule: CastRule) -> None:
         for size in (7, 5000):
             x = sample(rule.src, size)
             out = np.empty(size, rule.dst.numpy)
-            lanes.apply(x, rule, out)
-            lanes.apply(x[::2], rule, out[::2])
+            numbers.into(x, rule, out)
+            numbers.into(x[::2], rule, out[::2])
         assert np.geterr() == state
 
 
 def test_threads() -> None:
-    """Many threads with other rules and cold tables: the same bits as alone."""
-    for table in (tables.by_code, tables.by_pair, tables.by_leading_bits):
-        table.cache_clear()
+    """Many threads with other rules: the same bits as alone."""
     work = []
     for number, (src, dst) in enumerate(PAIRS):
         rule = resolve(ROWS[src], ROWS[dst])
@@ -202,7 +183,7 @@ def test_threads() -> None:
     def run(first: int) -> None:
         barrier.wait()
         for x, rule, out in work[first::8]:
-            lanes.apply(x, rule, out)
+            numbers.into(x, rule, out)
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(8)]
     for thread in threads:
@@ -217,28 +198,11 @@ def test_extra_memory_is_bounded(rule: CastRule) -> None:
     x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source, result in ((x, out), (x[::-1], out)):
-        lanes.apply(source, rule, result)  # Its tables are kept, and not counted here.
+        numbers.into(source, rule, result)
         tracemalloc.start()
         try:
-            lanes.apply(source, rule, result)
+            numbers.into(source, rule, result)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        # A dozen arrays of one chunk, where every element of it has to be mended; x alone may have 256.
-        assert peak < 12 * 8 * chunks.CHUNK, peak
-
-
-def test_kept_tables_are_bounded() -> None:
-    for src in NUMERIC:
-        for dst in NUMERIC:
-            rule = resolve(src, dst)
-            if lanes.table_driven(rule):
-                assert tables.by_code(rule).nbytes <= 1 << 19
-    info = tables.by_code.cache_info()
-    assert info.currsize == info.maxsize == tables.KEPT == tables.by_pair.cache_info().maxsize
-
-
-def test_tables_cannot_be_written() -> None:
-    table = tables.by_code(resolve(ROWS["FLOAT8E5M2"], ROWS["FLOAT16"]))
-    with pytest.raises(ValueError, match="read-only"):
-        table[0] = 1
+        assert peak < 1 << 16, peak

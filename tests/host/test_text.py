@@ -15,12 +15,12 @@ from numpy.dtypes import StringDType
 import exact
 from codes import every_code, random_codes
 from decimals import boundaries, text_of
+from gpucast.arrays.chunks import CHUNK
 from gpucast.core import text as strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.cpu import text as host_strings
-from gpucast.cpu.chunks import CHUNK
+from gpucast.host import text as host_strings
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 from gpucast.reference import casting as reference
 

@@ -30,12 +30,20 @@ COPY pyproject.toml ./
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip install -r pyproject.toml --extra bench --extra "cuda${CUDA}" ${RIVALS}
 
-FROM packages AS test
-# The tests build the kernels for the host, too.
+FROM packages AS compiler
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
+
+# The host's loops, for every level of processors.
+FROM compiler AS host
+COPY kernels kernels
+COPY gpucast gpucast
+RUN python -m gpucast.host.build --levels all
+
+# The tests build the kernels for the host, too.
+FROM compiler AS test
 ARG CUDA
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip install -r pyproject.toml --extra test --extra "cuda${CUDA}"
@@ -53,6 +61,7 @@ FROM packages AS bench
 COPY README.md LICENSE ./
 COPY --chmod=755 kernels kernels
 COPY --chmod=755 gpucast gpucast
+COPY --chmod=755 --from=host /gpucast/gpucast/_host.abi3.so gpucast/_host.abi3.so
 # What is compiled ahead of time: all casts between these types. Other kernels are compiled when they are first needed.
 ARG TYPES="FLOAT FLOAT16 BFLOAT16 FLOAT8E4M3FN FLOAT8E5M2 FLOAT4E2M1 INT8 INT4"
 ARG ARCHS="sm_80 sm_90 sm_100a"
@@ -63,7 +72,7 @@ ARG WARMUP=""
 ENV GPUCAST_CACHE_READ=/var/cache/gpucast
 # hadolint ignore=SC2086
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv pip install --no-deps --editable . \
+    GPUCAST_NO_HOST=1 uv pip install --no-deps --editable . \
     && GPUCAST_CACHE_DIR="${GPUCAST_CACHE_READ}" gpucast warmup --types ${TYPES} --arch ${ARCHS} ${WARMUP} \
     && chmod -R u=rwX,go=rX "${GPUCAST_CACHE_READ}" \
     && install --directory --mode=1777 /var/cache/gpucast-users /results

@@ -4,14 +4,15 @@
 Needs nothing but Python 3.10 with venv and pip. It makes `.venv` in the checkout (or uses the one that is there),
 installs gpucast into it with what the job needs, and runs the job with it. CuPy and the CUDA compiler are installed for
 the CUDA major that the NVIDIA driver runs; without a driver the demonstration does without them, while the tests, which
-compile every kernel, take those of CUDA 12. The tests also compile the kernels for the host: where there is no C++
-compiler, they bring along the one in the ziglang wheel.
+compile every kernel, take those of CUDA 12. The installation compiles the host's loops: where there is no C++ compiler,
+the one in the ziglang wheel is installed first.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,9 +40,13 @@ def main(argv: list[str]) -> int:
         return 2
     extra, command = JOBS[argv[0]]
     python = environment(ROOT / ".venv")
-    compiler = compiler_extra() if argv[0] == "test" else []
-    extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]]), *compiler])
-    print(f"installing gpucast[{extras}] into .venv ...", flush=True)
+    variables = dict(os.environ)
+    if not has_compiler():
+        print("there is no C++ compiler: installing the one in the ziglang wheel into .venv ...", flush=True)
+        if (command_of := compiler(python)) is not None:
+            variables["CXX"] = command_of
+    extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]])])
+    print(f"installing gpucast[{extras}] into .venv, and compiling its loops (a minute or two) ...", flush=True)
     install = [
         python,
         "-m",
@@ -52,7 +57,7 @@ def main(argv: list[str]) -> int:
         "--editable",
         f"{ROOT}[{extras}]",
     ]
-    if subprocess.run(install, check=False).returncode:
+    if subprocess.run(install, check=False, env=variables).returncode:
         print("the installation failed; see above", file=sys.stderr)
         return 1
     return subprocess.run([python, *command, *argv[1:]], check=False).returncode
@@ -81,10 +86,19 @@ def cuda_extra() -> list[str]:
     return [] if driver is None or driver.cuda < (12, 0) else [module.extra(driver.cuda)]
 
 
-def compiler_extra() -> list[str]:
-    """The extra with a C++ compiler, for a machine without one."""
-    is_there = os.environ.get("CXX") or any(map(shutil.which, ("g++", "clang++", "c++")))
-    return [] if is_there else ["compiler"]
+def has_compiler() -> bool:
+    return bool(os.environ.get("CXX")) or any(map(shutil.which, ("g++", "clang++", "c++")))
+
+
+def compiler(python: str) -> str | None:
+    """Install the compiler in the ziglang wheel; its command, or None where that failed."""
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "ziglang>=0.13"]
+    if subprocess.run(install, check=False).returncode:
+        return None
+    # By its path: "-m ziglang" would first look in the current folder.
+    where = "import importlib.util; print(importlib.util.find_spec('ziglang').origin)"
+    found = subprocess.run([python, "-I", "-c", where], capture_output=True, text=True, check=True).stdout.strip()
+    return shlex.join([python, str(Path(found).with_name("__main__.py")), "c++"])
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
+from gpucast.casting.plans import is_lasting
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
@@ -195,6 +196,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
     device, key = first.source.device, _key(given, outs, dst, options, finite)
     if (
         device is None
+        or not is_lasting(*options[:5])
         or dst.family == "string"
         or len(used) < 2
         or any(item.source.device != device or item.adapter is not first.adapter for item in items)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.batch_item import BatchItem
+from gpucast.casting import plans
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
-from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.host.module import MODULE
 
@@ -47,12 +47,12 @@ def run(given: list[Any], outs: list[Any] | None, dst: DType, options: Options, 
         return None
     try:
         fused = _fused(options, finite)
-        plans = None if fused is None else _PLANS.get(_key(type(given[0]), dst, options, fused))
+        of_kind = None if fused is None else _PLANS.get(_key(type(given[0]), dst, options, fused))
     except Exception:  # The checked path tells what is wrong.
         return None
-    if fused is None or plans is None:
+    if fused is None or of_kind is None:
         return None
-    return RUNS[type(given[0])](plans, given, outs, dst, fused)
+    return RUNS[type(given[0])](of_kind, given, outs, dst, fused)
 
 
 def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) -> None:
@@ -63,18 +63,24 @@ def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) 
     if fused is None:
         return
     kind = type(items[0].given)
+    if not plans.is_lasting(*options[:5]):
+        return
     if len(_PLANS) >= _KEPT:
         _PLANS.clear()
-    plans = _PLANS.setdefault(_key(kind, dst, options, fused), {})
+    of_kind = _PLANS.setdefault(_key(kind, dst, options, fused), {})
     for item in items:
-        if type(item.given) is kind and item.source.device is None and _is_plain(item.rule, item):
-            plans[item.given.dtype] = MODULE.plan(
+        if type(item.given) is kind and _is_plain(item):
+            of_kind[item.given.dtype] = MODULE.plan(
                 item.rule, True, None, item.rule.src.numpy, dst.numpy, loops.work(item.rule, fused)
             )
 
 
-def _is_plain(rule: CastRule, item: BatchItem) -> bool:
-    return rule.src.family != "string" and not item.source.packed and bool(item.source.data.dtype.isnative)
+def _is_plain(item: BatchItem) -> bool:
+    source = item.source
+    # Objects may be numbers, of which another array was made.
+    if source.device is not None or source.packed or not (item.adapter or item.given is source.array):
+        return False
+    return item.rule.src.family != "string" and bool(source.data.dtype.isnative) and loops.has(item.rule)
 
 
 def _fused(options: Options, finite: Any) -> FusedInputs | None:

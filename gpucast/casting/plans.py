@@ -102,14 +102,14 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, run: Callable[..., A
     raises what an allocation or a launch raises, no more. That of a fused cast is
     ``run(x, out, seed, offset, scale, amax)``. None: the module does it, for NumPy's arrays.
     """
-    if options.versions is not CAST_VERSIONS or not _is_lasting(x.dtype, to, *options[:5]):
+    if options.versions is not CAST_VERSIONS or not is_lasting(x.dtype, to, *options[:5]):
         return
     if rule.src not in DTYPES or rule.dst not in DTYPES:
         return
     changes = rule.src is not rule.dst
     if run is not None:
         plan = _CACHE.plan(rule, changes, run, None, None, None)
-    elif MODULE is not None:
+    elif MODULE is not None and loops.has(rule):
         plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule))
     else:
         return
@@ -117,7 +117,7 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, run: Callable[..., A
     _CACHE.keep(x, to, *options[:12], plan)
 
 
-def _is_lasting(*values: Any) -> bool:
+def is_lasting(*values: Any) -> bool:
     """Whether no value can come to mean something else: none can change."""
     return all(
         isinstance(value, (type, np.dtype, DType))

@@ -64,7 +64,7 @@ class Quotients(ctypes.Structure):
     """How quotients become codes. Functions are addresses, 0 for none."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("cast", "cast_at_random", "first", "seed", "offset")),
+        *((name, ctypes.c_uint64) for name in ("cast", "cast_at_random", "first", "seed", "first_block", "skip")),
         ("to", Integers),
     )
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from gpucast.codegen.host import HostUnit, units
 from gpucast.compile import cxx
+from gpucast.host.module import MISSING
 
 #: The levels of each processor, the best first: the compiler's option, and flags that Linux shows for all of a level.
 LEVELS = {
@@ -51,6 +52,10 @@ _CLANG_FLAGS = (
     "-Wno-undefined-internal",
     "-Wno-undefined-inline",
 )
+
+
+#: Where Python looks for the module.
+_TARGET = MISSING.with_name("_host.abi3.so")
 
 
 class BuildError(RuntimeError):
@@ -207,25 +212,40 @@ def _numpy_headers() -> str:
     return numpy.get_include()
 
 
-def target() -> Path:
-    """Where Python looks for the module."""
-    return Path(__file__).resolve().parents[1] / "_host.abi3.so"
+def build_or_say_why(levels: str = "") -> bool:
+    """Build the module where Python looks for it. Where that fails, say why, here and later in `gpucast info`, and
+    return False."""
+    levels = levels or os.environ.get("GPUCAST_HOST_LEVELS") or "native"
+    is_left_out = os.environ.get("GPUCAST_NO_HOST") == "1"
+    if is_left_out and _TARGET.exists():
+        # Built elsewhere, as that of the Docker image is.
+        return True
+    MISSING.unlink(missing_ok=True)
+    try:
+        if is_left_out:
+            raise BuildError("it was installed with GPUCAST_NO_HOST=1")
+        build(_TARGET, _chosen(levels))
+        return True
+    except BuildError as error:
+        _TARGET.unlink(missing_ok=True)
+        MISSING.write_text(f"{error}\n", encoding="utf-8")
+        print(f"gpucast: casts on the host will be slow, because its loops were not built: {error}", file=sys.stderr)
+        print(f"gpucast: to build them, run: {sys.executable} -m gpucast.host.build", file=sys.stderr)
+        return False
+
+
+def _chosen(levels: str) -> list[str]:
+    known = list(LEVELS.get(_MACHINE, {}))
+    chosen = native_levels() if levels == "native" else known if levels == "all" else levels.split(",")
+    if unknown := [level for level in chosen if level not in known]:
+        raise BuildError(f"levels {','.join(unknown)} are not known here; expected native, all or of {', '.join(known)}")
+    return chosen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpucast.host.build", description="Build gpucast._host.")
-    parser.add_argument("--levels", default="native", help="native (the default), all, or names such as x86-64-v3")
-    asked = parser.parse_args(argv).levels
-    known = list(LEVELS.get(_MACHINE, {}))
-    levels = native_levels() if asked == "native" else known if asked == "all" else asked.split(",")
-    if unknown := [level for level in levels if level not in known]:
-        parser.error(f"--levels {','.join(unknown)} is not known here; expected native, all or of {', '.join(known)}")
-    try:
-        build(target(), levels)
-    except BuildError as error:
-        print(f"gpucast: the host's loops were not built: {error}", file=sys.stderr)
-        return 1
-    return 0
+    parser.add_argument("--levels", default="", help="native (the default), all, or names such as x86-64-v3")
+    return 0 if build_or_say_why(parser.parse_args(argv).levels) else 1
 
 
 if __name__ == "__main__":

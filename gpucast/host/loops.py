@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gpucast.codegen.cast import kernel_name
-from gpucast.core.dtypes import DType, dtype
+from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs, Scaling
-from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic, resolve
 from gpucast.host.module import MODULE
 
@@ -38,7 +37,10 @@ class Work(ctypes.Structure):
     """`Work` of ``kernels/host/work.hpp``."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64) for name in ("kind", "function", "seed", "offset", "wants_largest", "wants_finite")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("kind", "function", "seed", "first", "skip", "wants_largest", "wants_finite")
+        ),
         ("fused", Fused),
     )
 
@@ -69,7 +71,7 @@ def plain(rule: CastRule) -> bytes:
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
     (`gpucast.casting.fused.fused_rule`)."""
-    if fused is None or fused == _NOTHING:
+    if fused is None or all(given is None for given in fused):
         return plain(rule)
     looks = fused.amax is not None, fused.finite is not None
     made = Work.from_buffer_copy(_template(rule, fused.scaling, *looks))
@@ -77,11 +79,9 @@ def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
         made.fused.scale = fused.scale
     if fused.random is not None:
         made.seed = made.fused.seed = fused.random.seed
-        made.offset = fused.random.offset
+        # The offset of one of several arrays may have more than 64 bits.
+        made.first, made.skip = divmod(fused.random.offset, 4)
     return bytes(made)
-
-
-_NOTHING = FusedInputs()
 
 
 @lru_cache(maxsize=4096)
@@ -103,7 +103,10 @@ def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> byt
         product, cast = _FLOATS, 0
     return bytes(
         Work(
-            _FUSED, find("cast_fused"), 0, 0, amax, finite,
+            _FUSED, find("cast_fused"),
+            0,
+            0,
+            0, amax, finite,
             Fused(
                 floats, doubles, 0 if is_random else cast, cast if is_random else 0,
                 src.code_numpy.itemsize, rule.dst.code_numpy.itemsize, 0.0, 0, product, is_exact,
@@ -116,11 +119,9 @@ def _unless_same(rule: CastRule) -> int:
     return 0 if rule.src is rule.dst else function_of(rule)
 
 
-def with_random(rule: CastRule, random: Random | None) -> bytes:
-    """The work of a cast that may round at random, and fuses nothing else."""
-    return work(rule, None if random is None else FusedInputs(random=random))
-
-
-def is_known(kind: DType) -> bool:
-    """Whether the module has loops from and to a type."""
-    return kind.family != "string"
+def has(rule: CastRule) -> bool:
+    """Whether the module has a loop for a rule. It has none for dtypes that came after it was built."""
+    try:
+        return function_of(rule) != 0
+    except LookupError:
+        return False

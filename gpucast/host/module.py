@@ -47,13 +47,13 @@ def status() -> str:
     return f"slow, by the reference: {_reason()}"
 
 
-def say_slow() -> None:
-    """Warn, once in a process, that the reference does the work."""
+def say_slow(reason: str = "") -> None:
+    """Warn, once in a process, that the reference does the work. `reason`: where the module is there, but cannot."""
     global _is_said  # noqa: PLW0603 (once in a process)
     if not _is_said:
         _is_said = True
         warnings.warn(
-            f"gpucast: casts on the host are slow, by the reference: {_reason()}", SlowHostWarning, stacklevel=2
+            f"gpucast: casts on the host are slow, by the reference: {reason or _reason()}", SlowHostWarning, stacklevel=2
         )
 
 

@@ -26,7 +26,14 @@ def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> 
         say_slow()
         by_reference.into(x, rule, out, fused)
         return
-    work = loops.work(rule, fused)
+    if not x.size:
+        return
+    try:
+        work = loops.work(rule, fused)
+    except LookupError as error:
+        say_slow(str(error.args[0]))
+        by_reference.into(x, rule, out, fused)
+        return
     src, src_bits = _bytes_of(x)
     dst, dst_bits = _bytes_of(out)
     largest, finite = MODULE.cast(work, src, src_bits, dst, dst_bits, x.size)

@@ -216,8 +216,7 @@ def _divide(
         cast if random is None else 0,
         0 if random is None else cast,
         source.ctypes.data,
-        0 if random is None else random.seed,
-        0 if random is None else random.offset,
+        *((0, 0, 0) if random is None else (random.seed, *divmod(random.offset, 4))),
         blocks.Integers(int(element.min), int(element.max), element.code_mask),
     )
     blocks.each_run(blocks.find(f"divide_{_name(source)}"), source, data, _grid(grid), of_blocks, how)

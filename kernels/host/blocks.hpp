@@ -356,12 +356,12 @@ struct Divisor {
 };
 
 // How quotients become codes: integers, or by a cast from DOUBLE, at random or not. `first` is where the array begins,
-// whose elements have the words from `offset` on.
+// whose elements have the words from those of the block `first_block` on, behind `skip` of them.
 struct Quotients {
     CastArray* cast;
     CastAtRandom* cast_at_random;
     const u8* first;
-    u64 seed, offset;
+    u64 seed, first_block, skip;
     Integers to;
 };
 
@@ -390,8 +390,8 @@ void divide(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, v
             }
         }
         if (how.cast_at_random) {
-            const u64 behind = how.offset % 4 + place + start;
-            how.cast_at_random(q, dst + start, count, how.seed, how.offset / 4 + behind / 4, behind % 4);
+            const u64 behind = how.skip + place + start;
+            how.cast_at_random(q, dst + start, count, how.seed, how.first_block + behind / 4, behind % 4);
         } else if (how.cast) {
             how.cast(q, dst + start, count);
         } else {

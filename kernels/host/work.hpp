@@ -38,7 +38,8 @@ enum class WorkKind : u64 { plain, at_random, fused };
 struct Work {
     WorkKind kind;
     void (*function)();
-    u64 seed, offset;
+    // The random words begin in the block `first`, behind `skip` of its words.
+    u64 seed, first, skip;
     u64 wants_largest, wants_finite;
     Fused fused;
 
@@ -51,12 +52,11 @@ struct Work {
             reinterpret_cast<CastArray*>(function)(from, to, n);
             return;
         }
-        // The words of blocks have numbers of more than 64 bits.
-        const u64 behind = offset % 4 + index, first = offset / 4 + behind / 4, skip = behind % 4;
+        const u64 behind = skip + index, block = first + behind / 4, within = behind % 4;
         if (kind == WorkKind::at_random) {
-            reinterpret_cast<CastAtRandom*>(function)(from, to, n, seed, first, skip);
+            reinterpret_cast<CastAtRandom*>(function)(from, to, n, seed, block, within);
         } else {
-            reinterpret_cast<CastFused*>(function)(&fused, from, to, n, first, skip,
+            reinterpret_cast<CastFused*>(function)(&fused, from, to, n, block, within,
                                                    wants_largest ? &found->largest : nullptr,
                                                    wants_finite ? &found->finite : nullptr);
         }

@@ -264,6 +264,8 @@ def test_value_refuses_what_is_no_code() -> None:
             getattr(gpucast.dtype("FLOAT4E2M1"), what)
 
 
+# The module has been built without these rows: until it is built again, the reference does the work, and says so.
+@pytest.mark.filterwarnings("ignore::gpucast.core.errors.SlowHostWarning")
 @pytest.mark.parametrize("row", EXTRA, ids=str)
 def test_a_format_is_one_row(row: DType) -> None:
     with pytest.raises(TypeError):

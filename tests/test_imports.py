@@ -19,8 +19,7 @@ PACKAGE = Path(gpucast.__file__).parent
 LAYERS = (
     ("core",),
     ("reference", "arrays", "codegen", "compile"),
-    ("cpu", "gpu"),
-    ("native",),
+    ("host", "gpu"),
     ("casting", "files"),
     ("quantization", "mixed", "layers"),
     ("interop", "parity"),
@@ -34,6 +33,7 @@ PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gp
 
 #: Modules that know less than their folder may.
 NARROW = {
+    "core.arithmetic": set(),
     "core.checks": set(),
     "core.dtypes.table": set(),
     "core.dtypes.lookup": {"core.dtypes.table"},
@@ -48,6 +48,7 @@ NARROW = {
     "core.random": {"core.checks", "core.rule"},
     "reference.rounding": {"core.dtypes"},
     "reference.casting": {
+        "core.arithmetic",
         "core.dtypes",
         "core.options",
         "core.random",
@@ -55,26 +56,30 @@ NARROW = {
         "core.text",
         "reference.rounding",
     },
-    "reference.quantize": {"core.dtypes", "core.formats", "reference.casting"},
+    "reference.quantize": {"core.arithmetic", "core.dtypes", "core.formats", "reference.casting"},
     "arrays.bitpacking": set(),
     "codegen.cast": {"core.dtypes", "core.options", "core.rule"},
     "codegen.strides": {"codegen.cast"},
     "gpu.devices": {"core.errors", "gpu", "gpu.driver"},
 }
+#: The extension module, which imports nothing of ours.
+EXTENSION = "gpucast._host"
 #: Folders that must not see each other even through a third: what they say of a cast is evidence for one another.
 STRANGERS = [
-    ("reference", "cpu"), ("reference", "gpu"), ("reference", "codegen"),
-    ("cpu", "reference"), ("cpu", "codegen"), ("codegen", "reference"), ("codegen", "cpu"),
-    ("quantization.cpu", "reference"), ("quantization.cpu", "codegen"),
+    ("reference", "host"), ("reference", "gpu"), ("reference", "codegen"), ("codegen", "reference"),
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.gpu", "gpucast.native", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
+SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
 #: The other imports inside functions, and why.
 INSIDE = {
+    ("core.arithmetic", "_host"): "the extension module, which may be missing",
+    ("host.module", "_host"): "the same",
+    ("host.build", "numpy"): "its headers, which only a build needs",
+    ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
     ("compile.nvrtc_search", "importlib.metadata"): "the same",
     ("warmup.api", "concurrent.futures"): "`import gpucast` loads warmup.api, and stays quick without it",
@@ -112,7 +117,7 @@ def _targets(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
         assert node.level == 0 and node.module is not None, "imports are absolute"
         names = [f"{node.module}.{alias.name}" for alias in node.names]
-        return [name if name in MODULES else node.module for name in names]
+        return [name if name in MODULES or name == EXTENSION else node.module for name in names]
     return []
 
 

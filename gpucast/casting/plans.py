@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache of plans: what casts have worked out, for the next call that looks the same.
 
-A plan is found by the class of x, its dtype, `to` and the keywords; it then looks at the array itself. The extension
-module has the cache, and runs the plans of NumPy's arrays; where it is missing, there is one here for arrays on devices.
+A plan is found by the class of x, its dtype, `to` and the keywords; it then looks at the array itself. The cache is in
+the extension module, which runs the plans of NumPy's arrays; without it there is one here for arrays on devices.
 """
 
 from __future__ import annotations

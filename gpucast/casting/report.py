@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import gpu
+from gpucast.arrays.adapters import untraced
 from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
+from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
@@ -43,12 +45,15 @@ def cast_report(
     Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
     both report no losses. Text is compared as the DOUBLE that it reads as: beyond DOUBLE's range it counts as infinite.
     """
+    options = Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report")
+    report: CastReport = untraced(_checked_report, x, to, options)
+    return report
+
+
+@exactly
+def _checked_report(x: Any, to: Any, options: Options) -> CastReport:
     x = as_array(x, "cast_report")
-    rule = resolve(
-        dtype(x.dtype, caller="cast_report: x.dtype="),
-        dtype(to, caller="cast_report: to="),
-        Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report"),
-    )
+    rule = resolve(dtype(x.dtype, caller="cast_report: x.dtype="), dtype(to, caller="cast_report: to="), options)
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
     if device_index(x) is not None:
@@ -56,17 +61,16 @@ def cast_report(
         x = gpu.cast.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
-    with np.errstate(all="ignore"):
-        return _report(x, rule)
+    return _report(x, rule)
 
 
+@exactly
 def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
     counts as saturated where it would be after rounding to nearest."""
     total = CastReport()
-    with np.errstate(all="ignore"):
-        for part in spans(x.size, _COMPARED):
-            total += _compare(x[part], rule, rule.src, y[part])
+    for part in spans(x.size, _COMPARED):
+        total += _compare(x[part], rule, rule.src, y[part])
     return total
 
 

@@ -238,7 +238,9 @@ def _chosen(levels: str) -> list[str]:
     known = list(LEVELS.get(_MACHINE, {}))
     chosen = native_levels() if levels == "native" else known if levels == "all" else levels.split(",")
     if unknown := [level for level in chosen if level not in known]:
-        raise BuildError(f"levels {','.join(unknown)} are not known here; expected native, all or of {', '.join(known)}")
+        raise BuildError(
+            f"levels {','.join(unknown)} are not known here; expected native, all or of {', '.join(known)}"
+        )
     return chosen
 
 

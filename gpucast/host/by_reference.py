@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.packed import PackedArray
+from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
@@ -22,6 +23,7 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _CHUNK = 1 << 16
 
 
+@exactly
 def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> None:
     """As `gpucast.host.cast.into`."""
     fused = fused or FusedInputs()
@@ -59,8 +61,7 @@ def _look(x: Array, src: DType, fused: FusedInputs) -> None:
 def _products(x: Array, src: DType, scale: float) -> Array:
     """Values times a scale as DOUBLE: NaN keeps its sign, and that of infinity times zero is positive."""
     values = _to(x, src, _DOUBLE)
-    with np.errstate(all="ignore"):
-        products: Array = values * np.float64(scale)
+    products: Array = values * np.float64(scale)
     lost = np.isnan(products)
     products[lost] = np.copysign(np.nan, np.where(np.isnan(values[lost]), values[lost], 1.0))
     return products

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What hatchling runs when gpucast is installed or packed: it builds the extension module.
 
-Environment: ``GPUCAST_HOST_LEVELS``, as ``--levels`` of `gpucast.host.build` ("all" for wheels that go to other machines);
-with ``GPUCAST_NO_HOST=1`` nothing is built.
+Environment: ``GPUCAST_HOST_LEVELS``, as ``--levels`` of `gpucast.host.build` ("all" for wheels that go to other
+machines); with ``GPUCAST_NO_HOST=1`` nothing is built.
 """
 
 from __future__ import annotations

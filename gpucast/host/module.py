@@ -52,9 +52,8 @@ def say_slow(reason: str = "") -> None:
     global _is_said  # noqa: PLW0603 (once in a process)
     if not _is_said:
         _is_said = True
-        warnings.warn(
-            f"gpucast: casts on the host are slow, by the reference: {reason or _reason()}", SlowHostWarning, stacklevel=2
-        )
+        slow = f"gpucast: casts on the host are slow, by the reference: {reason or _reason()}"
+        warnings.warn(slow, SlowHostWarning, stacklevel=2)
 
 
 def _reason() -> str:

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from gpucast.arrays.chunks import spans
 from gpucast.core import dtypes, packages
 from gpucast.core import text as strings
+from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
 from gpucast.host.numbers import into
@@ -49,6 +50,7 @@ def fast_library() -> Any:
         return orjson
 
 
+@exactly
 def parse(x: Array, rule: CastRule) -> Array:
     """Text (object, str, bytes or StringDType, any shape) to a new array of ``rule.dst``, of x's shape, in C order.
 
@@ -66,6 +68,7 @@ def parse(x: Array, rule: CastRule) -> Array:
     return result.reshape(x.shape)
 
 
+@exactly
 def format(x: Array, rule: CastRule) -> Array:
     """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
     src = rule.src

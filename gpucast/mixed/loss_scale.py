@@ -24,6 +24,7 @@ from gpucast.arrays.leaves import all_floating, floating, is_floating, paths
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.batch import cast_arrays
 from gpucast.casting.cast import cast
+from gpucast.core.arithmetic import exactly
 from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype
 from gpucast.mixed import gpu
@@ -239,6 +240,7 @@ class DynamicLossScale(LossScale):
         """Steps with finite gradients since the scale changed: a UINT32 array of shape () on the state's device."""
         return cast(self._state[2:].reshape(()), "UINT32")
 
+    @exactly
     def adjust(self, finite: Any) -> Any:
         flag = checked_flag(finite, "adjust")
         if device_index(flag) is not None:
@@ -249,8 +251,7 @@ class DynamicLossScale(LossScale):
             gpu.kernels.adjust(self._state, flag_on(flag, device), by)
             return self
         scale, counter = _floats(self._state)[0][()], int(self._state[2]) + 1
-        with np.errstate(over="ignore", under="ignore"):
-            less, more = scale / np.float32(self.backoff), scale * np.float32(self.factor)
+        less, more = scale / np.float32(self.backoff), scale * np.float32(self.factor)
         if not flag:
             scale, counter = max(less, np.float32(self.min_loss_scale)), 0
         elif counter >= self.period:
@@ -301,10 +302,10 @@ def _floats(state: Any) -> tuple[Any, Any]:
     return floats[:1].reshape(()), floats[1:].reshape(())
 
 
+@exactly
 def _inverse(scale: Any) -> Any:
     """1 / scale as FLOAT, subnormal for the largest scales."""
-    with np.errstate(under="ignore"):
-        return np.float32(1) / np.float32(scale)
+    return np.float32(1) / np.float32(scale)
 
 
 def _device_of(leaf: Any) -> int | None:
@@ -316,12 +317,12 @@ def _device_name(device: int | None) -> str:
     return "cpu" if device is None else f"cuda:{device}"
 
 
+@exactly
 def _number(value: Any, caller: str) -> float:
     """A scale or factor rounded to FLOAT."""
     if not is_real(value):
         raise TypeError(f"{caller}={value!r} must be a number")
-    with np.errstate(over="ignore", under="ignore"):
-        number = float(np.float32(as_double(value)))
+    number = float(np.float32(as_double(value)))
     if not (math.isfinite(number) and number >= 2.0**-126):
         raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number

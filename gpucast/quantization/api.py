@@ -15,6 +15,7 @@ from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
+from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
@@ -129,6 +130,7 @@ class _QuantizeOptions:
     device: Any
 
 
+@exactly
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _CALLER)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.options import Options
@@ -33,6 +34,7 @@ _SHORTEST = 16
 _COUNTS = 32
 
 
+@exactly
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
     """As `gpucast.reference.quantize.quantize`. Extra memory grows with the number of blocks only, except that an array
     that is not in C order is copied."""
@@ -43,23 +45,22 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     axis = axis % x.ndim if x.ndim else 0
     grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
-    with np.errstate(all="ignore"):
-        low, high, lost, is_quick = _extremes(source, grid, format)
-        stored, g = _scales(low, high, format, scale, shape)
-        stored = stored.reshape(grid.counts)
-        s = _cast(stored, _DOUBLE)
-        d = s * g if format.global_scale else s
-        zero = _zero_points(low, s, format)
-        if lost.any():
-            zero[lost] = 0
-            stored[lost] = _cast(np.float64(np.nan), format.scale)
-        data = np.empty(grid.shape, format.element.numpy)
-        is_own = scale is None or format.global_scale
-        run = _quick_run(source, format) if is_quick and is_own and random is None else None
-        if run is None:
-            _divide(source, grid, format, d, zero, lost, random, data)
-        else:
-            _divide_quickly(run, source, grid, format, d, zero, data)
+    low, high, lost, is_quick = _extremes(source, grid, format)
+    stored, g = _scales(low, high, format, scale, shape)
+    stored = stored.reshape(grid.counts)
+    s = _cast(stored, _DOUBLE)
+    d = s * g if format.global_scale else s
+    zero = _zero_points(low, s, format)
+    if lost.any():
+        zero[lost] = 0
+        stored[lost] = _cast(np.float64(np.nan), format.scale)
+    data = np.empty(grid.shape, format.element.numpy)
+    is_own = scale is None or format.global_scale
+    run = _quick_run(source, format) if is_quick and is_own and random is None else None
+    if run is None:
+        _divide(source, grid, format, d, zero, lost, random, data)
+    else:
+        _divide_quickly(run, source, grid, format, d, zero, data)
     return Parts(
         data.reshape(x.shape),
         stored.reshape(shape),
@@ -225,6 +226,7 @@ def _divide(
 # ---- back ----
 
 
+@exactly
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
     """As `gpucast.reference.quantize.dequantize`, to the floating type `to`."""
     if MODULE is None:
@@ -235,9 +237,8 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
     data = np.ascontiguousarray(parts.data).reshape(grid.shape)
     out: Array = np.empty(grid.shape, to.numpy)
     of_blocks = np.zeros(grid.counts, blocks.FACTOR)
-    with np.errstate(all="ignore"):
-        factor = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
-        of_blocks["factor"] = factor if parts.global_scale is None else factor * np.float64(parts.global_scale)
+    factor = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
+    of_blocks["factor"] = factor if parts.global_scale is None else factor * np.float64(parts.global_scale)
     if parts.zero_points is not None:
         of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
     results = resolve(_DOUBLE, to)
@@ -252,14 +253,14 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
 # ---- counts, for conversions of files ----
 
 
+@exactly
 def beyond(source: Array, grid: BlockGrid, limits: Array) -> int | None:
     """How many magnitudes of a native array in C order, without NaN, exceed the limits of their blocks (DOUBLE, not
     negative); None where there is no loop for that."""
     src = dtype(source.dtype)
     if MODULE is None or src is _DOUBLE or grid.lengths[2] < _SHORTEST:
         return None
-    with np.errstate(over="ignore"):
-        nearest = limits.astype(np.float32)
+    nearest = limits.astype(np.float32)
     # The largest FLOAT that does not exceed the limit.
     below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
     counts = np.zeros(_COUNTS, np.uint64)

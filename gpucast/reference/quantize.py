@@ -73,6 +73,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.reference.casting import cast
@@ -80,6 +81,7 @@ from gpucast.reference.casting import cast
 Array = npt.NDArray[Any]
 
 
+@exactly
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **stochastic: Any) -> Parts:
     """Quantize a NumPy array, as described above. `scale`: see step 6; `stochastic`: the keywords of step 7."""
     if x.ndim == 0:
@@ -147,6 +149,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     )
 
 
+@exactly
 def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -1) -> Array:
     """The numbers that the parts stand for, cast to the type `to`."""
     shape = parts.data.shape

@@ -76,7 +76,7 @@ GPUCAST_INLINE void multiply(const void* from, void* to, u64 n, Product kind, do
 
 // Casts n elements. The largest magnitude as a float, and whether all is finite, are merged into `largest` and `finite`
 // where these are not null. The random words begin in the block `first`, behind `skip` of its words.
-inline void cast_fused(const Fused& with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite) {
+inline void run_fused(const Fused& with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite) {
     // A multiple of the four words of a random block.
     enum : u64 { together = 2048 };
     alignas(64) u32 own_floats[together];
@@ -114,10 +114,10 @@ inline void cast_fused(const Fused& with, const void* from, void* to, u64 n, u64
     }
 }
 
-}  // namespace gpucast
-
-static void cast_fused(const gpucast::Fused* with, const void* from, void* to, gpucast::u64 n, gpucast::u64 first,
-                       gpucast::u64 skip, gpucast::u32* largest, gpucast::u8* finite) {
-    const gpucast::Exactly exactly;
-    gpucast::cast_fused(*with, from, to, n, first, skip, largest, finite);
+static void cast_fused(const Fused* with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest,
+                       u8* finite) {
+    const Exactly exactly;
+    run_fused(*with, from, to, n, first, skip, largest, finite);
 }
+
+}  // namespace gpucast

@@ -4,7 +4,8 @@ namespace gpucast {
 
 #if defined(__SSE2__)
 typedef unsigned Modes;
-inline Modes modes() { return __builtin_ia32_stmxcsr(); }
+// Without the flags of past operations.
+inline Modes modes() { return __builtin_ia32_stmxcsr() & ~0x3fu; }
 inline void set_modes(Modes modes) { __builtin_ia32_ldmxcsr(modes); }
 // To nearest, all kept, nothing traps.
 constexpr Modes exact_modes = 0x1f80;

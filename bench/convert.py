@@ -13,9 +13,6 @@ the machine disturbs all alike; a job's time is that of its fastest round, from 
 written, without imports. By default the files are in memory (/dev/shm), because the disk is not to be measured and only
 gpucast syncs what it writes; --folder chooses another place. Memory is the peak beyond the interpreter and imports,
 counting anonymous pages but no mapped files.
-
-gpucast's C library is compiled during the first round, where --megabytes is at least 1024 or GPUCAST_NATIVE=1 is set,
-and used in the others; GPUCAST_NATIVE=0 shows gpucast without it.
 """
 
 from __future__ import annotations

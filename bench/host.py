@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts on the host beside ``x.astype``, ``np.copyto`` and PyTorch's ``t.to``, from 1 element to 16 million.
+"""Casts on the host beside ``x.astype``, ``np.copyto`` and PyTorch's ``t.to``, from 1 element to 16 million, as a user
+meets them: a fresh process, default settings.
 
-Ours with the compiled library and without it, allocating and into ``out=``, on data in range and with 1 % of special
-values; tensors hold the same numbers. In each round every side runs once, short casts several times in a row, and the
-fastest round counts, so that a neighbour on the machine disturbs all sides alike. Times are processor time of the one
-thread that does all the work: on an idle machine that is the time that passes.
+Allocating and into ``out=``, on data in range and with 1 % of special values; tensors hold the same numbers. Everyday
+types also as 300 small arrays in one `cast_many` beside a loop of ``astype``, with every second element, and into a
+transposed ``out=``. In each round every side runs once, short casts several times in a row, and the fastest round
+counts, so that a neighbour on the machine disturbs all sides alike.
 """
 
 from __future__ import annotations
@@ -13,9 +14,8 @@ import argparse
 import contextlib
 import itertools
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -25,12 +25,9 @@ import numpy.typing as npt
 import gpucast
 from bench import host_tables, strings
 from bench.host_tables import EVERYDAY, HostMeasurement
-from gpucast.casting import plan_cache
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.cpu import compiled
-from gpucast.native import cast as native_cast
-from gpucast.native import library as native_library
+from gpucast.host import module
 from gpucast.reference import casting as reference
 
 try:
@@ -45,6 +42,9 @@ SIZES = (1, 1_000, 100_000, 1_000_000, 16_000_000)
 #: Longer arrays are cast between everyday types alone.
 LONG = 1_000_000
 KINDS = ("in range", "1 % special")
+#: Arrays of a list, and the kinds of what is measured for everyday types alone.
+MANY = 300
+MANY_ARRAYS, EVERY_SECOND, TRANSPOSED = "300 arrays", "every second element", "transposed, out="
 #: Elements made once per pair and repeated to the required length; larger than the caches of a core.
 BLOCK = 1 << 20
 #: Results that are compared with the reference before a pair is timed.
@@ -56,10 +56,6 @@ SECONDS = 0.02
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    os.environ.setdefault("GPUCAST_NATIVE", "1")
-    os.environ["GPUCAST_THREADS"] = "1"
-    if torch is not None:
-        torch.set_num_threads(1)
     numeric = [row for row in DTYPES if row.family != "string"]
     sources = [gpucast.dtype(name) for name in arguments.src] or numeric
     targets = [gpucast.dtype(name) for name in arguments.dst] or numeric
@@ -69,9 +65,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     for src, dst in _progress(list(itertools.product(sources, targets))):
         everyday = {src.name, dst.name} <= set(EVERYDAY)
         rows += _measured(src, dst, [n for n in sizes if n <= LONG or everyday or not all_types], arguments.repeats)
+        if everyday and src is not dst:
+            rows += _other_forms(src, dst, arguments.repeats, [LONG for n in sizes if n >= LONG][:1])
     for line in (host_tables.table(rows), "", *host_tables.all_pairs(rows)):
         print(line)
-    versions = {} if torch is None else {"torch": torch.__version__}
+    versions = {"level": module.status()} | ({} if torch is None else {"torch": torch.__version__})
     figures = {"repeats": arguments.repeats, **versions, "rows": [asdict(row) for row in rows]}
     if all_types:
         figures["strings"] = _strings(max(sizes))
@@ -124,25 +122,39 @@ def _sprinkle(x: Array, rule: CastRule, rng: np.random.Generator) -> None:
 def _measured(src: DType, dst: DType, sizes: Iterable[int], repeats: int) -> Iterator[HostMeasurement]:
     rng = np.random.default_rng(2)
     rule = resolve(src, dst)
-    library = _library(rule)
     block = _in_range(src, dst, rng)
     for kind in KINDS:
         if kind != KINDS[0]:
             _sprinkle(block, rule, rng)
-        for alone in (False, True):
-            with _without_library(rule, alone):
-                _check(block[-CHECKED:], rule)
+        _check(block[-CHECKED:], rule)
         for size in sizes:
-            best = _best(_sides(np.resize(block, size), rule, library), rule, CALLS if size <= SHORT else 1, repeats)
-            microseconds = {side: round(seconds * 1e6, 3) for side, seconds in best.items()}
-            yield HostMeasurement(src.name, dst.name, kind, size, microseconds)
+            best = _best(_sides(np.resize(block, size), rule), CALLS if size <= SHORT else 1, repeats)
+            yield HostMeasurement(src.name, dst.name, kind, size, best)
 
 
-def _library(rule: CastRule) -> bool:
-    """Whether there is a compiled cast, for which this waits."""
-    native_cast.find(rule, 1)
-    native_library.finish()
-    return native_cast.find(rule) is not None
+def _other_forms(src: DType, dst: DType, repeats: int, long: Sequence[int]) -> Iterator[HostMeasurement]:
+    """Lists of small arrays, and arrays with strides."""
+    block, to = _in_range(src, dst, np.random.default_rng(2)), dst.numpy
+    arrays = [block[64 * i : 64 * i + 64].copy() for i in range(MANY)]
+    try:
+        block[:1].astype(to)
+    except TypeError:
+        return
+    sides: Sides = {
+        "cast_many": lambda: gpucast.cast_many(arrays, dst), "astype": lambda: [x.astype(to) for x in arrays],
+    }  # fmt: skip
+    yield HostMeasurement(src.name, dst.name, MANY_ARRAYS, 64 * MANY, _best(sides, 1, repeats))
+    for size in long:
+        x = np.resize(block, 2 * size)[::2]
+        sides = {"cast": lambda x=x: gpucast.cast(x, dst), "astype": lambda x=x: x.astype(to)}
+        yield HostMeasurement(src.name, dst.name, EVERY_SECOND, size, _best(sides, 1, repeats))
+        square = np.resize(block, (1000, 1000)).T
+        out = np.empty(square.shape, to)
+        sides = {
+            "cast": lambda square=square, out=out: gpucast.cast(square, dst, out=out),
+            "astype": lambda square=square, out=out: np.copyto(out, square, casting="unsafe"),
+        }
+        yield HostMeasurement(src.name, dst.name, TRANSPOSED, size, _best(sides, 1, repeats))
 
 
 def _check(x: Array, rule: CastRule) -> None:
@@ -154,13 +166,10 @@ def _check(x: Array, rule: CastRule) -> None:
         raise SystemExit(f"bench: {rule} is wrong at {x[i]!r}: got {result[i]!r}, expected {wanted[i]!r}")
 
 
-def _sides(x: Array, rule: CastRule, library: bool) -> Sides:
+def _sides(x: Array, rule: CastRule) -> Sides:
     dst = rule.dst
     out = np.empty(x.shape, dst.numpy)
-    allocating, into = lambda: gpucast.cast(x, dst), lambda: gpucast.cast(x, dst, out=out)
-    sides: Sides = {"NumPy": allocating, "NumPy, out=": into}
-    if library:
-        sides |= {"library": allocating, "library, out=": into}
+    sides: Sides = {"cast": lambda: gpucast.cast(x, dst), "cast, out=": lambda: gpucast.cast(x, dst, out=out)}
     with np.errstate(all="ignore"), contextlib.suppress(TypeError):
         x[:1].astype(out.dtype)  # TypeError: ml_dtypes lacks the pair.
         sides |= {"astype": lambda: x.astype(out.dtype), "copyto": lambda: np.copyto(out, x, casting="unsafe")}
@@ -188,52 +197,26 @@ _TORCH = {
 }  # fmt: skip
 
 
-def _best(sides: Sides, rule: CastRule, calls: int, repeats: int) -> dict[str, float]:
-    """Seconds of a call of each side."""
+def _best(sides: Sides, calls: int, repeats: int) -> dict[str, float]:
+    """Microseconds of a call of each side."""
     best = dict.fromkeys(sides, math.inf)
     order, rng = list(sides), np.random.default_rng(3)
-    begin = time.thread_time()
+    begin = time.perf_counter()
     rounds = 0
     with np.errstate(all="ignore"):
-        while rounds < repeats or time.thread_time() - begin < SECONDS:
+        for call in sides.values():
+            call()
+        while rounds < repeats or time.perf_counter() - begin < SECONDS:
             rounds += 1
             # What ran before decides which memory is in the cache.
             rng.shuffle(order)
             for side in order:
                 call = sides[side]
-                with _without_library(rule, side.startswith("NumPy")):
-                    start = time.thread_time()
-                    for _ in range(calls):
-                        call()
-                    best[side] = min(best[side], (time.thread_time() - start) / calls)
-    return best
-
-
-@contextlib.contextmanager
-def _without_library(rule: CastRule, alone: bool) -> Iterator[None]:
-    """NumPy alone casts in here, if `alone`."""
-    if not alone:
-        yield
-        return
-    finders, compiled.FINDERS[:] = compiled.FINDERS[:], []
-    ready = compiled.READY.pop(rule, None)
-    _plan(rule)
-    try:
-        yield
-    finally:
-        compiled.FINDERS[:] = finders
-        if ready is not None:
-            compiled.READY[rule] = ready
-        _plan(rule)
-
-
-def _plan(rule: CastRule) -> None:
-    """Have the next call find a plan for what is ready now."""
-    plan_cache.forget_rule(rule)
-    x = np.zeros(1, rule.src.numpy)
-    gpucast.cast(x, rule.dst)
-    if rule in compiled.READY and _has_tensors(rule):
-        gpucast.cast(_tensor(x, rule.src), rule.dst)
+                start = time.perf_counter()
+                for _ in range(calls):
+                    call()
+                best[side] = min(best[side], (time.perf_counter() - start) / calls)
+    return {side: round(seconds * 1e6, 3) for side, seconds in best.items()}
 
 
 def _strings(elements: int) -> list[tuple[str, float]]:

@@ -3,8 +3,7 @@
 
 Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16. The formulas are what a user of
 NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN, infinity and ties. Both sides
-allocate their results, with one code per byte (the host path before its codes are packed). Both use only NumPy: without
-``GPUCAST_NATIVE=1`` the compiled library of `gpucast.native.library` is not used.
+allocate their results, with one code per byte (the host path before its codes are packed).
 
 In each round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides
 alike. Times are processor time of the one thread that does all the work. The figures are written to
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -66,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures there")
     asked = parser.parse_args(arguments)
-    os.environ.setdefault("GPUCAST_NATIVE", "0")
     formats = {name: FORMATS[name] for name in asked.formats} or FORMATS
     rows = []
     for row in measured(formats, asked.type or TYPES, SHAPE, asked.repeats):

@@ -60,8 +60,9 @@ def speed_table() -> str:
     host, machine = figures["host"], figures["machine"]
     torch = f", torch {host['torch']}" if "torch" in host else ""
     lines = [
-        f"`python -m bench --host`, {machine['date']}, commit {machine['commit']}, one core of {machine['processor']},",
-        f"NumPy {machine['numpy']}, ml_dtypes {machine['ml_dtypes']}{torch} ([all pairs](bench/results/{path.name})).",
+        f"`python -m bench --host`, {machine['date']}, commit {machine['commit']}, {machine['processor']},",
+        f"default settings, NumPy {machine['numpy']}, ml_dtypes {machine['ml_dtypes']}{torch}",
+        f"([all pairs](bench/results/{path.name})).",
         f"Our time over that of others, the quickest of {host['repeats']} or more runs: the median of the pairs of",
         f"{len(host_tables.EVERYDAY)} everyday types, and the slowest pair; below 1 is quicker.",
         "",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.cpu import text
+from gpucast.host import text
 
 ROUNDS = 5
 #: Type -> kind of data: numbers as weights have them.

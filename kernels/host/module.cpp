@@ -146,7 +146,8 @@ static bool prepare(PyObject* module) {
     if (!choose_level(asked && *asked ? asked : nullptr)) return false;
     plan_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     dtype_name = PyUnicode_InternFromString("dtype");
-    if (!plan_type || !dtype_name || !forget_plans()) return false;
+    zero = PyLong_FromLong(0);
+    if (!plan_type || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "LEVEL", PyUnicode_FromString(level->name)) && add(module, "LEVELS", built_levels()) &&
            add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&
            add(module, "EXACT_MODES", PyLong_FromUnsignedLongLong(exact_modes));

@@ -30,7 +30,8 @@ struct Slot {
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
-static PyObject* dtype_name;
+// The text "dtype", and the one object that the integer 0 is.
+static PyObject *dtype_name, *zero;
 
 // Texts count by their value, all else by identity: most texts are the same object at every call.
 inline bool is_same(PyObject* one, PyObject* other) {
@@ -119,11 +120,7 @@ inline PyObject* hit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (!plan || !(copy == Py_True || (copy == Py_False && plan->changes))) return nothing();
     if (!key.is_fused) {
         // To other rounding no offset applies, which the checked path says.
-        PyObject* offset = arguments[of_offset];
-        if (!PyLong_CheckExact(offset) || PyLong_AsLong(offset) != 0) {
-            PyErr_Clear();
-            return nothing();
-        }
+        if (arguments[of_offset] != zero) return nothing();
     }
     // Others may drop the plan meanwhile.
     Py_INCREF(reinterpret_cast<PyObject*>(plan));

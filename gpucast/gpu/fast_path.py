@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts on a device that look like earlier ones: what `gpucast.casting.plan_cache.Plan.run` is for them.
+"""Casts on a device that look like earlier ones: the ``run`` of `gpucast.casting.plans.keep`.
 
 They take arrays on the current device whose bounds tell that what is written is disjoint from all else. For any other
 call, and for a wrong one, they do nothing and return None: the checked path serves it, or raises. With `out`, all that

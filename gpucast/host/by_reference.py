@@ -25,7 +25,7 @@ _CHUNK = 1 << 16
 
 @exactly
 def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> None:
-    """As `gpucast.host.cast.into`."""
+    """As `gpucast.host.numbers.into`."""
     fused = fused or FusedInputs()
     # In row-major order, to which random words belong.
     elements = (x.get() if isinstance(x, PackedArray) else x).reshape(-1)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,11 +60,10 @@ def test_cuda_is_installed_only_where_a_driver_can_run_it(
 
 
 @pytest.mark.parametrize(
-    ("commands", "extras"),
-    [({"gcc", "g++"}, []), ({"clang", "clang++"}, []), ({"gcc"}, ["compiler"]), (set(), ["compiler"])],
+    ("commands", "is_there"), [({"gcc", "g++"}, True), ({"clang", "clang++"}, True), ({"gcc"}, False), (set(), False)]
 )
 def test_a_compiler_is_installed_where_there_is_none(
-    commands: set[str], extras: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    commands: set[str], is_there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     from bench import start
@@ -72,10 +72,24 @@ def test_a_compiler_is_installed_where_there_is_none(
         (tmp_path / command).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert start.compiler_extra() == extras
+    assert start.has_compiler() == is_there
+    # The installation gets its command.
+    ran: list[tuple[list[str], dict[str, str]]] = []
+    found = "/somewhere/ziglang/__init__.py"
+    monkeypatch.setattr(start, "environment", lambda folder: "python")
+    monkeypatch.setattr(start, "cuda_extra", list)
+    monkeypatch.setattr(
+        start.subprocess, "run",
+        lambda command, env=None, **_: ran.append((command, env or {})) or SimpleNamespace(returncode=0, stdout=found),
+    )  # fmt: skip
+    assert start.main(["demo"]) == 0
+    installed = [command[-1] for command, _ in ran if "install" in command]
+    assert installed == [*([] if is_there else ["ziglang>=0.13"]), f"{ROOT}[demo]"]
+    (compiler,) = {env.get("CXX") for command, env in ran if command[-1] == f"{ROOT}[demo]"}
+    assert compiler == (None if is_there else "python /somewhere/ziglang/__main__.py c++")
 
 
 def test_start_needs_no_package() -> None:
     """Not even gpucast, which it installs."""
-    text = "import sys; sys.path.insert(0, sys.argv[1]); import start; start.cuda_extra(); start.compiler_extra()"
+    text = "import sys; sys.path.insert(0, sys.argv[1]); import start; start.cuda_extra(); start.has_compiler()"
     subprocess.run([sys.executable, "-I", "-S", "-c", text, str(ROOT / "bench")], check=True)

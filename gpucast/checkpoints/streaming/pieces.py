@@ -22,7 +22,7 @@ from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import api, host
 from gpucast.reference import quantize as reference
 
-#: Called as `gpucast.quantization.cpu.quantize.quantize`: (x, format, *, axis, scale, random).
+#: Called as `gpucast.quantization.host.quantize`: (x, format, *, axis, scale, random).
 Engine = Callable[..., Parts]
 
 #: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.

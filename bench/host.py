@@ -145,16 +145,18 @@ def _other_forms(src: DType, dst: DType, repeats: int, long: Sequence[int]) -> I
     }  # fmt: skip
     yield HostMeasurement(src.name, dst.name, MANY_ARRAYS, 64 * MANY, _best(sides, 1, repeats))
     for size in long:
-        x = np.resize(block, 2 * size)[::2]
-        sides = {"cast": lambda x=x: gpucast.cast(x, dst), "astype": lambda x=x: x.astype(to)}
-        yield HostMeasurement(src.name, dst.name, EVERY_SECOND, size, _best(sides, 1, repeats))
-        square = np.resize(block, (1000, 1000)).T
+        every_second, square = np.resize(block, 2 * size)[::2], np.resize(block, (1000, 1000)).T
         out = np.empty(square.shape, to)
-        sides = {
-            "cast": lambda square=square, out=out: gpucast.cast(square, dst, out=out),
-            "astype": lambda square=square, out=out: np.copyto(out, square, casting="unsafe"),
-        }
-        yield HostMeasurement(src.name, dst.name, TRANSPOSED, size, _best(sides, 1, repeats))
+        yield HostMeasurement(src.name, dst.name, EVERY_SECOND, size, _best(_allocating(every_second, dst), 1, repeats))
+        yield HostMeasurement(src.name, dst.name, TRANSPOSED, size, _best(_into(square, dst, out), 1, repeats))
+
+
+def _allocating(x: Array, dst: DType) -> Sides:
+    return {"cast": lambda: gpucast.cast(x, dst), "astype": lambda: x.astype(dst.numpy)}
+
+
+def _into(x: Array, dst: DType, out: Array) -> Sides:
+    return {"cast": lambda: gpucast.cast(x, dst, out=out), "astype": lambda: np.copyto(out, x, casting="unsafe")}
 
 
 def _check(x: Array, rule: CastRule) -> None:

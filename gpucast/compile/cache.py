@@ -50,15 +50,15 @@ def digest(*parts: str | bytes) -> str:
 class Cache:
     """Entries in `folder`, which is created when first needed and holds at most about `limit` bytes.
 
-    `private`: other users may not read them. `also`: a read-only folder that is searched after `folder`. There is no
+    `also`: a read-only folder that is searched after `folder`. There is no
     lock, so that a child forked while another thread is in a method cannot wait for it for ever.
     """
 
-    def __init__(self, folder: str, limit: int = LIMIT, *, private: bool = False, also: str = "") -> None:
+    def __init__(self, folder: str, limit: int = LIMIT, *, also: str = "") -> None:
         self.folder, self.also = folder, also
         self.limit = limit
         #: The access modes of folders and of files.
-        self._modes = (0o700, 0o600) if private else (0o755, 0o644)
+        self._modes = 0o755, 0o644
         #: Why the last entry could not be kept on disk, or "".
         self.problem = ""
         self._memory: dict[str, bytes] = {}

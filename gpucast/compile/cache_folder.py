@@ -15,8 +15,8 @@ import sys
 
 from gpucast.core import trusted_files
 
-#: What the folders hold: compiled kernels, and the compiled library of the host.
-KERNELS, NATIVE = "kernels", "native"
+#: What the folders hold.
+KERNELS = "kernels"
 
 
 def cache_folder() -> str:
@@ -46,7 +46,7 @@ def read_folder(kind: str) -> str:
 
 def problem(folder: str) -> str:
     """Why some or all of the files in a cache folder are not used; "" where all are used."""
-    return next(filter(None, (trusted_files.problem(os.path.join(folder, kind)) for kind in (KERNELS, NATIVE))), "")
+    return trusted_files.problem(os.path.join(folder, KERNELS))
 
 
 def _is_shared(folder: str) -> bool:

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -75,17 +74,3 @@ def _end(process: subprocess.Popen[str]) -> None:
         return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def in_background(function: Callable[[Commands], None], name: str) -> None:
-    """Call a function in a thread of that name. The commands that it runs are ended when the process exits."""
-    commands = Commands()
-    # A daemon: Python waits for all other threads before it calls what is registered for the exit.
-    thread = threading.Thread(target=function, args=(commands,), name=name, daemon=True)
-    thread.start()
-
-    def finish() -> None:
-        commands.end()
-        thread.join()
-
-    atexit.register(finish)

@@ -209,7 +209,7 @@ def _sources() -> Path:
 def _numpy_headers() -> str:
     import numpy
 
-    return numpy.get_include()
+    return str(numpy.get_include())
 
 
 def build_or_say_why(levels: str = "") -> bool:

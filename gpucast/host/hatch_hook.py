@@ -14,7 +14,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
-class HostModuleHook(BuildHookInterface):  # type: ignore[misc]  # hatchling is there only where it builds.
+class HostModuleHook(BuildHookInterface[Any]):
     """Builds ``gpucast/_host.abi3.so`` in the checkout, from where wheels take it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -37,21 +37,20 @@ def run(code: str, *arguments: str, **variables: str) -> str:
     ).stdout
 
 
-def put(folder: Path, value: bytes, private: bool = False) -> Path:
-    Cache(str(folder), private=private).put(KEY, value)
+def put(folder: Path, value: bytes) -> Path:
+    Cache(str(folder)).put(KEY, value)
     return folder / f"{KEY}.kernel"
 
 
 # ---- 1: a stranger's code ----
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_an_entry_that_is_a_link(tmp_path: Path, private: bool) -> None:
+def test_an_entry_that_is_a_link(tmp_path: Path) -> None:
     """To a file that is ours: one that we downloaded, or converted from what we downloaded."""
-    downloaded = put(tmp_path / "downloads", b"evil", private)
+    downloaded = put(tmp_path / "downloads", b"evil")
     (tmp_path / "cache").mkdir(0o700)
     (tmp_path / "cache" / downloaded.name).symlink_to(downloaded)
-    kept = Cache(str(tmp_path / "cache"), private=private)
+    kept = Cache(str(tmp_path / "cache"))
     assert kept.get(KEY) is None
     kept.put(KEY, b"good")
     assert Cache(kept.folder).get(KEY) == b"good"
@@ -59,13 +58,12 @@ def test_an_entry_that_is_a_link(tmp_path: Path, private: bool) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("what", ["folder", "parent", "file"])
-def test_what_belongs_to_another(tmp_path: Path, private: bool, what: str) -> None:
-    entry = put(tmp_path / "parent" / "cache", b"evil", private)
+def test_what_belongs_to_another(tmp_path: Path, what: str) -> None:
+    entry = put(tmp_path / "parent" / "cache", b"evil")
     os.chown({"folder": entry.parent, "parent": entry.parent.parent, "file": entry}[what], STRANGER, STRANGER)
     before = entry.read_bytes()
-    kept = Cache(str(entry.parent), private=private)
+    kept = Cache(str(entry.parent))
     assert kept.get(KEY) is None
     kept.put(KEY, b"good")
     assert kept.get(KEY) == b"good"
@@ -77,11 +75,10 @@ def test_what_belongs_to_another(tmp_path: Path, private: bool, what: str) -> No
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
-@pytest.mark.parametrize("private", [False, True])
-def test_a_folder_that_others_may_write(tmp_path: Path, private: bool, mode: int) -> None:
-    entry = put(tmp_path / "cache", b"evil", private)
+def test_a_folder_that_others_may_write(tmp_path: Path, mode: int) -> None:
+    entry = put(tmp_path / "cache", b"evil")
     entry.parent.chmod(mode)
-    kept = Cache(str(entry.parent), private=private)
+    kept = Cache(str(entry.parent))
     assert kept.get(KEY) is None
     kept.put(KEY, b"good")
     assert kept.problem == f"{entry.parent}: {entry.parent} can be written by others"
@@ -89,10 +86,9 @@ def test_a_folder_that_others_may_write(tmp_path: Path, private: bool, mode: int
     assert Cache(str(entry.parent)).get(KEY) == b"evil"
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_an_entry_that_others_may_write(tmp_path: Path, private: bool) -> None:
-    put(tmp_path, b"evil", private).chmod(0o646)
-    assert Cache(str(tmp_path), private=private).get(KEY) is None
+def test_an_entry_that_others_may_write(tmp_path: Path) -> None:
+    put(tmp_path, b"evil").chmod(0o646)
+    assert Cache(str(tmp_path)).get(KEY) is None
 
 
 def test_an_entry_that_is_exchanged_all_the_time(tmp_path: Path) -> None:
@@ -248,12 +244,11 @@ def test_new_files_have_the_mode_that_the_umask_leaves(umask: int) -> None:
 PIPE = """
 import sys
 from gpucast.compile.cache import Cache
-print(Cache(sys.argv[1], private=sys.argv[3] == "True").get(sys.argv[2]))
+print(Cache(sys.argv[1]).get(sys.argv[2]))
 """
 
 
-@pytest.mark.parametrize("private", [False, True])
-def test_a_pipe_as_an_entry(tmp_path: Path, private: bool) -> None:
+def test_a_pipe_as_an_entry(tmp_path: Path) -> None:
     """17: opening it waited for a writer."""
     os.mkfifo(tmp_path / f"{KEY}.kernel")
-    assert run(PIPE, str(tmp_path), KEY, str(private)) == "None\n"
+    assert run(PIPE, str(tmp_path), KEY) == "None\n"

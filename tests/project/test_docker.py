@@ -53,6 +53,8 @@ def test_everything_that_is_copied_is_there() -> None:
             folder = ROOT / source
             files = [path for path in folder.rglob("*") if path.is_file()] if source != "." else []
             wanted = {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
+            # What a build has made here is not another machine's.
+            wanted -= {"gpucast/_host.abi3.so", "gpucast/_host_missing.txt"}
             assert wanted <= kept
             assert wanted or source == "." or source in kept, source
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import gpu
+from gpucast.arrays.adapters import untraced
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.dtypes import DType, dtype
@@ -43,12 +44,14 @@ def cast_report(
     Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
     both report no losses. Text is compared as the DOUBLE that it reads as: beyond DOUBLE's range it counts as infinite.
     """
+    options = Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report")
+    report: CastReport = untraced(_checked_report, x, to, options)
+    return report
+
+
+def _checked_report(x: Any, to: Any, options: Options) -> CastReport:
     x = as_array(x, "cast_report")
-    rule = resolve(
-        dtype(x.dtype, caller="cast_report: x.dtype="),
-        dtype(to, caller="cast_report: to="),
-        Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report"),
-    )
+    rule = resolve(dtype(x.dtype, caller="cast_report: x.dtype="), dtype(to, caller="cast_report: to="), options)
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
     if device_index(x) is not None:

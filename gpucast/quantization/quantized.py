@@ -140,10 +140,7 @@ class Quantized:
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The numbers that it represents: `gpucast.dequantize`."""
-        dst = source_dtype(to, "dequantize: to=")
-        parts = Parts(self.data, self.linear_scales(), self.zero_points, self.global_scale)
-        numbers = engine.dequantize(parts, self.format, dst, self.axis)
-        return numbers if self.library is None else adapters.of_library(self.library).from_array(numbers)
+        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if device_index(self.data) is not None:
@@ -171,6 +168,12 @@ class Quantized:
             f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"
             f"{layout}, nbytes={self.nbytes}{where}{values})"
         )
+
+
+def _dequantized(q: Quantized, to: DType) -> Any:
+    parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
+    numbers = engine.dequantize(parts, q.format, to, q.axis)
+    return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
 
 
 def _shown(part: Any, prefix: str) -> str:

@@ -100,9 +100,13 @@ def _cuda_array() -> adapters.ArrayAdapter:
     return ADAPTER
 
 
+#: torch.compile runs a function that holds no operation on tensors as it is, and traces what that calls: then there is
+#: no tracing, but a callback for frames.
+_TORCH_COMPILES = (("compiler", "is_compiling"), ("_C", "_dynamo", "eval_frame", "get_eval_frame_callback"))
+
 # Whose arrays are taken beside those of NumPy and CuPy. What is said here of a library needs nothing of it.
 adapters.register(
-    adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=("compiler", "is_compiling")),
+    adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=_TORCH_COMPILES),
     adapters.Library("jax", "Array", _jax),
     adapters.Library("dask.array", "Array", _dask),
     adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),

@@ -105,6 +105,19 @@ class ArrayAdapter(ABC):
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Adapter")
 
+    # ---- layers ----
+
+    def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
+        """The cast of `x` by a layer: its gradient is cast back by the same options, times the coefficient.
+
+        Default: `cast`, for a library that has no gradients.
+        """
+        return self.cast(cast, x, to, options)
+
+    def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        """The cast of `x` times ``options.scale``, of any sign; `times` does it for arrays of ours. Default: by that."""
+        return self.cast_array(times, self.take(x, options.caller), to, options)
+
     # ---- compilers and transforms of functions ----
 
     def is_transforming(self, x: Any) -> bool:
@@ -185,8 +198,9 @@ class Library(NamedTuple):
     load: Load
     #: The name of the class of its dtypes; None for a library that has those of NumPy.
     dtype: str | None = None
-    #: The function that tells whether its compiler traces the call, as a path in its module; None without a compiler.
-    is_compiling: tuple[str, ...] | None = None
+    #: The functions that tell whether its compiler traces the call, or would trace what that calls, as paths in its
+    #: module.
+    is_compiling: tuple[tuple[str, ...], ...] = ()
 
 
 class Protocol(NamedTuple):
@@ -269,14 +283,22 @@ def of_protocol(attribute: str) -> ArrayAdapter:
 
 def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function, which no library's compiler looks into: it would take NumPy's arrays for its own."""
+    adapter = compiler()
+    # Not within the loop there: torch.compile leaves a function alone whose graph would break within a loop, and goes
+    # on with what that calls.
+    return function(*arguments) if adapter is None else adapter.untraced(function, *arguments)
+
+
+def compiler() -> ArrayAdapter | None:
+    """The adapter of the library whose compiler traces this call, or what it calls."""
     for library in _LIBRARIES:
-        if library.is_compiling is not None:
+        for path in library.is_compiling:
             asked: Any = sys.modules.get(library.name)
-            for name in library.is_compiling:
+            for name in path:
                 asked = getattr(asked, name, None)
             if asked is not None and asked():
-                return library.load().untraced(function, *arguments)
-    return function(*arguments)
+                return library.load()
+    return None
 
 
 def _speaks(x: Any, attribute: str) -> bool:

@@ -256,7 +256,7 @@ class PackedArray:
         FLOAT4E2M1: ``torch.float4_e2m1fn_x2``, pairs along the last axis; other types: ``torch.uint8``, the packed
         bytes. The last axis takes whole bytes and is as long as their number; else ValueError.
         """
-        return adapters.of_library("torch").from_packed(self)
+        return adapters.untraced(adapters.of_library("torch").from_packed, self)
 
     def __dlpack__(self, **keywords: Any) -> Any:
         """DLPack: FLOAT4E2M1 alone, in pairs along the last axis, as torch takes it; else BufferError."""
@@ -395,9 +395,13 @@ class _LibraryPackedAdapter(ArrayAdapter):
         return x.plain()
 
     def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
-        plain = x.plain()
-        y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
-        return x if y is plain else y
+        return adapters.untraced(_cast_packed, cast, x, to, options)
+
+
+def _cast_packed(cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
+    plain = x.plain()
+    y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
+    return x if y is plain else y
 
 
 adapters.register_ours(PackedArray)

@@ -107,6 +107,17 @@ class JaxAdapter(ArrayAdapter):
         return take(x, caller, writing)
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        return self._cast(cast, x, to, options)
+
+    def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
+        return self._cast(cast, x, to, options, coefficient)
+
+    def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
+        if isinstance(x, jax.core.Tracer):
+            return jax_traced.times(x, destination(to, options.caller), options)
+        return super().cast_times(times, x, to, options)
+
+    def _cast(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float | None = None) -> Any:
         caller, out = options.caller, options.out
         traced = isinstance(x, jax.core.Tracer)
         array = x if traced else take(x, caller)
@@ -114,7 +125,7 @@ class JaxAdapter(ArrayAdapter):
         if out is None:
             _check_width(dst, caller)
         if traced or isinstance(options.scale, jax.core.Tracer):
-            return jax_traced.cast(x, dst, options)
+            return jax_traced.cast(x, dst, options, coefficient)
         inside = options
         on_host = options.device in (None, "cpu") and device_index(array) is None
         if out is None and on_host and _shareable(dst) and options.copy is True:

@@ -13,23 +13,31 @@ from typing import Any
 import jax
 import numpy as np
 
+from gpucast.arrays import adapters
 from gpucast.casting.cast import cast_with
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
+from gpucast.layers.cast import times as array_times
 
 
-def cast(x: Any, dst: DType, options: Options) -> Any:
-    """The cast of a traced array. Errors as for `gpucast.cast`, all of them while the function is traced."""
+def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None) -> Any:
+    """The cast of a traced array. Errors as for `gpucast.cast`, all of them while the function is traced.
+
+    `coefficient`: that of a layer. The gradient is cast back by the same options then, times this number of any sign.
+    """
     caller = options.caller
     for name in ("amax", "out", "device"):
         if getattr(options, name) is not None:
             raise ValueError(f"{caller}: {name}= cannot be used within a transform of JAX; call gpucast outside")
     src = dtype(x.dtype, caller=f"{caller}: x.dtype=")
     if dst.family == "string" or dst.bits == 6:
-        raise TypeError(f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays")
+        raise TypeError(
+            f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays. Call it outside; "
+            "gpucast.layers.Cast has the gradient of such a cast"
+        )
     rule_of(src, dst, options)
     resolve_random(options.rounding, options.seed, options.offset, caller)
     scale = options.scale
@@ -41,13 +49,27 @@ def cast(x: Any, dst: DType, options: Options) -> Any:
     if src is dst and scale is None and not options.copy:
         return x
     # Without what cannot be compared, and without the array, the options are a constant of the function.
-    return _cast(dst, options._replace(scale=None), x, scale)
+    options = options._replace(scale=None)
+    back = Options(caller=caller)
+    if coefficient is not None:
+        back = options._replace(scale=None if coefficient == 1 else coefficient)
+    return _cast(dst, options, back, x, scale)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _cast(dst: DType, options: Options, x: Any, scale: Any) -> Any:
+def times(x: Any, dst: DType, options: Options) -> Any:
+    """The cast of a traced array times ``options.scale``, a number of any sign."""
+    rule_of(dtype(x.dtype), dst, options)
+    return _cast(dst, options, Options(caller=options.caller, scale=options.scale), x, None)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> Any:
+    """The cast by `options`, times the array `scale` or the number ``options.scale``; `back`: that of the gradient."""
     if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
         # As where `grad` is not within `jit`: there are values.
+        adapter = adapters.find(x)
+        if options.scale is not None and adapter is not None:
+            return adapter.cast_times(array_times, x, dst, options)
         return cast_with(x, dst, options._replace(scale=scale))
     # Random bits go by the places of elements, so each part of a batch is cast as if it were alone.
     method = "broadcast_all" if options.seed is None and scale is None else "sequential"
@@ -66,17 +88,20 @@ def _has_codes(kind: DType) -> bool:
 
 
 def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None) -> np.ndarray[Any, Any]:
-    number = None if scale is None else np.asarray(scale)
-    y = np.asarray(cast_with(np.asarray(x).view(src.numpy), dst, options._replace(scale=number)))
+    array = np.asarray(x).view(src.numpy)
+    if options.scale is None:
+        y = np.asarray(cast_with(array, dst, options._replace(scale=None if scale is None else np.asarray(scale))))
+    else:
+        y = np.asarray(array_times(array, dst, options))
     return y.view(dst.code_numpy) if _has_codes(dst) else y
 
 
-def _forward(dst: DType, options: Options, x: Any, scale: Any) -> tuple[Any, Any]:
+def _forward(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> tuple[Any, Any]:
     # An empty array says what x was: its type, as residuals are arrays.
-    return _cast(dst, options, x, scale), (jax.numpy.empty((0, *x.shape), x.dtype), scale)
+    return _cast(dst, options, back, x, scale), (jax.numpy.empty((0, *x.shape), x.dtype), scale)
 
 
-def _backward(dst: DType, options: Options, kept: tuple[Any, Any], dy: Any) -> tuple[Any, Any]:
+def _backward(dst: DType, options: Options, back: Options, kept: tuple[Any, Any], dy: Any) -> tuple[Any, Any]:
     like, scale = kept
     shape, src = like.shape[1:], dtype(like.dtype)
     dx: Any
@@ -85,7 +110,7 @@ def _backward(dst: DType, options: Options, kept: tuple[Any, Any], dy: Any) -> t
     elif not dst.is_float:
         dx = jax.numpy.zeros(shape, like.dtype)
     else:
-        dx = _cast(src, Options(caller=options.caller), dy, scale)
+        dx = _cast(src, back, Options(caller=back.caller, scale=back.scale), dy, scale)
     return dx, None if scale is None else jax.numpy.zeros_like(scale)
 
 

@@ -197,7 +197,7 @@ def test_views_take_the_whole_path(cuda: HostDriver) -> None:
             assert bits(y) == bits(wanted(source, "FLOAT16"))
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_plans_give_way_to_transforms(cuda: HostDriver) -> None:
     given = [torch.randn(4), torch.randn(4)]
     for _ in range(2):

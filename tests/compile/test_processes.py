@@ -103,23 +103,6 @@ def test_commands_that_nobody_waits_for(compiler: Path) -> None:
         commands.run([str(compiler)])
 
 
-def test_a_forked_child_leaves_them_to_its_parent(compiler: Path) -> None:
-    code = (
-        "import threading\n"
-        "from gpucast.compile.processes import in_background\n"
-        "in_background(lambda commands: commands.run([sys.argv[2]]), 'compiler')\n"
-        + WAIT
-        + "pids = open(sys.argv[1]).read().split()\n"
-        "child = os.fork()\n"
-        "if child == 0: sys.exit()\n"
-        "os.waitpid(child, 0)\n"
-        "for pid in pids: os.kill(int(pid), 0)\n"
-        "[thread] = [thread for thread in threading.enumerate() if thread.name == 'compiler']\n"
-        "assert thread.is_alive()\n"
-    )
-    assert run("import os, sys\n" + code, compiler, str(compiler)) == 0
-
-
 def test_what_a_command_says() -> None:
     with Commands() as commands:
         code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(len(sys.stdin.read()) + 3)"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction
+from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, compiler
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.options import CAST_VERSIONS, Options, destination
@@ -30,12 +30,19 @@ class TorchAdapter(BatchAdapter):
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         y = host.cast(x, to, options)
-        if y is not None:
-            return y
+        return self._cast(cast, x, to, options) if y is None else y
+
+    def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:
+        """The cast by an op. `slope`: the coefficient of a layer, see `fused.cast`."""
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
         device, out, copy, caller = options.device, options.out, options.copy, options.caller
         dst = destination(to, caller)
         src = tensors.dtype_of(x, caller)
+        tensors.check_gradient(x, dst, caller)
+        is_tensor = tensors.has_tensors(dst) and (out is None or isinstance(out, torch.Tensor))
+        if not is_tensor and compiler() is not None:
+            # What is no tensor is no part of a graph.
+            return self.untraced(self.cast, cast, x, to, options)
         if dst.family == "string":
             with tensors.on_stream_of(x, caller):
                 return cast(tensors.take(x, caller), dst, options)
@@ -50,8 +57,9 @@ class TorchAdapter(BatchAdapter):
             attributes = bool(saturate), round_mode, int(opset), rounding, overflow
         target = x.device if device is None else _target_device(x, device, caller)
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
-        if random is not None or options.scale is not None or options.amax is not None or tensors.transformed():
-            return fused.cast(x, dst, attributes, random, options, target)
+        is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None
+        if is_fused or tensors.transformed():
+            return fused.cast(x, dst, attributes, random, options, target, slope)
         if out is not None:
             return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, caller)
         shape = tensors.shape_of(x)
@@ -63,7 +71,18 @@ class TorchAdapter(BatchAdapter):
         y = cast_op(x, dst.name, *attributes)
         if target != x.device:
             y = y.to(target)
-        return tensors.as_result(y, shape, dst, caller) if dst.packed else y
+        return tensors.as_result(y, shape, dst, caller)
+
+    def cast_layer(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, coefficient: float) -> Any:
+        if x.requires_grad or tensors.transformed() or torch.compiler.is_compiling():
+            return self._cast(cast, x, to, options, coefficient)
+        return self.cast(cast, x, to, options)
+
+    def cast_times(self, times: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
+        caller = options.caller
+        src, dst = tensors.dtype_of(x, caller), destination(to, caller)
+        tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
+        return fused.times(x, dst, options)
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))
@@ -96,7 +115,7 @@ class TorchAdapter(BatchAdapter):
         tensors.check_pairs(shape, dst, caller)
         y = tensors.new(x, dst.name)
         array = tensors.take(y, caller, writing=True)
-        if not dst.packed:
+        if tensors.has_tensors(dst):
             return y, array
         return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gpucast.arrays.adapters import BatchPlanner, one_class
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting import host_lists
 from gpucast.casting.batch import cast_many
 from gpucast.core.dtypes import DType
@@ -135,11 +136,11 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
     places = [
         i
         for i, (x, y) in enumerate(zip(sources, results, strict=True))
-        if x.requires_grad
-        and isinstance(y, torch.Tensor)
-        and y.dtype is not tensors.PAIRS
-        and y.dtype.is_floating_point
+        if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype.is_floating_point
     ]
+    for x, y in zip(sources, results, strict=True):
+        if isinstance(y, PackedArray):
+            tensors.check_gradient(x, y.dtype, "cast_many")
     attached = list(results)
     if places and torch.is_grad_enabled():
         differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])

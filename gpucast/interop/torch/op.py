@@ -9,7 +9,7 @@ import torch
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import DEFAULT_OPSET
-from gpucast.interop.torch.tensors import DEFAULTS, dtype_of, fill, named, new
+from gpucast.interop.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
 
 _SCHEMA = (
     f"str to, bool saturate=True, str round_mode='up', int opset={DEFAULT_OPSET}, str? rounding=None, "
@@ -20,7 +20,7 @@ _SCHEMA = (
 def _cast(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     y = new(x, to, *attributes)
     dst = dtype(to)
-    fill(x, y, dst, named(attributes), dst.packed)
+    fill(x, y, dst, named(attributes), not has_tensors(dst))
     return y
 
 
@@ -37,10 +37,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
-    """A batch is cast like any tensor, because the op is element-wise. Packed bytes cannot be split into batches."""
-    if dtype(to, caller="cast: to=").packed:
-        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
-    return cast_op(x, to, *attributes), dims[0]
+    """A batch is cast like any tensor, because the op is element-wise."""
+    check_batched(to)
+    # Pairs lie along the last axis, which so is none of the batch.
+    return cast_op(x.movedim(dims[0], 0), to, *attributes), 0
 
 
 cast_op: Any = torch.library.custom_op(

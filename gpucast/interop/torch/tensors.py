@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -165,16 +166,34 @@ def check_pairs(shape: Any, dst: DType, caller: str) -> None:
     if dst is PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
         raise ValueError(
             f"{caller}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose "
-            "length must "
-            "be even: pad it, or cast an array of NumPy or CuPy"
+            "length must be even: pad it, or cast an array of NumPy or CuPy"
         )
 
 
+def has_tensors(dst: DType) -> bool:
+    """Whether casts to a type are tensors: of its elements, or of pairs of them."""
+    return (dst is PAIRED and PAIRS is not None) or (not dst.packed and dst.family != "string")
+
+
 def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
-    """The packed bytes of a result in the form that the caller gets: a tensor of pairs, or a PackedArray."""
-    if dst is PAIRED and PAIRS is not None:
-        return y.view(PAIRS).reshape(*shape[:-1], shape[-1] // 2)
-    return LibraryPackedArray(take(y, caller), dst, tuple(shape), "torch")
+    """The result of an op in the form that the caller gets: as it is, or as a PackedArray over its bytes."""
+    return y if has_tensors(dst) else LibraryPackedArray(take(y, caller), dst, tuple(shape), "torch")
+
+
+def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
+    """ValueError for a tensor that requires a gradient and is cast to floats of which torch has no tensors."""
+    if dst.is_float and not has_tensors(dst) and x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{caller}: x requires grad, and {dst.name} becomes a PackedArray, through which torch passes no gradient; "
+            f"pass x.detach(), and take the gradient from gpucast.layers.Cast({dst.name!r}), by its forward(x.detach()) "
+            "and backward(dy)"
+        )
+
+
+def check_batched(to: str) -> None:
+    """TypeError for a type whose results torch.vmap cannot split into batches."""
+    if not has_tensors(dtype(to, caller="cast: to=")):
+        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
 
 
 def from_array(x: Any) -> Any:
@@ -251,12 +270,16 @@ def shape_of(x: torch.Tensor) -> Any:
 
 
 def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
-    """A new tensor for a result: in order "K" for whole-byte types, or the flat bytes of a packed type."""
+    """A new tensor for a result: in order "K" for whole-byte types, pairs, or the flat bytes of a packed type."""
     src, dst = dtype_of(x, "cast"), dtype(to, caller="cast: to=")
     if attributes:
         check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
     if dst.family == "string":
         raise TypeError("cast: torch has no STRING; gpucast.cast gives a NumPy array")
+    if dst is PAIRED and PAIRS is not None:
+        shape = shape_of(x)
+        check_pairs(shape, dst, "cast")
+        return x.new_empty((*shape[:-1], shape[-1] // 2), dtype=PAIRS)
     if dst.packed:
         return x.new_empty(dst.nbytes(x.numel() * (2 if x.dtype is PAIRS else 1)), dtype=torch.uint8)
     if dst not in TORCH_DTYPES:
@@ -266,17 +289,27 @@ def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
     return torch.empty_like(x, dtype=TORCH_DTYPES[dst])
 
 
-def fill(x: torch.Tensor, y: torch.Tensor, dst: DType, keywords: dict[str, Any], bytes_only: bool) -> None:
-    """Cast a tensor into another; `bytes_only`: `y` is the flat bytes of a packed type."""
+def fill(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    dst: DType,
+    keywords: dict[str, Any],
+    bytes_only: bool,
+    function: Callable[..., Any] = cast,
+) -> None:
+    """Cast a tensor into another, by a function like `gpucast.cast`; `bytes_only`: `y` is the flat bytes of a packed
+    type."""
     array, out = take(x, "cast"), take(y, "cast", writing=True)
     with on_stream_of(x, "cast"):
-        write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast")
+        write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast", function)
 
 
-def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, caller: str) -> None:
+def write(
+    array: Any, dst: DType, keywords: dict[str, Any], out: Any, caller: str, function: Callable[..., Any] = cast
+) -> None:
     """Cast an array into `out`, which for types below one byte is packed, also on the host."""
     if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
-        cast(array, dst, **keywords, out=out)
+        function(array, dst, **keywords, out=out)
         return
     if out.dtype is not dst:
         raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {dst}")
@@ -285,4 +318,4 @@ def write(array: Any, dst: DType, keywords: dict[str, Any], out: Any, caller: st
     if device_index(out) is not None:
         raise ValueError(f"{caller}: out is on cuda:{device_index(out)}; the result belongs on the host")
     # On the host `cast` returns one element per byte, so the result has to be packed.
-    out.data[...] = PackedArray.pack(cast(array, dst, **keywords)).data
+    out.data[...] = PackedArray.pack(function(array, dst, **keywords)).data

@@ -57,7 +57,7 @@ def run(given: list[Any], outs: list[Any] | None, dst: DType, options: Options, 
 
 def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) -> None:
     """Make plans for the arrays of a call that went well."""
-    if dst.family == "string" or not items or type(items[0].given) not in RUNS:
+    if dst.family == "string" or not items or type(items[0].given) not in RUNS or items[0].source.device is not None:
         return
     fused = _fused(options, finite)
     if fused is None:

@@ -64,15 +64,18 @@ def _on_host(
 ) -> Sequence[Any] | None:
     """`gpucast.casting.host_lists.Run` of tensors."""
     kind = tensors.TORCH_DTYPES.get(dst)
-    if kind is None or torch.compiler.is_compiling() or not _are_host_tensors(given):
+    if kind is None or dst.packed or torch.compiler.is_compiling() or not _are_host_tensors(given):
         return None
     if outs is not None:
         if not _are_host_tensors(outs) or any(out.dtype is not kind for out in outs):
             return None
         if any(out.shape != x.shape for x, out in zip(given, outs, strict=True)):
             return None
-        for out in outs:
-            tensors.check_writable(out, "cast_many")
+        try:
+            for out in outs:
+                tensors.check_writable(out, "cast_many")
+        except ValueError:  # The checked path says which one.
+            return None
     empty_like = partial(torch.empty_like, dtype=kind)
     results: list[Any] | None = MODULE.cast_each(
         plans, given, outs, fused.scale, fused.finite, tensors.VIEW, empty_like

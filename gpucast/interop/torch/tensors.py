@@ -185,8 +185,8 @@ def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
     if dst.is_float and not has_tensors(dst) and x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{caller}: x requires grad, and {dst.name} becomes a PackedArray, through which torch passes no gradient; "
-            f"pass x.detach(), and take the gradient from gpucast.layers.Cast({dst.name!r}), by its forward(x.detach()) "
-            "and backward(dy)"
+            f"pass x.detach(), and take the gradient from gpucast.layers.Cast({dst.name!r}), by its forward(x.detach())"
+            " and backward(dy)"
         )
 
 

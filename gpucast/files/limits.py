@@ -49,14 +49,20 @@ class OverLimit(ValueError):
     """A document holds more than `VALUES`."""
 
 
-def parsed_json(text: str | bytes, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The value of a JSON text from a file; `pairs` makes the objects. ValueError for what is none, is nested too
+def parsed_json(
+    text: str | bytes,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    number: Callable[[str], Any] | None = None,
+) -> Any:
+    """The value of a JSON text from a file; `pairs` makes the objects, `number` the numbers with
+    a fraction or an exponent. ValueError for what is none, is nested too
     deep, or is no UTF-8; `OverLimit` for too many values."""
     # Text that is shorter cannot have more.
     if len(text) > VALUES and _marks(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text) > VALUES:
         raise OverLimit(f"holds more than {VALUES} values")
     try:
-        return json.loads(text if isinstance(text, str) else text.decode("utf-8"), object_pairs_hook=pairs)
+        decoded = text if isinstance(text, str) else text.decode("utf-8")
+        return json.loads(decoded, object_pairs_hook=pairs, parse_float=number)
     except RecursionError:
         raise ValueError("nested too deep") from None
 

@@ -28,11 +28,11 @@ from gpucast.host.module import MISSING
 #: The levels of each processor, the best first: the compiler's option, and flags that Linux shows for all of a level.
 LEVELS = {
     "x86_64": {
-        "x86-64-v4": ("-march=x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"}),
-        "x86-64-v3": ("-march=x86-64-v3", {"avx2", "fma", "f16c", "bmi1", "bmi2"}),
-        "x86-64-v2": ("-march=x86-64-v2", {"sse4_2", "ssse3", "popcnt"}),
+        "x86-64-v4": ("x86-64-v4", {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma"}),
+        "x86-64-v3": ("x86-64-v3", {"avx2", "fma", "f16c", "bmi1", "bmi2"}),
+        "x86-64-v2": ("x86-64-v2", {"sse4_2", "ssse3", "popcnt"}),
     },
-    "aarch64": {"arm64": ("-march=armv8-a", set[str]())},
+    "aarch64": {"arm64": ("armv8-a", set[str]())},
 }
 _MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
@@ -85,7 +85,9 @@ def build(target: Path, levels: Sequence[str], tell: Callable[[str], None] = pri
     own = _CLANG_FLAGS if "clang" in version.lower() else _GCC_FLAGS
     folder = Path(os.environ.get("GPUCAST_BUILD_DIR") or _root() / "build" / "host")
     folder.mkdir(parents=True, exist_ok=True)
-    jobs = _jobs(list(units()), levels)
+    # Zig has the processors' names of its own.
+    option = "-mcpu={}" if any("zig" in word for word in compiler) else "-march={}"
+    jobs = _jobs(list(units()), levels, option)
     command = [*compiler, *_FLAGS, *own]
     tell(f"gpucast: building the host's loops for {', '.join(levels)} with {version}")
     objects = _compiled(jobs, command, version, folder, tell)
@@ -110,16 +112,17 @@ def native_levels() -> list[str]:
     return [name for name, (_, needed) in known.items() if needed <= flags][:1] or list(known)[-1:]
 
 
-def _jobs(every: Sequence[HostUnit], levels: Sequence[str]) -> list[_Job]:
+def _jobs(every: Sequence[HostUnit], levels: Sequence[str], option: str) -> list[_Job]:
     jobs = []
     tables, lists = [], []
     for level in levels:
         short = level.rpartition("-")[2]
         symbols = [f"gpucast_entries_{unit.name}_{short}" for unit in every]
-        option = LEVELS[_MACHINE][level][0]
+        name = LEVELS[_MACHINE][level][0]
+        processor = option.format(name.replace("-", "_") if "mcpu" in option else name)
         for unit, symbol in zip(every, symbols, strict=True):
             # Renamed by level: the linker must not take an inline function of one for that of another.
-            options = (option, f"-Dgpucast=gpucast_{short}", f"-DGPUCAST_ENTRIES={symbol}")
+            options = (processor, f"-Dgpucast=gpucast_{short}", f"-DGPUCAST_ENTRIES={symbol}")
             jobs.append(_Job(f"{unit.name} {short}", unit.text, options))
         tables += [f"extern const gpucast::Entry* const {symbol};\n" for symbol in symbols]
         lists.append((level, short, symbols))

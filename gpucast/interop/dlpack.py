@@ -176,7 +176,27 @@ def _read(capsule: Any, device: int | None, caller: str, writing: bool) -> Any:
         flags = managed.flags
     if writing and flags & _READ_ONLY:
         raise ValueError(f"{caller}: out is read-only")
+    _check(managed.tensor, device, caller)
     return _array(managed.tensor, flags, device, owner, caller)
+
+
+def _check(tensor: _Tensor, device: int | None, caller: str) -> None:
+    """ValueError for fields that contradict each other or `__dlpack_device__`: other memory would be read."""
+    if tensor.ndim < 0 or (tensor.ndim and not tensor.shape):
+        shape = "no shape" if tensor.ndim >= 0 else "a shape"
+        raise ValueError(f"{caller}: __dlpack__ gave {tensor.ndim} dimensions and {shape}; expected a length for each")
+    is_there = tensor.device_type in (_ON_HOST if device is None else _ON_DEVICE)
+    if not is_there or (device is not None and tensor.device_id != device):
+        said = "the host" if device is None else f"CUDA device {device}"
+        raise ValueError(
+            f"{caller}: __dlpack__ gave memory on device {tensor.device_id} of DLPack type {tensor.device_type}; "
+            f"__dlpack_device__ said {said}"
+        )
+    lengths = tensor.shape[: tensor.ndim]
+    if any(length < 0 for length in lengths):
+        raise ValueError(f"{caller}: __dlpack__ gave the shape {tuple(lengths)}; expected lengths of 0 or more")
+    if not tensor.data and 0 not in lengths:
+        raise ValueError(f"{caller}: __dlpack__ gave no memory for the shape {tuple(lengths)}; expected an address")
 
 
 class _Loan:

@@ -282,6 +282,12 @@ def test_indexes_that_do_not_fit_are_refused(folder: Path, capsys: pytest.Captur
         damaged(folder / "in", **changes)
         assert message in failure(capsys, "in/model.safetensors.index.json", "out", "--to", "FLOAT16")
         (folder / "in" / "model.safetensors.index.json").write_text(good)
+    # In a folder, too, where an index of what is no checkpoint was copied as it was.
+    for name in ("/etc/passwd", "config.json"):
+        damaged(folder / "in", weight_map={"layers.9.weight": name})
+        message = failure(capsys, "in", "out", "--to", "FLOAT16")
+        assert "leads out of the folder" in message or "expected .safetensors files" in message
+    (folder / "in" / "model.safetensors.index.json").write_text(good)
     for text in ("", "[]", "{", "{" * 10000, "\xff"):
         (folder / "in" / "model.safetensors.index.json").write_text(text)
         assert "is no index" in failure(capsys, "in", "out", "--to", "FLOAT16")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ def test_the_type_of_the_weights_is_told(key: str) -> None:
     shutil.move("out", "middle")
     assert convert("middle", "out", "--to", "FLOAT16") == 0
     assert written()[key] == "float16"
+
+
+def test_numbers_stay_as_they_were_written() -> None:
+    model({"l.weight": numbers(4, 4)})
+    text = '{"dtype": "float32", "rope_theta": 1e400, "eps": 1.0E-05, "list": [0.10, {"a": -1e999}], "n": 12}'
+    Path("in/config.json").write_text(text)
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    wanted = text.replace("float32", "bfloat16").replace(" ", "").replace("\n", "")
+    assert re.sub(r"\s", "", Path("out/config.json").read_text()) == wanted
 
 
 def test_the_type_is_that_of_most_numbers() -> None:

@@ -329,3 +329,28 @@ def test_what_fails_to_lend() -> None:
 def test_export_refuses_what_nobody_takes() -> None:
     with pytest.raises(BufferError, match="INT4 cannot be exported"):
         dlpack.Export(np.zeros(3, np.uint8).view(ml_dtypes.int4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"data": None, "byte_offset": 64}, r"gave no memory for the shape \(3,\)"),
+        ({"data": None}, r"gave no memory for the shape \(3,\)"),
+        ({"shape": ctypes.POINTER(ctypes.c_int64)()}, "gave 1 dimensions and no shape"),
+        ({"ndim": -1}, "gave -1 dimensions"),
+        ({"shape": (-3,)}, r"gave the shape \(-3,\)"),
+        (
+            {"device_id": 0, "device_type": 2},
+            "gave memory on device 0 of DLPack type 2; __dlpack_device__ said the host",
+        ),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_fields_that_contradict_are_refused(fields: dict[str, Any], match: str, version: Any) -> None:
+    lent = Lender(np.zeros(3, np.float32), kind(dtype("FLOAT")), version, **fields)
+    lent.device = (1, 0)
+    with pytest.raises(ValueError, match=match):
+        gpucast.cast(lent, "FLOAT16")
+    empty = Lender(np.zeros(0, np.float32), kind(dtype("FLOAT")), version, data=None)
+    assert np.asarray(dlpack.take(empty, "test")).shape == (0,)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -12,6 +11,7 @@ from typing import Any
 
 from gpucast.checkpoints.planning.plan import FilePlan
 from gpucast.checkpoints.planning.tensors import Request, TensorPlan
+from gpucast.checkpoints.scales import json_numbers
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.scales import styles as scale_styles
 from gpucast.checkpoints.scales.config_json import ENTRIES, NAME, document_of
@@ -139,7 +139,7 @@ def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], dequantized: bo
         typed = _with_dtype(document, _TORCH[max(sizes, key=lambda kind: sizes[kind])])
     if dequantized:
         return _text(config, None, typed)
-    return None if typed == document else json.dumps(typed, indent=2) + "\n"
+    return None if typed == document else json_numbers.dumps(typed) + "\n"
 
 
 def _with_dtype(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -173,4 +173,4 @@ def _text(file: FilePlan, quantization: dict[str, Any] | None, document: dict[st
             # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
             kept[_EXPERTS] = "fp8"
         kept |= {ENTRIES[0]: quantization}
-    return json.dumps(kept, indent=2) + "\n"
+    return json_numbers.dumps(kept) + "\n"

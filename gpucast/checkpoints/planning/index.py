@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpucast.checkpoints.scales import json_numbers
 from gpucast.files import limits
 from gpucast.files.inside import open_regular
 from gpucast.files.tensor import FileError, checked_name
@@ -34,7 +34,7 @@ class Index:
     def text(self, weight_map: Mapping[str, str], total_size: int) -> str:
         """The document with another weight map, whose tensors take `total_size` bytes."""
         metadata = {**(self.document.get("metadata") or {}), "total_size": total_size}
-        return json.dumps({**self.document, "metadata": metadata, "weight_map": dict(weight_map)}, indent=2) + "\n"
+        return json_numbers.dumps({**self.document, "metadata": metadata, "weight_map": dict(weight_map)}) + "\n"
 
 
 def read(path: str) -> Index:
@@ -45,7 +45,7 @@ def read(path: str) -> Index:
             raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
         raw = file.read(limits.HEADER)
     try:
-        document = limits.parsed_json(raw)
+        document = limits.parsed_json(raw, number=json_numbers.Number)
     except ValueError:
         document = None
     weight_map = document.get("weight_map") if isinstance(document, dict) else None

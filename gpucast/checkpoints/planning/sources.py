@@ -127,7 +127,8 @@ def _folder(path: str, target: str) -> Source:
         item = _item(path, name, path, "file")
         if name.endswith(index.SUFFIX):
             index_file = index.read(item.path)
-            if all(shard.endswith(".safetensors") for shard in index_file.files):
+            # One of files that PyTorch has pickled is copied, as other files that are not read here.
+            if not (index_file.files and all(file.lower().endswith(_PICKLED) for file in index_file.files)):
                 _check_shards(index_file)
                 indexes.append((name, index_file))
                 continue

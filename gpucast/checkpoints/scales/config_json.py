@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gpucast.checkpoints.scales.json_numbers import Number
 from gpucast.files import FileError, limits
 from gpucast.files.inside import open_regular
 
@@ -21,7 +22,7 @@ def document_of(path: str) -> dict[str, Any] | None:
     if len(text) > limits.CONFIG:
         raise FileError(f"{path}: expected at most {limits.CONFIG} bytes of {NAME}")
     try:
-        document = limits.parsed_json(text)
+        document = limits.parsed_json(text, number=Number)
     except ValueError:
         return None
     return document if isinstance(document, dict) else None

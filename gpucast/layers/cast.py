@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cast and CastLike as layers of a network, with a forward and a backward pass.
 
-What PyTorch and JAX differentiate of themselves, a tensor that requires a gradient or an array within ``jax.grad``, they
-differentiate through a layer as well, with its `lda_coeff`.
+What PyTorch and JAX differentiate by themselves, a tensor that requires a gradient or an array within ``jax.grad``,
+they differentiate through a layer as well, with its `lda_coeff`.
 
 Example::
 
@@ -132,7 +132,8 @@ class _Layer:
         for role, kind in (("x", src), ("y", dst)):
             if not kind.is_float:
                 raise TypeError(
-                    f"{caller}: {role} was {kind.name}, which has no gradient; only casts between floating types have one"
+                    f"{caller}: {role} was {kind.name}, which has no gradient; only casts between floating types "
+                    "have one"
                 )
         dy = _with_dtype(dy)
         if dtype(dy.dtype, caller=f"{caller}: dy.dtype=").family == "string":
@@ -162,7 +163,6 @@ class _Layer:
 
     def _options(self, caller: str) -> Options:
         return Options(saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset, caller=caller)
-
 
     def _through(self, x: Any, to: Any, options: Options) -> Any:
         """The cast of an array of another library, through which that differentiates."""

@@ -32,9 +32,7 @@ class TorchAdapter(BatchAdapter):
         y = host.cast(x, to, options)
         return self._cast(cast, x, to, options) if y is None else y
 
-    def _cast(
-        self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None
-    ) -> Any:
+    def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:
         """The cast by an op. `slope`: the coefficient of a layer, see `fused.cast`."""
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
         device, out, copy, caller = options.device, options.out, options.copy, options.caller

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from gpucast.layers.cast import times as array_times
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as array_cast
 from gpucast.casting.fused_options import resolve_scale
@@ -22,6 +21,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.interop.torch import tensors
+from gpucast.layers.cast import times as array_times
 
 _SIZE = 2**64
 #: The arguments of an op after the tensors. Ops take only signed 64-bit integers, so seeds are passed as such.

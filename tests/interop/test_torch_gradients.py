@@ -39,7 +39,11 @@ def tensor(x: np.ndarray) -> Any:
 
 
 def codes(y: Any) -> bytes:
-    return y.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    y = y.detach()
+    if y.dtype is torch.float4_e2m1fn_x2:
+        # Not every torch copies pairs.
+        y = y.view(torch.uint8)
+    return y.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def codes_of(x: np.ndarray) -> bytes:

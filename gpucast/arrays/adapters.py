@@ -115,7 +115,7 @@ class ArrayAdapter(ABC):
         return self.cast(cast, x, to, options)
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        """The cast of `x` times ``options.scale``, of any sign; `times` does it for arrays of ours. Default: so."""
+        """The cast of `x` times ``options.scale``, of any sign; `times` does it for arrays of ours. Default: that."""
         return self.cast_array(times, self.take(x, options.caller), to, options)
 
     # ---- compilers and transforms of functions ----

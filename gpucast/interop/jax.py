@@ -14,7 +14,8 @@ Casts work within ``jax.jit``, ``grad`` and ``vmap``, with the same bits, and fo
 function calls gpucast back on the host: that costs some microseconds for each cast, XLA fuses nothing with it, and on a
 GPU the array goes over the bus and back. Outside of ``jit`` nothing is called back, not even in ``grad``. For
 ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults, with a `scale`
-times that; casts to and from integers and BOOL have none (zeros), and forward mode is not supported. A `scale` may be
+or the coefficient of a layer times that; casts to and from integers and BOOL have none (zeros), and forward mode is not
+supported. A `scale` may be
 an array of the function, and gets no gradient; `seed` and `offset` are constants of the compiled function; `amax`,
 `out` and `device` are for calls outside. In a ``vmap`` each part of the batch gets the same random bits, as if it were
 cast alone.

@@ -35,8 +35,8 @@ def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None)
     src = dtype(x.dtype, caller=f"{caller}: x.dtype=")
     if dst.family == "string" or dst.bits == 6:
         raise TypeError(
-            f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays. Call it outside;"
-            " gpucast.layers.Cast has the gradient of such a cast"
+            f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays. Call it "
+            "outside; gpucast.layers.Cast has the gradient of such a cast"
         )
     rule_of(src, dst, options)
     resolve_random(options.rounding, options.seed, options.offset, caller)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cast and CastLike as layers of a network, with a forward and a backward pass.
 
-A tensor that requires a gradient, and an array within ``jax.grad``, is differentiated by its own library, through a
-layer as well, with its `lda_coeff`.
+What PyTorch and JAX differentiate by themselves, a tensor that requires a gradient or an array within ``jax.grad``,
+they differentiate through a layer as well, with its `lda_coeff`.
 
 Example::
 
@@ -132,7 +132,8 @@ class _Layer:
         for role, kind in (("x", src), ("y", dst)):
             if not kind.is_float:
                 raise TypeError(
-                    f"{caller}: {role} was {kind.name}, which has no gradient; only casts between floating types do"
+                    f"{caller}: {role} was {kind.name}, which has no gradient; only casts between floating types "
+                    "have one"
                 )
         dy = _with_dtype(dy)
         if dtype(dy.dtype, caller=f"{caller}: dy.dtype=").family == "string":

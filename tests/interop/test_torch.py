@@ -171,7 +171,9 @@ def test_dlpack_with_torch() -> None:
     """torch's own import and export, as an independent judge of the capsules."""
     from gpucast.interop import dlpack
 
-    for row in WHOLE:
+    # torch has float8 and float4 in DLPack from 2.10 on.
+    is_old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
+    for row in [row for row in WHOLE if not (is_old and row.is_float and row.bits == 8)]:
         x = values(row, (4, 6))
         for view in (x, x.T, x[1:, ::2]):
             y = torch.from_dlpack(dlpack.Export(view))
@@ -182,11 +184,12 @@ def test_dlpack_with_torch() -> None:
             assert back.ctypes.data == view.ctypes.data
     x = values(PAIRED, (4, 6))
     packed = PackedArray.pack(x)
-    y = torch.from_dlpack(packed)
-    assert_same(array(y, PAIRED), x)
-    assert y.data_ptr() == packed.data.ctypes.data
-    back = dlpack.take(y, "test")
-    assert_same(back.get(), x)
+    if not is_old:
+        y = torch.from_dlpack(packed)
+        assert_same(array(y, PAIRED), x)
+        assert y.data_ptr() == packed.data.ctypes.data
+        back = dlpack.take(y, "test")
+        assert_same(back.get(), x)
     with pytest.raises(BufferError, match="no library takes INT4 through DLPack"):
         torch.from_dlpack(PackedArray.pack(values(dtype("INT4"), (4, 6))))
 

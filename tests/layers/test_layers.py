@@ -19,14 +19,30 @@ from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
 from host_driver import HostDriver, device_array, download, installed, upload
 
+FLOATS = [row for row in NUMERIC if row.is_float]
 
-@pytest.mark.parametrize("src", NUMERIC, ids=str)
+
+@pytest.mark.parametrize("src", FLOATS, ids=str)
 def test_backward_with_coefficient_1_is_a_cast(src: DType) -> None:
-    for dst in NUMERIC:
+    for dst in FLOATS:
         layer = layers.Cast(dst)
         layer.forward(np.ones((3, 5), src.numpy))
-        dy = random_codes(dst, (3, 5)).view(dst.numpy)
-        assert_same(layer.backward(dy), gpucast.cast(dy, src))
+        # A gradient may be of any type of numbers.
+        for kind in (dst, dtype("INT8")):
+            dy = random_codes(kind, (3, 5)).view(kind.numpy)
+            assert_same(layer.backward(dy), gpucast.cast(dy, src))
+
+
+@pytest.mark.parametrize("other", [row for row in NUMERIC if not row.is_float], ids=str)
+def test_casts_from_and_to_integers_have_no_gradient(other: DType) -> None:
+    dy = np.ones(3, np.float32)
+    layer, like = layers.Cast(other, name="c1"), layers.CastLike()
+    layer.forward(dy)
+    with pytest.raises(TypeError, match=f"^layers.Cast.backward of 'c1': y was {other}, which has no gradient; only"):
+        layer.backward(dy)
+    like.forward(np.ones(3, other.numpy), dy)
+    with pytest.raises(TypeError, match=f"^layers.CastLike.backward: x was {other}, which has no gradient; only casts"):
+        like.backward(dy)
 
 
 def test_forward_is_cast() -> None:
@@ -72,8 +88,8 @@ def test_backward_follows_the_attributes(scale: float) -> None:
 def test_shapes_and_kinds_of_dy() -> None:
     layer = layers.Cast("FLOAT", lda_coeff=2)
     for shape in ((), (0,), (2, 3), (2, 0, 3)):
-        layer.forward(np.ones(shape, np.int8))
-        assert_same(layer.backward(np.full(shape, 1.6, np.float32)), np.full(shape, 3, np.int8))
+        layer.forward(np.ones(shape, np.float16))
+        assert_same(layer.backward(np.full(shape, 1.5, np.float32)), np.full(shape, 3, np.float16))
     layer.forward([1.0, 2.0])
     assert_same(layer.backward([0.5, 1.5]), np.array([1.0, 3.0]))
     wide = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -106,7 +122,7 @@ def test_states_that_have_no_backward() -> None:
 
 
 def test_a_forward_that_fails_is_none() -> None:
-    layer = layers.Cast("INT8")
+    layer = layers.Cast("FLOAT16")
     layer.forward(np.ones(2, np.float32))
     with pytest.raises(ValueError, match="x"):
         layer.forward(np.array(["x"]))
@@ -142,7 +158,7 @@ def test_bad_gradients() -> None:
     layer.forward(np.ones((2, 3), np.float16))
     with pytest.raises(ValueError, match=r"^layers.Cast.backward: dy has shape \(3, 2\); y had \(2, 3\)"):
         layer.backward(np.ones((3, 2)))
-    with pytest.raises(TypeError, match=r"^layers.Cast.backward: dy is STRING, which has no gradient"):
+    with pytest.raises(TypeError, match=r"^layers.Cast.backward: dy is STRING, which is no gradient"):
         layer.backward(np.full((2, 3), "1"))
     with pytest.raises(TypeError, match=r"^layers.Cast.backward: dy.dtype=.*complex128"):
         layer.backward(np.ones((2, 3), complex))

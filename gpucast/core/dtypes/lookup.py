@@ -218,11 +218,14 @@ class Lookup:
         if kind is complex:
             raise _complex(kind)
         if issubclass(kind, np.generic) or kind.__module__.startswith("ml_dtypes"):
-            with contextlib.suppress(TypeError):
-                found = np.dtype(kind)
-                # NumPy takes any class for object.
-                if found.kind != "O":
-                    return self._from_numpy(found, kind)
+            # Not `contextlib.suppress`, which torch.compile knows from 2.10 on.
+            try:
+                found: np.dtype[Any] = np.dtype(kind)
+            except TypeError:
+                found = np.dtype(object)
+            # NumPy takes any class for object.
+            if found.kind != "O":
+                return self._from_numpy(found, kind)
         of_jax = getattr(kind, "dtype", None)  # jax.numpy.bfloat16 and the like.
         if isinstance(of_jax, np.dtype):
             return self._from_numpy(of_jax, kind)

@@ -8,21 +8,23 @@ stream and in torch's memory, without further copies. Types of one byte or more 
 `PackedArray.to_torch` returns the tensor of bytes, and a cast of it is a tensor again. As input ``torch.int4``,
 ``uint4``, ``int2`` and ``uint2`` have one element per byte. STRING is a NumPy array of str.
 
-Gradients: for ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults
-of `gpucast.cast`, that is, rounding and clamping count as the identity. torch passes dy in the type of y. Casts to and
-from integers, BOOL and types below one byte are not differentiable. The transforms of ``torch.func`` except forward
-mode support casts to types of one byte or more; in a ``vmap`` each part of the batch gets the same random bits, as if
-it were cast alone. With a `scale` the gradient is ``cast(dy, x.dtype, scale=scale)``: cast back, times the scale.
-`scale` and `amax`, which may be tensors on x's device, get no gradient.
+Gradients: for ``y = cast(x, to, ...)`` between floating types of any width the gradient is ``cast(dy, x.dtype)`` with
+the defaults of `gpucast.cast`, that is, rounding and clamping count as the identity. torch passes dy in the type of y.
+No gradient passes through a `PackedArray`, so a cast to float6 refuses an x that requires one (ValueError); the layer
+`gpucast.layers.Cast` has it. Casts from and to integers, BOOL and STRING are not differentiable. The transforms of
+``torch.func`` except forward mode support casts to types of one byte or more and to FLOAT4E2M1; in a ``vmap`` each part
+of the batch gets the same random bits, as if it were cast alone. With a `scale` the gradient is
+``cast(dy, x.dtype, scale=scale)``: cast back, times the scale. `scale` and `amax`, which may be tensors on x's device,
+get no gradient.
 
 `Cast` and `CastLike` are `gpucast.layers` as modules (``torch.nn.Module``), with `lda_coeff`, the gradient's factor.
 
-``torch.compile`` keeps a cast as one node of the graph. It cannot do so where the result is a `PackedArray`: call
-``torch.ops.gpucast.cast``, which returns its bytes as a flat uint8 tensor. With `amax` the node returns a new value,
-which is then copied into `amax`. Inductor fuses nothing into that node. Within a chain of element-wise operations
-``x.to(torch.bfloat16)`` is the better choice, because inductor fuses it with its neighbours and saves passes over
-memory. Use gpucast where its rules matter (float8 with ONNX's saturation, FLOAT8E8M0, float4, integers, one rounding
-from float64) or where the cast stands alone.
+``torch.compile`` keeps a cast as one node of the graph. Where the result is a `PackedArray` or text it calls gpucast
+between two graphs; ``torch.ops.gpucast.cast`` stays in the graph and returns the packed bytes as a flat uint8 tensor.
+With `amax` the node returns a new value, which is then copied into `amax`. Inductor fuses nothing into that node.
+Within a chain of element-wise operations ``x.to(torch.bfloat16)`` is the better choice, because inductor fuses it with
+its neighbours and saves passes over memory. Use gpucast where its rules matter (float8 with ONNX's saturation,
+FLOAT8E8M0, float4, integers, one rounding from float64) or where the cast stands alone.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def check_pairs(shape: Any, dst: DType, caller: str) -> None:
 
 def has_tensors(dst: DType) -> bool:
     """Whether casts to a type are tensors: of its elements, or of pairs of them."""
-    return (dst is PAIRED and PAIRS is not None) or (not dst.packed and dst.family != "string")
+    return PAIRS is not None if dst is PAIRED else not dst.packed and dst.family != "string"
 
 
 def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
@@ -185,8 +185,8 @@ def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
     if dst.is_float and not has_tensors(dst) and x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{caller}: x requires grad, and {dst.name} becomes a PackedArray, through which torch passes no gradient; "
-            f"pass x.detach(), and take the gradient from gpucast.layers.Cast({dst.name!r}), by its forward(x.detach())"
-            " and backward(dy)"
+            "pass x.detach(), and where the gradient is needed take it from the layer "
+            f"gpucast.layers.Cast({dst.name!r}): forward(x.detach()), then backward(dy)"
         )
 
 

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of casts between floating types in PyTorch: straight through, for every width, or a clear refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, random_codes
+from gpucast import PackedArray, layers
+from gpucast.core.dtypes import DTYPES, DType, dtype
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from gpucast.interop import torch as gpucast_torch  # noqa: E402
+
+pytestmark = pytest.mark.peers
+
+#: The floating types that are tensors, FLOAT4E2M1 among them, and those that are none.
+FLOATS = [row for row in DTYPES if row.is_float and row.bits != 6]
+PACKED = [row for row in DTYPES if row.bits == 6]
+PAIRED = dtype("FLOAT4E2M1")
+
+
+def values(row: DType, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return random_codes(row, shape, seed).view(row.numpy)
+
+
+def tensor(x: np.ndarray) -> Any:
+    """The tensor that holds the same codes; float4 in pairs."""
+    row = dtype(x.dtype)
+    if row is PAIRED:
+        return torch.from_numpy(PackedArray.pack(x).data.reshape(*x.shape[:-1], -1)).view(torch.float4_e2m1fn_x2)
+    return torch.from_numpy(x.view(row.code_numpy)).view(getattr(torch, row.numpy_name))
+
+
+def codes(y: Any) -> bytes:
+    y = y.detach()
+    if y.dtype is torch.float4_e2m1fn_x2:
+        # Not every torch copies pairs.
+        y = y.view(torch.uint8)
+    return y.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def codes_of(x: np.ndarray) -> bytes:
+    return PackedArray.pack(x).tobytes() if dtype(x.dtype).packed else x.tobytes()
+
+
+@pytest.mark.parametrize("scale", [None, 0.625, torch.tensor(0.625)], ids=["plain", "number", "array"])
+@pytest.mark.parametrize("src", FLOATS, ids=str)
+def test_the_gradient_of_every_pair_is_the_cast_back(src: DType, scale: Any) -> None:
+    for dst in FLOATS:
+        x, dy = tensor(values(src, (3, 4))).requires_grad_(), values(dst, (3, 4), seed=1)
+        y = gpucast.cast(x, dst, scale=scale)
+        assert y.requires_grad
+        (dx,) = torch.autograd.grad(y, x, tensor(dy))
+        assert codes(dx) == codes_of(gpucast.cast(dy, src, scale=None if scale is None else 0.625))
+        _, pull = torch.func.vjp(lambda x, dst=dst: gpucast.cast(x, dst, scale=scale), x.detach())
+        assert codes(pull(tensor(dy))[0]) == codes(dx)
+
+
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "FLOAT8E4M3FN", "FLOAT8E8M0"])
+def test_a_step_through_a_narrow_type(to: str) -> None:
+    """Clamped elements too, in every mode of torch."""
+
+    def narrow(w: Any) -> Any:
+        return gpucast.cast(gpucast.cast(w, to), "FLOAT")
+
+    def loss(w: Any) -> Any:
+        return (narrow(w) * 2).sum()
+
+    w = torch.tensor([[1e9, 0.3], [-7.0, 0.0]])
+    leaf = w.clone().requires_grad_()
+    loss(leaf).backward()
+    wanted = torch.full_like(w, 2.0)
+    assert torch.equal(leaf.grad, wanted)
+    assert torch.equal(torch.func.grad(loss)(w), wanted)
+    assert torch.equal(torch.vmap(torch.func.grad(loss))(w), wanted)
+    assert torch.equal(torch.vmap(torch.func.grad(loss), in_dims=1, out_dims=1)(w), wanted)
+    assert torch.equal(torch.vmap(narrow)(w), narrow(w))
+
+
+def test_pairs_in_a_batch() -> None:
+    x = torch.from_numpy(values(dtype("FLOAT"), (3, 4, 6)))
+    for along in range(2):
+        y = torch.vmap(lambda x: gpucast.cast(x, "FLOAT4E2M1"), in_dims=along, out_dims=along)(x)
+        assert codes(y) == codes(gpucast.cast(x, "FLOAT4E2M1"))
+        back = torch.vmap(lambda y: gpucast.cast(y, "FLOAT"), in_dims=along, out_dims=along)(y)
+        assert torch.equal(back, gpucast.cast(y, "FLOAT"))
+    with pytest.raises(ValueError, match=r"x has shape \(\); torch has FLOAT4E2M1 in pairs"):
+        torch.vmap(lambda x: gpucast.cast(x, "FLOAT4E2M1"))(x[0, 0])
+
+
+def test_casts_of_many_have_the_same_gradients() -> None:
+    x = torch.tensor([0.3, 1e9]).requires_grad_()
+    (y,) = gpucast.cast_many([x], "FLOAT4E2M1", scale=0.5)
+    gpucast.cast(y, "FLOAT").sum().backward()
+    assert x.grad.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("to", PACKED, ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        gpucast.cast,
+        lambda x, to: gpucast.cast(x, to, scale=2.0),
+        lambda x, to: gpucast.cast_like(x, PackedArray(np.zeros(3, np.uint8), to, (4,))),
+        lambda x, to: gpucast.cast_many([x], to),
+        lambda x, to: layers.Cast(to).forward(x),
+        lambda x, to: gpucast_torch.Cast(to)(x),
+    ],
+    ids=["cast", "scaled", "cast_like", "cast_many", "layer", "module"],
+)
+def test_what_can_carry_no_gradient_is_refused(call: Callable[..., Any], to: DType) -> None:
+    x = torch.ones(4, requires_grad=True)
+    message = rf"x requires grad, and {to.name} becomes a PackedArray.*; pass x\.detach\(\), .*gpucast\.layers\.Cast"
+    with pytest.raises(ValueError, match=message):
+        call(x, to)
+    # Where nothing is lost it is cast.
+    call(x.detach(), to)
+    with torch.no_grad():
+        call(x, to)
+
+
+def test_the_layer_that_the_refusal_names_has_the_gradient() -> None:
+    layer = layers.Cast("FLOAT6E2M3", lda_coeff=0.5)
+    assert isinstance(layer.forward(torch.tensor([1e9, 0.3])), PackedArray)
+    assert layer.backward(torch.tensor([2.0, -3.0])).tolist() == [1.0, -1.5]
+
+
+def test_integers_have_none() -> None:
+    x = torch.ones(4, requires_grad=True)
+    for to in ("INT8", "INT4", "BOOL", "STRING"):
+        y = gpucast.cast(x, to)
+        assert not getattr(y, "requires_grad", False)
+        assert not getattr(layers.Cast(to).forward(x), "requires_grad", False)
+        with pytest.raises(TypeError, match=f"^layers.Cast.backward: y was {to}, which has no gradient"):
+            layer = layers.Cast(to)
+            layer.forward(x)
+            layer.backward(torch.ones(4))
+
+
+@pytest.mark.parametrize("coefficient", [1, 0.5, -0.375])
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "FLOAT8E5M2", "DOUBLE"])
+def test_layers_differentiate_with_their_coefficient(to: str, coefficient: float) -> None:
+    """The layer, its module, CastLike; by autograd, by torch.func and by the layer's own `backward`."""
+    x = torch.tensor([[1e9, 0.5], [-2.0, 0.0]])
+    like = gpucast.cast(x, to)
+    wanted = torch.full_like(x, 2 * coefficient)
+    for layer in (
+        layers.Cast(to, lda_coeff=coefficient).forward,
+        gpucast_torch.Cast(to, lda_coeff=coefficient),
+        lambda x: layers.CastLike(lda_coeff=coefficient).forward(x, like),
+        lambda x: gpucast_torch.CastLike(lda_coeff=coefficient)(x, like),
+    ):
+
+        def loss(x: Any, layer: Any = layer) -> Any:
+            return (gpucast.cast(layer(x), "FLOAT") * 2).sum()
+
+        leaf = x.clone().requires_grad_()
+        loss(leaf).backward()
+        assert torch.equal(leaf.grad, wanted)
+        assert torch.equal(torch.func.grad(loss)(x), wanted)
+        assert torch.equal(torch.vmap(torch.func.grad(loss))(x), wanted)
+        assert codes(layer(x)) == codes(like)
+    layer = layers.Cast(to, lda_coeff=coefficient)
+    layer.forward(x)
+    assert torch.equal(layer.backward(torch.full_like(x, 2.0)), wanted)
+
+
+def test_layers_have_gradients_of_gradients() -> None:
+    layer = gpucast_torch.Cast("FLOAT16", lda_coeff=-0.5)
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (dx,) = torch.autograd.grad((gpucast.cast(layer(x), "DOUBLE") ** 2).sum(), x, create_graph=True)
+    (ddx,) = torch.autograd.grad(dx.sum(), x)
+    assert dx.tolist() == [-1.0] * 3 and ddx.tolist() == [0.5] * 3
+
+
+def test_the_backward_of_a_layer_within_a_transform() -> None:
+    layer = layers.Cast("FLOAT16", lda_coeff=-0.375)
+    x = torch.linspace(-2, 2, 12).reshape(3, 4)
+
+    def back(dy: Any) -> Any:
+        layer.forward(dy)
+        return layer.backward(dy)
+
+    assert_same(torch.vmap(back)(x).numpy(), (x * -0.375).numpy())
+    assert torch.equal(torch.func.grad(lambda x: back(x).sum())(x), torch.full_like(x, -0.375))

@@ -110,9 +110,9 @@ class ArrayAdapter(ABC):
     def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
         """The cast of `x` by a layer: its gradient is cast back by the same options, times the coefficient.
 
-        Default: `cast`, for a library that has no gradients.
+        `cast` is that of any array. Default: by that, for a library that has no gradients.
         """
-        return self.cast(cast, x, to, options)
+        return cast(x, to, options)
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
         """The cast of `x` times ``options.scale``, of any sign; `times` does it for arrays of ours. Default: that."""

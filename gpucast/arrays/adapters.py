@@ -110,9 +110,9 @@ class ArrayAdapter(ABC):
     def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
         """The cast of `x` by a layer: its gradient is cast back by the same options, times the coefficient.
 
-        Default: `cast`, for a library that has no gradients.
+        `cast` is that of any array. Default: by that, for a library that has no gradients.
         """
-        return self.cast(cast, x, to, options)
+        return cast(x, to, options)
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
         """The cast of `x` times ``options.scale``, of any sign; `times` does it for arrays of ours. Default: that."""
@@ -216,6 +216,8 @@ _KEPT: dict[type, ArrayAdapter] = {}
 _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
 #: The classes of arrays of ours that are known at once.
 _OURS: tuple[type, ...] = (np.ndarray, np.generic)
+#: The functions that tell whether the compiler of a loaded library is at work.
+_COMPILING: dict[str, list[Callable[[], Any]]] = {}
 #: Asked in this order, all libraries before the protocols, which their arrays may speak as well.
 _LIBRARIES: list[Library] = []
 _PROTOCOLS: list[Protocol] = []
@@ -292,13 +294,25 @@ def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
 def compiler() -> ArrayAdapter | None:
     """The adapter of the library whose compiler traces this call, or what it calls."""
     for library in _LIBRARIES:
-        for path in library.is_compiling:
-            asked: Any = sys.modules.get(library.name)
-            for name in path:
-                asked = getattr(asked, name, None)
-            if asked is not None and asked():
-                return library.load()
+        if library.is_compiling:
+            for asked in _COMPILING.get(library.name) or _is_compiling(library):
+                if asked():
+                    return library.load()
     return None
+
+
+def _is_compiling(library: Library) -> list[Callable[[], Any]]:
+    """The functions that tell of the library's compiler; none while it is not loaded."""
+    found: list[Any] = []
+    for path in library.is_compiling:
+        asked: Any = sys.modules.get(library.name)
+        for name in path:
+            asked = getattr(asked, name, None)
+        found.append(asked)
+    if None not in found:
+        # To find them takes longer than to ask them.
+        _COMPILING[library.name] = found
+    return [asked for asked in found if asked is not None]
 
 
 def _speaks(x: Any, attribute: str) -> bool:

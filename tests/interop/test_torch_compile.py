@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -151,3 +153,14 @@ def test_inductor(exhaustive: bool) -> None:
         found, wanted = outcome(torch.compile(function), x), outcome(function, x)
         assert torch.equal(found[0].float(), wanted[0].float()), name
         assert torch.equal(found[1], wanted[1]), name
+
+
+def test_the_first_use_of_all_is_within_a_compiled_function() -> None:
+    code = (
+        "import torch, gpucast, warnings\n"
+        "warnings.simplefilter('ignore')\n"
+        "f = lambda x: gpucast.quantize(x, 'mxfp4').dequantize() + gpucast.cast(gpucast.cast(x, 'INT4'), 'FLOAT')\n"
+        "x = torch.linspace(-8, 8, 64).reshape(2, 32)\n"
+        "assert torch.equal(torch.compile(f, backend='eager')(x), f(x))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -219,10 +219,11 @@ class Lookup:
             raise _complex(kind)
         if issubclass(kind, np.generic) or kind.__module__.startswith("ml_dtypes"):
             # Not `contextlib.suppress`, which torch.compile knows from 2.10 on.
+            found: np.dtype[Any] = np.dtype(object)
             try:
                 found: np.dtype[Any] = np.dtype(kind)
             except TypeError:
-                found = np.dtype(object)
+                pass
             # NumPy takes any class for object.
             if found.kind != "O":
                 return self._from_numpy(found, kind)

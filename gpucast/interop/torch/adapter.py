@@ -76,7 +76,7 @@ class TorchAdapter(BatchAdapter):
     def cast_layer(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, coefficient: float) -> Any:
         if x.requires_grad or tensors.transformed() or torch.compiler.is_compiling():
             return self._cast(cast, x, to, options, coefficient)
-        return self.cast(cast, x, to, options)
+        return cast(x, to, options)
 
     def cast_times(self, times: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         caller = options.caller

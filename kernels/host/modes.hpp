@@ -28,8 +28,13 @@ constexpr Modes exact_modes = 0;
 // While one of these lives, this thread rounds to nearest and keeps subnormal numbers, whatever another library has set.
 struct Exactly {
     const Modes before = modes();
-    Exactly() { set_modes(exact_modes); }
-    ~Exactly() { set_modes(before); }
+    // To set them takes as long as to cast a few elements.
+    Exactly() {
+        if (before != exact_modes) set_modes(exact_modes);
+    }
+    ~Exactly() {
+        if (before != exact_modes) set_modes(before);
+    }
 };
 
 }  // namespace gpucast

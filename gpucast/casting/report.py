@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
@@ -28,6 +29,7 @@ _CAST, _COMPARED = 1 << 17, 1 << 15
 _COUNTED = 1 << 13
 
 
+@exact()
 def cast_report(
     x: Any,
     to: Any,
@@ -56,17 +58,16 @@ def cast_report(
         x = gpu.cast.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
-    with np.errstate(all="ignore"):
-        return _report(x, rule)
+    return _report(x, rule)
 
 
+@exact()
 def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
     counts as saturated where it would be after rounding to nearest."""
     total = CastReport()
-    with np.errstate(all="ignore"):
-        for part in spans(x.size, _COMPARED):
-            total += _compare(x[part], rule, rule.src, y[part])
+    for part in spans(x.size, _COMPARED):
+        total += _compare(x[part], rule, rule.src, y[part])
     return total
 
 

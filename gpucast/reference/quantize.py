@@ -73,6 +73,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.reference.casting import cast
@@ -80,6 +81,7 @@ from gpucast.reference.casting import cast
 Array = npt.NDArray[Any]
 
 
+@exact()
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **stochastic: Any) -> Parts:
     """Quantize a NumPy array, as described above. `scale`: see step 6; `stochastic`: the keywords of step 7."""
     if x.ndim == 0:
@@ -102,8 +104,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
             g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), 2.0**-126)
         else:
             g = cast(cast(scale, "FLOAT"), "DOUBLE")
-    with np.errstate(over="ignore"):
-        spread = high - low
+    spread = high - low
 
     if scale is not None and not format.global_scale:
         given = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis))
@@ -130,8 +131,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
         zero = np.where(lost, 0, np.clip(lowest - _integers(low / s), lowest, largest))
 
     gone = lost[_at(block)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        q = np.where(nan, value, value / (s * g)[_at(block)])
+    q = np.where(nan, value, value / (s * g)[_at(block)])
     q = np.where(gone, 0.0, q)
     if format.element.family == "int":
         data = cast(_integers(q) + zero[_at(block)], format.element, overflow="saturate")
@@ -147,6 +147,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     )
 
 
+@exact()
 def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -1) -> Array:
     """The numbers that the parts stand for, cast to the type `to`."""
     shape = parts.data.shape
@@ -159,9 +160,8 @@ def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -
         value = value - cast(parts.zero_points, "DOUBLE").reshape(grid)[_at(block)]
     s = cast(parts.scales, "DOUBLE").reshape(grid)[_at(block)]
     g = np.float64(1 if parts.global_scale is None else parts.global_scale)
-    with np.errstate(invalid="ignore"):
-        factor = s * g
-        product = value * factor
+    factor = s * g
+    product = value * factor
     # Which NaN an invalid operation returns depends on the processor.
     product = np.where(np.isnan(value), value, np.where(np.isnan(product), np.nan, product))
     return cast(np.where(np.isnan(factor), np.nan, product), to)

@@ -25,6 +25,7 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
+from gpucast.core.arithmetic import exact
 from gpucast.core.options import Options as CastOptions
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Spec, Tensor
@@ -33,6 +34,7 @@ from gpucast.native import cast as native_cast
 from gpucast.quantization import native as quantization_native
 
 
+@exact()
 def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
     """Do the work, or this process's share of it, and fill `outcome`. The target appears whole, at the end, or not at
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
@@ -69,6 +71,7 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
             outcome.kept = staging.folder
 
 
+@exact()
 def run_file(
     plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
 ) -> None:

@@ -8,6 +8,7 @@ IEEE 754-2019 (binary16/32/64), the OCP 8-bit and microscaling (MX) specificatio
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -164,6 +165,11 @@ class DType:
         magnitude, sign = code & ~self.sign_code, -1.0 if code & self.sign_code else 1.0
         if magnitude > self.max_code or (self.specials == "fnuz" and code == self.nan_code):
             return sign * math.inf if self.has_inf and magnitude == self.inf_code else math.nan
+        if self.bits == 64:
+            # Made of its code, because arithmetic with subnormals depends on the modes of the thread's processor.
+            # All numbers of other types, and the factors below, are normal as DOUBLE.
+            double: float = struct.unpack("<d", struct.pack("<Q", code))[0]
+            return double
         exponent, mantissa = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
         if self.family == "e8m0":
             return math.ldexp(1.0, exponent - self.bias)

@@ -249,6 +249,7 @@ def _format(chunk: Array, src: DType, size: int) -> Any:
 
 
 @cache
+@arithmetic.exact()
 def _table(src: DType) -> Array:
     """The texts of all codes of a type of 16 bits or fewer."""
     codes = range(1 << src.bits)
@@ -339,5 +340,6 @@ def _shortest_texts(values: Array, src: DType) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
+@arithmetic.exact()
 def _exact_text(value: float, src: DType) -> str:
     return strings.format(value, src)

@@ -205,6 +205,7 @@ def test_the_two_share_the_rows_alone() -> None:
         return {name for name in names if name.startswith("gpucast")}
 
     assert imports(Path(reference.__file__)) == {
+        "gpucast.core.arithmetic.exact",
         "gpucast.core.dtypes.dtype",
         "gpucast.core.formats.Format",
         "gpucast.core.formats.Parts",

@@ -16,6 +16,7 @@ import numpy as np
 from gpucast.casting.cast import cast_with
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import resolve_scale
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
@@ -65,6 +66,7 @@ def _has_codes(kind: DType) -> bool:
     return kind.is_float and not kind.packed
 
 
+@exact()
 def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None) -> np.ndarray[Any, Any]:
     number = None if scale is None else np.asarray(scale)
     y = np.asarray(cast_with(np.asarray(x).view(src.numpy), dst, options._replace(scale=number)))

@@ -204,7 +204,7 @@ class DynamicLossScale(LossScale):
 
     def __init__(
         self,
-        loss_scale: float = 2.0**15,
+        loss_scale: float = 32768.0,
         *,
         period: int = 2000,
         factor: float = 2.0,
@@ -328,7 +328,7 @@ def _number(value: Any, caller: str) -> float:
     if not is_real(value):
         raise TypeError(f"{caller}={value!r} must be a number")
     number = float(np.float32(as_double(value)))
-    if not (math.isfinite(number) and number >= 2.0**-126):
+    if not (math.isfinite(number) and number >= math.ldexp(1.0, -126)):
         raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number
 

@@ -101,7 +101,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     if format.global_scale:
         if scale is None:
             top = amax.max(initial=0.0) / (format.divisor * float(format.scale.max))
-            g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), 2.0**-126)
+            g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
         else:
             g = cast(cast(scale, "FLOAT"), "DOUBLE")
     spread = high - low

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Public calls in threads that flush subnormals, round otherwise, or raise NumPy's errors: the reference's bits."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+import processor_modes
+from codes import assert_same, random_codes
+from gpucast import reference
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import FORMATS
+from gpucast.parity import hard_values
+from gpucast.parity.cases import NUMERIC, cases
+from gpucast.reference import quantize as quantizing
+from processor_modes import SOME, Modes, in_thread, under
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = processor_modes.needed
+MODES = pytest.mark.parametrize("modes", SOME, ids=str)
+#: The host's present loops compute under the modes of the thread. This goes when others come in their place.
+waits_for_the_new_loops = pytest.mark.xfail(
+    reason="the host's present loops compute under the thread's modes", strict=False
+)
+SHORT, LONG = 5, 20_000
+
+
+def _codes(src: DType, size: int) -> Array:
+    """Subnormals, points where rounding changes, and any others."""
+    rng = np.random.default_rng(src.bits)
+    found = [random_codes(src, 300, 1)]
+    if src.bits > 16:
+        near = (gpucast.dtype(name) for name in ("FLOAT", "FLOAT8E8M0", "FLOAT16", "FLOAT8E5M2"))
+        found += [rng.choice(hard_values.codes(src, dst, 3, 0.01, 10), 60) for dst in near]
+    tiny = np.arange(1, 8).astype(src.code_numpy) & src.code_numpy.type(1 if src.family == "bool" else src.code_mask)
+    found += [tiny, tiny | src.code_numpy.type(src.sign_code)]
+    every = np.concatenate(found)
+    if size < every.size:
+        return np.concatenate([tiny[: size // 2], rng.choice(every, size - size // 2)]).view(src.numpy)
+    return rng.permutation(np.resize(every, size)).view(src.numpy)
+
+
+SOURCES = {(src, size): _codes(src, size) for src in NUMERIC for size in (SHORT, LONG)}
+#: Each pair's rules and results, computed once under the default modes; long arrays by the default rule alone.
+WANTED: dict[Any, Array] = {}
+
+
+def wanted(src: DType, size: int, case: Any) -> Array:
+    key = src, size, case
+    if key not in WANTED:
+        WANTED[key] = reference.cast(SOURCES[src, size], case.rule.dst, **dict(case.attributes))
+    return WANTED[key]
+
+
+@waits_for_the_new_loops
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@MODES
+def test_casts_of_all_pairs(modes: Modes, size: int) -> None:
+    tried = [
+        (src, case)
+        for src, dst in itertools.product(NUMERIC, NUMERIC)
+        for case in cases(src, dst)[: None if size == SHORT else 1]
+    ]
+    expected = [wanted(src, size, case) for src, case in tried]
+
+    def work() -> list[Array]:
+        return [gpucast.cast(SOURCES[src, size], case.rule.dst, **dict(case.attributes)) for src, case in tried]
+
+    with under(modes):
+        found = work()
+    wrong = [
+        case for (_, case), got, right in zip(tried, found, expected, strict=True) if got.tobytes() != right.tobytes()
+    ]
+    assert not wrong, [*map(str, wrong)]
+    # What was kept on the way is right, too; and in a new thread all of it is found again.
+    for got, right in zip(work(), expected, strict=True):
+        assert got.tobytes() == right.tobytes()
+    for got, right in zip(in_thread(work, modes), expected, strict=True):
+        assert got.tobytes() == right.tobytes()
+
+
+@waits_for_the_new_loops
+@MODES
+def test_fused_casts(modes: Modes) -> None:
+    """A product with a scale, and the largest magnitude."""
+    for name, size, to in itertools.product(
+        ("DOUBLE", "FLOAT", "BFLOAT16"), (SHORT, LONG), ("FLOAT", "FLOAT8E4M3FN", "DOUBLE")
+    ):
+        src = gpucast.dtype(name)
+        x = SOURCES[src, size]
+        x = x[np.isfinite(reference.cast(x, "DOUBLE"))]
+        wide = reference.cast(x, "DOUBLE")
+        with np.errstate(all="ignore"):
+            right, largest = reference.cast(wide * 0.1, to), np.float32(np.abs(wide).max())
+        amax = np.zeros(1, np.float32)
+        with under(modes):
+            got = gpucast.cast(x, to, scale=0.1, amax=amax)
+        assert_same(got, right)
+        assert amax[0].tobytes() == largest.tobytes()
+
+
+@waits_for_the_new_loops
+@MODES
+def test_many_casts(modes: Modes) -> None:
+    tree = {str(src): SOURCES[src, size] for src in NUMERIC for size in (SHORT,)}
+    for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0"):
+        right = {name: reference.cast(x, to) for name, x in tree.items()}
+        with under(modes):
+            got = gpucast.cast_many(tree, to)
+        for name, x in right.items():
+            assert_same(got[name], x)
+
+
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@MODES
+def test_quantizing(modes: Modes, size: int) -> None:
+    for format, name in itertools.product(
+        FORMATS.values(), ("FLOAT", "BFLOAT16", "DOUBLE") if size == SHORT else ("FLOAT",)
+    ):
+        x = SOURCES[gpucast.dtype(name), size].reshape(-1, 5 if size == SHORT else 200)
+        x = np.where(np.isfinite(reference.cast(x, "DOUBLE")), x, np.zeros_like(x))
+        right = quantizing.quantize(x, format, axis=0 if format.block == "axis" else 1)
+        back = quantizing.dequantize(right, format, "FLOAT", axis=0 if format.block == "axis" else 1)
+
+        def both(x: Array = x, format: Any = format) -> Any:
+            q = gpucast.quantize(x, format, axis=0 if format.block == "axis" else 1)
+            return q, q.dequantize("FLOAT"), gpucast.dequantize(q, "BFLOAT16")
+
+        with under(modes):
+            q, found, _ = both()
+        for key, part in q.parts().items():
+            part = part.get() if isinstance(part, gpucast.PackedArray) else part
+            assert part.tobytes() == np.asarray(getattr(right, key)).tobytes(), (str(format), key)
+        assert found.tobytes() == back.tobytes(), str(format)
+        assert in_thread(both, modes)[1].tobytes() == back.tobytes()
+
+
+@MODES
+def test_texts(modes: Modes) -> None:
+    texts = np.array(["0.1", "5e-324", "1.4e-45", "-7.1e-46", "1e23", "2.98e-8", "nan", "-inf", "1e-400"] * 40, object)
+    for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0", "FLOAT8E5M2"):
+        right = reference.cast(texts, to)
+        back = reference.cast(right, "STRING")
+        with under(modes):
+            got, shown = gpucast.cast(texts, to), gpucast.cast(right, "STRING")
+        assert_same(got, right)
+        assert shown.tolist() == back.tolist()
+
+
+def test_numpy_may_raise_and_warnings_may_be_errors() -> None:
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for src, dst in itertools.product(NUMERIC, (*NUMERIC, gpucast.dtype("STRING"))):
+            gpucast.cast_report(SOURCES[src, SHORT], dst)
+            if src.is_float:
+                gpucast.cast(SOURCES[src, SHORT], "STRING")
+
+
+# ---- threads of others ----
+
+
+def test_the_threads_of_jax() -> None:
+    """XLA's threads flush subnormals; what is computed there is right, and poisons nothing."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        pairs = itertools.permutations(
+            (gpucast.dtype(n) for n in ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "DOUBLE", "FLOAT16")), 2
+        )
+        for (src, dst), size in itertools.product(pairs, (SHORT, 2_000)):
+            x = SOURCES[src, LONG][:size]
+            x[: min(size, 7)] = np.arange(1, 1 + min(size, 7)).astype(src.code_numpy).view(src.numpy)
+            got = np.asarray(jax.jit(lambda x, dst=dst: gpucast.cast(x, dst))(x))
+            assert_same(got, reference.cast(x, dst))
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    for format in ("mxfp8e4m3", "mxfp4", "nvfp4"):
+        zeros = gpucast.quantize(np.zeros((4, 64), np.float32), format).dequantize()
+        assert not zeros.any() and not np.isnan(zeros).any()
+
+
+@waits_for_the_new_loops
+@pytest.mark.peers
+def test_what_torch_sets() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, tensor = SOURCES[gpucast.dtype("FLOAT"), LONG], None
+    right = {to: reference.cast(x, to) for to in ("DOUBLE", "BFLOAT16", "FLOAT16")}
+    tensor = torch.from_numpy(x.copy())
+    try:
+        assert torch.set_flush_denormal(True)
+        found = {to: gpucast.cast(x, to) for to in right}
+        tensors = {to: gpucast.cast(tensor, to) for to in right}
+    finally:
+        torch.set_flush_denormal(False)
+    for to, wanted_one in right.items():
+        assert_same(found[to], wanted_one)
+        assert tensors[to].view(torch.uint8).numpy().tobytes() == wanted_one.tobytes()

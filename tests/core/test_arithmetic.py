@@ -22,6 +22,7 @@ import pytest
 import gpucast
 import processor_modes
 from gpucast import mixed, reference
+from gpucast.arrays.packed import as_array
 from gpucast.casting.report import result_report
 from gpucast.core import checks
 from gpucast.core import text as strings
@@ -490,3 +491,11 @@ def test_arithmetic_with_floats_that_is_kept_stands_within_exact() -> None:
         "nan_code",
         "numpy",
     ]
+
+
+@MODES
+def test_lists_of_numbers(modes: Modes) -> None:
+    """NumPy makes one type of a list's elements, by arithmetic of the processor."""
+    given = [np.float32(1e-45), 1.0, np.float16(6e-8)]
+    check(lambda: as_array(given, "test"), modes)
+    check(lambda: reference.cast(given, "FLOAT"), modes)

@@ -8,23 +8,27 @@ from gpucast.core import interruption as interruption  # isort: split
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gpucast import device as device
-from gpucast import dtypes as dtypes
-from gpucast import layers, reference
-from gpucast.arrays import adapters
-from gpucast.arrays.packed import PackedArray
-from gpucast.casting.batch import cast_many
-from gpucast.casting.cast import cast, cast_like
-from gpucast.casting.creation import empty, empty_like, from_bytes
-from gpucast.casting.loss_counts import CastReport
-from gpucast.casting.report import cast_report
-from gpucast.codegen.device_function import device_function
-from gpucast.core import packages
-from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
-from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.options import DEFAULT_OPSET
-from gpucast.core.version import __version__ as __version__
-from gpucast.warmup.api import warmup
+from gpucast.core.arithmetic import exact
+
+# What modules compute as they are imported, and the constants that Python keeps of their texts, stay for all threads.
+with exact():
+    from gpucast import device as device
+    from gpucast import dtypes as dtypes
+    from gpucast import layers, reference
+    from gpucast.arrays import adapters
+    from gpucast.arrays.packed import PackedArray
+    from gpucast.casting.batch import cast_many
+    from gpucast.casting.cast import cast, cast_like
+    from gpucast.casting.creation import empty, empty_like, from_bytes
+    from gpucast.casting.loss_counts import CastReport
+    from gpucast.casting.report import cast_report
+    from gpucast.codegen.device_function import device_function
+    from gpucast.core import packages
+    from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
+    from gpucast.core.errors import DeviceUnavailable
+    from gpucast.core.options import DEFAULT_OPSET
+    from gpucast.core.version import __version__ as __version__
+    from gpucast.warmup.api import warmup
 
 if TYPE_CHECKING:
     from gpucast import mixed, quantization
@@ -125,7 +129,9 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """What is imported when it is used, so that ``import gpucast`` stays quick."""
         if name in ("mixed", "quantization"):
-            return importlib.import_module(f"gpucast.{name}")
+            with exact():
+                return importlib.import_module(f"gpucast.{name}")
         if name in ("Quantized", "dequantize", "quantize"):
-            return getattr(importlib.import_module("gpucast.quantization"), name)
+            with exact():
+                return getattr(importlib.import_module("gpucast.quantization"), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

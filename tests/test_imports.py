@@ -34,19 +34,19 @@ PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gp
 #: Modules that know less than their folder may.
 NARROW = {
     "core.arithmetic": set(),
-    "core.checks": set(),
+    "core.checks": {"core.arithmetic"},
     "core.dtypes.table": set(),
     "core.dtypes.lookup": {"core.dtypes.table"},
     "core.dtypes.limits": {"core.dtypes.lookup", "core.dtypes.table"},
     "core.dtypes": {"core.dtypes.limits", "core.dtypes.lookup", "core.dtypes.table"},
     "core.errors": set(),
-    "core.packages": set(),
+    "core.packages": {"core.arithmetic"},
     "core.options": {"core.dtypes"},
     "core.version": set(),
     "core.rule": {"core.checks", "core.dtypes", "core.options"},
     "core.text": {"core.dtypes"},
     "core.random": {"core.checks", "core.rule"},
-    "reference.rounding": {"core.dtypes"},
+    "reference.rounding": {"core.arithmetic", "core.dtypes"},
     "reference.casting": {
         "core.arithmetic",
         "core.dtypes",
@@ -76,8 +76,7 @@ SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
 #: The other imports inside functions, and why.
 INSIDE = {
-    ("core.arithmetic", "_host"): "the extension module, which may be missing",
-    ("host.module", "_host"): "the same",
+    ("host.module", "_host"): "the extension module, which may be missing",
     ("host.build", "numpy"): "its headers, which only a build needs",
     ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",

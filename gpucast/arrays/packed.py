@@ -21,6 +21,7 @@ import numpy.typing as npt
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 
@@ -60,10 +61,16 @@ def as_array(x: Any, caller: str) -> Any:
     if adapter is not None:
         return adapter.take(x, caller)
     # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
-    array = np.asarray(x)
+    if isinstance(x, np.ndarray):
+        array = np.asarray(x)
+    else:
+        # NumPy may convert the elements of a list to one type.
+        with exact():
+            array = np.asarray(x)
     return _numbers(x, array, caller) if array.dtype == object else array
 
 
+@exact()
 def _numbers(x: Any, array: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
     """An array of objects as it is where they begin with a text, else as NumPy has these numbers.
 

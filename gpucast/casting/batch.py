@@ -18,7 +18,7 @@ from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import batch_items, batch_plans, dispatch, host_lists
 from gpucast.casting.cast import cast_with
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
@@ -98,7 +98,7 @@ def cast_arrays(
     return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
 
 
-@exactly
+@exact()
 def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:
     caller = options.caller
     leaves, structure = tree.flatten(arrays, f"{caller}: arrays")
@@ -117,7 +117,7 @@ def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, fl
     return tree.unflatten(structure, results) if out is None else out
 
 
-@exactly
+@exact()
 def _cast_arrays(
     given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> Sequence[Any]:

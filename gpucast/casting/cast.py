@@ -19,7 +19,7 @@ from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
 from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
@@ -233,7 +233,7 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
     return adapters.untraced(_checked_array, x, to, options)
 
 
-@exactly
+@exact()
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
     """The cast of what is no array of another library. It makes the plan for later calls like this one."""
     caller, out = options.caller, options.out

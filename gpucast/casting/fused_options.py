@@ -14,6 +14,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import share_memory
 from gpucast.arrays.packed import device_index, unmasked
+from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
@@ -55,16 +56,19 @@ def resolve_scale(scale: Any, device: int | None, caller: str) -> Any:
     not finite, for another size than 1, and for an array on another device. Values of arrays are not looked at: one on
     the host is read, but not checked.
     """
-    if type(scale) is float and 0 <= scale < math.inf:
+    # From the smallest normal number on: a negative subnormal is no less than 0 where the processor flushes it.
+    if type(scale) is float and 2.0**-1022 <= scale < math.inf:
         return scale
     if is_real(scale):
         number = as_double(scale)
-        if not (math.isfinite(number) and number >= 0):
+        with exact():
+            allowed = math.isfinite(number) and number >= 0
+        if not allowed:
             raise ValueError(f"{caller}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
         return number
     array = _array("scale", scale, (_FLOAT, _DOUBLE), caller, writing=False)
     if device_index(array) is None:
-        return float(array.reshape(())[()])
+        return as_double(array.reshape(())[()])
     _check_place("scale", array, device, caller)
     return array
 

@@ -13,7 +13,7 @@ from gpucast.arrays.adapters import untraced
 from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
@@ -30,6 +30,7 @@ _CAST, _COMPARED = 1 << 17, 1 << 15
 _COUNTED = 1 << 13
 
 
+@exact()
 def cast_report(
     x: Any,
     to: Any,
@@ -50,7 +51,7 @@ def cast_report(
     return report
 
 
-@exactly
+@exact()
 def _checked_report(x: Any, to: Any, options: Options) -> CastReport:
     x = as_array(x, "cast_report")
     rule = resolve(dtype(x.dtype, caller="cast_report: x.dtype="), dtype(to, caller="cast_report: to="), options)
@@ -64,7 +65,7 @@ def _checked_report(x: Any, to: Any, options: Options) -> CastReport:
     return _report(x, rule)
 
 
-@exactly
+@exact()
 def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
     counts as saturated where it would be after rounding to nearest."""

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from gpucast.cli import bench, convert, dtypes, fold, info, kernel, parity, prove, warmup
 from gpucast.core import interruption
+from gpucast.core.arithmetic import exact
 from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
 
@@ -32,6 +33,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{required} [options]\n{self.prog}: error: {message}\n(see {self.prog} --help)\n")
 
 
+@exact()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return the exit code."""
     name = "gpucast"

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.core.arithmetic import exact
+
 
 def integer(value: Any, what: str, expected: str = "an integer") -> int:
     """An integer of any class. TypeError, which begins with `what`, for all else, and for booleans."""
@@ -32,6 +34,10 @@ def is_real(value: Any) -> bool:
 def as_double(value: Any) -> float:
     """A real number of any class as DOUBLE; infinity for integers and fractions beyond it."""
     try:
-        return float(value)
+        # Of those of other classes the processor makes a DOUBLE: of NumPy's FLOAT scalars, say.
+        if isinstance(value, (float, int)):
+            return float(value)
+        with exact():
+            return float(value)
     except OverflowError:
         return math.inf

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 
 __all__ = ["FORMATS", "SOURCES", "Format", "Parts", "ScaleRule", "find"]
@@ -103,16 +104,17 @@ class Format:
     # ---- numbers ----
 
     @cached_property
+    @exact()
     def divisor(self) -> float:
         """What the largest magnitude of a block is divided by: the largest element; for "floor" its power of two. For
         "even" the smallest number that rounds to twice that power, over 2; the scale is then rounded down too."""
         element, largest = self.element, float(self.element.max)
-        power = 2.0 ** math.floor(math.log2(largest))
+        power = math.ldexp(1.0, math.frexp(largest)[1] - 1)
         if self.rule == "full_range":
             return float(element.max - element.min) / 2
         if self.rule == "even":
             mantissa_bits = element.mantissa_bits if element.is_float else element.bits - 2
-            return power * (1 - 2.0 ** -(mantissa_bits + 2))
+            return power * (1 - math.ldexp(1.0, -(mantissa_bits + 2)))
         return power if self.rule == "floor" else largest
 
     @property
@@ -132,11 +134,12 @@ class Format:
         return self.rule in ("floor", "even")
 
     @cached_property
+    @exact()
     def smallest_scale(self) -> float:
         """No scale is below: FLOAT's smallest normal number (its reciprocal is finite, and processors that flush
         subnormals read it too), the smallest positive number of a narrow type."""
         if self.has_float_scales:
-            return 2.0 ** (1 - self.scale.bias)
+            return math.ldexp(1.0, 1 - self.scale.bias)
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
 
     @property
@@ -150,6 +153,7 @@ class Format:
         return self.scale in (_FLOAT, _BFLOAT16)
 
     @cached_property
+    @exact()
     def bits(self) -> float:
         """Bits per number of a long array, scales and zero points included; one per axis or tensor counts nothing."""
         if isinstance(self.block, str):

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+from gpucast.core.arithmetic import exact
+
 #: The threads within `importing`, and how deep.
 _threads: dict[int, int] = {}
 _changed = threading.Condition()
@@ -60,7 +62,7 @@ def submodules(package: str, *names: str) -> Callable[[str], ModuleType]:
 
     def import_it(name: str) -> ModuleType:
         if name in names:
-            with importing():
+            with importing(), exact():
                 return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

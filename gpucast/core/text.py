@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -154,7 +155,13 @@ def format(value: float, row: DType) -> str:
     sign = "-" if math.copysign(1.0, value) < 0 else ""
     if math.isinf(value):
         return f"{sign}INF"
-    return sign + (_layout(*_shortest(abs(value), shortest_in(row))) if value else "0.0")
+    # In integers from here on: other modes of the processor may take a subnormal for 0.
+    code = struct.unpack("<Q", struct.pack("<d", value))[0] & (1 << 63) - 1
+    exponent, mantissa = code >> 52, code & (1 << 52) - 1
+    if not code:
+        return f"{sign}0.0"
+    significand = mantissa + (1 << 52) if exponent else mantissa
+    return sign + _layout(*_shortest(significand, max(exponent, 1) - 1075, shortest_in(row)))
 
 
 def shortest_in(row: DType) -> DType:
@@ -189,15 +196,17 @@ def _exponent(text: str) -> int:
     return -exponent if text.startswith("-") else exponent
 
 
-def _shortest(value: float, row: DType) -> tuple[str, int]:
-    """The fewest digits d.ddd and the exponent k such that d.ddd x 10^k reads back as a finite value > 0 of a type.
+def _shortest(significand: int, scale: int, row: DType) -> tuple[str, int]:
+    """The fewest digits d.ddd and the exponent k such that d.ddd x 10^k reads back as a finite value > 0 of a type,
+    which is significand x 2^scale.
 
     Among equally short ones the closest to the value; of two equally close, the one with an even last digit.
     """
-    fraction, exponent = math.frexp(value)
+    exponent = significand.bit_length() + scale
     # The spacing of values around this one is 4 x 2^quarter, so the ends of its interval are whole quarters.
     quarter = max(exponent - 1, 1 - row.bias) - row.mantissa_bits - 2
-    spacings = int(math.ldexp(fraction, exponent - quarter - 2))
+    shift = scale - quarter - 2
+    spacings = significand << shift if shift >= 0 else significand >> -shift
     center, high = 4 * spacings, 4 * spacings + 2
     # Below a power of two the values lie twice as close, but for the smallest normal one.
     at_power = spacings == 1 << row.mantissa_bits and exponent - 1 > 1 - row.bias
@@ -205,8 +214,10 @@ def _shortest(value: float, row: DType) -> tuple[str, int]:
     # Ties read back to even: the ends belong to the interval of an even value.
     closed = spacings % 2 == 0
 
-    k = math.floor(math.log10(value))
-    k += (Fraction(value) >= Fraction(10) ** (k + 1)) - (Fraction(value) < Fraction(10) ** k)
+    # log10(2) is 78913 / 2^18, nearly: the estimate is off by 1 at most.
+    k = (exponent - 1) * 78913 >> 18
+    value = Fraction(significand) * Fraction(2) ** scale
+    k += (value >= Fraction(10) ** (k + 1)) - (value < Fraction(10) ** k)
     for count in range(1, 18):
         # In one common unit: a candidate is digits * decimal, an end of the interval is quarters * binary.
         place = k - count + 1

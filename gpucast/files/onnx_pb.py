@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import limits, npy, raw_data
 from gpucast.files.tensor import (
@@ -100,6 +101,7 @@ def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, n
     return elements
 
 
+@exact()
 def typed(proto: Any, onnx_type: DType, size: int, path: str, name: str) -> Array:
     """The elements in typed fields, as raw_data. Types of 16 bits or fewer are stored in int32_data as codes."""
     field, element = _FIELDS.get(onnx_type.name, ("int32_data", "int32"))

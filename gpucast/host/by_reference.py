@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.packed import PackedArray
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
@@ -23,7 +23,7 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _CHUNK = 1 << 16
 
 
-@exactly
+@exact()
 def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> None:
     """As `gpucast.host.numbers.into`."""
     fused = fused or FusedInputs()

@@ -22,9 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.chunks import spans
-from gpucast.core import dtypes, packages
+from gpucast.core import arithmetic, dtypes, packages
 from gpucast.core import text as strings
-from gpucast.core.arithmetic import exactly
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
 from gpucast.host.numbers import into
@@ -50,7 +49,7 @@ def fast_library() -> Any:
         return orjson
 
 
-@exactly
+@arithmetic.exact()
 def parse(x: Array, rule: CastRule) -> Array:
     """Text (object, str, bytes or StringDType, any shape) to a new array of ``rule.dst``, of x's shape, in C order.
 
@@ -68,7 +67,7 @@ def parse(x: Array, rule: CastRule) -> Array:
     return result.reshape(x.shape)
 
 
-@exactly
+@arithmetic.exact()
 def format(x: Array, rule: CastRule) -> Array:
     """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
     src = rule.src
@@ -128,8 +127,7 @@ def _on_boundary(numbers: Array, dst: DType) -> Array:
         # The spacing continues beyond the largest value, because overflow is decided after rounding.
         spacing = np.maximum(exponent, 2 - dst.bias) - 1 - dst.mantissa_bits
         steps = np.ldexp(numbers, -spacing)
-        with np.errstate(invalid="ignore"):
-            boundary = np.abs(steps - np.rint(steps)) == 0.5
+        boundary = np.abs(steps - np.rint(steps)) == 0.5
     return boundary | np.isinf(numbers)
 
 
@@ -156,8 +154,7 @@ def _doubles(texts: list[str], first: int) -> Array:
             pass  # JSON has no "+1", ".5", "1." or "01", and no infinity for "1e400".
         try:
             if others.translate(None, _LETTERS_AND_BLANKS) == b"," * commas:
-                with np.errstate(over="ignore", under="ignore"):
-                    return np.array(texts, dtype=object).astype(np.float64)
+                return np.array(texts, dtype=object).astype(np.float64)
         except ValueError:
             pass
     for index, text in enumerate(texts, first):
@@ -235,7 +232,13 @@ _READ: dict[str, Callable[[list[str], int, CastRule], Any]] = {
 # Making a table of all 65,536 texts takes tens of milliseconds, which does not pay off for fewer elements.
 _TABLE_SIZE = 4096
 
-_POWERS_OF_TEN = np.array([float(f"1e{exponent}") for exponent in range(-64, 65)])
+
+@arithmetic.exact()
+def _powers_of_ten() -> Array:
+    return np.array([float(f"1e{exponent}") for exponent in range(-64, 65)])
+
+
+_POWERS_OF_TEN = _powers_of_ten()
 
 
 def _format(chunk: Array, src: DType, size: int) -> Any:
@@ -246,6 +249,7 @@ def _format(chunk: Array, src: DType, size: int) -> Any:
 
 
 @cache
+@arithmetic.exact()
 def _table(src: DType) -> Array:
     """The texts of all codes of a type of 16 bits or fewer."""
     codes = range(1 << src.bits)
@@ -301,8 +305,7 @@ def _shortest_texts(values: Array, src: DType) -> list[str]:
     """
     # repr(float(str(x))) of NumPy's scalars gives the same texts, in 1.5 (any bits) to 3 times (normal distribution)
     # the time of a million FLOATs.
-    with np.errstate(invalid="ignore"):  # signalling NaN
-        result = values.astype(np.float64)
+    result = values.astype(np.float64)
     exact: list[int] = []
     rest = np.flatnonzero(np.isfinite(values) & (values != 0))
     later = rest[:0]
@@ -318,8 +321,7 @@ def _shortest_texts(values: Array, src: DType) -> list[str]:
         scaled = value * _POWERS_OF_TEN[64 - place]
         digits = np.rint(scaled)
         decimal = np.where(place < 0, digits / _POWERS_OF_TEN[64 - place], digits * _POWERS_OF_TEN[64 + place])
-        with np.errstate(over="ignore"):
-            low, high = ((decimal * (1 + error)).astype(values.dtype) == value for error in (-(2.0**-48), 2.0**-48))
+        low, high = ((decimal * (1 + error)).astype(values.dtype) == value for error in (-(2.0**-48), 2.0**-48))
         found = low & high
         doubtful = (low | high) & (~found | (np.abs(np.abs(scaled - digits) - 0.5) < 1e-5))
         # Below a power of two values are twice as dense: the decimal above it may read back when the nearest does not.
@@ -338,5 +340,6 @@ def _shortest_texts(values: Array, src: DType) -> list[str]:
 
 
 @lru_cache(maxsize=4096)
+@arithmetic.exact()
 def _exact_text(value: float, src: DType) -> str:
     return strings.format(value, src)

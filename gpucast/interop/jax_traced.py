@@ -17,6 +17,7 @@ from gpucast.arrays import adapters
 from gpucast.casting.cast import cast_with
 from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import resolve_scale
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
@@ -87,6 +88,7 @@ def _has_codes(kind: DType) -> bool:
     return kind.is_float and not kind.packed
 
 
+@exact()
 def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None) -> np.ndarray[Any, Any]:
     array = np.asarray(x).view(src.numpy)
     if options.scale is None:

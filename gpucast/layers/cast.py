@@ -23,6 +23,7 @@ from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like, cast_with
 from gpucast.casting.fused import rule_of
+from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
@@ -184,7 +185,10 @@ def times(x: Any, to: DType, options: Options) -> Any:
 
 def _with_dtype(x: Any) -> Any:
     """Lists and Python scalars as NumPy arrays, anything else unchanged."""
-    return x if hasattr(x, "dtype") else np.asarray(x)
+    if hasattr(x, "dtype"):
+        return x
+    with exact():
+        return np.asarray(x)
 
 
 def _shape(x: Any) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from gpucast.arrays.leaves import all_floating, floating, is_floating, paths
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.batch import cast_arrays
 from gpucast.casting.cast import cast
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype
 from gpucast.mixed import gpu
@@ -48,6 +48,7 @@ class LossScale:
         """The factor of the loss: a number, or a FLOAT array of shape () on the device of the state."""
         return 1.0
 
+    @exact()
     def scale(self, tree: Any, *, to: Any = None) -> Any:
         """The loss, or a tree of initial gradients, times the scale, in one pass.
 
@@ -64,6 +65,7 @@ class LossScale:
             leaves[i] = cast(leaves[i], dst or leaves[i].dtype, scale=factor, copy=factor is not None)
         return trees.unflatten(structure, leaves)
 
+    @exact()
     def unscale(self, grads: Any, *, to: Any = "FLOAT", out: Any = None, finite: Any = None) -> tuple[Any, Any]:
         """Gradients divided by the scale, and whether all of them are finite, in one pass that reads each once.
 
@@ -179,6 +181,7 @@ class StaticLossScale(LossScale):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._scale = type(self)(**self._checked_state(state))._scale
 
+    @exact()
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
         return self._scale, float(_inverse(self._scale))
 
@@ -201,7 +204,7 @@ class DynamicLossScale(LossScale):
 
     def __init__(
         self,
-        loss_scale: float = 2.0**15,
+        loss_scale: float = 32768.0,
         *,
         period: int = 2000,
         factor: float = 2.0,
@@ -240,7 +243,7 @@ class DynamicLossScale(LossScale):
         """Steps with finite gradients since the scale changed: a UINT32 array of shape () on the state's device."""
         return cast(self._state[2:].reshape(()), "UINT32")
 
-    @exactly
+    @exact()
     def adjust(self, finite: Any) -> Any:
         flag = checked_flag(finite, "adjust")
         if device_index(flag) is not None:
@@ -259,6 +262,7 @@ class DynamicLossScale(LossScale):
         self._write(scale, counter)
         return self
 
+    @exact()
     def state_dict(self) -> dict[str, Any]:
         state = self._state if self._device_index() is None else cast(self._state, "UINT32", device="cpu")
         # Only a backoff of its own is said, so that earlier versions read all other states.
@@ -290,6 +294,7 @@ class DynamicLossScale(LossScale):
         if self._device_index() != device:
             self._state = cast(self._state, "UINT32", device=_device_name(device))
 
+    @exact()
     def _write(self, scale: Any, counter: int) -> None:
         """Set the state on the host."""
         floats = self._state[:2].view(np.float32)
@@ -302,7 +307,7 @@ def _floats(state: Any) -> tuple[Any, Any]:
     return floats[:1].reshape(()), floats[1:].reshape(())
 
 
-@exactly
+@exact()
 def _inverse(scale: Any) -> Any:
     """1 / scale as FLOAT, subnormal for the largest scales."""
     return np.float32(1) / np.float32(scale)
@@ -317,13 +322,13 @@ def _device_name(device: int | None) -> str:
     return "cpu" if device is None else f"cuda:{device}"
 
 
-@exactly
+@exact()
 def _number(value: Any, caller: str) -> float:
     """A scale or factor rounded to FLOAT."""
     if not is_real(value):
         raise TypeError(f"{caller}={value!r} must be a number")
     number = float(np.float32(as_double(value)))
-    if not (math.isfinite(number) and number >= 2.0**-126):
+    if not (math.isfinite(number) and number >= math.ldexp(1.0, -126)):
         raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number
 

@@ -15,7 +15,7 @@ from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
@@ -130,7 +130,7 @@ class _QuantizeOptions:
     device: Any
 
 
-@exactly
+@exact()
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _CALLER)
@@ -209,8 +209,7 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     if device_index(given) is not None and device_index(x) is None:
         given = gpu.cast.to_host(given)
     if device_index(given) is None:
-        with np.errstate(over="ignore"):
-            given = given.astype(np.float32)
+        given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():
             raise ValueError(f"{_CALLER}: scale= must be finite and above 0 as FLOAT")
     if math.prod(shape) == 1 and given.size == 1:

@@ -8,12 +8,13 @@ it may differ from that of DOUBLE (``kernels/host/blocks.hpp``).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.options import Options
@@ -27,14 +28,14 @@ from gpucast.reference import quantize as by_reference
 Array = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
-_SMALLEST_FLOAT = 2.0**-126
+_SMALLEST_FLOAT = math.ldexp(1.0, -126)
 #: The shortest blocks for which there are loops of their own.
 _SHORTEST = 16
 #: `short_block` of ``kernels/host/blocks.hpp``.
 _COUNTS = 32
 
 
-@exactly
+@exact()
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
     """As `gpucast.reference.quantize.quantize`. Extra memory grows with the number of blocks only, except that an array
     that is not in C order is copied."""
@@ -226,7 +227,7 @@ def _divide(
 # ---- back ----
 
 
-@exactly
+@exact()
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
     """As `gpucast.reference.quantize.dequantize`, to the floating type `to`."""
     if MODULE is None:
@@ -253,7 +254,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
 # ---- counts, for conversions of files ----
 
 
-@exactly
+@exact()
 def beyond(source: Array, grid: BlockGrid, limits: Array) -> int | None:
     """How many magnitudes of a native array in C order, without NaN, exceed the limits of their blocks (DOUBLE, not
     negative); None where there is no loop for that."""

@@ -13,6 +13,7 @@ from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format, Parts, find
@@ -138,6 +139,7 @@ class Quantized:
             return self
         return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 
+    @exact()
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The numbers that it represents: `gpucast.dequantize`."""
         return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="))
@@ -160,6 +162,7 @@ class Quantized:
         """Read what `save` wrote; ``gpucast.files.FileError`` (a ValueError) for any other file."""
         return files.load(path, cls)
 
+    @exact()
     def __repr__(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device}"
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"

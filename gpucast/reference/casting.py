@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core import text as strings
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
@@ -35,7 +35,7 @@ from gpucast.reference.rounding import (
 Array = npt.NDArray[Any]
 
 
-@exactly
+@exact()
 def cast(
     x: Any,
     to: Any,
@@ -62,7 +62,7 @@ def cast(
     return apply(array, rule, None if random is None else random_words(random, array.size))
 
 
-@exactly
+@exact()
 def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
     """Cast an array whose dtype is that of ``rule.src``.
 
@@ -219,6 +219,7 @@ def _nan(dst: DType, sign: Array) -> Array:
 
 
 @lru_cache
+@exact()
 def _e8m0_table(dst: DType) -> tuple[Array, Array]:
     powers = np.array([float(dst.value(code)) for code in range(dst.max_code + 1)])
     return powers, 1.5 * powers

@@ -73,7 +73,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.reference.casting import cast
@@ -81,7 +81,7 @@ from gpucast.reference.casting import cast
 Array = npt.NDArray[Any]
 
 
-@exactly
+@exact()
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **stochastic: Any) -> Parts:
     """Quantize a NumPy array, as described above. `scale`: see step 6; `stochastic`: the keywords of step 7."""
     if x.ndim == 0:
@@ -101,11 +101,10 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     if format.global_scale:
         if scale is None:
             top = amax.max(initial=0.0) / (format.divisor * float(format.scale.max))
-            g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), 2.0**-126)
+            g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
         else:
             g = cast(cast(scale, "FLOAT"), "DOUBLE")
-    with np.errstate(over="ignore"):
-        spread = high - low
+    spread = high - low
 
     if scale is not None and not format.global_scale:
         given = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis))
@@ -132,8 +131,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
         zero = np.where(lost, 0, np.clip(lowest - _integers(low / s), lowest, largest))
 
     gone = lost[_at(block)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        q = np.where(nan, value, value / (s * g)[_at(block)])
+    q = np.where(nan, value, value / (s * g)[_at(block)])
     q = np.where(gone, 0.0, q)
     if format.element.family == "int":
         data = cast(_integers(q) + zero[_at(block)], format.element, overflow="saturate")
@@ -149,7 +147,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     )
 
 
-@exactly
+@exact()
 def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -1) -> Array:
     """The numbers that the parts stand for, cast to the type `to`."""
     shape = parts.data.shape
@@ -162,9 +160,8 @@ def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -
         value = value - cast(parts.zero_points, "DOUBLE").reshape(grid)[_at(block)]
     s = cast(parts.scales, "DOUBLE").reshape(grid)[_at(block)]
     g = np.float64(1 if parts.global_scale is None else parts.global_scale)
-    with np.errstate(invalid="ignore"):
-        factor = s * g
-        product = value * factor
+    factor = s * g
+    product = value * factor
     # Which NaN an invalid operation returns depends on the processor.
     product = np.where(np.isnan(value), value, np.where(np.isnan(product), np.nan, product))
     return cast(np.where(np.isnan(factor), np.nan, product), to)

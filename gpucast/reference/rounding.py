@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 
 Array = npt.NDArray[Any]
@@ -105,6 +106,7 @@ def floor_log2(magnitude: Fraction) -> int:
 
 
 @lru_cache
+@exact()
 def _float_table(dst: DType) -> tuple[float, ...]:
     """The values of the codes 0, 1, 2, ..., and the value that would come next if exponents had no upper limit."""
     values = [float(dst.value(code)) for code in range(dst.max_code + 1)]
@@ -112,6 +114,7 @@ def _float_table(dst: DType) -> tuple[float, ...]:
 
 
 @lru_cache
+@exact()
 def _midpoints(dst: DType) -> tuple[Array, Array, Array]:
     """The midpoints between neighbouring values; the integers at or below them; which midpoints are integers.
 
@@ -125,6 +128,7 @@ def _midpoints(dst: DType) -> tuple[Array, Array, Array]:
 
 
 @lru_cache
+@exact()
 def _table_of_values(dst: DType) -> tuple[Array, Array]:
     """The values of `_float_table`, and these rounded up to integers, as far as they fit in 64 bits.
 

@@ -1,147 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same bits whatever modes the processor has in the thread that casts, and whatever NumPy's error state is."""
+"""Public calls in threads that flush subnormals, round otherwise, or raise NumPy's errors: the reference's bits."""
 
 from __future__ import annotations
 
-import hashlib
-import struct
-import subprocess
-import sys
-import threading
-from collections.abc import Callable
-from pathlib import Path
+import itertools
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpucast
-from gpucast import mixed
-from gpucast.core.dtypes import DTYPES, DType, dtype
+import processor_modes
+from codes import assert_same, random_codes
+from gpucast import reference
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import FORMATS
 from gpucast.parity import hard_values
-from gpucast.parity.cases import NUMERIC, rules
-from gpucast.quantization import FORMATS
-from gpucast.reference import casting as reference
-from processor_modes import MODES, is_set, modes
+from gpucast.parity.cases import NUMERIC, cases
+from gpucast.reference import quantize as quantizing
+from processor_modes import SOME, Modes, in_thread, under
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = processor_modes.needed
+MODES = pytest.mark.parametrize("modes", SOME, ids=str)
+SHORT, LONG = 5, 20_000
 
 
-def codes(src: DType, dst: DType) -> np.ndarray[Any, Any]:
-    """Subnormal numbers, midpoints and edges among them."""
+def _codes(src: DType, size: int) -> Array:
+    """Subnormals, points where rounding changes, and any others."""
+    rng = np.random.default_rng(src.bits)
+    found = [random_codes(src, 300, 1)]
     if src.bits > 16:
-        return hard_values.codes(src, dst, seed=1, share=1 / 64, random=100)
-    every = np.arange(1 << max(8, src.bits)).astype(src.code_numpy)
-    return every[:: max(1, every.size // 512)]
+        near = (gpucast.dtype(name) for name in ("FLOAT", "FLOAT8E8M0", "FLOAT16", "FLOAT8E5M2"))
+        found += [rng.choice(hard_values.codes(src, dst, 3, 0.01, 10), 60) for dst in near]
+    tiny = np.arange(1, 8).astype(src.code_numpy) & src.code_numpy.type(1 if src.family == "bool" else src.code_mask)
+    found += [tiny, tiny | src.code_numpy.type(src.sign_code)]
+    every = np.concatenate(found)
+    if size < every.size:
+        return np.concatenate([tiny[: size // 2], rng.choice(every, size - size // 2)]).view(src.numpy)
+    return rng.permutation(np.resize(every, size)).view(src.numpy)
 
 
-def in_a_thread(function: Callable[[], Any]) -> Any:
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(function()))
-    thread.start()
-    thread.join()
-    return found[0]
+SOURCES = {(src, size): _codes(src, size) for src in NUMERIC for size in (SHORT, LONG)}
+#: Each pair's rules and results, computed once under the default modes; long arrays by the default rule alone.
+WANTED: dict[Any, Array] = {}
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize("src", [kind.name for kind in NUMERIC])
-def test_casts(src: str, mode: tuple[bool, int]) -> None:
-    kind = dtype(src)
-    for dst in NUMERIC:
-        x = codes(kind, dst).view(kind.numpy)
-        every = rules(kind, dst, [28])
-        for rule in every[:: max(1, len(every) // 2)]:
-            wanted = reference.apply(x, rule).view(dst.code_numpy)
-            with modes(*mode):
-                assert is_set()
-                found = reference.apply(x, rule)
-            assert np.array_equal(found.view(dst.code_numpy), wanted), rule
-        long = np.resize(x.view(kind.code_numpy), 5000).view(kind.numpy)
-        right, right_long = reference.cast(x, dst), reference.cast(long, dst)
-        for _ in range(2):
-            with modes(*mode):
-                short, other, strided = gpucast.cast(x, dst), gpucast.cast(long, dst), gpucast.cast(long[::-2], dst)
-                (many,) = gpucast.cast_many([x], dst)
-                assert is_set()
-            assert short.tobytes() == many.tobytes() == right.tobytes(), (src, dst)
-            assert other.tobytes() == right_long.tobytes() and strided.tobytes() == right_long[::-2].tobytes()
+def wanted(src: DType, size: int, case: Any) -> Array:
+    key = src, size, case
+    if key not in WANTED:
+        WANTED[key] = reference.cast(SOURCES[src, size], case.rule.dst, **dict(case.attributes))
+    return WANTED[key]
 
 
-def numbers() -> np.ndarray[Any, Any]:
-    """FLOATs, made without arithmetic: subnormal, near the end of the range of float8, zeros, the largest."""
-    codes = np.random.default_rng(3).integers(0, 1 << 32, (4, 64), np.uint32)
-    codes &= np.array([0, 0x807FFFFF, 0x3FFFFFFF, 0xC3FFFFFF], np.uint32)[:, None]
-    codes[1, :3] = 1, 0x80000001, 0x7F7FFFFF
-    return codes.view(np.float32)
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@MODES
+def test_casts_of_all_pairs(modes: Modes, size: int) -> None:
+    tried = [
+        (src, case)
+        for src, dst in itertools.product(NUMERIC, NUMERIC)
+        for case in cases(src, dst)[: None if size == SHORT else 1]
+    ]
+    expected = [wanted(src, size, case) for src, case in tried]
+
+    def work() -> list[Array]:
+        return [gpucast.cast(SOURCES[src, size], case.rule.dst, **dict(case.attributes)) for src, case in tried]
+
+    with under(modes):
+        found = work()
+    wrong = [
+        case for (_, case), got, right in zip(tried, found, expected, strict=True) if got.tobytes() != right.tobytes()
+    ]
+    assert not wrong, [*map(str, wrong)]
+    # What was kept on the way is right, too; and in a new thread all of it is found again.
+    for got, right in zip(work(), expected, strict=True):
+        assert got.tobytes() == right.tobytes()
+    for got, right in zip(in_thread(work, modes), expected, strict=True):
+        assert got.tobytes() == right.tobytes()
 
 
-def _results(x: np.ndarray[Any, Any]) -> list[bytes]:
-    """What public calls give for numbers that foreign modes would change."""
-    found = []
-    for name in FORMATS:
-        for given in (x, gpucast.reference.cast(x, "DOUBLE")):
-            q = gpucast.quantize(given, name)
-            parts = q.parts().values()
-            found += [(part.data if isinstance(part, gpucast.PackedArray) else part).tobytes() for part in parts]
-            found.append(gpucast.dequantize(q).tobytes())
-    amax = np.zeros((), np.float32)
-    for to in ("FLOAT16", "DOUBLE", "FLOAT8E4M3FN", "INT8", "FLOAT8E8M0"):
-        found.append(gpucast.cast(x, to, scale=0.34375, amax=amax).tobytes() + amax.tobytes())
-        found.append(repr(gpucast.cast_report(x, to)).encode())
-    found.append(gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=1).tobytes())
-    found.append("".join(gpucast.cast(x, "STRING").reshape(-1)).encode())
-    texts = np.array(["5e-324", "1e-45", "0.1", "1e400", "-2.3e-308"])
-    found += [gpucast.cast(texts, to).tobytes() for to in ("FLOAT", "DOUBLE", "BFLOAT16", "FLOAT8E5M2")]
-    found += [struct.pack("<d", gpucast.finfo(kind).smallest_subnormal) for kind in DTYPES if kind.is_float]
-    scale = mixed.DynamicLossScale()
-    grads, finite = scale.unscale([x, x[:2]])
-    found += [y.tobytes() for y in grads] + [repr((bool(finite), scale.adjust(finite).state_dict())).encode()]
-    return found
+@MODES
+def test_fused_casts(modes: Modes) -> None:
+    """A product with a scale, and the largest magnitude."""
+    for name, size, to in itertools.product(
+        ("DOUBLE", "FLOAT", "BFLOAT16"), (SHORT, LONG), ("FLOAT", "FLOAT8E4M3FN", "DOUBLE")
+    ):
+        src = gpucast.dtype(name)
+        x = SOURCES[src, size]
+        x = x[np.isfinite(reference.cast(x, "DOUBLE"))]
+        wide = reference.cast(x, "DOUBLE")
+        with np.errstate(all="ignore"):
+            right, largest = reference.cast(wide * 0.1, to), np.float32(np.abs(wide).max())
+        amax = np.zeros(1, np.float32)
+        with under(modes):
+            got = gpucast.cast(x, to, scale=0.1, amax=amax)
+        assert_same(got, right)
+        assert amax[0].tobytes() == largest.tobytes()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_public_calls(mode: tuple[bool, int]) -> None:
-    x = numbers()
-    wanted = _results(x)
-
-    def other() -> list[bytes]:
-        with modes(*mode):
-            return _results(x)
-
-    assert other() == wanted == in_a_thread(other)
-    assert not is_set()
+@MODES
+def test_many_casts(modes: Modes) -> None:
+    tree = {str(src): SOURCES[src, size] for src in NUMERIC for size in (SHORT,)}
+    for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0"):
+        right = {name: reference.cast(x, to) for name, x in tree.items()}
+        with under(modes):
+            got = gpucast.cast_many(tree, to)
+        for name, x in right.items():
+            assert_same(got[name], x)
 
 
-@pytest.mark.parametrize("mode", [(True, 0), (False, 2)], ids=str)
-def test_nothing_is_kept_that_was_computed_under_foreign_modes(mode: tuple[bool, int]) -> None:
-    """In a process that sets them before it imports gpucast: afterwards all is right, too."""
-    code = (
-        "import hashlib, sys\nsys.path[:0] = sys.argv[1:]\nimport numpy as np\nfrom processor_modes import modes\n"
-        f"with modes{mode}:\n    import test_modes as tests\n    x = tests.numbers()\n"
-        "    one = tests._results(x)\nassert one == tests._results(x)\n"
-        "print(hashlib.sha256(b''.join(one)).hexdigest())\n"
-    )
-    paths = [*sys.path, str(Path(__file__).parent)]
-    found = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr
-    x = numbers()
-    assert found.stdout.strip() == hashlib.sha256(b"".join(_results(x))).hexdigest()
+@pytest.mark.parametrize("size", [SHORT, LONG])
+@MODES
+def test_quantizing(modes: Modes, size: int) -> None:
+    for format, name in itertools.product(
+        FORMATS.values(), ("FLOAT", "BFLOAT16", "DOUBLE") if size == SHORT else ("FLOAT",)
+    ):
+        x = SOURCES[gpucast.dtype(name), size].reshape(-1, 5 if size == SHORT else 200)
+        x = np.where(np.isfinite(reference.cast(x, "DOUBLE")), x, np.zeros_like(x))
+        right = quantizing.quantize(x, format, axis=0 if format.block == "axis" else 1)
+        back = quantizing.dequantize(right, format, "FLOAT", axis=0 if format.block == "axis" else 1)
+
+        def both(x: Array = x, format: Any = format) -> Any:
+            q = gpucast.quantize(x, format, axis=0 if format.block == "axis" else 1)
+            return q, q.dequantize("FLOAT"), gpucast.dequantize(q, "BFLOAT16")
+
+        with under(modes):
+            q, found, _ = both()
+        for key, part in q.parts().items():
+            part = part.get() if isinstance(part, gpucast.PackedArray) else part
+            assert part.tobytes() == np.asarray(getattr(right, key)).tobytes(), (str(format), key)
+        assert found.tobytes() == back.tobytes(), str(format)
+        assert in_thread(both, modes)[1].tobytes() == back.tobytes()
 
 
-def test_the_error_state_of_numpy_has_no_part() -> None:
-    x = numbers()
-    wanted = _results(x)
-    with np.errstate(all="raise"):
-        assert _results(x) == wanted
-        assert np.geterr()["under"] == "raise"
+@MODES
+def test_texts(modes: Modes) -> None:
+    texts = np.array(["0.1", "5e-324", "1.4e-45", "-7.1e-46", "1e23", "2.98e-8", "nan", "-inf", "1e-400"] * 40, object)
+    for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0", "FLOAT8E5M2"):
+        right = reference.cast(texts, to)
+        back = reference.cast(right, "STRING")
+        with under(modes):
+            got, shown = gpucast.cast(texts, to), gpucast.cast(right, "STRING")
+        assert_same(got, right)
+        assert shown.tolist() == back.tolist()
 
 
-def test_callbacks_of_xla() -> None:
-    """Its threads flush subnormals."""
-    jax = pytest.importorskip("jax")
-    codes = np.array([1, 0x80000100, 0, 0x00400000], np.uint32)
-    exponents = np.array([0, 1, 127], np.uint8).view(dtype("FLOAT8E8M0").numpy)
-    with jax.enable_x64(True) if hasattr(jax, "enable_x64") else jax.experimental.enable_x64():
-        for given in (codes.view(np.float32), exponents):
-            for to in ("DOUBLE", "FLOAT", "BFLOAT16"):
-                traced = jax.jit(lambda x, to=to: gpucast.cast(x, to))(given)
-                assert np.asarray(traced).tobytes() == gpucast.reference.cast(given, to).tobytes(), to
-    assert not np.isnan(gpucast.quantize(np.zeros((4, 64), np.float32), "mxfp8e4m3").dequantize()).any()
+def test_numpy_may_raise_and_warnings_may_be_errors() -> None:
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for src, dst in itertools.product(NUMERIC, (*NUMERIC, gpucast.dtype("STRING"))):
+            gpucast.cast_report(SOURCES[src, SHORT], dst)
+            if src.is_float:
+                gpucast.cast(SOURCES[src, SHORT], "STRING")
+
+
+# ---- threads of others ----
+
+
+def test_the_threads_of_jax() -> None:
+    """XLA's threads flush subnormals; what is computed there is right, and poisons nothing."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    try:
+        pairs = itertools.permutations(
+            (gpucast.dtype(n) for n in ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "DOUBLE", "FLOAT16")), 2
+        )
+        for (src, dst), size in itertools.product(pairs, (SHORT, 2_000)):
+            x = SOURCES[src, LONG][:size]
+            x[: min(size, 7)] = np.arange(1, 1 + min(size, 7)).astype(src.code_numpy).view(src.numpy)
+            got = np.asarray(jax.jit(lambda x, dst=dst: gpucast.cast(x, dst))(x))
+            assert_same(got, reference.cast(x, dst))
+    finally:
+        jax.config.update("jax_enable_x64", before)
+    for format in ("mxfp8e4m3", "mxfp4", "nvfp4"):
+        zeros = gpucast.quantize(np.zeros((4, 64), np.float32), format).dequantize()
+        assert not zeros.any() and not np.isnan(zeros).any()
+
+
+@pytest.mark.peers
+def test_what_torch_sets() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, tensor = SOURCES[gpucast.dtype("FLOAT"), LONG], None
+    right = {to: reference.cast(x, to) for to in ("DOUBLE", "BFLOAT16", "FLOAT16")}
+    tensor = torch.from_numpy(x.copy())
+    try:
+        assert torch.set_flush_denormal(True)
+        found = {to: gpucast.cast(x, to) for to in right}
+        tensors = {to: gpucast.cast(tensor, to) for to in right}
+    finally:
+        torch.set_flush_denormal(False)
+    for to, wanted_one in right.items():
+        assert_same(found[to], wanted_one)
+        assert tensors[to].view(torch.uint8).numpy().tobytes() == wanted_one.tobytes()

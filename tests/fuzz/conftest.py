@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -11,7 +13,7 @@ SOME, ALL = 150, 3_000
 def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "fuzz",
-        max_examples=ALL if config.getoption("--exhaustive") else SOME,
+        max_examples=int(os.environ.get("GPUCAST_TEST_EXAMPLES", ALL if config.getoption("--exhaustive") else SOME)),
         derandomize=True,
         database=None,
         deadline=None,

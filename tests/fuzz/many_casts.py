@@ -15,6 +15,7 @@ from fuzz import strategies
 from gpucast import reference
 from gpucast.core.dtypes import DTYPES
 from gpucast.quantization import FORMATS
+from processor_modes import sometimes
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +28,9 @@ class Known:
     wanted: bytes
 
     def is_right(self) -> bool:
-        return _bytes(self.call()) == self.wanted
+        with sometimes():
+            found = self.call()
+        return _bytes(found) == self.wanted
 
 
 def _bytes(result: Any) -> bytes:

@@ -18,6 +18,7 @@ from gpucast import layers, mixed, reference
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.formats import FORMATS
 from gpucast.reference import quantize as quantize_reference
+from processor_modes import sometimes
 
 Array = np.ndarray[Any, Any]
 
@@ -41,10 +42,18 @@ def untouched(*arrays: Array) -> Iterator[None]:
 def outcome(function: Any, *args: Any, **keywords: Any) -> Any:
     """What it returns, or the documented error that it raises."""
     try:
-        return function(*args, **keywords)
+        # The reference is asked under the default modes: it is what calls under others are compared with.
+        if _is_reference(function):
+            return function(*args, **keywords)
+        with sometimes():
+            return function(*args, **keywords)
     except DOCUMENTED as error:
         assert str(error)
         return error
+
+
+def _is_reference(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("gpucast.reference")
 
 
 def check_same(got: Any, wanted: Any, dst: DType) -> None:
@@ -90,7 +99,8 @@ def test_out_is_written_whole_or_not_at_all(
 def test_scale_and_amax(x: Array, to: DType, scale: float, saturate: bool) -> None:
     amax = np.zeros(1, np.float32)
     with untouched(x), np.errstate(all="ignore"):
-        got = gpucast.cast(x, to, scale=scale, amax=amax, saturate=saturate)
+        with sometimes():
+            got = gpucast.cast(x, to, scale=scale, amax=amax, saturate=saturate)
         wide = reference.cast(x, "DOUBLE")
         # A product that is NaN has no payload, to DOUBLE neither, which keeps those of a plain cast.
         product = np.where(np.isnan(wide), np.copysign(np.nan, wide), wide * scale)
@@ -166,7 +176,7 @@ def test_quantize_is_the_references(x: Array, name: str, axis: int, to: DType) -
     for key, part in parts.items():
         assert image(np.asarray(part)) == image(np.asarray(getattr(wanted, key))), key
     back = quantize_reference.dequantize(wanted, format, to, axis=axis)
-    assert image(gpucast.dequantize(got, to)) == image(back)
+    assert image(outcome(gpucast.dequantize, got, to)) == image(back)
 
 
 @given(strategies.arrays(), TYPES, st.sampled_from([1.0, 0.5, -3.0]))
@@ -191,7 +201,8 @@ def test_packed_arrays_hold_what_was_packed(x: Array, kind: DType, to: DType) ->
         return
     packed = gpucast.PackedArray.pack(codes)
     assert_same(packed.get(), codes, kind)
-    result = gpucast.cast(packed, to)
+    with sometimes():
+        result = gpucast.cast(packed, to)
     result = result.get() if isinstance(result, gpucast.PackedArray) else result
     assert_same(result, reference.cast(codes, to), to)
     for index in range(len(codes)) if codes.ndim else ():
@@ -202,13 +213,14 @@ def test_packed_arrays_hold_what_was_packed(x: Array, kind: DType, to: DType) ->
 def test_loss_scales_scale_and_unscale(grads: list[Array], factor: float) -> None:
     scale = mixed.StaticLossScale(factor)
     with untouched(*grads), np.errstate(all="ignore"):
-        got, finite = scale.unscale(grads)
+        with sometimes():
+            (got, finite), scaled = scale.unscale(grads), scale.scale(grads, to="FLOAT")
         inverse = float(np.float32(1) / np.float32(factor))
         wide = [reference.cast(x, "DOUBLE") for x in grads]
         assert bool(finite) == all(np.isfinite(x).all() for x in wide)
         for x, y in zip(wide, got, strict=True):
             assert_same(y, reference.cast(x * inverse, "FLOAT"))
-        for x, y in zip(wide, scale.scale(grads, to="FLOAT"), strict=True):
+        for x, y in zip(wide, scaled, strict=True):
             assert_same(y, reference.cast(x * factor, "FLOAT"))
 
 
@@ -218,6 +230,7 @@ def test_select_tree_selects(x: Array, flag: bool, seed: int) -> None:
     out = strategies.codes(gpucast.dtype(x.dtype), x.shape, seed + 1)
     with untouched(x, other):
         new = np.ascontiguousarray(x).reshape(x.shape).astype(other.dtype)
-        got = mixed.select_tree(flag, {"x": new}, {"x": other}, out={"x": out})
+        with sometimes():
+            got = mixed.select_tree(flag, {"x": new}, {"x": other}, out={"x": out})
     assert got["x"] is out
     assert image(out) == image(gpucast.cast(new if flag else other, out.dtype))

@@ -204,7 +204,7 @@ def test_the_reference_knows_the_rows_alone() -> None:
         return {name for name in names if name.startswith("gpucast")}
 
     assert imports(Path(reference.__file__)) == {
-        "gpucast.core.arithmetic.exactly",
+        "gpucast.core.arithmetic.exact",
         "gpucast.core.dtypes.dtype",
         "gpucast.core.formats.Format",
         "gpucast.core.formats.Parts",

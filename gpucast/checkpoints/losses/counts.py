@@ -12,6 +12,7 @@ import numpy as np
 from gpucast.arrays.chunks import spans
 from gpucast.casting.loss_counts import CastReport, magnitudes, nonzero_codes
 from gpucast.casting.report import cast_report
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.files.tensor import Array
 from gpucast.host.files import CastStats
@@ -77,6 +78,7 @@ def is_quick(src: DType, dst: DType) -> bool:
 
 
 @lru_cache
+@exact()
 def _holds(dst: DType, src: DType) -> bool:
     """Whether `dst` has all values of `src`, infinities and NaN included, so that nothing is lost."""
     specials = dst.has_inf >= src.has_inf and dst.has_nan >= src.has_nan

@@ -25,12 +25,12 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
-from gpucast.core.arithmetic import exactly
+from gpucast.core.arithmetic import exact
 from gpucast.files import FileError, Spec, Tensor
 from gpucast.files.tensor import Array
 
 
-@exactly
+@exact()
 def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
     """Do the work, or this process's share of it, and fill `outcome`. The target appears whole, at the end, or not at
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
@@ -67,6 +67,7 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
             outcome.kept = staging.folder
 
 
+@exact()
 def run_file(
     plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
 ) -> None:

@@ -221,7 +221,7 @@ class Lookup:
             # Not `contextlib.suppress`, which torch.compile knows from 2.10 on.
             found: np.dtype[Any] = np.dtype(object)
             try:
-                found: np.dtype[Any] = np.dtype(kind)
+                found = np.dtype(kind)
             except TypeError:
                 pass
             # NumPy takes any class for object.

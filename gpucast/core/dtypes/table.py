@@ -166,8 +166,10 @@ class DType:
         if magnitude > self.max_code or (self.specials == "fnuz" and code == self.nan_code):
             return sign * math.inf if self.has_inf and magnitude == self.inf_code else math.nan
         if self.bits == 64:
-            # No arithmetic, which might flush a subnormal number.
-            return float(struct.unpack("<d", code.to_bytes(8, "little"))[0])
+            # Made of its code, because arithmetic with subnormals depends on the modes of the thread's processor.
+            # All numbers of other types, and the factors below, are normal as DOUBLE.
+            double: float = struct.unpack("<d", struct.pack("<Q", code))[0]
+            return double
         exponent, mantissa = magnitude >> self.mantissa_bits, magnitude & ((1 << self.mantissa_bits) - 1)
         if self.family == "e8m0":
             return math.ldexp(1.0, exponent - self.bias)

@@ -17,6 +17,7 @@ import numpy as np
 from gpucast.codegen.cast import THREADS, KernelSource, kernel_file, options, structs
 from gpucast.codegen.fused import fused_prelude
 from gpucast.codegen.spec import KernelSpec
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.options import Options
@@ -123,6 +124,7 @@ def columns_of(format: Format) -> list[str]:
     return columns + ["zero_points"] * format.zero_points + ["global"] * format.global_scale
 
 
+@exact()
 def format_struct(format: Format, stochastic: bool, name: str) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels."""
     element, scale = format.element, format.scale

@@ -1,0 +1,499 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No result depends on the modes of the thread's processor, and nothing computed under foreign ones is kept."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+import processor_modes
+from gpucast import mixed, reference
+from gpucast.arrays.packed import as_array
+from gpucast.casting.report import result_report
+from gpucast.core import checks
+from gpucast.core import text as strings
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.formats import FORMATS, Format, find
+from gpucast.core.rule import resolve
+from gpucast.host import text as host_text
+from gpucast.parity import hard_values
+from gpucast.parity.cases import NUMERIC, cases
+from gpucast.quantization.gpu import source
+from gpucast.reference import quantize as quantizing
+from processor_modes import ALL, DEFAULT, SOME, Modes, current, everywhere, in_thread, under
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = processor_modes.needed
+MODES = pytest.mark.parametrize("modes", SOME, ids=str)
+STRING, DOUBLE = gpucast.dtype("STRING"), gpucast.dtype("DOUBLE")
+TESTS = Path(__file__).parents[1]
+
+
+def image(x: Any) -> Any:
+    """What a result says, to the last bit, without arithmetic."""
+    return pickle.dumps(x.tolist() if isinstance(x, np.ndarray) and x.dtype == object else x)
+
+
+def check(function: Callable[[], Any], modes: Modes) -> None:
+    """It gives the same under these modes as under the default ones, in this thread and in a new one."""
+    wanted = image(function())
+    for found in everywhere(lambda: image(function()), modes):
+        assert found == wanted
+
+
+# ---- the modes themselves ----
+
+
+def test_these_modes_change_what_python_computes() -> None:
+    """Or the other tests of this file would try nothing."""
+    tiny, small, one = 5e-324, 2.0**-1022, 1.0
+    with under(Modes(daz=True)):
+        daz = tiny == 0.0, repr(tiny)
+    with under(Modes(ftz=True)):
+        ftz = (small * 0.5).hex(), float("5e-324").hex()
+    with under(Modes(rounding="up")):
+        up = (one + tiny).hex(), float("0.3").hex()
+    assert daz == (True, "0.0")
+    assert ftz == ("0x0.0p+0", "0x0.0p+0")
+    assert up == ("0x1.0000000000001p+0", "0x1.3333333333334p-2")
+
+
+@pytest.mark.parametrize("modes", ALL, ids=str)
+def test_within_there_are_the_default_modes_and_afterwards_those_before(modes: Modes) -> None:
+    @exact()
+    def within() -> Any:
+        return current()
+
+    def fails() -> None:
+        with exact():
+            raise KeyError
+
+    def work() -> Any:
+        before = current()
+        with exact() as nothing:
+            found = [current(), within(), nothing]
+            # Whoever changes them within does so until the end of it.
+            processor_modes.put(modes)
+            with exact():
+                found.append(current())
+            found.append(current() == before)
+        with pytest.raises(KeyError):
+            fails()
+        return [*found, current() == before]
+
+    assert everywhere(work, modes) == [[DEFAULT, DEFAULT, None, DEFAULT, True, True]] * 2
+
+
+def test_within_numpy_reports_nothing() -> None:
+    with np.errstate(all="raise"):
+        with exact():
+            assert np.isinf(np.float32(1) / np.float32(0))
+            assert np.geterr() == dict.fromkeys(("divide", "over", "under", "invalid"), "ignore")
+        assert np.geterr() == dict.fromkeys(("divide", "over", "under", "invalid"), "raise")
+
+
+def test_other_threads_keep_their_own() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def work() -> Modes:
+        inside.wait()
+        found = current()
+        done.set()
+        return found
+
+    thread = threading.Thread(target=lambda: seen.append(in_thread(work, SOME[0])))
+    seen: list[Modes] = []
+    thread.start()
+    with exact():
+        inside.set()
+        done.wait()
+    thread.join()
+    assert seen == [SOME[0]]
+
+
+def test_a_decorated_function_is_itself() -> None:
+    assert reference.cast.__name__ == "cast" and reference.cast.__doc__
+    assert exact()(max)(3, 4) == 4
+
+
+def run(program: str, *, cache: Path | None = None, modes: Modes = DEFAULT) -> Any:
+    """What a new process says that has these modes before it imports anything of ours."""
+    begin = f"import json, processor_modes\nprocessor_modes.put(processor_modes.Modes(*{tuple(modes)!r}))\n"
+    # Imported by the helper: under the default modes, whose figures are no matter of ours.
+    ended = subprocess.run(
+        [sys.executable, "-c", begin + program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+        | ({} if cache is None else {"PYTHONPYCACHEPREFIX": str(cache)}),
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return json.loads(ended.stdout)
+
+
+def test_nothing_traps() -> None:
+    """A process that wants a signal for each exception of its processor gets none from us."""
+    program = """
+import ctypes, numpy as np
+from gpucast import reference
+library = ctypes.PyDLL(None)
+tiny, huge = np.array([5e-324, 1e300, np.inf]), np.array([1e30, 3.0], np.float32)
+if library.feenableexcept(1 | 4 | 8 | 16 | 32) < 0:  # -1: the processor has none.
+    raise SystemExit("no traps")
+found = [reference.cast(tiny, "FLOAT"), reference.cast(huge, "INT8"), reference.cast(["1e-400", "3.7"], "FLOAT16")]
+library.fedisableexcept(1 | 4 | 8 | 16 | 32)
+print(json.dumps([x.tolist() for x in found], allow_nan=True))
+"""
+    if sys.platform != "linux" or not hasattr(__import__("ctypes").CDLL(None), "feenableexcept"):
+        pytest.skip("this C library sets no traps")
+    assert run(program) == [[0.0, math.inf, math.inf], [0, 3], [0.0, 3.69921875]]
+
+
+# ---- what is kept ----
+
+#: Everything that depends on nothing but the code, as text without arithmetic.
+TABLES = """
+import struct
+import gpucast, gpucast.quantization
+import numpy as np
+from gpucast import mixed
+from gpucast.core.dtypes import DTYPES
+from gpucast.core.formats import FORMATS, find
+from gpucast.host import text
+from gpucast.quantization.gpu import source
+from gpucast.reference import casting, rounding
+from gpucast.parity.cases import SMALL
+
+def bits(x):
+    if isinstance(x, float):
+        return struct.pack("<d", x).hex()
+    if isinstance(x, (list, tuple)):
+        return [bits(one) for one in x]
+    if isinstance(x, np.ndarray):
+        return x.tolist() if x.dtype == object else x.tobytes().hex()
+    return str(x)
+
+found = {}
+for row in DTYPES:
+    if row.is_float:
+        info = gpucast.finfo(row)
+        found[f"{row} limits"] = bits([info.max, info.min, info.eps, info.smallest_normal, info.smallest_subnormal])
+        found[f"{row} tiny"] = bits([row.value(code) for code in (0, 1, 2, row.sign_code, row.sign_code | 1)])
+        found[f"{row} own"] = bits([row.min, row.max])
+    if row.family == "int":
+        found[f"{row} limits"] = [gpucast.iinfo(row).min, gpucast.iinfo(row).max]
+for name in [*FORMATS, "mxfp4_even", "int8_64_full_range", "int4_axis_no_clipping"]:
+    one = find(name, "")
+    own = [one.divisor, one.smallest_scale, one.bits, one.negative_weight]
+    found[f"{name} own"] = [*bits(own), source.format_struct(one, False, "F")]
+for row in SMALL:
+    if row.family == "float":
+        found[f"{row} tables"] = bits([*rounding._midpoints(row), *rounding._table_of_values(row)])
+        found[f"{row} texts"] = text._table(row).tolist()
+found["e8m0"] = bits(casting._e8m0_table(gpucast.dtype("FLOAT8E8M0")))
+found["powers"] = bits(text._POWERS_OF_TEN)
+found["e8m0 texts"] = text._table(gpucast.dtype("FLOAT8E8M0")).tolist()
+scale = mixed.StaticLossScale(2.0**127)
+found["scale"] = [bits(part) for part in scale._factors(None)]
+import hashlib
+print(json.dumps({name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}))
+"""
+
+
+@pytest.mark.parametrize("modes", [SOME[0], Modes(True, True, "up"), Modes(False, False, "zero")], ids=str)
+def test_tables_and_constants_of_a_process_that_began_with_other_modes(modes: Modes, tmp_path: Path) -> None:
+    wanted = run(TABLES)
+    # Python compiles our modules anew, and the constants of their texts.
+    assert run(TABLES, cache=tmp_path, modes=modes) == wanted
+    # What it has kept on the disk is right for all who come later.
+    assert run(TABLES, cache=tmp_path) == wanted
+
+
+def _constants(code: Any) -> Iterable[Any]:
+    for one in code.co_consts:
+        if isinstance(one, float):
+            yield one.hex()
+        elif hasattr(one, "co_consts"):
+            yield from _constants(one)
+        elif isinstance(one, tuple):
+            yield from (part.hex() for part in one if isinstance(part, float))
+
+
+def test_modules_that_are_imported_later_have_no_constants_that_depend_on_modes() -> None:
+    """Those that ``import gpucast`` imports have right ones in any thread; users import others under any modes."""
+    package = Path(gpucast.__file__).parent
+    early = set(
+        run("import sys, gpucast\nprint(json.dumps([m.__file__ for n, m in sys.modules.items() if 'gpucast' in n]))")
+    )
+    # Times and shares that people read, in commands, which run under modes of their own.
+    commands = ("benchmark", "checkpoints", "cli", "parity", "warmup")
+    tried, wrong = 0, []
+    for path in package.rglob("*.py"):
+        inside = path.relative_to(package)
+        if inside.parts[0] in commands:
+            continue
+        if str(path) in early:
+            continue
+        text = path.read_text(encoding="utf-8")
+        tried += 1
+        wanted = list(_constants(compile(text, str(path), "exec", dont_inherit=True)))
+        for modes in SOME:
+            with under(modes):
+                code = compile(text, str(path), "exec", dont_inherit=True)
+            if list(_constants(code)) != wanted:
+                wrong.append(inside.as_posix())
+    assert not wrong and tried > 20
+
+
+# ---- dtypes and formats ----
+
+
+@MODES
+def test_values_of_dtypes(modes: Modes) -> None:
+    rng = random.Random(5)
+
+    def codes(row: DType) -> list[int]:
+        if row.bits <= 8:
+            return list(range(row.code_mask + 1))
+        top, first = row.code_mask, 1 << row.mantissa_bits
+        chosen = [0, 1, 2, 3, first - 1, first, first + 1, top >> 1, top, row.sign_code, row.sign_code | 1, top - 1]
+        return (
+            chosen
+            + [rng.getrandbits(row.bits) for _ in range(50)]
+            + [rng.getrandbits(row.bits) % first for _ in "0123456789"]
+        )
+
+    chosen = {row: codes(row) for row in NUMERIC}
+    check(lambda: [[row.value(code) for code in chosen[row]] for row in NUMERIC], modes)
+    check(lambda: [vars(gpucast.finfo(row)) | {"dtype": 0} for row in NUMERIC if row.is_float], modes)
+    check(lambda: [(gpucast.iinfo(row).min, gpucast.iinfo(row).max) for row in NUMERIC if row.family == "int"], modes)
+
+
+@MODES
+def test_numbers_of_formats(modes: Modes) -> None:
+    def numbers() -> Any:
+        # New objects: the table's have kept theirs.
+        names = [*FORMATS, "mxfp8e5m2_even", "int8_64_full_range", "int4_axis_no_clipping"]
+        formats = [
+            Format(*(getattr(find(name, ""), column) for column in Format.__dataclass_fields__)) for name in names
+        ]
+        formats.append(Format("mine", "INT4", "FLOAT", (48,), "amax"))
+        return [
+            (one.divisor, one.smallest_scale, one.bits, one.negative_weight, source.format_struct(one, False, "F"))
+            for one in formats
+        ]
+
+    check(numbers, modes)
+
+
+# ---- the reference ----
+
+
+def _sources(src: DType, per: int = 40) -> Array:
+    """Hard elements: subnormals, the points where rounding changes for some types, edges."""
+    if src.family == "bool":
+        return np.array([False, True])
+    if src.bits <= 8:
+        return np.arange(src.code_mask + 1, dtype=src.code_numpy).view(src.numpy)
+    rng = np.random.default_rng(src.bits)
+    if src.bits == 16:
+        chosen = rng.integers(0, 1 << 16, per)
+        near = [0, 1, 2, 3, 0x7F, 0x80, 0x81, 0x3FF, 0x400, 0x401, 0x7BFF, 0x7C00, 0x7F80, 0x7F81, 0xFFFF]
+        return np.append(chosen, [*near, *(code | 0x8000 for code in near)]).astype(src.code_numpy).view(src.numpy)
+    found = []
+    for dst in (gpucast.dtype(name) for name in ("FLOAT", "FLOAT8E8M0", "BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1")):
+        codes = hard_values.codes(src, dst, 3, 0.01, 10)
+        found.append(rng.choice(codes, per))
+    tiny = rng.integers(0, 1 << src.mantissa_bits or 9, per).astype(src.code_numpy)
+    return np.concatenate([*found, tiny, tiny | src.code_numpy.type(src.sign_code)]).view(src.numpy)
+
+
+SOURCES = {src: _sources(src) for src in NUMERIC}
+
+
+def _all_casts() -> list[Any]:
+    found = []
+    for src, x in SOURCES.items():
+        for dst in NUMERIC:
+            found += [reference.cast(x, dst, **dict(case.attributes)).tobytes() for case in cases(src, dst)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def wanted_casts() -> list[Any]:
+    return _all_casts()
+
+
+@MODES
+def test_casts_of_the_reference(modes: Modes, wanted_casts: list[Any]) -> None:
+    found = in_thread(_all_casts, modes) if modes.daz else None
+    with under(modes):
+        here = found or _all_casts()
+    assert here == wanted_casts
+
+
+TEXTS = (
+    "0 -0 1 -1.5 0.1 0.3 1e-5 1e22 1e23 8.5e15 5e-324 2.5e-324 2.4e-324 -5e-324 1e-310 2.2250738585072011e-308 1e-400 "
+    "1.4e-45 7e-46 7.1e-46 1.17549435e-38 1.1754942e-38 9.2e-41 6e-8 2.98e-8 2.9802322387695313e-08 1e-30 5.9e-39 "
+    "5.877471754111438e-39 8.8e-39 1.6777217e7 9007199254740993 0.1e-6 3.4028236e38 1e400 -1e400 NaN -nan inf -INF "
+    "0.000030517578125 33.33 1e13 123456789e-20 4.35 179769313486231580793e289 1e-4 1e15 1e16 99999999999999999 0.5e-45"
+).split()
+
+
+@MODES
+def test_texts_both_ways(modes: Modes) -> None:
+    x = np.array(TEXTS, object)
+    floats = [row for row in DTYPES if row.is_float]
+    for dst in floats:
+        check(lambda dst=dst: reference.cast(x, dst), modes)
+        check(lambda dst=dst: host_text.parse(x, resolve(STRING, dst)), modes)
+        check(lambda dst=dst: host_text.parse(np.tile(x, 500), resolve(STRING, dst)), modes)
+    whole = np.array(
+        [text for text in TEXTS if text.lower().strip("-") not in ("nan", "inf") and "e" not in text], object
+    )
+    for dst in (gpucast.dtype("INT64"), gpucast.dtype("BOOL")):
+        check(lambda dst=dst: host_text.parse(whole, resolve(STRING, dst)), modes)
+        check(lambda dst=dst: reference.cast(whole, dst), modes)
+    for src in floats:
+        y = SOURCES[src][:200]
+        check(lambda y=y: reference.cast(y, "STRING"), modes)
+        check(lambda y=y, src=src: host_text.format(y, resolve(src, STRING)), modes)
+        long = np.tile(y, -(-5000 // y.size))
+        check(lambda long=long, src=src: host_text.format(long, resolve(src, STRING)), modes)
+
+
+def test_texts_of_doubles_are_those_of_repr() -> None:
+    rng = random.Random(3)
+    codes = [rng.getrandbits(63) for _ in range(2000)] + [rng.getrandbits(52) for _ in range(500)] + [1, 2, 3]
+    codes += (
+        [k << 52 for k in range(2046)] + [(k << 52) + 1 for k in range(2046)] + [(k << 52) - 1 for k in range(1, 2047)]
+    )
+    for code in codes:
+        value = DOUBLE.value(code)
+        if math.isfinite(value):
+            assert strings.format(value, DOUBLE) == repr(value)
+
+
+@MODES
+def test_quantizing_by_the_reference(modes: Modes) -> None:
+    rng = np.random.default_rng(4)
+    for name in ("FLOAT", "DOUBLE", "BFLOAT16", "FLOAT16"):
+        row = gpucast.dtype(name)
+        x = rng.choice(SOURCES[row], (4, 70))
+        x[~np.isfinite(reference.cast(x, "DOUBLE"))] = 0
+        x[0] = 0
+        # Quotients are rounded here.
+        x[3] = reference.cast(rng.standard_normal(70), row)
+        for format in [*FORMATS.values(), find("mxfp4_even", ""), find("int8_64_no_clipping", "")]:
+            if format.element.bits == 2 and name != "FLOAT":
+                continue
+
+            def both(x: Array = x, format: Format = format, name: str = name) -> Any:
+                parts = quantizing.quantize(x, format, axis=1)
+                back = [quantizing.dequantize(parts, format, to, axis=1) for to in (name, "DOUBLE")]
+                return [image(one) for one in (parts.data, parts.scales, parts.zero_points, parts.global_scale, *back)]
+
+            wanted = both()
+            with under(modes):
+                found = both()
+            assert found == wanted, format
+
+
+# ---- reports, loss scales, keywords ----
+
+
+@MODES
+def test_reports(modes: Modes) -> None:
+    for src in (gpucast.dtype(name) for name in ("DOUBLE", "FLOAT", "BFLOAT16", "FLOAT8E8M0", "INT64")):
+        x = SOURCES[src]
+        for dst in (
+            gpucast.dtype(name) for name in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E8M0", "INT8")
+        ):
+            for some in (x, np.tile(x, -(-9000 // x.size))):
+                check(lambda some=some, dst=dst: gpucast.cast_report(some, dst), modes)
+            y = reference.cast(x, dst)
+            check(lambda x=x, y=y, src=src, dst=dst: result_report(x, y, resolve(src, dst)), modes)
+    check(lambda: gpucast.cast_report(np.array(TEXTS, object), "FLOAT"), modes)
+
+
+@MODES
+def test_loss_scales(modes: Modes) -> None:
+    def state() -> Any:
+        # 2^127 has a subnormal inverse; products with 1.1 are rounded.
+        found: list[Any] = [mixed.StaticLossScale(scale)._factors(None) for scale in (2.0**127, 0.1, 3e38)]
+        scale = mixed.DynamicLossScale(0.7, factor=1.1, backoff=1.3, min_loss_scale=2.0**-120, period=1)
+        for finite in (True, True, False, True, False, False):
+            scale.adjust(finite)
+            found.append((scale.state_dict(), scale._state.tobytes()))
+        top = mixed.DynamicLossScale(2.0**127, period=1)
+        top.adjust(True)
+        other = mixed.DynamicLossScale()
+        other.load_state_dict(top.state_dict())
+        return [*found, top.state_dict(), top._state.tobytes(), other._state.tobytes()]
+
+    check(state, modes)
+
+
+@MODES
+def test_scaling_of_gradients(modes: Modes) -> None:
+    grads = {name: SOURCES[gpucast.dtype(name)][:50] for name in ("FLOAT", "BFLOAT16", "FLOAT16", "DOUBLE")}
+    for scale in (mixed.StaticLossScale(2.0**127), mixed.DynamicLossScale(7.7), mixed.NoOpLossScale()):
+        check(lambda scale=scale: scale.unscale(grads), modes)
+        check(lambda scale=scale: scale.scale(grads), modes)
+
+
+@MODES
+def test_keywords_that_are_numbers(modes: Modes) -> None:
+    for value in (np.float32(1e-45), np.float16(6e-8), 5e-324, 2**70 + 1, np.float64(1e-310), np.float32(0.1)):
+        check(lambda value=value: checks.as_double(value), modes)
+    with under(modes), pytest.raises(ValueError, match="not negative"):
+        gpucast.cast(np.ones(3, np.float32), "FLOAT16", scale=-5e-324)
+
+
+def test_arithmetic_with_floats_that_is_kept_stands_within_exact() -> None:
+    """Each function of the core and the reference whose result is kept either computes within it or has no floats."""
+    package, without = Path(gpucast.__file__).parent, []
+    for folder in ("core", "reference", "mixed"):
+        for path in (package / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef):
+                    marks = [ast.unparse(one) for one in node.decorator_list]
+                    if any("cache" in mark for mark in marks) and "exact()" not in marks:
+                        without.append(node.name)
+    # Integers, dtypes of NumPy, texts of kernels.
+    assert sorted(without) == [
+        "_select_source",
+        "code_numpy",
+        "inf_code",
+        "max",
+        "max_code",
+        "min",
+        "nan_code",
+        "numpy",
+    ]
+
+
+@MODES
+def test_lists_of_numbers(modes: Modes) -> None:
+    """NumPy makes one type of a list's elements, by arithmetic of the processor."""
+    given = [np.float32(1e-45), 1.0, np.float16(6e-8)]
+    check(lambda: as_array(given, "test"), modes)
+    check(lambda: reference.cast(given, "FLOAT"), modes)

@@ -344,7 +344,7 @@ def test_export_refuses_what_nobody_takes() -> None:
             "gave memory on device 0 of DLPack type 2; __dlpack_device__ said the host",
         ),
     ],
-    ids=str,
+    ids=["no memory, offset", "no memory", "no shape", "negative ndim", "negative length", "another device"],
 )
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_fields_that_contradict_are_refused(fields: dict[str, Any], match: str, version: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,6 @@ from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.parity import plan
 from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
 from gpucast.parity.proof import certificate, mutants
 from gpucast.parity.proof import terms as t
@@ -29,6 +30,7 @@ from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 
+ROOT = Path(__file__).resolve().parents[2]
 SOLVERS = ("bitwuzla",)
 
 
@@ -311,9 +313,19 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
     ],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
-    chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]
-    problems = [str(proof) for proof in certificate.prove(chosen, arch, SOLVERS, paths) if not proof.verdict.proved]
-    assert problems == []
+    # In a process of its own, as a user proves: other tests of this file leave terms behind, and one rule was not proved
+    # beside them.
+    code = (
+        "import sys\nfrom gpucast.parity import plan\nfrom gpucast.parity.proof import certificate\n"
+        "arch, paths, count, *solvers = sys.argv[1:]\n"
+        "chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[: int(count)]\n"
+        "proofs = list(certificate.prove(chosen, arch, tuple(solvers), paths))\n"
+        "print(len(proofs), *(str(one) for one in proofs if not one.verdict.proved), sep='; ')\n"
+    )
+    command = [sys.executable, "-c", code, arch, paths, str(count), *SOLVERS]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.strip() == str(count)
 
 
 @pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "FLOAT8E5M2:BFLOAT16"])

@@ -313,8 +313,7 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
     ],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
-    # In a process of its own, as a user proves: other tests of this file leave terms behind, and one rule was not proved
-    # beside them.
+    # In a process of its own, as a user proves: beside other tests one rule was not proved now and then.
     code = (
         "import sys\nfrom gpucast.parity import plan\nfrom gpucast.parity.proof import certificate\n"
         "arch, paths, count, *solvers = sys.argv[1:]\n"

@@ -128,10 +128,11 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         """What is imported when it is used, so that ``import gpucast`` stays quick."""
-        if name in ("mixed", "quantization"):
-            with exact():
+        with exact():
+            if name in ("mixed", "quantization"):
                 return importlib.import_module(f"gpucast.{name}")
-        if name in ("Quantized", "dequantize", "quantize"):
-            with exact():
-                return getattr(importlib.import_module("gpucast.quantization"), name)
+            if name in ("Quantized", "dequantize", "quantize"):
+                # Kept, so that torch.compile meets a function of this module, and not this one.
+                globals()[name] = found = getattr(importlib.import_module("gpucast.quantization"), name)
+                return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -139,7 +139,6 @@ class Quantized:
             return self
         return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 
-    @exact()
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The numbers that it represents: `gpucast.dequantize`."""
         return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="))
@@ -173,6 +172,7 @@ class Quantized:
         )
 
 
+@exact()
 def _dequantized(q: Quantized, to: DType) -> Any:
     parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
     numbers = engine.dequantize(parts, q.format, to, q.axis)

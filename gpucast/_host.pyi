@@ -14,6 +14,9 @@ EXACT_MODES: int
 
 class Plan: ...
 
+class Kernel:
+    def __call__(self, *arguments: Any) -> None: ...
+
 def find(name: str, /) -> int: ...
 def call(function: int, arguments: int, /) -> int: ...
 def cast(work: bytes, x: Any, src_bits: int, out: Any, dst_bits: int, size: int, /) -> tuple[int, int]: ...
@@ -27,9 +30,28 @@ def cast_each(
     empty_like: Callable[[Any], Any] | None,
     /,
 ) -> list[Any] | None: ...
-def cast_tensor(plan: Plan, view: int, empty_like: Callable[[Any], Any], x: Any, /) -> Any: ...
+def cast_tensor(plan: Plan, view: int, stream: int, empty_like: Callable[[Any], Any], x: Any, out: Any, /) -> Any: ...
+def kernel(
+    launch: int,
+    current: int,
+    function: int,
+    threads: int,
+    elements: int,
+    ahead: int,
+    device: int,
+    stream: Callable[[int], Any],
+    failed: Callable[[int, bool], None],
+    /,
+) -> Kernel: ...
 def plan(
-    rule: Any, changes: bool, run: Callable[..., Any] | None, src: Any, dst: Any, work: bytes | None, /
+    rule: Any,
+    changes: bool,
+    run: Callable[..., Any] | None,
+    src: Any,
+    dst: Any,
+    work: bytes | None,
+    kernels: dict[int, Any] | None,
+    /,
 ) -> Plan: ...
 def hit(*arguments: Any) -> Any: ...
 def keep(*arguments: Any) -> None: ...

@@ -279,7 +279,12 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
         if type(x) is np.ndarray and x.dtype.isnative and MODULE is not None:
             plans.keep(x, to, options, rule, host_plans.fused(rule) if fuses else None)
     elif type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
-        plans.keep(x, to, options, rule, (gpu.fast_path.fused if fuses else gpu.fast_path.plain)(source, rule))
+        if fuses:
+            plans.keep(x, to, options, rule, gpu.fast_path.fused(source, rule))
+        else:
+            kernels: dict[int, Any] = {}
+            run = gpu.fast_path.plain(source, rule, kernels)
+            plans.keep(x, to, options, rule, run, None if source.packed or rule.dst.packed else kernels)
 
 
 def _unchanged(source: Operand, rule: CastRule) -> bool:

@@ -88,11 +88,12 @@ class KernelSource:
 
     def blocks(self, n: int) -> int:
         """Blocks to launch for n elements (0 for none)."""
-        if n == 0:
-            return 0
-        # In the contiguous shape the first tile may begin up to one tile less one element before the array.
-        ahead = self.tile - 1 if self.shape == "contiguous" else 0
-        return -(-(n + ahead) // (self.elements * self.threads))
+        return -(-(n + self.ahead) // (self.elements * self.threads)) if n else 0
+
+    @property
+    def ahead(self) -> int:
+        """The most elements before the array with which the first tile may begin."""
+        return self.tile - 1 if self.shape == "contiguous" else 0
 
 
 def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:

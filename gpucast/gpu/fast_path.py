@@ -29,8 +29,9 @@ from gpucast.gpu import driver
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
-def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
-    """``run(x, out)`` of the plain casts of arrays of the kind of `source`.
+def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) -> Callable[[Any, Any], Any]:
+    """``run(x, out)`` of the plain casts of arrays of the kind of `source`. It keeps those of contiguous arrays, by
+    device, in `kernels`.
 
     Source and target may also be one and the same memory.
     """
@@ -42,7 +43,6 @@ def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
     src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
     itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
     transposes = not (from_packed or to_packed)
-    kernels: dict[int, driver.Kernel] = {}
 
     def run(x: Any, out: Any) -> Any:
         if from_packed:

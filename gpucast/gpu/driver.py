@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -224,12 +224,12 @@ class CupyDriver:
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import driver
 
-        kernel: Kernel | None = self._kernel(source, source.elements * source.threads, source.ahead)
+        kernel: Kernel | None = self._kernel(source, source.block, source.ahead)
         if kernel is not None:
             return kernel
         device, thread = self.current(), self._thread
         function = self._function(source, device)
-        launch_kernel, threads, blocks = driver.launchKernel, source.threads, lru_cache(source.blocks)
+        launch_kernel, threads, blocks = driver.launchKernel, source.threads, source.blocks
 
         def launch(src: int, dst: int, n: int, more: Argument | None) -> None:
             free = thread.free
@@ -242,7 +242,7 @@ class CupyDriver:
                 arguments.addresses[4] = addressof(held)
             # CUDA copies the arguments before it returns.
             launch_kernel(
-                function, blocks(n), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
+                function, blocks(n, dst), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
             )
             free.append(arguments)
 

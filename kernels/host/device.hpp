@@ -20,13 +20,17 @@ typedef int CurrentDevice(int*);
 
 // ---- kernels ----
 
+// Bytes of the widest access.
+enum : u64 { vector_bytes = 16 };
+
 // A kernel that is loaded on a device.
 struct Kernel {
     PyObject_HEAD
     LaunchKernel* launch;
     CurrentDevice* current;
     void* function;
-    // Elements of a block, 0 for a kernel of many arrays; and those that its first tile may begin before the array.
+    // Elements of a block, 0 for a kernel of many arrays; and those with which its first tile may begin before the array,
+    // unless that is aligned.
     u64 elements, ahead;
     u32 threads;
     int device;
@@ -112,7 +116,8 @@ inline bool launch(const Kernel* kernel, void* stream, u64 blocks, void** argume
 inline bool launch_cast(const Kernel* kernel, void* stream, u64 src, u64 dst, u64 n, void* more) {
     u32 bit = 0;
     void* arguments[] = {&src, &bit, &dst, &n, more};
-    return launch(kernel, stream, (n + kernel->ahead + kernel->elements - 1) / kernel->elements, arguments);
+    const u64 ahead = dst % vector_bytes ? kernel->ahead : 0;
+    return launch(kernel, stream, (n + ahead + kernel->elements - 1) / kernel->elements, arguments);
 }
 
 inline u64 number_at(PyObject* arguments, Py_ssize_t i) { return PyLong_AsUnsignedLongLong(PyTuple_GetItem(arguments, i)); }

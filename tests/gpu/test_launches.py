@@ -18,6 +18,9 @@ import pytest
 import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
+from gpucast.codegen.cast import kernel_source
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
 from gpucast.gpu import driver
 from gpucast.host.module import WHY_NOT
 
@@ -105,6 +108,17 @@ def test_a_launch_that_fails_does_no_harm(cuda: Cuda) -> None:
     cuda.error = 0
     assert gpucast.cast(x, "FLOAT16", out=out) is out
     assert cuda.launches[-1].n == 100
+
+
+def test_no_block_is_without_work(cuda: Cuda) -> None:
+    """The first tile begins before an array only where that is not aligned."""
+    source = kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT16")))
+    n = 3 * source.block
+    x, out = arrays(n + 8)
+    for first, blocks in ((0, 3), (8, 3), (1, 4)):
+        for count, more in ((n, 0), (n - source.block, -1)):
+            gpucast.cast(x[first:][:count], "FLOAT16", out=out[first:][:count])
+            assert cuda.launches[-1].blocks == blocks + more
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])

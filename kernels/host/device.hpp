@@ -97,13 +97,26 @@ inline bool find_stream(const Kernel* kernel, void** stream) {
     return !PyErr_Occurred();
 }
 
-// Launches; CUDA copies the arguments before it returns. False after an exception.
-inline bool launch(const Kernel* kernel, void* stream, u64 blocks, void** arguments) {
+// Hands a launch to CUDA, which copies the arguments before it returns; its CUresult.
+inline int enqueue(const Kernel* kernel, void* stream, u64 blocks, void** arguments) {
     const LaunchConfig config = {{u32(blocks), 1, 1}, {kernel->threads, 1, 1}, 0, stream, nullptr, 0};
+    return kernel->launch(&config, kernel->function, arguments, nullptr);
+}
+
+// The same for a kernel of one array; `more` is its last argument, or null.
+inline int enqueue_cast(const Kernel* kernel, void* stream, u64 src, u64 dst, u64 n, void* more) {
+    u32 bit = 0;
+    void* arguments[] = {&src, &bit, &dst, &n, more};
+    const u64 ahead = dst % vector_bytes ? kernel->ahead : 0;
+    return enqueue(kernel, stream, (n + ahead + kernel->elements - 1) / kernel->elements, arguments);
+}
+
+// Launches without Python's lock, because that may wait for a place in the stream's queue. False after an exception.
+template <typename Enqueue>
+bool launch(const Kernel* kernel, const Enqueue& give) {
     for (bool is_repeated = false;; is_repeated = true) {
-        // A launch may wait for a place in the stream's queue.
         PyThreadState* state = PyEval_SaveThread();
-        const int status = kernel->launch(&config, kernel->function, arguments, nullptr);
+        const int status = give();
         PyEval_RestoreThread(state);
         if (!status) return true;
         PyObject* done = PyObject_CallFunction(kernel->failed, "iO", status, is_repeated ? Py_True : Py_False);
@@ -112,12 +125,8 @@ inline bool launch(const Kernel* kernel, void* stream, u64 blocks, void** argume
     }
 }
 
-// Launches a kernel of one array; `more` is its last argument, or null. False after an exception.
 inline bool launch_cast(const Kernel* kernel, void* stream, u64 src, u64 dst, u64 n, void* more) {
-    u32 bit = 0;
-    void* arguments[] = {&src, &bit, &dst, &n, more};
-    const u64 ahead = dst % vector_bytes ? kernel->ahead : 0;
-    return launch(kernel, stream, (n + ahead + kernel->elements - 1) / kernel->elements, arguments);
+    return launch(kernel, [=] { return enqueue_cast(kernel, stream, src, dst, n, more); });
 }
 
 inline u64 number_at(PyObject* arguments, Py_ssize_t i) { return PyLong_AsUnsignedLongLong(PyTuple_GetItem(arguments, i)); }
@@ -141,7 +150,8 @@ static PyObject* call_kernel(PyObject* self, PyObject* arguments, PyObject*) {
             return nullptr;
         }
         void* table = PyArray_DATA(reinterpret_cast<PyArrayObject*>(given));
-        return find_stream(kernel, &stream) && launch(kernel, stream, blocks, &table) ? nothing() : nullptr;
+        if (!find_stream(kernel, &stream)) return nullptr;
+        return launch(kernel, [&] { return enqueue(kernel, stream, blocks, &table); }) ? nothing() : nullptr;
     }
     const u64 src = number_at(arguments, 0), dst = number_at(arguments, 1), n = number_at(arguments, 2);
     PyObject *more = PyTuple_GetItem(arguments, 3), *bytes = nullptr;

@@ -7,6 +7,7 @@
 #include "levels.hpp"
 #include "probe.hpp"
 #include "lists.hpp"
+#include "xla.hpp"
 
 namespace gpucast {
 
@@ -113,6 +114,8 @@ static PyMethodDef methods[] = {
     {"keep", as_method(keep), METH_FASTCALL, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"count_plans", count_plans, METH_NOARGS, nullptr},
+    {"serve", serve, METH_VARARGS, nullptr},
+    {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},
     {"modes", get_modes, METH_NOARGS, nullptr},
     {"set_modes", set_modes, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},

@@ -36,7 +36,8 @@ def cast(rule: CastRule, x: Any, kind: Any) -> Any:
     """The cast of a traced array of codes, for which `can_cast`; `kind`: the shape and dtype of the result."""
     name = kernel_name(rule)
     _RULES[name] = rule
-    return jax.ffi.ffi_call(_TARGET, kind, vmap_method="broadcast_all")(x, cast=name)
+    call: Any = jax.ffi.ffi_call(_TARGET, kind, vmap_method="broadcast_all")
+    return call(x, cast=name)
 
 
 @lru_cache(maxsize=1)

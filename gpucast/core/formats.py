@@ -197,7 +197,7 @@ class Format:
         return tuple(min(length, max(n, 1)) for length, n in zip(lengths, shape, strict=True))
 
     def grid(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """The number of blocks in each dimension. The last ones may be shorter. A tensor without elements is one block."""
+        """The number of blocks in each dimension. The last one may be shorter. An empty array is one block."""
         least = 1 if isinstance(self.block, str) else 0
         lengths = self.lengths(shape, axis)
         grid = [max(least, -(-n // length)) for n, length in zip(shape, lengths, strict=True)]

@@ -133,7 +133,7 @@ def to_integer(text: str, row: DType, index: int | None = None) -> int:
 
 
 def to_bool(text: str, index: int | None = None) -> bool:
-    """Parse true or false in any case, or a number, which is true unless it is exactly zero. ValueError for other text."""
+    """Parse true or false in any case, or a number, which is true unless exactly zero. ValueError for other text."""
     word = text.strip(BLANKS).lower()
     if word in ("true", "false"):
         return word == "true"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts on a device that look like earlier ones: the ``run`` of `gpucast.casting.plans.keep`.
+"""Quick casts on a device for calls like earlier ones: the ``run`` of `gpucast.casting.plans.keep`.
 
-They take arrays on the current device whose bounds tell that what is written is disjoint from all else. For any other
-call, and for a wrong one, they do nothing and return None: the checked path serves it, or raises. With `out`, all that
-is asked before the launch is which device is the current one.
+They take arrays on the current device, if bounds show that the result overlaps no other memory. For any other call, and
+for a wrong one, they do nothing and return None; then the checked path serves the call, or raises. With `out`, the only
+question before the launch is which device is the current one.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ struct Slot {
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
-// The one object that the integer 0 is.
+// Python's integer 0.
 static PyObject* zero;
 
 // Texts count by their value, all else by identity: most texts are the same object at every call.
@@ -119,7 +119,7 @@ inline PyObject* hit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     Py_DECREF(dtype);
     if (!plan || !(copy == Py_True || (copy == Py_False && plan->changes))) return nothing();
     if (!key.is_fused) {
-        // To other rounding no offset applies, which the checked path says.
+        // An offset belongs to random rounding alone: the checked path raises.
         if (arguments[of_offset] != zero) return nothing();
     }
     // Others may drop the plan meanwhile.

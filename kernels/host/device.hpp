@@ -242,13 +242,13 @@ inline PyObject* run_cupy(Plan* plan, PyObject* x, PyObject* out) {
     if (dtype != reinterpret_cast<PyObject*>(plan->dst)) return nothing();
     if (!(a.dimensions == 1 && b.dimensions == 1) && !has_same_shape(x, out)) return nothing();
     if (!are_apart(a.data, a.size * itemsize_of(plan->src), b.data, b.size * itemsize_of(plan->dst))) return nothing();
-    const Kernel* kernel = kernel_of(plan, a.device);
+    Kernel* kernel = kernel_of(plan, a.device);
     if (!kernel) return nothing();
     void* stream;
-    // Held, because a stream's code, or other threads, may drop the plan's.
-    Py_INCREF(reinterpret_cast<PyObject*>(const_cast<Kernel*>(kernel)));
+    // Held, because other code may run from here on, and drop the plan's.
+    Py_INCREF(reinterpret_cast<PyObject*>(kernel));
     const bool done = find_stream(kernel, &stream) && launch_cast(kernel, stream, a.data, b.data, a.size, nullptr);
-    Py_DECREF(reinterpret_cast<PyObject*>(const_cast<Kernel*>(kernel)));
+    Py_DECREF(reinterpret_cast<PyObject*>(kernel));
     return done ? Py_NewRef(out) : nullptr;
 }
 

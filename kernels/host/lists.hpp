@@ -154,7 +154,8 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     u64 size = 0;
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         Item& item = items.first[i];
-        item.x = Py_NewRef(PyList_GetItem(arrays, i));
+        item.x = Py_XNewRef(PyList_GetItem(arrays, i));
+        if (!item.x) return nullptr;
         if (!view && !PyArray_CheckExact(item.x)) return nothing();
         item.plan = find_plan(plans, item.x, &last_dtype, &last);
         if (PyErr_Occurred()) return nullptr;
@@ -162,7 +163,8 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
         if (!take_source(&item, view)) return nothing();
         size += item.size;
         if (outs == Py_None) continue;
-        item.y = Py_NewRef(PyList_GetItem(outs, i));
+        item.y = Py_XNewRef(PyList_GetItem(outs, i));
+        if (!item.y) return nullptr;
         if (!take_target(&item, view, true)) return nothing();
     }
     u8* flag = nullptr;

@@ -116,25 +116,22 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
         Py_XDECREF(index);
         if (!kernel) return nothing();
     }
+    // Held, because other code may run from here on, and drop the plan's.
+    Py_XINCREF(reinterpret_cast<PyObject*>(kernel));
     out = out == Py_None ? PyObject_CallFunctionObjArgs(arguments[3], x, nullptr) : Py_NewRef(out);
-    if (!out) return nullptr;
-    if (!are_plain(plan, x, out, view, &src, &dst)) {
-        Py_DECREF(out);
-        return nothing();
-    }
-    bool done;
-    if (kernel) {
-        Py_INCREF(reinterpret_cast<PyObject*>(kernel));
-        done = launch_plain(kernel, function_at<CurrentStream>(arguments[2]), src, dst);
-        Py_DECREF(reinterpret_cast<PyObject*>(kernel));
-    } else {
+    PyObject* result = nullptr;
+    if (out && !are_plain(plan, x, out, view, &src, &dst)) {
+        result = nothing();
+    } else if (out && kernel) {
+        if (launch_plain(kernel, function_at<CurrentStream>(arguments[2]), src, dst)) result = Py_NewRef(out);
+    } else if (out) {
         Found found;
         Unlocked unlocked(src.size);
-        done = run_plain(plan, plan->work, src, dst, &found, &unlocked);
+        if (run_plain(plan, plan->work, src, dst, &found, &unlocked)) result = Py_NewRef(out);
     }
-    if (done) return out;
-    Py_DECREF(out);
-    return nullptr;
+    Py_XDECREF(out);
+    Py_XDECREF(reinterpret_cast<PyObject*>(kernel));
+    return result;
 }
 
 }  // namespace gpucast

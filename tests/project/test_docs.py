@@ -115,17 +115,6 @@ def test_the_snippet_for_a_gpu() -> None:
     assert np.array_equal(download(y).view(np.uint8), wanted.view(np.uint8))
 
 
-def test_a_snippet_that_lies_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("```pycon\n>>> x = 1\n>>> x + 1\n3\n\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError, match="line 3, in page.md"):
-        run(page)
-    page.write_text("text\n\n```python\nx = 1\nassert x == 2\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError) as info:
-        run(page)
-    assert (info.traceback[-1].path, info.traceback[-1].lineno) == (page, 4)
-
-
 # ---- what the code writes into the pages ----
 
 
@@ -178,36 +167,6 @@ def test_the_table_of_overflow(scripts: Any) -> None:
         assert finite == [False, True], row
 
 
-def test_tables_of_casts_name_every_type_and_case(scripts: Any) -> None:
-    tables = scripts("tables")
-    for saturate in ("on", "off"):
-        assert tables.float8(saturate).count("\n") == 11
-    assert tables.e8m0().count("\n") == 2 + len(tables.E8M0_INPUTS) - 1
-    assert all(f"[{row.name}]" in tables.names() for row in DTYPES)
-    pages = {page.stem: page.read_text("utf-8") for page in (DOCS / "dtypes").glob("*.md")}
-    for row in DTYPES:
-        page = pages[tables.page(row)]
-        assert re.search(rf"generated}} limits .*\b{row.name}\b", page), row
-        # UINT8's value is its code; BOOL has two.
-        assert 0 == row.bits or row.bits > 8 or row.name in ("UINT8", "BOOL") or f"values {row.name}\n" in page, row
-
-
-def test_links_of_the_readme_lead_on_from_the_pages(scripts: Any) -> None:
-    pytest.importorskip("sphinx", reason="Sphinx is not installed")
-    text = scripts("results").from_readme("[all](bench/results/x.md), ![it](bench/results/x.png), [a](https://a.b)")
-    assert text == "{download}`all <../bench/results/x.md>`, ![it](../bench/results/x.png), [a](https://a.b)"
-
-
-@pytest.mark.peers
-def test_names_in_pytorch(scripts: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    tables = scripts("tables")
-    for row in DTYPES:
-        name = tables.torch_name(row)
-        assert bool(name) == (hasattr(torch, row.numpy_name) or hasattr(torch, f"{row.numpy_name}_x2")), row
-        assert not name or gpucast.dtype(getattr(torch, name)) is row
-
-
 @pytest.fixture
 def switching(scripts: Any) -> Iterator[ModuleType]:
     yield scripts("switching")
@@ -222,21 +181,6 @@ def test_switching_is_up_to_date(switching: ModuleType, capsys: pytest.CaptureFi
     if system != "cupy" and f"{switching.MEASURED}{switching.version(system)}." not in page:
         pytest.skip(f"the page was measured with other versions than {switching.version(system)}")
     assert switching.main(["--check", "--systems", system]) == 0, capsys.readouterr().out
-
-
-def test_a_line_that_does_not_give_what_it_should_is_found(switching: ModuleType) -> None:
-    line = switching.switches.NUMPY[0]
-    names = {"np": np, "gpucast": gpucast, "ml_dtypes": switching.ml_dtypes}
-    assert "# 0.1015625, NaN 0x7f, NaN 0xff" in switching.lines.rendered(line, names)
-    wrong = type(line)(line.title, line.text, line.setup, line.there, line.here, instead=line.here)
-    with pytest.raises(ValueError, match="gives 0.1015625, 448.0, -448.0; "):
-        switching.lines.rendered(wrong, names)
-
-
-def test_pictures_are_what_the_script_draws(scripts: Any) -> None:
-    pictures = scripts("pictures")
-    for name, draw in pictures.PICTURES.items():
-        assert (DOCS / "static" / name).read_text(encoding="utf-8") == draw(), "run python docs/pictures.py"
 
 
 # ---- the layers ----
@@ -263,16 +207,6 @@ def test_the_layers_are_those_that_the_tests_enforce() -> None:
     listed = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, re.MULTILINE)
     assert listed == [(str(number), folder) for number, row in enumerate(LAYERS, 1) for folder in row]
     assert layers_drawn() == [list(row) for row in LAYERS], "run python docs/architecture.py"
-
-
-def test_the_picture_of_the_layers_says_what_its_script_says(scripts: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    architecture = scripts("architecture")
-    architecture.draw(tmp_path / "drawn.svg")
-    pictures = (tmp_path / "drawn.svg", architecture.PICTURE)
-    drawn, kept = (re.findall(r"<text.*?>(.*)</text>", path.read_text(encoding="utf-8")) for path in pictures)
-    assert len(drawn) > 2 * sum(map(len, LAYERS))
-    assert drawn == kept, "run python docs/architecture.py"
 
 
 # ---- the site ----

@@ -48,17 +48,19 @@ def changed(text: str, old: str, new: str, count: int = 1) -> str:
     return text.replace(old, new) if count == 0 else text.replace(old, new, count)
 
 
-@pytest.mark.parametrize(
-    "pair",
-    ["FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
-     "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0"],
+PAIRS = (
+    "FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
+    "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0",
 )  # fmt: skip
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
-def test_every_rule_of_a_pair_is_proved(pair: str, arch: str) -> None:
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_rule_of_a_pair_is_proved(pair: str, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
     every = [*cases(src, dst), *stochastic_cases(src, dst)]
-    problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
-    assert problems == []
+    for arch in ("sm_80", "sm_100a") if exhaustive else (("sm_80", "sm_100a")[PAIRS.index(pair) % 2],):
+        problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
+        assert problems == []
 
 
 @pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "UINT16:DOUBLE", "FLOAT:INT2"])
@@ -290,13 +292,10 @@ def test_what_a_certificate_has_proved_is_not_proved_again(
 
 
 @pytest.mark.parametrize("src", WIDE, ids=str)
-def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
-    problems = [
-        str(proof)
-        for proof in certificate.prove([cases(src, dst)[0] for dst in NUMERIC], "sm_90", SOLVERS)
-        if not proof.verdict.proved
-    ]
-    assert problems == []
+def test_the_default_casts_of_wide_sources_are_proved(src: DType, exhaustive: bool) -> None:
+    chosen = NUMERIC if exhaustive else NUMERIC[WIDE.index(src) :: 5]
+    proofs = certificate.prove([cases(src, dst)[0] for dst in chosen], "sm_90", SOLVERS)
+    assert [str(proof) for proof in proofs if not proof.verdict.proved] == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, swizzle
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
 
@@ -132,6 +132,11 @@ class _QuantizeOptions:
 
 @exact()
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
+    with streams.visit(x, request.scale, device=request.device):
+        return _quantize_array(x, format, request)
+
+
+def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _CALLER)
     array = as_array(x, _CALLER)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format, Parts, find
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, files, swizzle
 
 ScaleLayout = Literal["linear", "128x4"]
@@ -119,29 +120,38 @@ class Quantized:
         parts = self.parts()
         if part not in parts:
             raise ValueError(f"dlpack: part={part!r} is none of {', '.join(parts)}")
-        return adapters.of_protocol("__dlpack__").export(parts[part])
+        return adapters.of_protocol("__dlpack__").export(parts[part], self.library)
 
     def linear_scales(self) -> Any:
         """The scales in the layout "linear"."""
-        return self.scales if self.scale_layout == "linear" else swizzle.unswizzle(self.scales, self.scales_shape)
+        if self.scale_layout == "linear":
+            return self.scales
+        with self._visit():
+            return swizzle.unswizzle(self.scales, self.scales_shape)
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
         """The same with the scales in another layout. ValueError if the scales cannot have the layout "128x4"."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
-        scales = self.linear_scales()
-        if scale_layout == "128x4":
-            scales = swizzle.swizzle(scales)
+        with self._visit():
+            scales = self.linear_scales()
+            if scale_layout == "128x4":
+                scales = swizzle.swizzle(scales)
         return replace(self, scales=scales, scale_layout=scale_layout)
 
     def get(self) -> Quantized:
         """The same on the host."""
         if device_index(self.data) is None:
             return self
-        return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
+        with self._visit():
+            return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT") -> Any:
         """The numbers that it represents: `gpucast.dequantize`."""
         return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="))
+
+    def _visit(self) -> AbstractContextManager[None]:
+        """Work within runs where the parts are, on the stream of their library."""
+        return streams.visit(streams.Owned(self.data, self.library))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if device_index(self.data) is not None:
@@ -174,9 +184,10 @@ class Quantized:
 
 @exact()
 def _dequantized(q: Quantized, to: DType) -> Any:
-    parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
-    numbers = engine.dequantize(parts, q.format, to, q.axis)
-    return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+    with q._visit():
+        parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
+        numbers = engine.dequantize(parts, q.format, to, q.axis)
+        return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
 
 
 def _shown(part: Any, prefix: str) -> str:

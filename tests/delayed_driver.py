@@ -8,10 +8,11 @@ the stream of its owner, as by the next array there.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cupy
@@ -58,15 +59,20 @@ class DelayedDriver(HostDriver):
         self.kept: list[Any] = []
         #: The streams in the order in which they run.
         self.order: Sequence[int] = ()
+        #: The stream whose work goes to a graph instead, and that work.
+        self.captured: int | None = None
+        self.graph: list[Callable[[], object]] = []
 
     # ---- queues ----
 
     def give(self, work: Callable[[], object], stream: int | None = None) -> None:
         """Give work to a stream, by default the current one."""
-        self.queues[self.stream() if stream is None else stream].append(work)
+        stream = self.stream() if stream is None else stream
+        (self.graph if stream == self.captured else self.queues[stream]).append(work)
 
     def wait(self, stream: int, other: int) -> None:
         """Let a stream wait for the work that another one has by now."""
+        assert self.captured not in (stream, other), "CUDA captures no wait for a stream beside the graph"
         event = _Event(other)
         self.queues[other].append(lambda: setattr(event, "reached", True))
         self.queues[stream].append(event)
@@ -105,12 +111,26 @@ class DelayedDriver(HostDriver):
             self.queues[stream].popleft()
             first()
 
+    @contextlib.contextmanager
+    def capture_of(self, stream: int) -> Iterator[list[Callable[[], object]]]:
+        """Capture the work of a stream as a graph, and do none of it."""
+        self.captured, self.graph = stream, []
+        try:
+            yield self.graph
+        finally:
+            self.captured = None
+
     # ---- the driver ----
 
+    def capturing(self) -> bool:
+        return self.captured == self.stream()
+
     def load(self, source: KernelSource) -> Any:
+        assert not self.capturing(), "loaded while a graph was captured"
         return self._late(super().load(source), lambda src, dst, n, more: (src, dst, n, more))
 
     def load_many(self, source: BatchSource) -> Any:
+        assert not self.capturing(), "loaded while a graph was captured"
         return self._late(super().load_many(source), lambda blocks, table: (blocks, table.copy()))
 
     def _late(self, run: Callable[..., None], copied: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
@@ -127,6 +147,7 @@ class DelayedDriver(HostDriver):
         return launch
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+        assert not self.capturing(), "allocated while a graph was captured"
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         return Memory(self, nbytes, self.stream()).array(shape, dtype, strides)
 
@@ -151,4 +172,5 @@ class DelayedDriver(HostDriver):
         self.wait(self.stream(), stream)
 
     def synchronize(self) -> None:
+        assert not self.capturing(), "waited for a stream that is captured"
         self._run(self.stream(), True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`out=` of quantize and dequantize: the bits of a new result in the memory of the caller, or an error and no change."""
+"""`out=` of quantize and dequantize: a new result in memory of the caller, or an error and no change."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from typing import Any, Literal, NamedTuple
 
@@ -38,12 +37,13 @@ def scaling_of(scale: Any) -> Scaling:
     if scale is None:
         return "none"
     if isinstance(scale, float):
-        return "narrow" if scale == _as_float(scale) else "wide"
+        return "narrow" if _is_float(scale) else "wide"
     return "narrow" if scale.dtype == _FLOAT.numpy else "wide"
 
 
-def _as_float(number: float) -> float:
-    try:
-        return float(struct.unpack("<f", struct.pack("<f", number))[0])
-    except OverflowError:
-        return math.inf
+def _is_float(number: float) -> bool:
+    """Whether FLOAT has a number, but for its subnormals, for which "wide" serves as well. By its bits: processors may
+    flush numbers that are compared or rounded."""
+    code: int = struct.unpack("<Q", struct.pack("<d", number))[0]
+    exponent = code >> 52 & 0x7FF
+    return not code & (1 << 29) - 1 and (897 <= exponent <= 1150 or code << 1 & (1 << 64) - 1 == 0)

@@ -195,3 +195,18 @@ def test_what_torch_sets() -> None:
     for to, wanted_one in right.items():
         assert_same(found[to], wanted_one)
         assert tensors[to].view(torch.uint8).numpy().tobytes() == wanted_one.tobytes()
+
+
+@MODES
+def test_scales_that_processors_flush(modes: Modes) -> None:
+    x = np.array([np.inf, 1.0, -3e38, np.nan], np.float32)
+    for scale, to in itertools.product((2.0**-1074, 1e-310, 2.0**-149, 1e-40), ("FLOAT", "DOUBLE", "FLOAT16")):
+
+        def call(scale: float = scale, to: str = to) -> list[Array]:
+            # The second cast is one by a plan.
+            return [*(gpucast.cast(x, to, scale=scale) for _ in range(2)), *gpucast.cast_many([x, x], to, scale=scale)]
+
+        with np.errstate(all="ignore"):
+            want = reference.cast(reference.cast(x, "DOUBLE") * scale, to)
+        for y in in_thread(call, modes):
+            assert_same(y, want)

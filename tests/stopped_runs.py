@@ -61,7 +61,7 @@ class Stops:
             if name == "open" and self._how == "kill" and not args[1] & os.O_CREAT:
                 return function(*args, **keywords)
             number = len(self.names)
-            self.names.append(f"{name} {args[0]}" if isinstance(args[0], str) else name)
+            self.names.append(f"{name} {os.path.basename(args[0])}" if isinstance(args[0], str) else name)
             if number != self._at:
                 # Nothing is to last here.
                 return None if name == "fsync" else function(*args, **keywords)

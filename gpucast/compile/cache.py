@@ -14,7 +14,8 @@ import hashlib
 import os
 import time
 
-from gpucast.core.trusted_files import TEMPORARY, Folder
+from gpucast.core.trusted_files import Folder
+from gpucast.core.whole_files import TEMPORARY
 
 #: The default limit of a folder's size in bytes.
 LIMIT = 256 << 20
@@ -157,14 +158,14 @@ class Cache:
 
 def _is_missing(path: str) -> bool:
     try:
-        Folder(path).close()
+        Folder(path)
     except OSError:
         return True
     return False
 
 
 def _ours(name: str) -> bool:
-    return name.endswith(_SUFFIX) or (f"{_SUFFIX}." in name and name.endswith(TEMPORARY))
+    return name.endswith((_SUFFIX, TEMPORARY))
 
 
 def _checksum(key: str, value: bytes) -> bytes:

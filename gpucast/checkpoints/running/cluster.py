@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
-from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.running.unfinished import Busy
+from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 from gpucast.files import FileError
@@ -84,7 +83,7 @@ def run_on(
             raise
         finally:
             # The run below publishes, for which nobody else may work here.
-            staging.release()
+            staging.partial.release()
     if was_published:
         run(plan, options, outcome, advance)
         return
@@ -98,7 +97,7 @@ def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
         return
     if staging.is_worth_keeping():
         outcome.kept = staging.folder
-    elif staging.held.is_locked:
+    elif staging.partial.is_locked:
         staging.give_up(_STOP)
     else:
         # This process has not come to work here; another one may.

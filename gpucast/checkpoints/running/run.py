@@ -19,8 +19,7 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensors import TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
-from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.running.unfinished import Busy
+from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
@@ -52,7 +51,7 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
                 _discard_or_keep(staging, options, outcome)
             raise
         finally:
-            staging.release()
+            staging.partial.release()
 
 
 def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> None:
@@ -118,7 +117,7 @@ class _Run:
             staging.publish()
             outcome.results = results
             try:
-                staging.discard()
+                staging.partial.discard()
             except OSError as error:
                 # The target is whole; the next run discards what is left.
                 outcome.left = f"{error.filename or staging.folder}: {error.strerror or error}"
@@ -175,7 +174,7 @@ class _Run:
         if changed is not None:
             raise FileError(f"{changed}: was changed while it was converted")
         self._verify(file, self._staging.parts(file), self._staging.remove_parts)
-        self._staging.finish(file, part)
+        self._staging.finish(file)
 
     def _copy(self, file: FilePlan, part: BinaryIO) -> None:
         part.truncate(0)

@@ -7,6 +7,7 @@ What remains is the overhead of gpucast itself. It needs CuPy, but neither a GPU
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +15,47 @@ from unittest import mock
 
 import numpy as np
 
-from gpucast.compile import cubin
+from gpucast.compile import cubin, nvidia
 from gpucast.gpu import driver as launch
 
 
 def nothing(*_: Any) -> int:
     return 0
+
+
+class Config(ctypes.Structure):
+    """The part of CUlaunchConfig that launches set."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("shared_bytes", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+#: ``launch(function, blocks, threads, stream, arguments)``, which returns a CUresult.
+Launch = Callable[[int, int, int, int, int], int]
+
+
+def _functions(launch: Launch, current: Callable[[], int]) -> dict[str, Any]:
+    """Functions of C in place of those of the driver, by their names."""
+    if launch is nothing and current is int:
+        # It takes nothing, does nothing, and returns 0.
+        idle = ctypes.CDLL(None).fegetround
+        return {"cuLaunchKernelEx": idle, "cuCtxGetDevice": idle}
+
+    def called(config: Any, function: int | None, arguments: int, extra: Any) -> int:
+        one = config.contents
+        return launch(function or 0, one.grid[0], one.block[0], one.stream or 0, arguments)
+
+    def asked(device: Any) -> int:
+        device[0] = current()
+        return 0
+
+    return {"cuLaunchKernelEx": _LAUNCH(called), "cuCtxGetDevice": _CURRENT(asked)}
 
 
 def array(shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
@@ -34,7 +70,7 @@ def array(shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
 
 @contextlib.contextmanager
 def idle(
-    launch_kernel: Callable[..., Any] = nothing,
+    launch_kernel: Launch = nothing,
     current: Callable[[], int] = int,
     stream: Callable[..., Any] | None = None,
     capturing: Callable[[int], Any] = bool,
@@ -42,15 +78,27 @@ def idle(
     allocate: Callable[[int], Any] | None = None,
     compile_for: Callable[[str, str, tuple[int, int]], bytes] = lambda text, name, capability: b"",
 ) -> Iterator[launch.CupyDriver]:
-    """Casts use a new `CupyDriver` that calls these functions instead of CUDA's; they are as quick as possible."""
+    """Casts use a new `CupyDriver` that calls these functions instead of CUDA's; they are as quick as possible.
+
+    `launch_kernel` gets the function, blocks, threads, the stream and the address of the arguments; it returns a
+    CUresult.
+    """
     import cupy
     from cupy_backends.cuda.api import driver, runtime
 
+    def by_cupy(function: int, *grid: int) -> None:
+        status = launch_kernel(function, grid[0], grid[3], grid[7], grid[8])
+        if status:
+            raise driver.CUDADriverError(status)
+
+    functions = _functions(launch_kernel, current)
     null = SimpleNamespace(ptr=0)
     room = array((1 << 16,), np.uint8).data
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            (driver, "launchKernel", launch_kernel),
+            (nvidia, "function", lambda name: ctypes.cast(functions[name], ctypes.c_void_p).value),
+            (driver, "launchKernel", nothing if launch_kernel is nothing else by_cupy),
+            (driver, "CUDADriverError", lambda status: RuntimeError(f"CUresult {status}")),
             (driver, "moduleLoadData", nothing),
             (driver, "moduleGetFunction", nothing),
             (runtime, "getDevice", current),

@@ -63,15 +63,6 @@ __all__ = [
 ]
 
 packages.publish(globals())
-packages.keep_names(__name__, {
-    "cast": "casting.cast",
-    "cast_many": "casting.batch",
-    "creation": "casting.creation",
-    "device_function": "codegen.device_function",
-    "errors": "core.errors",
-    "packed": "arrays.packed",
-    "report": "casting.report",
-})  # fmt: skip
 
 
 def _torch() -> adapters.ArrayAdapter:

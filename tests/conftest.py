@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -14,6 +15,14 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # A shell has what it starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    # The host build needs a system with Unix's libraries and locks; elsewhere each process builds its own.
+    with contextlib.suppress(ImportError):
+        import built_kernels
+
+        built_kernels.install()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,6 +16,9 @@ import numpy as np
 
 from bench import idle_cuda
 
+#: CUDA_ERROR_INVALID_CONTEXT, of a thread that has used no device yet.
+_NO_CONTEXT = 201
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -40,8 +43,8 @@ class Cuda:
         self.capture = False
         self.device = 0
         self.before_reading: Callable[[], object] = lambda: None
-        #: What a launch and an allocation end in.
-        self.error: Exception | None = None
+        #: What a launch and an allocation end in: a CUresult, and an exception.
+        self.error = 0
         self.full: MemoryError | None = None
         self._streams = threading.local()
 
@@ -67,17 +70,18 @@ class Cuda:
             raise self.full
         return idle_cuda.array((nbytes,), np.uint8, self.device).data
 
-    def launch(self, function: int, blocks: int, *rest: int) -> None:
-        _, _, threads, _, _, _, stream, address, _ = rest
+    def launch(self, function: int, blocks: int, threads: int, stream: int, address: int) -> int:
         self.calls.append("launchKernel")
-        assert threading.get_ident() in self.bound, "no context in this thread"
+        if threading.get_ident() not in self.bound:
+            return _NO_CONTEXT
         self.before_reading()
-        if self.error is not None:
-            raise self.error
+        if self.error:
+            return self.error
         pointers = (ctypes.c_void_p * 4).from_address(address)
         kinds = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64)
         arguments = (kind.from_address(place or 0).value for kind, place in zip(kinds, pointers, strict=True))
         self.launches.append(Launch(blocks, threads, stream, *arguments))
+        return 0
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[Cuda]:

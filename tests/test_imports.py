@@ -19,7 +19,8 @@ PACKAGE = Path(gpucast.__file__).parent
 LAYERS = (
     ("core",),
     ("reference", "arrays", "codegen", "compile"),
-    ("host", "gpu"),
+    ("host",),
+    ("gpu",),
     ("casting", "files"),
     ("quantization", "mixed", "layers"),
     ("interop", "parity"),

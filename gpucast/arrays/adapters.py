@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of other libraries: what an adapter for them is, and the registry that finds the adapter of an array.
+"""Adapters for the arrays of other libraries, and the registry that finds the adapter of an array.
 
-No library is named here. Libraries and protocols are registered by their names alone (`gpucast/__init__.py` does it),
-a library is looked for among the modules that the process has loaded, for there is no array of it before, and an
-adapter is imported with the first array that needs it.
+This module names no library. `gpucast/__init__.py` registers libraries and protocols by name. A library counts only
+once the process has loaded it, because before that none of its arrays exist. An adapter is imported at the first array
+that needs it.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
 from gpucast.core.options import Options
 
-#: ``cast(x, to, options)``: the cast of an array of ours.
+#: ``cast(x, to, options)``: the cast of a native array.
 CastFunction = Callable[[Any, Any, Options], Any]
 
 
 class ArrayAdapter(ABC):
-    """How the arrays of one library, or of all that speak one protocol, come in and go back.
+    """How arrays of one library, or of all that speak one protocol, come in and go back.
 
-    Arrays of ours are those of NumPy and CuPy, and PackedArrays. Only `take` has no default: the other defaults are
-    those of a library whose arrays are cast one by one, and that has no gradients and no compiler. `caller` begins the
-    message of an error.
+    Native arrays are those of NumPy and CuPy, and PackedArrays. Only `take` has no default. The other defaults suit a
+    library without gradients and without a compiler, whose arrays are cast one by one. `caller` begins the message of
+    an error.
     """
 
     # ---- one array ----
 
     def accepts(self, x: Any) -> bool:
-        """Whether `x`, an object with the attributes of the protocol, comes in by it. Default: always."""
+        """Tell whether the adapter takes `x`, an object with the attributes of the protocol. Default: always."""
         return True
 
     @abstractmethod
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
-        """`x` as an array of ours over the same memory; `writing` where it is to be changed.
+        """A native array over the memory of `x`; `writing` if it will be changed.
 
         TypeError or ValueError for an `x` whose memory cannot be read, or written.
         """
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        """The cast of `x` as its library has arrays; `cast` does it for arrays of ours. Errors as for `gpucast.cast`.
+        """Cast `x` to an array of its library; `cast` does the same for native arrays. Errors as for `gpucast.cast`.
 
         Default: `take`, the cast, `finish` and `give_back`; ``options.out`` or `x` itself where the result is that.
         """
@@ -59,10 +59,10 @@ class ArrayAdapter(ABC):
         return x if y is array else self.give_back(y, x, options.caller)
 
     def finish(self, *arrays: Any) -> None:  # noqa: B027 (a default)
-        """Called when a cast of these arrays of ours was given to a device. Default: nothing waits for it."""
+        """Called after a cast of these native arrays was given to a device. Default: nothing waits for it."""
 
     def give_back(self, y: Any, like: Any, caller: str) -> Any:
-        """A result of ours as an array of the library of `like`. Default: as it is."""
+        """Turn a native result into an array of the library of `like`. Default: return it as it is."""
         return y
 
     def shape(self, x: Any) -> tuple[int, ...]:
@@ -70,34 +70,35 @@ class ArrayAdapter(ABC):
         return np.shape(x)
 
     def check_scale(self, scale: Any, caller: str) -> None:  # noqa: B027 (a default)
-        """ValueError for a `scale` of the library that its arrays are not to be multiplied with. Default: none is."""
+        """Raise a ValueError for a `scale` of the library that must not multiply its arrays. Default: accept all."""
 
     def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
-        """ValueError for an `x` that is not to be cast into an `out`. Default: none is."""
+        """Raise a ValueError for an `x` that must not be cast into an `out`. Default: accept all."""
 
     # ---- other forms ----
 
     def from_packed(self, x: Any) -> Any:
-        """An array of the library over the memory of a PackedArray. ValueError for a shape that it does not have.
+        """An array of the library over the memory of a PackedArray. ValueError for a shape that the library does not
+        have.
 
-        Default: TypeError, for a library that has no packed elements.
+        Default: TypeError, for a library without packed elements.
         """
         raise TypeError(f"PackedArray: {self._name} has no packed {x.dtype}; expected PyTorch, or pass x.data")
 
     def from_array(self, x: Any) -> Any:
-        """An array of ours as one of the library, where it has such arrays. Default: as it is."""
+        """Turn a native array into one of the library, where it has such arrays. Default: return it as it is."""
         return x
 
     def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        """The cast of an array of ours that stands for one of the library. Default: `cast`, `finish`, `from_array`."""
+        """Cast a native array that stands for one of the library. Default: `cast`, `finish`, `from_array`."""
         y = cast(x, to, options)
         self.finish(x, y)
         return y if y is x or options.out is not None else self.from_array(y)
 
     def export(self, x: Any) -> Any:
-        """An object over the memory of an array of ours that speaks the protocol; BufferError where it cannot.
+        """An object over the memory of a native array that speaks the protocol. BufferError where it cannot.
 
-        Default: TypeError, for a protocol that arrays of ours speak themselves, or that they do not speak.
+        Default: TypeError, for a protocol that native arrays speak themselves, or do not speak.
         """
         raise TypeError(f"{type(x).__name__}: {self._name} exports no arrays; expected DLPack")
 
@@ -108,61 +109,61 @@ class ArrayAdapter(ABC):
     # ---- layers ----
 
     def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
-        """The cast of `x` by a layer: its gradient is cast back by the same options, times the coefficient.
+        """The cast of `x` by a layer: the gradient is cast back by the same options and multiplied by the coefficient.
 
-        `cast` is that of any array. Default: by that, for a library that has no gradients.
+        `cast` casts any array. Default: use that, for a library without gradients.
         """
         return cast(x, to, options)
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        """The cast of `x` times ``options.scale``, of any sign; `times` does it for arrays of ours. Default: that."""
+        """Cast `x` times ``options.scale``, a number of any sign; `times` does the same for native arrays. Default: use
+        that."""
         return self.cast_array(times, self.take(x, options.caller), to, options)
 
     # ---- compilers and transforms of functions ----
 
     def is_transforming(self, x: Any) -> bool:
-        """Whether `x` stands for values that are not there yet, and has no memory to look at. Default: never."""
+        """Tell whether `x` stands for values that do not exist yet, and has no memory. Default: never."""
         return False
 
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function, into which the library's compiler does not look. Default: there is no compiler."""
+        """Call a function that the library's compiler must not trace. Default: just call it."""
         return function(*arguments)
 
 
 def one_class(arrays: Sequence[Any]) -> None:
-    """TypeError for objects of several classes."""
+    """Raise a TypeError for objects of several classes."""
     if len(set(map(type, arrays))) != 1:
         raise TypeError("arrays of several classes")
 
 
 class BatchPlanner(ABC):
-    """How plans of `gpucast.cast_many` look at contiguous arrays of one class.
+    """Describes contiguous arrays of one class for plans of `gpucast.cast_many`.
 
-    Any method may raise anything for arrays that no plan is for.
+    Any method may raise any exception for arrays that cannot have a plan.
     """
 
     @abstractmethod
     def describe(self, arrays: Sequence[Any]) -> Any:
-        """All that a cast depends on but addresses and values; equal for arrays that are alike.
+        """Everything that a cast depends on except addresses and values: equal for arrays that are alike.
 
         TypeError for arrays of several classes.
         """
 
     @abstractmethod
     def addresses(self, arrays: Sequence[Any]) -> Sequence[int] | npt.NDArray[np.uint64]:
-        """Where their elements begin."""
+        """The addresses of the first elements."""
 
     @abstractmethod
     def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
-        """Gives the memory for the results of arrays that are described as these contiguous ones are, as the caller
-        gets them."""
+        """Return a function that allocates the results of arrays described like these."""
 
     @abstractmethod
     def stream(self, device: int) -> int:
         """The stream, on the device of that index, that casts are given to."""
 
     def written(self, outs: Sequence[Any]) -> None:  # noqa: B027 (a default)
-        """Called for outs, in which nothing is wrong, before they are written. Default: nothing is done."""
+        """Called for valid outs before they are written. Default: do nothing."""
 
 
 class BatchAdapter(ArrayAdapter):
@@ -177,11 +178,11 @@ class BatchAdapter(ArrayAdapter):
         """The stream, on the device of that index, that casts are given to."""
 
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
-        """The results of casts, as what the library differentiates through. Default: as they are."""
+        """Make the library differentiate through the results of casts. Default: return them as they are."""
         return results
 
     def planner(self, kind: type) -> BatchPlanner | None:
-        """How plans look at arrays of exactly this class; None, the default, where no plan is for them."""
+        """The planner for arrays of exactly this class; None, the default, if they have no plans."""
         return None
 
 
@@ -210,15 +211,15 @@ class Protocol(NamedTuple):
     load: Load
 
 
-#: The adapters of classes that are ours and whose arrays go back to another library all the same.
+#: The adapters of native classes whose arrays go back to another library.
 _KEPT: dict[type, ArrayAdapter] = {}
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
 _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
-#: The classes of arrays of ours that are known at once.
+#: The classes of native arrays that are known at once.
 _OURS: tuple[type, ...] = (np.ndarray, np.generic)
 #: The functions that tell whether the compiler of a loaded library is at work.
 _COMPILING: dict[str, list[Callable[[], Any]]] = {}
-#: Asked in this order, all libraries before the protocols, which their arrays may speak as well.
+#: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
 _LIBRARIES: list[Library] = []
 _PROTOCOLS: list[Protocol] = []
 
@@ -235,7 +236,7 @@ def register(*entries: Library | Protocol) -> None:
 
 
 def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
-    """Say that arrays of a class are ours, whatever protocol they speak; with an adapter, how they go back."""
+    """Register a class of native arrays, whatever protocol they speak; the adapter, if any, tells how they go back."""
     global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
     _OURS = (*_OURS, kind)
     if adapter is not None:
@@ -243,7 +244,7 @@ def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
 
 
 def find(x: Any) -> ArrayAdapter | None:
-    """The adapter of `x`; None for what is no array of another library."""
+    """The adapter of `x`; None if `x` is no array of another library."""
     if type(x) in _PLAIN or isinstance(x, _OURS):
         return _KEPT.get(type(x))
     library = _library(x)
@@ -274,7 +275,7 @@ def _library(x: Any) -> Library | None:
 
 
 def of_library(name: str) -> ArrayAdapter:
-    """The adapter of a registered library, whether that is loaded or not; ImportError where it is not installed."""
+    """The adapter of a registered library, loaded or not. ImportError if the library is not installed."""
     return next(library for library in _LIBRARIES if library.name == name).load()
 
 
@@ -292,7 +293,7 @@ def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def compiler() -> ArrayAdapter | None:
-    """The adapter of the library whose compiler traces this call, or what it calls."""
+    """The adapter of the library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
         if library.is_compiling:
             for asked in _COMPILING.get(library.name) or _is_compiling(library):
@@ -310,13 +311,13 @@ def _is_compiling(library: Library) -> list[Callable[[], Any]]:
             asked = getattr(asked, name, None)
         found.append(asked)
     if None not in found:
-        # To find them takes longer than to ask them.
+        # A search takes longer than a call.
         _COMPILING[library.name] = found
     return [asked for asked in found if asked is not None]
 
 
 def _speaks(x: Any, attribute: str) -> bool:
-    """Whether an instance has the attribute: some have it on their class, and raise for memory that is not theirs."""
+    """Tell whether an instance has the attribute. Some classes have it, but raise for memory that is not theirs."""
     try:
         return getattr(x, attribute, None) is not None
     except Exception:

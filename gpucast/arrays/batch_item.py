@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One array of a batch that is cast by one call."""
+"""One array of a call of `gpucast.cast_many`."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class BatchItem:
 
     #: What errors call it: "cast_many: arrays['encoder'][3]".
     caller: str
-    #: As it was given, its adapter (None: it is ours), and the same as an array of ours.
+    #: The array as given, its adapter (None: it is native), and the native array over its memory.
     given: Any
     adapter: ArrayAdapter | None
     source: Operand
-    #: What the caller gets, and the same as an array of ours; None until there is one.
+    #: The result for the caller, and the native array over its memory; None until there is one.
     result: Any
     target: Operand | None = None
     rule: CastRule = field(init=False)
-    #: What is fused with the cast; None: nothing.
+    #: The fused operations; None for a plain cast.
     fused: FusedInputs | None = None
     #: Elements of the items before it.
     start: int = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of arrays that are written together: disjoint from each other, and from all that is read."""
+"""Overlap in a batch: arrays that are written must share no memory with each other, nor with sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpucast.arrays.overlap import bounds, share_memory
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An array by the name that errors call it. Those of one item, source and destination, may share memory."""
+    """An array under its name in error messages. Source and destination of one item may share memory."""
 
     name: str
     #: The number of the item in its batch; a negative one for an array that belongs to none.
@@ -26,10 +26,9 @@ class Place:
 
 
 def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str) -> None:
-    """ValueError where an array that is written shares memory with another one, on whichever device they are.
+    """Raise a ValueError where an array that is written shares memory with another one, on any device.
 
-    Source and destination of one item are left to `gpucast.arrays.overlap.check_out`, and so are elements within one
-    array.
+    `gpucast.arrays.overlap.check_out` looks at source and destination of one item, and at elements within one array.
     """
     for device in {place.operand.device for place in written}:
         targets = _sorted(place for place in written if place.operand.device == device)

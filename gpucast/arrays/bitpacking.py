@@ -18,7 +18,7 @@ _GROUPS = 1 << 14
 
 
 def namespace(array: Any) -> Any:
-    """The module, numpy or cupy, that an array belongs to; None for anything else."""
+    """The module of an array, numpy or cupy; None for any other object."""
     if isinstance(array, np.ndarray):
         return np
     cupy = sys.modules.get("cupy")
@@ -26,7 +26,7 @@ def namespace(array: Any) -> Any:
 
 
 def group_of(bits: int) -> tuple[int, int]:
-    """The smallest whole group: so many codes in so many bytes."""
+    """The smallest whole group of codes: its number of codes and its number of bytes."""
     step = math.gcd(bits, 8)
     return 8 // step, bits // step
 

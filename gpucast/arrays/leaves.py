@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which leaves of a tree are floating-point arrays, and which are known to be none."""
+"""The leaves of a tree that are floating-point arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 
 def dtype_of(leaf: Any) -> DType | None:
-    """The dtype of a leaf; None if it is no array, or an array of a type that cannot be cast."""
+    """The dtype of a leaf; None for anything but an array of a type that can be cast."""
     try:
         return _dtype(leaf.dtype)
     except (AttributeError, TypeError):
@@ -39,7 +39,7 @@ def is_floating(leaf: Any) -> bool:
 
 
 def all_floating(leaves: Sequence[Any]) -> bool:
-    """Whether all leaves are known to be arrays of floating types."""
+    """Tell whether all leaves are certainly arrays of floating types."""
     try:
         # Most trees have but few types.
         return all(_dtype(kind).is_float for kind in set(map(_DTYPE_OF, leaves)))
@@ -52,9 +52,9 @@ def floating(
 ) -> list[int]:
     """The places of the leaves that are arrays of floating types.
 
-    TypeError for a leaf of which cannot be told that it is none, such as an iterator, a model, or a container that is
-    no node of trees: it would be passed on as it is. `all_of_them`: for arrays of floating types that no cast takes,
-    too. `names` gives the leaves' names, which follow on `caller` in the messages.
+    TypeError for a leaf that may contain arrays, such as an iterator, a model, or a container that is no node of trees:
+    it would be passed on unchanged. With `all_of_them` arrays of floating types that no cast takes count, too. `names`
+    gives the leaves' names, which follow `caller` in the messages.
     """
     if all_floating(leaves):
         return list(range(len(leaves)))
@@ -71,7 +71,7 @@ def floating(
 
 
 def _problem(leaf: Any, all_of_them: bool) -> str | None:
-    """What is wrong with a leaf that is no array that can be cast; None for one that may be passed on."""
+    """The problem with a leaf that is no array; None for a leaf that may be passed on."""
     kind = getattr(leaf, "dtype", None)
     if kind is not None:
         is_numpy = isinstance(kind, np.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checked array: what host and device casts need to know of it, found out once."""
+"""One checked array: the facts that host and device casts need, found out once."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Operand:
 
     @property
     def plain(self) -> Any:
-        """`array` without its subclass: such as np.matrix change what reshaping and assignment mean."""
+        """`array` without its subclass, because subclasses such as np.matrix change reshaping and assignment."""
         return self.array if self.packed else self.data
 
     @property
     def address(self) -> int:
-        """Where the first element lies."""
+        """The address of the first element."""
         return int(self.data.ctypes.data if self.device is None else self.data.data.ptr)
 
     @property
@@ -58,7 +58,7 @@ class Operand:
 
 
 def operand(x: Any, known: DType | None = None) -> Operand:
-    """An array that `gpucast.arrays.packed.as_array` gives; `known` is its dtype, where that has been found out.
+    """The operand of an array from `gpucast.arrays.packed.as_array`; `known` is its dtype, if the caller knows it.
 
     TypeError for a dtype that Cast does not take.
     """
@@ -71,7 +71,7 @@ def operand(x: Any, known: DType | None = None) -> Operand:
 
 
 def result_like(source: Operand, array: Any, kind: DType) -> Operand:
-    """A new array of that dtype for the cast of `source`, of its shape and where it is."""
+    """Allocate the result of a cast of `source`: an array of this dtype, of the same shape and in the same place."""
     packed = isinstance(array, PackedArray)
     data = array.data if packed else array
     return Operand(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an `out` array must be: the result's kind, dtype and shape, and separate from the source."""
+"""Checks of an `out` array: the result's kind, dtype and shape, and no memory shared with the source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpucast.core.rule import CastRule
 
 
 def check_out(source: Operand, rule: CastRule, out: Any, remote: bool, caller: str) -> Operand:
-    """`out` as the target of a cast. TypeError or ValueError unless it can take the result.
+    """Check that `out` can take the result of a cast, and return its operand. TypeError or ValueError if it cannot.
 
     `remote`: the result may be on a device.
     """

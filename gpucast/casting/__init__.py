@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public calls: checked, and sent to the side that does the work."""
+"""The public functions: they check a call and send it to the host or to a device."""

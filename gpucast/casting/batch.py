@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public cast of a batch of arrays: all are checked, then those of each device are cast in one launch."""
+"""The public cast of many arrays: all are checked first, then those of each device are cast in one launch."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def cast_many(
 def cast_arrays(
     arrays: list[Any], to: Any, names: Names, caller: str, *, scale: Any = None, finite: Any = None, out: Any = None
 ) -> Any:
-    """`cast_many` of a list, for a caller that errors call `caller`: what it was given has the `names`."""
+    """`cast_many` of a list, under another name in errors; `names` are the names of its arrays."""
     dst = dtype(to, caller=f"{caller}: to=")
     return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
 
@@ -148,7 +148,7 @@ def _check_scale(given: list[Any], options: Options) -> None:
 
 
 def _is_transforming(given: list[Any]) -> bool:
-    """Whether some arrays have no values yet: those of a library that transforms a function, or that is lazy."""
+    """Tell whether some arrays have no values yet: their library transforms a function, or is lazy."""
     found = ((adapters.find(x), x) for x in given)
     return any(adapter is not None and adapter.is_transforming(x) for adapter, x in found)
 
@@ -156,7 +156,7 @@ def _is_transforming(given: list[Any]) -> bool:
 def _one_by_one(
     given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Any]:
-    """The same casts of arrays that have no memory to look at: within a transform of ``torch.func`` or JAX, or lazy."""
+    """Cast arrays that have no memory one by one: within a transform of ``torch.func`` or JAX, or lazily."""
     if finite is not None:
         raise ValueError(
             f"{options.caller}: finite= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
@@ -224,7 +224,7 @@ def _allocate(item: BatchItem) -> None:
 
 
 def _cast_alone(item: BatchItem) -> None:
-    """The cast of an array of another library, which makes something of the result."""
+    """Cast an array of another library, which makes its own result."""
 
     def cast(x: Any, to: Any, options: Options) -> Any:
         target = item.target
@@ -237,7 +237,7 @@ def _cast_alone(item: BatchItem) -> None:
 
 
 def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
-    """The cast of the array of an item alone, into a target if there is one."""
+    """Cast the array of one item alone, into a target if there is one."""
     return dispatch.cast(source, item.rule, None, target, item.caller, item.fused)
 
 

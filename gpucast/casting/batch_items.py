@@ -34,7 +34,7 @@ def checked(
     options: Options,
     finite: Any,
 ) -> list[BatchItem]:
-    """The items of a call, of which nothing is wrong."""
+    """The items of a call after all checks."""
     random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
     paths = names.paths()
     items = _items(given, outs, [f"{options.caller}: {names.parameter}{path}" for path in paths])
@@ -69,7 +69,7 @@ def checked(
 
 
 def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]) -> list[BatchItem]:
-    """The items, of which the arrays alone are checked."""
+    """The items of a call, of which only the arrays are checked yet."""
     items = []
     known: dict[Any, DType] = {}
     for x, out, caller in zip(given, outs or [None] * len(given), whos, strict=True):
@@ -103,7 +103,7 @@ def _device(x: Any, caller: str) -> int | None:
 
 
 def _target(item: BatchItem) -> Operand:
-    """The `out` of an item as an array of ours that can take the cast."""
+    """The `out` of an item as a native array that can take the result."""
     adapter, source, dst = adapters.find(item.result), item.source, item.rule.dst
     if item.adapter is not None:
         item.adapter.check_into(item.given, item.caller)

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of `gpucast.cast_many` on devices: a call with arrays like those of an earlier one needs little more than their
-addresses.
+"""Plans of `gpucast.cast_many` on devices: a call like an earlier one needs little more than addresses.
 
-A plan is for arrays of one class, all of them contiguous and on one device, and for outs of one class. Each class has a
-planner that describes what they are like; plans whose descriptions are equal to those of a call serve it.
+A plan serves contiguous arrays of one class on one device, and outs of one class. Each class has a planner that
+describes its arrays. A plan fits a call if their descriptions are equal.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ gpu.ON_NEW_DRIVER.append(_PLANS.clear)
 def run(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> Sequence[Any] | None:
-    """The results of a call for which there is a plan; None, nothing done, where only the checked path can tell."""
+    """The results of a call by its plan. None, with nothing done, if only the checked path can serve it."""
     if not given:
         return None
     try:
@@ -132,7 +131,7 @@ def run(
 def _key(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> tuple[Any, ...]:
-    """What can be said of a call before its arrays are looked at: a key of `_PLANS`."""
+    """The part of a call that is known before its arrays are looked at: a key of `_PLANS`."""
     return (
         len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(options.saturate),
         options.saturate, options.round_mode, type(options.opset), options.opset, options.rounding, options.overflow,
@@ -189,7 +188,7 @@ def _address(x: Any) -> int:
 
 
 def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> None:
-    """Make the plan of a call that went well, if there can be one."""
+    """Make the plan of a successful call, if it can have one."""
     given = [item.given for item in items]
     used = [i for i, item in enumerate(items) if item.source.size]
     first = items[0]

@@ -141,7 +141,7 @@ def cast(
     Source: ONNX Cast, versions 1 to 28. Where the text leaves a choice, see docs/conformance.md. Random bits: Salmon et
     al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    # One that looks like an earlier call comes no further: every line up to there is counted in nanoseconds.
+    # Calls like an earlier one end here, so each line counts in nanoseconds.
     if type(x) is _ndarray:
         result = _hit(
             x, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy
@@ -217,7 +217,7 @@ register_cast(cast)
 
 
 def cast_with(x: Any, to: Any, options: Options) -> Any:
-    """The cast that options ask for."""
+    """Cast by options."""
     if options.versions is CAST_VERSIONS and type(x) in HITS:
         result = HITS[type(x)](x, to, *options[:12])
         if result is not None:
@@ -226,7 +226,7 @@ def cast_with(x: Any, to: Any, options: Options) -> Any:
 
 
 def _checked(x: Any, to: Any, options: Options) -> Any:
-    """The cast with all checks."""
+    """Cast with all checks."""
     adapter = adapters.find(x)
     if adapter is not None:
         return adapter.cast(cast_with, x, to, options)
@@ -235,7 +235,7 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
 
 @exact()
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
-    """The cast of what is no array of another library. It makes the plan for later calls like this one."""
+    """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     caller, out = options.caller, options.out
     array = as_array(x, caller)
     if array is not x:
@@ -264,14 +264,14 @@ def _checked_array(x: Any, to: Any, options: Options) -> Any:
     if fused is not None:
         check_disjoint(fused, source, target, caller)
     result = dispatch.cast(source, rule, place, target, caller, fused)
-    # A seed without random rounding (of a type to itself) is no part of the key: without it the call would be wrong.
+    # A cast of a type to itself ignores its seed, which the key of plans does not hold.
     if options.seed is None or rule.rounding == STOCHASTIC:
         _keep_plan(x, to, options, source, rule)
     return result.array
 
 
 def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRule) -> None:
-    """Make the plan of a cast that went well, if it has a fast path."""
+    """Keep the plan of a successful cast, if it has a fast path."""
     if "string" in (rule.src.family, rule.dst.family):
         return
     fuses = not (options.seed is options.scale is options.amax is None)
@@ -279,16 +279,21 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
         if type(x) is np.ndarray and x.dtype.isnative and MODULE is not None:
             plans.keep(x, to, options, rule, host_plans.fused(rule) if fuses else None)
     elif type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
-        plans.keep(x, to, options, rule, (gpu.fast_path.fused if fuses else gpu.fast_path.plain)(source, rule))
+        if fuses:
+            plans.keep(x, to, options, rule, gpu.fast_path.fused(source, rule))
+        else:
+            kernels: dict[int, Any] = {}
+            run = gpu.fast_path.plain(source, rule, kernels)
+            plans.keep(x, to, options, rule, run, None if source.packed or rule.dst.packed else kernels)
 
 
 def _unchanged(source: Operand, rule: CastRule) -> bool:
-    """True where a cast would give back the array as it is: same type, and in the one form that results have."""
+    """Tell whether a cast would return an equal array: the type is the same, and the array has the form of results."""
     kind, x = source.dtype, source.data
     if kind is not rule.dst:
         return False
     if source.device is not None:
-        # To look at bits there would mean to wait for them.
+        # To look at bits there would mean to wait for the device.
         return not (kind.packed or kind.family == "bool")
     if kind.family == "string":
         return bool(x.dtype == object) and all(type(text) is str for text in x.flat)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which side casts, the host or a device, and what is copied over the bus."""
+"""The choice of the side that casts, the host or a device, and copies over the bus."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ def _device_of_result(source: Operand, rule: CastRule, place: str | None, caller
 
 
 def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None) -> Operand:
-    """A finished result on the other side: on the host PackedArrays for PackedArrays only, on a device always."""
+    """Move a finished result to the other side. On the host only PackedArrays give PackedArrays, on a device all arrays
+    do."""
     if device is None:
         x = gpu.cast.to_host(y.array)
         y = operand(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)

@@ -71,7 +71,7 @@ def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) 
     for item in items:
         if type(item.given) is kind and _is_plain(item):
             of_kind[item.given.dtype] = MODULE.plan(
-                item.rule, True, None, item.rule.src.numpy, dst.numpy, loops.work(item.rule, fused)
+                item.rule, True, None, item.rule.src.numpy, dst.numpy, loops.work(item.rule, fused), None
             )
 
 

@@ -95,12 +95,20 @@ count: Callable[[], int] = _CACHE.count_plans
 HITS: dict[type, Callable[..., Any]] = {np.ndarray: hit}
 
 
-def keep(x: Any, to: Any, options: Options, rule: CastRule, run: Callable[..., Any] | None = None) -> None:
+def keep(
+    x: Any,
+    to: Any,
+    options: Options,
+    rule: CastRule,
+    run: Callable[..., Any] | None = None,
+    kernels: dict[int, Any] | None = None,
+) -> None:
     """Keep the plan of a call, if what it names can never come to mean something else.
 
     ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right. It
     raises what an allocation or a launch raises, no more. That of a fused cast is
-    ``run(x, out, seed, offset, scale, amax)``. None: the module does it, for NumPy's arrays.
+    ``run(x, out, seed, offset, scale, amax)``. None: the module does it, for NumPy's arrays. `kernels`: those that
+    `run` has for each device; with them the module casts a CuPy array into another by itself.
     """
     if options.versions is not CAST_VERSIONS or not is_lasting(x.dtype, to, *options[:5]):
         return
@@ -108,9 +116,10 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, run: Callable[..., A
         return
     changes = rule.src is not rule.dst
     if run is not None:
-        plan = _CACHE.plan(rule, changes, run, None, None, None)
+        src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)
+        plan = _CACHE.plan(rule, changes, run, src, dst, None, kernels)
     elif MODULE is not None and loops.has(rule):
-        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule))
+        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule), None)
     else:
         return
     HITS.setdefault(type(x), hit)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the casts of many arrays in one launch: what `gpucast.codegen.cast` is for one array."""
+"""The CUDA text of kernels that cast many arrays in one launch."""
 
 from __future__ import annotations
 

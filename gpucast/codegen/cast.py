@@ -86,13 +86,21 @@ class KernelSource:
     def text(self) -> str:
         return join(self.prelude, dict(self.structs), [self.kernel])
 
-    def blocks(self, n: int) -> int:
-        """Blocks to launch for n elements (0 for none)."""
-        if n == 0:
-            return 0
-        # In the contiguous shape the first tile may begin up to one tile less one element before the array.
-        ahead = self.tile - 1 if self.shape == "contiguous" else 0
-        return -(-(n + ahead) // (self.elements * self.threads))
+    @property
+    def block(self) -> int:
+        """Elements of a block."""
+        return self.elements * self.threads
+
+    @property
+    def ahead(self) -> int:
+        """The most elements with which the first tile begins before the array: none where `dst` is a multiple of
+        `VECTOR`."""
+        return self.tile - 1 if self.shape == "contiguous" else 0
+
+    def blocks(self, n: int, dst: int = 1) -> int:
+        """Blocks to launch for n elements (0 for none) whose results begin at the address `dst`."""
+        ahead = self.ahead if dst % VECTOR else 0
+        return -(-(n + ahead) // self.block) if n else 0
 
 
 def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of fused casts: what `gpucast.codegen.cast` is for plain ones."""
+"""The CUDA text of fused casts."""
 
 from __future__ import annotations
 

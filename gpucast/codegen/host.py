@@ -59,7 +59,7 @@ def units() -> Iterator[HostUnit]:
 
 @lru_cache(maxsize=32)
 def every_rule(src: DType) -> tuple[CastRule, ...]:
-    """Every rule that leads away from a type, but those that round at random."""
+    """Every rule from a type to another, except random rounding."""
     found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
     # The last opset by whose rules infinity becomes NaN, and the newest.
     opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
@@ -75,7 +75,7 @@ def every_rule(src: DType) -> tuple[CastRule, ...]:
 
 
 def is_counted(rule: CastRule) -> bool:
-    """Whether there is a cast of this rule that counts: from what checkpoints hold to any other float."""
+    """Tell whether a rule has a cast that counts: from the types of checkpoints to any other float."""
     is_plain = rule.src is not rule.dst and rule.rounding != STOCHASTIC
     return is_plain and rule.src in _COUNTED and rule.dst.family == "float" and rule.dst.bits <= 32
 
@@ -86,8 +86,8 @@ def cast_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
 
 
 def counted_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
-    """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``: what it
-    counts is said in ``kernels/host/casts.hpp``."""
+    """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``;
+    ``kernels/host/casts.hpp`` describes the statistics."""
     return _casts(name, "GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
 
 
@@ -99,7 +99,7 @@ def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
 
 
 def quantization_unit(src: DType) -> HostUnit:
-    """What quantization does with the elements of one source (``kernels/host/blocks.hpp``)."""
+    """The loops that quantize arrays of one source type (``kernels/host/blocks.hpp``)."""
     runs: dict[str, str] = {}
     rules = [resolve(_FLOAT, kind) for kind in DTYPES if kind.family == "float" and kind.bits <= 8]
     if src is not _DOUBLE:
@@ -141,7 +141,8 @@ def _finished(
     functions: Iterable[str],
     rules: str | None = None,
 ) -> HostUnit:
-    """A unit of loops, and lines after them. `rules`: their text before the loops; None: what every cast needs."""
+    """A unit of loops with further lines after them. `rules` is the text before the loops; None means the rules of all
+    casts."""
     functions = tuple(functions)
     entries = "".join(f"    GPUCAST_ENTRY({function})\n" for function in functions)
     table = (
@@ -157,7 +158,7 @@ def _finished(
 
 
 def _loops(*files: str) -> str:
-    """The text of files, all of which are here: what includes them from each other goes."""
+    """The text of files without the lines that include one from another."""
     lines = "\n".join(kernel_file(f"host/{name}") for name in files).splitlines(keepends=True)
     return "".join(line for line in lines if not line.startswith(('#include "', "#pragma once")))
 

@@ -43,6 +43,12 @@ def cuda_version() -> tuple[int, int] | None:
     return version if version > (0, 0) else None
 
 
+def function(name: str) -> int:
+    """The address of a function of the driver; 0 where there is none."""
+    found = getattr(_load(), name, None)
+    return ctypes.cast(found, ctypes.c_void_p).value or 0 if found is not None else 0
+
+
 def _load() -> Any:
     try:
         return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every other part shares: types, rules, checked options. Imports nothing of ours."""
+"""The parts that all other folders share: dtypes, rules and checked options. It imports no other folder."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic that gives the same bits in every thread.
+"""Floating-point arithmetic that gives the same bits in every thread.
 
-Whoever else works in a thread may have changed how its processor computes: XLA's threads and
-``torch.set_flush_denormal(True)`` make subnormals zeros (FTZ and DAZ on x86, FZ on ARM), others round upward or trap.
-NumPy's error state is the thread's as well. None of it changes a result of ours, and nothing that was computed
-otherwise is kept: whatever computes with floats on the host, at a public door or for a table, does so within `exact`.
+Other code may have changed how a thread's processor computes. XLA's threads and ``torch.set_flush_denormal(True)`` turn
+subnormals into zeros (FTZ and DAZ on x86, FZ on ARM); other libraries round upward or trap. NumPy keeps its error state
+per thread as well. None of this may change a result. So all arithmetic with floats on the host, in public functions and
+in tables, runs within `exact`.
 
-Integers need none of this. Python's own floats do: ``float(text)``, ``repr``, ``math.ldexp``, ``x == 0`` and the hash
-of a float give other results where subnormals are flushed or numbers are rounded upward.
+Integers need no such care. Python's own floats do: ``float(text)``, ``repr``, ``math.ldexp``, ``x == 0`` and the hash
+of a float change where subnormals are flushed or numbers are rounded upward.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ except ImportError:  # Some Pythons are built without it.
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-# ---- the modes of a thread, which nothing else reads or sets ----
+# ---- the modes of a thread: no other code reads or sets them ----
 
 
 class _Member(NamedTuple):
-    """A member of C's fenv_t: how many bytes it has, which of its bits are modes, and what these are by default. All
-    other bits tell of what has happened."""
+    """A member of C's fenv_t: its size in bytes, the bits that hold modes, and their default. The other bits are status
+    flags."""
 
     name: str
     size: int
@@ -52,10 +52,10 @@ _LAYOUTS = {
 
 
 def _environment() -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """Two functions. One sets the default modes of this thread and returns what they were, None where they were the
-    default; the other sets what the first one returned.
+    """Return two functions. The first sets the default modes of this thread and returns the modes before, or None where
+    they were the default. The second restores the modes that the first one returned.
 
-    On other systems and processors they do nothing: how to set the modes there is not known.
+    On other systems and processors both do nothing.
     """
     members = _LAYOUTS.get((sys.platform, platform.machine()), ())
     # With the GIL, unlike CDLL: a call takes less time than to let go of it, and no other thread comes in between.
@@ -92,22 +92,23 @@ _enter, _leave = _environment()
 
 _modes = _enter()
 try:
-    # NumPy, too, may keep what it computes as it is imported.
+    # NumPy may keep results of arithmetic that it does at import.
     import numpy as np
 finally:
     if _modes is not None:
         _leave(_modes)
 
 
-# ---- what is ours ----
+# ---- for the rest of the package ----
 
 
 class exact:
-    """``with exact():`` or ``@exact()``: within, this thread has the default modes of its processor (round to nearest,
-    subnormals kept, no traps) and NumPy reports no errors. Afterwards both are as before, also after an exception.
+    """Run code with exact arithmetic: ``with exact():`` or ``@exact()``.
 
-    It may be nested. Not for generators and coroutines, which give control back in between. On other systems than Linux
-    and macOS, and other processors than x86-64 and ARM64, only NumPy's errors are off.
+    Within it, this thread has the default modes of its processor (round to nearest, keep subnormals, no traps), and
+    NumPy reports no errors. Both are restored at the end, also after an exception. It may be nested. It does not suit
+    generators and coroutines, because they give control back in between. On systems other than Linux and macOS, and on
+    processors other than x86-64 and ARM64, it only silences NumPy.
     """
 
     __slots__ = ("_errors", "_modes")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of keywords that several calls have."""
+"""Checks of keywords that several functions share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpucast.core.arithmetic import exact
 
 
 def integer(value: Any, what: str, expected: str = "an integer") -> int:
-    """An integer of any class. TypeError, which begins with `what`, for all else, and for booleans."""
+    """Return an integer of any class as an int. Booleans and all else raise a TypeError that begins with `what`."""
     if type(value) is int:
         # operator.index would make torch.compile take every number for a constant.
         return value
@@ -27,12 +27,12 @@ def integer(value: Any, what: str, expected: str = "an integer") -> int:
 
 
 def is_real(value: Any) -> bool:
-    """Whether it is a number of any class that is neither complex nor a boolean."""
+    """Tell whether an object is a real number of any class. Booleans and complex numbers are not."""
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
 def as_double(value: Any) -> float:
-    """A real number of any class as DOUBLE; infinity for integers and fractions beyond it."""
+    """Convert a real number of any class to DOUBLE. Integers and fractions beyond its range become infinity."""
     try:
         # Of those of other classes the processor makes a DOUBLE: of NumPy's FLOAT scalars, say.
         if isinstance(value, (float, int)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of formats: what is stored for a block of numbers. A format is one row of data, as a dtype is.
+"""The table of quantization formats. A format is one row of data, as a dtype is.
 
-Sources: OCP Microscaling Formats (MX) v1.0 (MXFP8, MXFP6, MXFP4); NVIDIA's description of NVFP4; the DeepSeek-V3
-report (float8 with FLOAT scales for 1x128 and 128x128 blocks); ONNX QuantizeLinear (integers, axes, zero points).
-What the scale rules mean, number by number, is in `gpucast.quantization.reference`.
+Sources: OCP Microscaling Formats (MX) v1.0 (MXFP8, MXFP6, MXFP4); NVIDIA's description of NVFP4; the DeepSeek-V3 report
+(float8 with FLOAT scales for 1x128 and 128x128 blocks); ONNX QuantizeLinear (integers, axes, zero points).
+`gpucast.quantization.reference` defines the scale rules number by number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Block = Literal["tensor", "axis"] | tuple[int, ...]
 _FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
 #: The types of the arrays that can be quantized.
 SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
-#: The first is that of the table's names without an ending.
+#: The first one belongs to the names in the table that have no ending.
 _RULES: dict[DType, tuple[ScaleRule, ...]] = {
     _FLOAT: ("amax", "full_range", "no_clipping"),
     _BFLOAT16: ("amax", "full_range", "no_clipping"),
@@ -41,7 +41,7 @@ _RULES: dict[DType, tuple[ScaleRule, ...]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """One row of the table. A format of one's own is a further object, its types whatever `gpucast.dtype` takes:
+    """One row of the table. To define a format, make another object; types are anything that `gpucast.dtype` takes:
     ``Format("mine", "INT4", "FLOAT", (48,), "amax")``.
 
     TypeError or ValueError for columns that do not go together.
@@ -106,8 +106,9 @@ class Format:
     @cached_property
     @exact()
     def divisor(self) -> float:
-        """What the largest magnitude of a block is divided by: the largest element; for "floor" its power of two. For
-        "even" the smallest number that rounds to twice that power, over 2; the scale is then rounded down too."""
+        """The number that divides the largest magnitude of a block. It is the largest element, for "floor" its power of
+        two. For "even" it is half the smallest number that rounds to twice that power; the scale is then rounded down,
+        too."""
         element, largest = self.element, float(self.element.max)
         power = math.ldexp(1.0, math.frexp(largest)[1] - 1)
         if self.rule == "full_range":
@@ -119,8 +120,8 @@ class Format:
 
     @property
     def negative_weight(self) -> float:
-        """What the magnitudes of negative numbers are multiplied by where a block's largest one is sought: below 1 if
-        the lowest integer is used."""
+        """The factor for magnitudes of negative numbers in the search for a block's largest one: below 1 if the format
+        uses the lowest integer."""
         return float(self.element.max / -self.element.min) if self.rule == "no_clipping" else 1.0
 
     @property
@@ -136,8 +137,8 @@ class Format:
     @cached_property
     @exact()
     def smallest_scale(self) -> float:
-        """No scale is below: FLOAT's smallest normal number (its reciprocal is finite, and processors that flush
-        subnormals read it too), the smallest positive number of a narrow type."""
+        """The lower bound of scales: FLOAT's smallest normal number, so that its reciprocal is finite and processors
+        that flush subnormals can read it; for a narrow type its smallest positive number."""
         if self.has_float_scales:
             return math.ldexp(1.0, 1 - self.scale.bias)
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
@@ -155,14 +156,14 @@ class Format:
     @cached_property
     @exact()
     def bits(self) -> float:
-        """Bits per number of a long array, scales and zero points included; one per axis or tensor counts nothing."""
+        """Bits per number of a long array, with scales and zero points. One scale per axis or tensor counts nothing."""
         if isinstance(self.block, str):
             return float(self.element.bits)
         return self.element.bits + (self.scale.bits + 8 * self.zero_points) / math.prod(self.block)
 
     @property
     def zero_point(self) -> DType | None:
-        """The type of the zero points, None for a symmetric format. A byte each, whatever the element."""
+        """The type of the zero points, one byte each; None for a symmetric format."""
         return (dtype("INT8") if self.element.signed else dtype("UINT8")) if self.zero_points else None
 
     # ---- shapes ----
@@ -196,7 +197,7 @@ class Format:
         return tuple(min(length, max(n, 1)) for length, n in zip(lengths, shape, strict=True))
 
     def grid(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """The number of blocks in each dimension; the last ones may be ragged. A tensor without elements is a block."""
+        """The number of blocks in each dimension. The last one may be shorter. An empty array is one block."""
         least = 1 if isinstance(self.block, str) else 0
         lengths = self.lengths(shape, axis)
         grid = [max(least, -(-n // length)) for n, length in zip(shape, lengths, strict=True)]
@@ -205,8 +206,8 @@ class Format:
         return tuple(grid)
 
     def scales_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """The shape of the scales (and zero points), as ONNX QuantizeLinear has it: () for the whole tensor, (n,) for
-        an axis, else that of the array with the blocked axes divided by the blocks' lengths, rounded up."""
+        """The shape of the scales and zero points, as ONNX QuantizeLinear defines it: () for the whole tensor, (n,) for
+        an axis, otherwise the array's shape with the blocked axes divided by the block lengths and rounded up."""
         if self.block == "tensor":
             return ()
         return (shape[axis],) if self.block == "axis" else self.grid(shape, axis)
@@ -214,8 +215,8 @@ class Format:
 
 @dataclass(frozen=True)
 class Parts:
-    """What stands for an array: its codes (in its shape; on a device packed), the scales, and where the format has them
-    the zero points (in the scales' shape) and the global scale (FLOAT, shape ())."""
+    """The parts of a quantized array: the codes (in its shape; packed on a device), the scales, and, if the format has
+    them, the zero points (in the scales' shape) and the global scale (FLOAT, shape ())."""
 
     data: Any
     scales: Any
@@ -271,8 +272,8 @@ FORMATS: dict[str, Format] = _table("""
 
 
 def find(asked: Any, caller: str) -> Format:
-    """The format that `asked` is or names: a name of the table, or one with a further rule ("mxfp4_even",
-    "int4_32_full_range"). TypeError for what is no name, ValueError for an unknown one."""
+    """Find a format by its name, by its name with another scale rule ("mxfp4_even", "int4_32_full_range"), or return a
+    `Format` as it is. TypeError for other objects, ValueError for an unknown name."""
     if isinstance(asked, Format):
         return asked
     if not isinstance(asked, str):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a fused cast, checked: for what is done in the same pass over memory."""
+"""The checked inputs of a fused cast, which does more than a cast in one pass over memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOAT = dtype("FLOAT")
 
 
 class FusedInputs(NamedTuple):
-    """What a fused cast takes besides array and rule, checked; its arrays are on the side where the cast runs."""
+    """The inputs of a fused cast besides the array and the rule. Its arrays are where the cast runs."""
 
     #: The number that every value is multiplied with: itself, or a CuPy array of one FLOAT or DOUBLE.
     scale: Any = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C while the `gpucast` command imports its modules: one line and the exit code 130, as later on.
+"""Ctrl-C while the `gpucast` command imports its modules: one line and the exit code 130, as at any later time.
 
-`gpucast/__init__.py` imports this module first, because the package is imported before any module of the command. In
-other programs nothing is changed.
+`gpucast/__init__.py` imports this module first, because Python imports the package before any module of the command.
+Other programs see no change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import FrameType
 
 
 def _is_command() -> bool:
-    """Whether this process was started as ``gpucast`` or ``python -m gpucast``, and is no worker of such a process."""
+    """Whether this process was started as ``gpucast`` or ``python -m gpucast`` and is no worker of such a process."""
     first, given = sys.argv[0] if hasattr(sys, "argv") else "", sys.orig_argv
     if first not in given:
         return False
@@ -30,7 +30,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def imported() -> None:
-    """All is imported: from now on an interruption is an exception, which the command handles."""
+    """End the import: from now on an interruption is an exception, which the command handles."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of `gpucast.cast` or `cast_like` asks for, apart from the array and the type; the operators' versions.
+"""The options of one call of `gpucast.cast` or `cast_like`, apart from the array and the type, and the operators'
+versions.
 
 Source: the Cast and CastLike schemas of ONNX opsets 1 to 28.
 """
@@ -19,7 +20,7 @@ CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
 
 
 class Options(NamedTuple):
-    """The keywords of `gpucast.cast` as they were given, in their order; the caller; the versions of its operator."""
+    """The keywords of `gpucast.cast` as given, in their order; then the caller and the versions of its operator."""
 
     saturate: Any = True
     round_mode: Any = "up"
@@ -37,7 +38,7 @@ class Options(NamedTuple):
     versions: tuple[int, ...] = CAST_VERSIONS
 
 
-#: The operator's attributes, and the keywords of ours that reach further: what decides on a rule.
+#: The operator's attributes and gpucast's own keywords: together they decide on a rule.
 ATTRIBUTES = Options._fields[:5]
 
 

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packages are made of: modules that are imported when they are first used, and members with public paths.
-
-Pickles name a class or a function by its path. The paths that they name are public ones, and they load from the paths
-of earlier versions.
-"""
+"""What packages are made of: modules that are imported when they are first used, and members with public paths."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -79,13 +74,3 @@ def publish(package: dict[str, Any]) -> None:
         # Objects such as `gpucast.dtype` have no name of their own.
         if getattr(member, "__qualname__", None) == name:
             member.__module__ = package["__name__"]
-
-
-def keep_names(package: str, moved: Mapping[str, str]) -> None:
-    """Let pickles of earlier versions load: each key is the name that a module, of this package then, had in them, and
-    each value is the module of gpucast, loaded already, that has the same members now.
-
-    The package gets no attributes of those names: some are the names of functions.
-    """
-    for old, new in moved.items():
-        sys.modules[f"{package}.{old}"] = sys.modules[f"gpucast.{new}"]

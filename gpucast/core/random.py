@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which random bits a stochastic cast takes: its `seed` and `offset`, checked.
+"""The random bits of a stochastic cast, chosen by its `seed` and `offset`.
 
 Element i, in row-major order, takes word (offset + i) % 4 of block (offset + i) // 4 of Philox4x32-10 (Salmon et al.,
-"Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key `seed`: so equal seeds give equal bits everywhere,
-and the next cast goes on where one of n elements ended with ``offset + n``.
+"Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key `seed`. So equal seeds give equal bits everywhere,
+and after an array of n elements the next cast goes on with ``offset + n``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Random(NamedTuple):
 
 
 def resolve_random(rounding: Any, seed: Any, offset: Any, caller: str = "cast") -> Random | None:
-    """The keywords `seed` and `offset` of a cast; None unless `rounding` is "stochastic".
+    """Check the keywords `seed` and `offset` of a cast. Returns None unless `rounding` is "stochastic".
 
-    TypeError for what is no integer; ValueError outside 0 to 2^64 - 1, for stochastic rounding without a seed, and for
-    either keyword with another rounding.
+    TypeError for anything but integers. ValueError outside 0 to 2^64 - 1, for stochastic rounding without a seed, and
+    for either keyword with another rounding.
     """
     stochastic = isinstance(rounding, str) and rounding == STOCHASTIC
     if seed is None and stochastic:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rule a cast follows: the operator's versions and attributes, checked and resolved to one `CastRule`.
+"""The rule of a cast: the operator's versions and attributes, checked and resolved to one `CastRule`.
 
 Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the host path and the kernels all take a
-`CastRule`; none of them sees an opset or an attribute that does not matter for its pair.
+`CastRule`. None of them sees an opset, or an attribute that does not matter for its pair.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ ROUND_MODE_SINCE = 24
 
 RoundMode = Literal["up", "down", "nearest"]
 Rounding = Literal["truncate", "nearest_even", "stochastic"]
-#: What becomes of a number that is out of the destination's range.
+#: The treatment of a number out of the destination's range.
 Overflow = Literal["wrap", "saturate", "infinity", "nan"]
 
-#: The `overflow` keyword. (What None means depends on the destination.)
+#: The `overflow` keyword. (The meaning of None depends on the destination.)
 OverflowKeyword = Literal["wrap", "saturate"]
 
 ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
@@ -56,7 +56,7 @@ class CastRule:
 
 
 def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller: str = "cast") -> int:
-    """The newest version of the operator that an opset holds. ValueError outside the operator's first opset..28."""
+    """The newest version of the operator in an opset. ValueError outside the operator's first opset to 28."""
     number = integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
@@ -67,9 +67,9 @@ _DEFAULT = Options()
 
 
 def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
-    """Check the attributes of a cast, the only options that matter here, and return its rule.
+    """Check the attributes of a cast and return its rule. Of the options only the attributes matter here.
 
-    TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean; ValueError for every
+    TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean. ValueError for every
     other value that is illegal, newer than the version, or meaningless for the destination.
     """
     saturate, round_mode, opset, overflow = options.saturate, options.round_mode, options.opset, options.overflow
@@ -126,19 +126,19 @@ def _mode(dst: DType, round_mode: Any) -> RoundMode:
 
 
 def has_stochastic(dst: DType) -> bool:
-    """True for a destination that numbers can be rounded to at random: a float of 16 bits or fewer."""
+    """Tell whether a destination can be rounded to at random: a float of 16 bits or fewer."""
     return dst.family == "float" and dst.bits <= 16
 
 
 def _roundings(dst: DType) -> tuple[Rounding, ...]:
-    """The values of the `rounding` keyword that mean something for a destination."""
+    """The values of the `rounding` keyword that have a meaning for a destination."""
     if dst.family == "int":
         return ROUNDINGS
     return (STOCHASTIC,) if has_stochastic(dst) else ()
 
 
 def _overflows(dst: DType) -> tuple[Overflow, ...]:
-    """The values of the `overflow` keyword that mean something for a destination."""
+    """The values of the `overflow` keyword that have a meaning for a destination."""
     if dst.family == "int":
         return ("wrap", "saturate")
     if dst.has_nan and not dst.saturate_applies:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What text means as a number, and which text a number gives: exact, one element at a time, slow.
+"""The meaning of text as a number, and the text of a number: exact, one element at a time, slow.
 
-The specification of the STRING type (`gpucast.reference.casting` uses it as it stands), and what `gpucast.host.text`
-falls back to, which takes its error messages from here. Functions that read text take its `index` in the array, for
-the message.
+This is the specification of the STRING type. `gpucast.reference.casting` uses it directly, and `gpucast.host.text`
+falls back to it and takes its error messages from here. Functions that read text take its `index` in the array for the
+message.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _EXPECTED = "expected decimal text such as '1.5e-3', INF or NaN"
 
 @dataclass(frozen=True)
 class Number:
-    """What a text says. NaN has a sign; `magnitude` is 0 unless the number is finite.
+    """A text as a number. NaN has a sign; `magnitude` is 0 unless the number is finite.
 
-    `magnitude` compares with every value and every midpoint of any type as the text's own number does, and equals it
-    when the text has at most 800 significant digits and lies within 10^-400 to 10^400.
+    `magnitude` compares with every value and every midpoint of any type as the exact number does. It equals that number
+    if the text has at most 800 significant digits and lies within 10^-400 to 10^400.
     """
 
     kind: Literal["finite", "infinite", "nan"]
@@ -62,11 +62,12 @@ class Number:
 
 
 def texts(x: np.ndarray[Any, Any], first: int = 0) -> Iterator[str]:
-    """The elements of an array of object, str, bytes or StringDType, row-major. bytes are read as ASCII.
+    """Iterate over the elements of an array of object, str, bytes or StringDType in row-major order; bytes are read as
+    ASCII.
 
-    TypeError for an element that is no text (None, NaN and the missing values of StringDType too), ValueError for bytes
-    that are not ASCII and for str with what is no character; they name the index in the flattened array, counted from
-    `first`. The texts come one by one, so that an error in what is done with an earlier one comes first.
+    TypeError for an element that is no text (None, NaN and the missing values of StringDType included). ValueError for
+    bytes that are not ASCII and for a str with invalid characters. Both name the index in the flattened array, counted
+    from `first`. The texts come one by one, so that an error of an earlier text comes first.
     """
     flat = x.reshape(-1)
     size = flat.size
@@ -83,8 +84,8 @@ def texts(x: np.ndarray[Any, Any], first: int = 0) -> Iterator[str]:
 
 
 def has_characters(x: np.ndarray[Any, Any]) -> bool:
-    """Whether a flat array, if its elements are str, has codes of characters alone. Of others, which memory and files
-    may hold, NumPy makes objects that Python takes for broken."""
+    """Tell whether all codes of a flat array of str are valid characters. Memory and files may hold others, of which
+    NumPy makes broken objects."""
     return x.dtype.kind != "U" or not x.nbytes or bool(_points(x).max(initial=0) <= sys.maxunicode)
 
 
@@ -95,7 +96,7 @@ def _points(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def parse(text: str, index: int | None = None) -> Number:
-    """The number that a text stands for, in time linear in its length. ValueError for any other text."""
+    """Parse the text of a number, in time linear in its length. ValueError for any other text."""
     match = _NUMBER.fullmatch(text)
     if match is None:
         raise ValueError(f"{_found(text, index)}, which is no number; {_EXPECTED}")
@@ -118,9 +119,9 @@ def parse(text: str, index: int | None = None) -> Number:
 
 
 def to_integer(text: str, row: DType, index: int | None = None) -> int:
-    """The integer that a text stands for; a fraction is cut off.
+    """Parse a number and cut off its fraction.
 
-    OverflowError outside the range of the type, ValueError for INF, NaN and whatever is no number.
+    OverflowError outside the range of the type. ValueError for INF, NaN and text that is no number.
     """
     number = parse(text, index)
     if number.kind != "finite":
@@ -132,7 +133,7 @@ def to_integer(text: str, row: DType, index: int | None = None) -> int:
 
 
 def to_bool(text: str, index: int | None = None) -> bool:
-    """true and false in any case; else whether the number is not exactly zero. ValueError for whatever is no number."""
+    """Parse true or false in any case, or a number, which is true unless exactly zero. ValueError for other text."""
     word = text.strip(BLANKS).lower()
     if word in ("true", "false"):
         return word == "true"
@@ -144,7 +145,7 @@ def to_bool(text: str, index: int | None = None) -> bool:
 
 
 def format(value: float, row: DType) -> str:
-    """The text of a value of a type (int or bool for integers and BOOL, the exact float otherwise)."""
+    """Format a value of a type (an int or bool for integers and BOOL, otherwise the exact float)."""
     if row.family == "bool":
         return str(bool(value))
     if row.family == "int":
@@ -165,7 +166,7 @@ def format(value: float, row: DType) -> str:
 
 
 def shortest_in(row: DType) -> DType:
-    """The type in which a floating type's text must read back: its own where NumPy has it, else FLOAT."""
+    """The type that must read the text of a floating type back: the type itself where NumPy has it, otherwise FLOAT."""
     return row if row.numpy_name in ("float16", "float32", "float64") else dtypes.dtype("FLOAT")
 
 
@@ -197,10 +198,10 @@ def _exponent(text: str) -> int:
 
 
 def _shortest(significand: int, scale: int, row: DType) -> tuple[str, int]:
-    """The fewest digits d.ddd and the exponent k such that d.ddd x 10^k reads back as a finite value > 0 of a type,
-    which is significand x 2^scale.
+    """The fewest digits d.ddd and the exponent k such that d.ddd x 10^k reads back as a finite value > 0 of a type. The
+    value is significand x 2^scale.
 
-    Among equally short ones the closest to the value; of two equally close, the one with an even last digit.
+    Among equally short decimals it is the closest to the value; of two equally close, the one with an even last digit.
     """
     exponent = significand.bit_length() + scale
     # The spacing of values around this one is 4 x 2^quarter, so the ends of its interval are whole quarters.
@@ -237,7 +238,7 @@ def _shortest(significand: int, scale: int, row: DType) -> tuple[str, int]:
 
 
 def _layout(digits: str, k: int) -> str:
-    """d.ddd x 10^k as repr(float) writes it."""
+    """Write d.ddd x 10^k as repr(float) does."""
     if -4 <= k < 0:
         return "0." + "0" * (-k - 1) + digits
     if 0 <= k < 16:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of arrays on a device: the one seam where what needs a GPU is loaded.
+"""Casts of arrays on a device. Modules that need a GPU are loaded only here.
 
-The modules named here are imported when they are first used, at the first array on a device, so that ``import gpucast``
-stays quick and needs neither CuPy nor a compiler. `gpucast.gpu.devices` is loaded at once.
+They are imported at the first array on a device, so that ``import gpucast`` stays quick and needs neither CuPy nor a
+compiler. `gpucast.gpu.devices` is loaded at once.
 """
 
 from __future__ import annotations

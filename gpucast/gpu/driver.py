@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +26,10 @@ from gpucast.compile import cubin as compiler
 from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import CastRule
+from gpucast.host.module import MODULE
+
+#: CUDA_ERROR_INVALID_CONTEXT.
+_NO_CONTEXT = 201
 
 
 class Argument(Protocol):
@@ -146,6 +150,16 @@ class _Thread(threading.local):
         """Nothing: the first access to a `threading.local` in a thread calls `__init__`, and that is what counts."""
 
 
+def _failed(status: int, is_repeated: bool) -> None:
+    """After a launch by the extension module: bind the device's context, which CuPy may not have had to do in this
+    thread, or raise CuPy's error."""
+    from cupy_backends.cuda.api import driver, runtime
+
+    if status != _NO_CONTEXT or is_repeated:
+        raise driver.CUDADriverError(status)
+    runtime.setDevice(runtime.getDevice())
+
+
 class CupyDriver:
     """CUDA through CuPy."""
 
@@ -210,9 +224,12 @@ class CupyDriver:
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import driver
 
+        kernel: Kernel | None = self._kernel(source, source.block, source.ahead)
+        if kernel is not None:
+            return kernel
         device, thread = self.current(), self._thread
         function = self._function(source, device)
-        launch_kernel, threads, blocks = driver.launchKernel, source.threads, lru_cache(source.blocks)
+        launch_kernel, threads, blocks = driver.launchKernel, source.threads, source.blocks
 
         def launch(src: int, dst: int, n: int, more: Argument | None) -> None:
             free = thread.free
@@ -225,7 +242,7 @@ class CupyDriver:
                 arguments.addresses[4] = addressof(held)
             # CUDA copies the arguments before it returns.
             launch_kernel(
-                function, blocks(n), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
+                function, blocks(n, dst), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
             )
             free.append(arguments)
 
@@ -235,6 +252,9 @@ class CupyDriver:
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import driver
 
+        kernel: ManyKernel | None = self._kernel(source, 0, 0)
+        if kernel is not None:
+            return kernel
         device, thread = self.current(), self._thread
         function, launch_kernel, threads = self._function(source, device), driver.launchKernel, source.threads
 
@@ -246,6 +266,23 @@ class CupyDriver:
             )
 
         return launch
+
+    @cached_property
+    def _addresses(self) -> tuple[int, int]:
+        """The functions that the extension module launches with; 0 where one is missing."""
+        return nvidia.function("cuLaunchKernelEx"), nvidia.function("cuCtxGetDevice")
+
+    def _kernel(self, source: KernelSource | BatchSource, elements: int, ahead: int) -> Any:
+        """A kernel on the current device that the extension module launches; None where it cannot."""
+        from cupy.cuda import get_current_stream
+
+        if MODULE is None or not all(self._addresses):
+            return None
+        device = self.current()
+        function = self._function(source, device)
+        return MODULE.kernel(
+            *self._addresses, function, source.threads, elements, ahead, device, get_current_stream, _failed
+        )
 
     def _function(self, source: KernelSource | BatchSource, device: int) -> int:
         """The kernel on the current device, whose index is `device`."""
@@ -376,6 +413,11 @@ def cast_kernel(rule: CastRule, shape: Shape, unpacked: bool, ops: FusedOps | No
     if found is None:
         found = _casts[key] = kernel(CastSpec(rule, shape, unpacked, ops), device)
     return found
+
+
+def loaded(rule: CastRule, device: int) -> Kernel | None:
+    """The kernel of plain casts of contiguous arrays, if it is loaded on a device."""
+    return _casts.get((rule, "contiguous", False, None, device))
 
 
 def many_kernel(spec: KernelSpec[BatchSource], device: int) -> ManyKernel:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts on a device that look like earlier ones: the ``run`` of `gpucast.casting.plans.keep`.
+"""Quick casts on a device for calls like earlier ones: the ``run`` of `gpucast.casting.plans.keep`.
 
-They take arrays on the current device whose bounds tell that what is written is disjoint from all else. For any other
-call, and for a wrong one, they do nothing and return None: the checked path serves it, or raises. With `out`, all that
-is asked before the launch is which device is the current one.
+They take arrays on the current device, if bounds show that the result overlaps no other memory. For any other call, and
+for a wrong one, they do nothing and return None; then the checked path serves the call, or raises. With `out`, the only
+question before the launch is which device is the current one.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from gpucast.gpu import driver
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
 
-def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
-    """``run(x, out)`` of the plain casts of arrays of the kind of `source`.
+def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) -> Callable[[Any, Any], Any]:
+    """``run(x, out)`` of the plain casts of arrays of the kind of `source`. It keeps those of contiguous arrays, by
+    device, in `kernels`.
 
     Source and target may also be one and the same memory.
     """
@@ -42,7 +43,6 @@ def plain(source: Operand, rule: CastRule) -> Callable[[Any, Any], Any]:
     src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
     itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
     transposes = not (from_packed or to_packed)
-    kernels: dict[int, driver.Kernel] = {}
 
     def run(x: Any, out: Any) -> Any:
         if from_packed:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion of files needs around its casts: casts that count, from file to file, checksums, and statistics of
-codes. Each is None where the extension module is missing: NumPy then does the work."""
+"""Casts from file to file, checksums and statistics of codes for conversions of files.
+
+Each function gives None where the extension module is missing; then NumPy does the work.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hatchling runs when gpucast is installed or packed: it builds the extension module.
+"""The hook that hatchling runs when gpucast is installed or packed: it builds the extension module.
 
 Environment: ``GPUCAST_HOST_LEVELS``, as ``--levels`` of `gpucast.host.build` ("all" for wheels that go to other
 machines); with ``GPUCAST_NO_HOST=1`` nothing is built.
@@ -18,7 +18,7 @@ class HostModuleHook(BuildHookInterface[Any]):
     """Builds ``gpucast/_host.abi3.so`` in the checkout, from where wheels take it."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Where the module cannot be built, the installation goes on without it, and says why."""
+        """Build the module. If it cannot be built, the installation goes on without it and prints the reason."""
         sys.path.insert(0, self.root)
         from gpucast.host import build
 

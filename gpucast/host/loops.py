@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loops of the extension module: which one casts by a rule, and the description of such a cast that it takes."""
+"""The loops of the extension module: which one casts by a rule, and the description of a cast for the module."""
 
 from __future__ import annotations
 

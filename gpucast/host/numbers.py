@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of the numbers of NumPy arrays and PackedArrays into memory that is there, plain or fused."""
+"""Casts of the numbers of NumPy arrays and PackedArrays into existing memory, plain or fused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> 
 
 
 def keep(fused: FusedInputs, largest: int, finite: bool) -> None:
-    """Merge what a cast has found (`largest`: the code of a FLOAT, any NaN) into the arrays of its caller."""
+    """Merge the findings of a cast (`largest`: the code of a FLOAT, any NaN) into the caller's arrays."""
     if fused.amax is not None:
         code = fused.amax.view(np.int32)
         found = largest if largest <= _FLOAT.inf_code else _FLOAT.nan_code

@@ -110,13 +110,14 @@ _set_name.argtypes, _set_name.restype = (ctypes.py_object, ctypes.c_char_p), cty
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def view_function(kind: type) -> int | None:
-    """The address of ``dltensor_from_py_object_no_sync`` for instances of a class; None where it offers none."""
+def functions(kind: type) -> tuple[int, int]:
+    """The addresses of ``dltensor_from_py_object_no_sync`` and ``current_work_stream`` for instances of a class; 0
+    where it offers none."""
     capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
     if capsule is None or not _is_valid(capsule, b"dlpack_exchange_api"):
-        return None
+        return 0, 0
     exchange: Any = _Exchange.from_address(_pointer(capsule, b"dlpack_exchange_api"))
-    return exchange.view if exchange.major == _VERSION[0] else None
+    return (exchange.view or 0, exchange.stream or 0) if exchange.major == _VERSION[0] else (0, 0)
 
 
 def code_of(kind: DType) -> int | None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts of JAX arrays that have no values yet: within ``jax.jit``, ``grad``, ``vmap`` and the like.
 
-A compiled function calls gpucast back on the host, which gives the same bits as everywhere; of XLA's own conversions
-none promises them (they flush subnormals, keep payloads of NaN, and do not saturate).
+A compiled function calls the extension module (`gpucast.interop.jax_ffi`), or, for other casts than plain ones, Python
+on the host. Both give the same bits as everywhere; of XLA's own conversions none promises them (they flush subnormals,
+keep payloads of NaN, and do not saturate).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
+from gpucast.interop import jax_ffi
 from gpucast.layers.cast import times as array_times
 
 
@@ -79,7 +81,11 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
     codes = jax.lax.bitcast_convert_type(x, src.code_numpy) if _has_codes(src) else x
     kind: Any = jax.ShapeDtypeStruct(x.shape, dst.code_numpy if _has_codes(dst) else dst.numpy)  # type: ignore[no-untyped-call]
     given = (codes,) if scale is None else (codes, scale)
-    y = jax.pure_callback(partial(_on_host, src, dst, options), kind, *given, vmap_method=method)
+    rule = rule_of(src, dst, options)
+    if scale is None and options.scale is None and jax_ffi.can_cast(rule):
+        y = jax_ffi.cast(rule, codes, kind)
+    else:
+        y = jax.pure_callback(partial(_on_host, src, dst, options), kind, *given, vmap_method=method)
     return jax.lax.bitcast_convert_type(y, dst.numpy) if _has_codes(dst) else y
 
 

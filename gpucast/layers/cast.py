@@ -71,13 +71,6 @@ class _Layer:
         #: The dtypes of the last x and y, and y's shape.
         self._seen: tuple[DType, DType, tuple[int, ...]] | None = None
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Pickles of earlier versions have no opset, and saw no type of y: that of a CastLike is unknown.
-        self.__dict__.update({"opset": None} | state)
-        if self._seen is not None and len(self._seen) == 2:
-            src, shape = self._seen
-            self._seen = src, getattr(self, "to", src), shape
-
     def __repr__(self) -> str:
         return f"{self._caller}({self.extra_repr()})"
 

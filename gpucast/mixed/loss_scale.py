@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +35,6 @@ _FLOAT = dtype("FLOAT")
 
 class LossScale:
     """The base class of loss scales, with a scale of 1."""
-
-    #: Keys that a state may lack.
-    _OPTIONAL: ClassVar[frozenset[str]] = frozenset()
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.state_dict().items())
@@ -153,10 +150,10 @@ class LossScale:
         return None
 
     def _checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        caller, expected = f"{type(self).__name__}.load_state_dict", set(self.state_dict()) - self._OPTIONAL
+        caller, expected = f"{type(self).__name__}.load_state_dict", set(self.state_dict())
         if not isinstance(state, Mapping):
             raise TypeError(f"{caller}: state is {type(state).__name__}; expected a dict")
-        if set(state) - self._OPTIONAL != expected:
+        if set(state) != expected:
             raise ValueError(f"{caller}: state has the keys {sorted(map(str, state))}; expected {sorted(expected)}")
         return dict(state)
 
@@ -200,8 +197,6 @@ class DynamicLossScale(LossScale):
     below 1, and scales that are not finite, below 2^-126, or below `min_loss_scale`.
     """
 
-    _OPTIONAL = frozenset({"backoff"})
-
     def __init__(
         self,
         loss_scale: float = 32768.0,
@@ -229,10 +224,6 @@ class DynamicLossScale(LossScale):
         #: ``struct LossScale`` of kernels/loss_scale.cu: the bits of the scale and of its inverse, and the counter.
         self._state: Any = np.zeros(3, np.uint32)
         self._write(np.float32(scale), steps)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        # Pickles of earlier versions have no backoff.
-        self.__dict__.update({"backoff": state["factor"]} | state)
 
     @property
     def loss_scale(self) -> Any:
@@ -265,13 +256,11 @@ class DynamicLossScale(LossScale):
     @exact()
     def state_dict(self) -> dict[str, Any]:
         state = self._state if self._device_index() is None else cast(self._state, "UINT32", device="cpu")
-        # Only a backoff of its own is said, so that earlier versions read all other states.
-        backoff = {} if self.backoff == self.factor else {"backoff": self.backoff}
         return {
             "loss_scale": float(_floats(state)[0]),
             "period": self.period,
             "factor": self.factor,
-            **backoff,
+            "backoff": self.backoff,
             "min_loss_scale": self.min_loss_scale,
             "counter": int(state[2]),
         }

@@ -154,7 +154,7 @@ class HostKernels:
         """
         source, function = self._kernels[name]
         src, dst, n = arguments.src, arguments.dst, arguments.n
-        end = source.blocks(n) if blocks is None else first_block + blocks
+        end = source.blocks(n, dst) if blocks is None else first_block + blocks
         more = () if arguments.more is None else (arguments.more,)
         misaligned = function(
             ctypes.c_void_p(src), ctypes.c_uint(arguments.src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,

@@ -12,4 +12,3 @@ from gpucast.quantization.quantized import Quantized
 __all__ = ["FORMATS", "Format", "Quantized", "dequantize", "quantize"]
 
 packages.publish(globals())
-packages.keep_names(__name__, {"calls": "quantization.api", "formats": "core.formats"})

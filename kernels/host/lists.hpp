@@ -1,98 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts of many arrays in one call: those of NumPy, and tensors of a library that tells of them by DLPack's functions of C.
+// Casts of many arrays of the host in one call: those of NumPy, and tensors.
 #pragma once
 #include <stdlib.h>
 
-#include "plan.hpp"
+#include "tensors.hpp"
 
 namespace gpucast {
-
-// ---- tensors ----
-
-// DLTensor of DLPack 1.x. Strides are in elements.
-struct Tensor {
-    u8* data;
-    int device_type, device, dimensions;
-    u8 kind, bits;
-    u16 lanes;
-    const long long *shape, *strides;
-    u64 offset;
-};
-
-// A library's own function that fills in such fields, which stay its own. After an error it is not 0.
-typedef int View(void*, Tensor*);
-
-// Of a tensor's device.
-enum : int { on_host = 1 };
-
-// A row-major, aligned array of whichever library.
-struct Plain {
-    u8* data;
-    u64 size;
-};
-
-inline bool is_aligned(const void* data, u64 itemsize) { return reinterpret_cast<Address>(data) % itemsize == 0; }
-
-// Whether x is a tensor of the host with the strides of a new one. One that has no elements, or zeros alone, may have no
-// memory: its address is 0.
-inline bool is_plain(PyObject* x, View* view, u64 itemsize, Plain* plain) {
-    Tensor tensor;
-    if (view(x, &tensor) != 0) {
-        PyErr_Clear();
-        return false;
-    }
-    plain->size = 1;
-    long long stride = 1;
-    for (int i = tensor.dimensions; i-- > 0;) {
-        if (tensor.strides[i] != stride) return false;
-        plain->size *= u64(tensor.shape[i]);
-        stride *= tensor.shape[i] ? tensor.shape[i] : 1;
-    }
-    plain->data = tensor.data ? tensor.data + tensor.offset : nullptr;
-    return tensor.device_type == on_host && plain->data && plain->size && is_aligned(plain->data, itemsize);
-}
-
-inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
-
-inline bool run_plain(const Plan* plan, const Work& work, Plain x, Plain y, Found* found, Unlocked* unlocked) {
-    return walk_flat(x.data, u32(itemsize_of(plan->src)), y.data, u32(itemsize_of(plan->dst)), x.size, work, found, unlocked);
-}
-
-inline Plan* plan_of(PyObject* given) {
-    if (Py_TYPE(given) == plan_type) return reinterpret_cast<Plan*>(given);
-    PyErr_SetString(PyExc_TypeError, "expected a plan");
-    return nullptr;
-}
-
-inline View* view_at(PyObject* address) { return reinterpret_cast<View*>(PyLong_AsVoidPtr(address)); }
-
-// cast_tensor(plan, view, empty_like, x): the cast of a tensor into the new one that empty_like(x) gives; None, nothing
-// done, for a tensor that is not row-major, aligned and on the host.
-inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (count != 4) return nothing();
-    Plan* plan = plan_of(arguments[0]);
-    if (!plan) return nullptr;
-    View* view = view_at(arguments[1]);
-    Plain x, y;
-    if (!is_plain(arguments[3], view, itemsize_of(plan->src), &x)) return nothing();
-    PyObject* out = PyObject_CallFunctionObjArgs(arguments[2], arguments[3], nullptr);
-    if (!out) return nullptr;
-    if (!is_plain(out, view, itemsize_of(plan->dst), &y) || y.size != x.size) {
-        Py_DECREF(out);
-        return nothing();
-    }
-    Found found;
-    bool done;
-    {
-        Unlocked unlocked(x.size);
-        done = run_plain(plan, plan->work, x, y, &found, &unlocked);
-    }
-    if (done) return out;
-    Py_DECREF(out);
-    return nullptr;
-}
-
-// ---- lists ----
 
 struct Item {
     PyObject *x, *y;
@@ -231,7 +144,7 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     if (!is_call(count, 7, "cast_each")) return nullptr;
     PyObject *plans = arguments[0], *arrays = arguments[1], *outs = arguments[2], *scale = arguments[3];
     PyObject *finite = arguments[4], *empty_like = arguments[6];
-    View* view = arguments[5] == Py_None ? nullptr : view_at(arguments[5]);
+    View* view = arguments[5] == Py_None ? nullptr : function_at<View>(arguments[5]);
     if (!PyDict_Check(plans) || !PyList_CheckExact(arrays) || !(outs == Py_None || PyList_CheckExact(outs))) return nothing();
     Items items(PyList_Size(arrays));
     if (!items.first) return PyErr_NoMemory();
@@ -241,7 +154,8 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     u64 size = 0;
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         Item& item = items.first[i];
-        item.x = Py_NewRef(PyList_GetItem(arrays, i));
+        item.x = Py_XNewRef(PyList_GetItem(arrays, i));
+        if (!item.x) return nullptr;
         if (!view && !PyArray_CheckExact(item.x)) return nothing();
         item.plan = find_plan(plans, item.x, &last_dtype, &last);
         if (PyErr_Occurred()) return nullptr;
@@ -249,7 +163,8 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
         if (!take_source(&item, view)) return nothing();
         size += item.size;
         if (outs == Py_None) continue;
-        item.y = Py_NewRef(PyList_GetItem(outs, i));
+        item.y = Py_XNewRef(PyList_GetItem(outs, i));
+        if (!item.y) return nullptr;
         if (!take_target(&item, view, true)) return nothing();
     }
     u8* flag = nullptr;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpucast._host: casts of the host as functions of Python. The loops are those of units that gpucast/codegen/host.py writes
+// gpucast._host: casts of the host, and launches on devices, as functions of Python. The loops are those of units that gpucast/codegen/host.py writes
 // of the kernels' own text, for several levels of the processor; gpucast/host is what the rest of the package sees of it.
 #include "python.hpp"
 
@@ -7,6 +7,7 @@
 #include "levels.hpp"
 #include "probe.hpp"
 #include "lists.hpp"
+#include "xla.hpp"
 
 namespace gpucast {
 
@@ -107,11 +108,14 @@ static PyMethodDef methods[] = {
     {"cast", cast, METH_VARARGS, nullptr},
     {"cast_each", as_method(cast_each), METH_FASTCALL, nullptr},
     {"cast_tensor", as_method(cast_tensor), METH_FASTCALL, nullptr},
+    {"kernel", new_kernel, METH_VARARGS, nullptr},
     {"plan", new_plan, METH_VARARGS, nullptr},
     {"hit", as_method(hit), METH_FASTCALL, nullptr},
     {"keep", as_method(keep), METH_FASTCALL, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"count_plans", count_plans, METH_NOARGS, nullptr},
+    {"serve", serve, METH_VARARGS, nullptr},
+    {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},
     {"modes", get_modes, METH_NOARGS, nullptr},
     {"set_modes", set_modes, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -142,12 +146,17 @@ static bool add(PyObject* module, const char* name, PyObject* value) {
 static bool prepare(PyObject* module) {
     static PyType_Slot parts[] = {{Py_tp_dealloc, reinterpret_cast<void*>(forget_plan)}, {0, nullptr}};
     static PyType_Spec spec = {"gpucast._host.Plan", sizeof(Plan), 0, Py_TPFLAGS_DEFAULT, parts};
+    static PyType_Slot kernel_parts[] = {{Py_tp_dealloc, reinterpret_cast<void*>(forget_kernel)},
+                                         {Py_tp_call, reinterpret_cast<void*>(call_kernel)},
+                                         {0, nullptr}};
+    static PyType_Spec kernel_spec = {"gpucast._host.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_parts};
     const char* asked = getenv("GPUCAST_HOST_LEVEL");
     if (!choose_level(asked && *asked ? asked : nullptr)) return false;
     plan_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
-    if (!plan_type || !dtype_name || !zero || !forget_plans()) return false;
+    if (!plan_type || !kernel_type || !take_names() || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "LEVEL", PyUnicode_FromString(level->name)) && add(module, "LEVELS", built_levels()) &&
            add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&
            add(module, "EXACT_MODES", PyLong_FromUnsignedLongLong(exact_modes));

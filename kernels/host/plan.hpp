@@ -15,9 +15,15 @@ struct Plan {
     PyObject* run;
     PyArray_Descr *src, *dst;
     Work work;
+    // Those of devices, by their index: a dictionary that others fill; or null.
+    PyObject* kernels;
 };
 
 static PyTypeObject* plan_type;
+// The text "dtype".
+static PyObject* dtype_name;
+
+inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
 
 inline bool is_row_major(PyArrayObject* x) {
     return (PyArray_FLAGS(x) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED)) == (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
@@ -128,25 +134,31 @@ static void forget_plan(PyObject* self) {
     Py_XDECREF(plan->run);
     Py_XDECREF(reinterpret_cast<PyObject*>(plan->src));
     Py_XDECREF(reinterpret_cast<PyObject*>(plan->dst));
+    Py_XDECREF(plan->kernels);
     PyTypeObject* kind = Py_TYPE(self);
     reinterpret_cast<freefunc>(PyType_GetSlot(kind, Py_tp_free))(self);
     Py_DECREF(kind);
 }
 
-// plan(rule, changes, run, src, dst, work): run is None, and the last three are two dtypes and the bytes of a Work; or run
-// is a function, and they are None.
+// plan(rule, changes, run, src, dst, work, kernels): src and dst are dtypes, or both None. work: the bytes of a Work, or None
+// where a function `run` does it. kernels: a dictionary, or None.
 inline PyObject* new_plan(PyObject*, PyObject* arguments) {
-    PyObject *rule, *run, *src, *dst, *work;
+    PyObject *rule, *run, *src, *dst, *work, *kernels;
     int changes;
-    if (!PyArg_ParseTuple(arguments, "OpOOOO", &rule, &changes, &run, &src, &dst, &work)) return nullptr;
+    if (!PyArg_ParseTuple(arguments, "OpOOOOO", &rule, &changes, &run, &src, &dst, &work, &kernels)) return nullptr;
     Work found = {};
-    if (run == Py_None) {
+    const bool has_dtypes = PyArray_DescrCheck(src) && PyArray_DescrCheck(dst);
+    if (!has_dtypes && !(run != Py_None && src == Py_None && dst == Py_None)) {
+        PyErr_SetString(PyExc_TypeError, "plan: src and dst must be dtypes");
+        return nullptr;
+    }
+    if (kernels != Py_None && !PyDict_CheckExact(kernels)) {
+        PyErr_SetString(PyExc_TypeError, "plan: kernels must be a dict");
+        return nullptr;
+    }
+    if (work != Py_None || run == Py_None) {
         char* bytes;
         Py_ssize_t size;
-        if (!PyArray_DescrCheck(src) || !PyArray_DescrCheck(dst)) {
-            PyErr_SetString(PyExc_TypeError, "plan: src and dst must be dtypes");
-            return nullptr;
-        }
         if (PyBytes_AsStringAndSize(work, &bytes, &size) < 0) return nullptr;
         if (size != sizeof(Work)) {
             PyErr_SetString(PyExc_ValueError, "plan: work has another size");
@@ -158,12 +170,12 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     if (!plan) return nullptr;
     plan->rule = Py_NewRef(rule);
     plan->changes = changes;
-    if (run != Py_None) {
-        plan->run = Py_NewRef(run);
-    } else {
+    if (run != Py_None) plan->run = Py_NewRef(run);
+    if (has_dtypes) {
         plan->src = reinterpret_cast<PyArray_Descr*>(Py_NewRef(src));
         plan->dst = reinterpret_cast<PyArray_Descr*>(Py_NewRef(dst));
     }
+    if (kernels != Py_None) plan->kernels = Py_NewRef(kernels);
     plan->work = found;
     return reinterpret_cast<PyObject*>(plan);
 }

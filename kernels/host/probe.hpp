@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cache of plans: from a call of gpucast.cast to its plan in one probe, by the identity of what the call names.
 #pragma once
-#include "plan.hpp"
+#include "device.hpp"
 
 namespace gpucast {
 
@@ -30,8 +30,8 @@ struct Slot {
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
-// The text "dtype", and the one object that the integer 0 is.
-static PyObject *dtype_name, *zero;
+// Python's integer 0.
+static PyObject* zero;
 
 // Texts count by their value, all else by identity: most texts are the same object at every call.
 inline bool is_same(PyObject* one, PyObject* other) {
@@ -119,17 +119,25 @@ inline PyObject* hit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     Py_DECREF(dtype);
     if (!plan || !(copy == Py_True || (copy == Py_False && plan->changes))) return nothing();
     if (!key.is_fused) {
-        // To other rounding no offset applies, which the checked path says.
+        // An offset belongs to random rounding alone: the checked path raises.
         if (arguments[of_offset] != zero) return nothing();
     }
     // Others may drop the plan meanwhile.
     Py_INCREF(reinterpret_cast<PyObject*>(plan));
     PyObject* out = arguments[of_out];
-    PyObject* result = !plan->run ? run_numpy(plan, x, out)
-                       : key.is_fused
-                           ? PyObject_CallFunctionObjArgs(plan->run, x, out, arguments[of_seed], arguments[of_offset],
-                                                          arguments[of_scale], arguments[of_amax], nullptr)
-                           : PyObject_CallFunctionObjArgs(plan->run, x, out, nullptr);
+    PyObject* result;
+    if (!plan->run) {
+        result = run_numpy(plan, x, out);
+    } else if (key.is_fused) {
+        result = PyObject_CallFunctionObjArgs(plan->run, x, out, arguments[of_seed], arguments[of_offset], arguments[of_scale],
+                                              arguments[of_amax], nullptr);
+    } else {
+        result = out == Py_None ? nothing() : run_cupy(plan, x, out);
+        if (result == Py_None) {
+            Py_DECREF(result);
+            result = PyObject_CallFunctionObjArgs(plan->run, x, out, nullptr);
+        }
+    }
     Py_DECREF(reinterpret_cast<PyObject*>(plan));
     return result;
 }

@@ -221,11 +221,12 @@ def test_a_launch_has_no_block_without_work() -> None:
     source = BatchSpec((CastSpec(resolve(dtype("FLOAT"), dtype("FLOAT16"))),), ARGUMENT_BYTES[0]).source()
     run = HostDriver().load_many(source)
 
-    def launch_kernel(function: int, blocks: int, *rest: int) -> None:
+    def launch_kernel(function: int, blocks: int, threads: int, stream: int, arguments: int) -> int:
         table = np.zeros((), source.table)
-        ctypes.memmove(table.ctypes.data, ctypes.c_void_p.from_address(rest[7]).value or 0, table.nbytes)
+        ctypes.memmove(table.ctypes.data, ctypes.c_void_p.from_address(arguments).value or 0, table.nbytes)
         launches.append((blocks, table))
         run(blocks, table)
+        return 0
 
     full = int(source.elements[0])
     sizes = (1, 768, full, full + 1, 4 * full)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.peers
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Every tensor is taken for one on device 1."""
     driver = HostDriver()
-    monkeypatch.setattr(adapted, "_device", lambda x, caller: 1)
+    monkeypatch.setattr(adapted, "device_of", lambda x, caller: 1)
     monkeypatch.setattr(adapted, "stream", lambda device: 700 + 77 * device)
     with installed(driver):
         yield driver

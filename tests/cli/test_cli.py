@@ -6,9 +6,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -56,16 +54,6 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path, monkeypatch: pytest
     out, err = run.communicate()
     assert (run.returncode, err) == (0, "")
     assert out.startswith("left alone: '\\xe9' (INT64)\n")
-
-
-def test_a_reader_that_leaves_is_no_traceback() -> None:
-    run = program("dtypes", "--json")
-    assert run.stdout is not None
-    assert run.stderr is not None
-    run.stdout.close()
-    assert run.stderr.read() == ""
-    assert run.wait() == 1
-    run.stderr.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -192,18 +180,6 @@ def test_info_names_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monkey
         assert any(line.startswith(f"{name} is not installed") and "pip install" in line for line in advice)
 
 
-def test_info_knows_the_extras_of_the_project() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    for name, (_, command) in info._OPTIONAL.items():
-        extra = re.search(r"\[(\w+)\]", command)
-        if extra:
-            line = re.search(rf"^{extra[1]} = \[(.*)\]", text, re.MULTILINE)
-            assert line is not None
-            assert f'"{name}' in line[1]
-    for wheel, extra_name in info._CUPY.items():
-        assert re.search(rf'^{extra_name} = \["{wheel}', text, re.MULTILINE)
-
-
 def test_cupy_and_the_driver_must_fit() -> None:
     new, old = driver.DriverInfo((13, 0), ("cuda:0 H200",)), driver.DriverInfo((12, 4), ("cuda:0 H200",))
     both = {"cupy-cuda12x": "14.2", "cupy-cuda13x": "14.2"}
@@ -294,20 +270,6 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert not cache_folder.writable(str(tmp_path / "file" / "deep"))
 
 
-def test_the_library_does_not_load_the_command() -> None:
-    code = "import sys, gpucast; print([m for m in ('gpucast.cli', 'gpucast.files', 'argparse') if m in sys.modules])"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert run.stdout == "[]\n"
-
-
-def test_no_command_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([])
-    printed = capsys.readouterr()
-    assert printed.out == "" and "convert" in printed.err and "--version" in printed.err
-
-
 @pytest.mark.parametrize(
     ("argv", "usage"),
     [
@@ -327,11 +289,6 @@ def test_wrong_use_of_a_command_shows_its_usage(
         f"usage: gpucast {usage} [options]\ngpucast {argv[0]}: error: unrecognized arguments: {argv[-1]}\n"
         f"(see gpucast {argv[0]} --help)\n"
     )
-
-
-def test_the_null_device_takes_all() -> None:
-    assert main(["kernel", "FLOAT", "INT8", "-o", os.devnull]) == 0
-    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
 def test_ctrl_c_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fake_machine import FakeMachine, FakeRival, TimedDriver
-from gpucast.benchmark import contenders, gpu, machine, pairs, quick
+from gpucast.benchmark import contenders, gpu, machine, quick
 from gpucast.benchmark.contenders import Ours
-from gpucast.benchmark.timing import Times
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
@@ -69,11 +68,6 @@ def test_the_host_is_marked_as_no_device(
     assert found["device"] == "none" and found["rows"][0]["wrong"] == 0
 
 
-def test_packed_pairs_are_not_measured_on_the_host(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--allow-cpu", "--pair", "INT4:FLOAT16"]) == 1
-    assert "on the host only pairs of types of whole bytes are measured" in capsys.readouterr().err
-
-
 def test_a_gpu_beside_its_rivals(fake: FakeMachine, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
     assert main(["bench", "--seconds", "1", "--elements", "4096", "--json", str(path)]) == 0
@@ -126,14 +120,3 @@ def test_wrong_use(options: list[str], message: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit) as stopped:
         main(["bench", *options])
     assert stopped.value.code == 2 and message in capsys.readouterr().err
-
-
-def test_an_overlap_is_shown_as_no_difference() -> None:
-    def row(name: str, low: float, high: float) -> pairs.Measurement:
-        times = Times((low + high) / 2, low, high, 100, 1)
-        return pairs.Measurement("FLOAT", "FLOAT16", 1, "contiguous", "calls", name, 1e9, times=times)
-
-    ours = row("gpucast", 1.0, 1.2)
-    assert quick._cell(row("other", 1.1, 1.3), ours).strip() == "0.8333~"
-    assert quick._cell(row("other", 1.3, 1.5), ours).strip() == "0.7143"
-    assert quick._cell(None, ours).strip() == "-"

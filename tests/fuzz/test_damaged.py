@@ -10,7 +10,7 @@ import pytest
 from fuzz import programs
 
 #: The files of a kind in each run of the tests, and with --exhaustive.
-SOME, ALL = 250, 20_000
+SOME, ALL = 100, 20_000
 #: So many are a case: a process.
 _CASE = 1000
 

@@ -12,9 +12,9 @@ from fuzz import jobs, programs, shim
 
 #: What is tried at the calls, and the share of them that is tried in each run of the tests.
 KINDS = {
-    "errors": (("EIO", "ENOSPC", "EACCES", "EINTR", "short"), False, 0.025),
-    "lasting errors": (("EIO", "ENOSPC", "EACCES"), True, 0.012),
-    "signals": (("SIGKILL", "SIGTERM", "SIGINT"), False, 0.025),
+    "errors": (("EIO", "ENOSPC", "EACCES", "EINTR", "short"), False, 0.006),
+    "lasting errors": (("EIO", "ENOSPC", "EACCES"), True, 0.003),
+    "signals": (("SIGKILL", "SIGTERM", "SIGINT"), False, 0.006),
 }
 
 
@@ -49,7 +49,7 @@ def test_processes_that_do_one_job_share_it_or_give_way(
     preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
 ) -> None:
     cases = [
-        {"job": job, "processes": processes, "runs": 300 if exhaustive else 4}
+        {"job": job, "processes": processes, "runs": 300 if exhaustive else 2}
         # A file that is converted onto itself is another one for who comes later.
         for job in jobs.COMMANDS.keys() - {"itself"}
         for processes in (2, 4)
@@ -62,7 +62,7 @@ def test_processes_that_do_one_job_share_it_or_give_way(
 
 def test_a_cache_that_fails_is_as_good_as_none(preloaded: dict[str, str], tmp_path: Path, exhaustive: bool) -> None:
     cases = [
-        {"what": what, "how": how, "share": 1.0 if exhaustive else 0.1}
+        {"what": what, "how": how, "share": 1.0 if exhaustive else 0.05}
         for what in ("kept",)
         for how in ("EIO", "ENOSPC", "EACCES", "EINTR", "short", "SIGKILL")
     ]

@@ -18,10 +18,19 @@ import pytest
 import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
+from gpucast.codegen.cast import kernel_source
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+from gpucast.gpu import driver
+from gpucast.host.module import WHY_NOT
 
 
-@pytest.fixture
-def cuda() -> Iterator[Cuda]:
+@pytest.fixture(params=["by the module", "by CuPy"])
+def cuda(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    if request.param == "by CuPy":
+        monkeypatch.setattr(driver, "MODULE", None)
+    elif driver.MODULE is None:
+        pytest.skip(f"the extension module is missing: {WHY_NOT}")
     with Cuda().in_use() as fake:
         yield fake
 
@@ -92,13 +101,24 @@ def test_a_launch_that_another_one_interrupts(cuda: Cuda) -> None:
 def test_a_launch_that_fails_does_no_harm(cuda: Cuda) -> None:
     x, out = arrays()
     gpucast.cast(x, "FLOAT16", out=out)
-    cuda.error = RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
+    cuda.error = 700  # CUDA_ERROR_ILLEGAL_ADDRESS.
     for _ in range(3):
-        with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
+        with pytest.raises(RuntimeError, match="CUresult 700"):
             gpucast.cast(x, "FLOAT16", out=out)
-    cuda.error = None
+    cuda.error = 0
     assert gpucast.cast(x, "FLOAT16", out=out) is out
     assert cuda.launches[-1].n == 100
+
+
+def test_no_block_is_without_work(cuda: Cuda) -> None:
+    """The first tile begins before an array only where that is not aligned."""
+    source = kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT16")))
+    n = 3 * source.block
+    x, out = arrays(n + 8)
+    for first, blocks in ((0, 3), (8, 3), (1, 4)):
+        for count, more in ((n, 0), (n - source.block, -1)):
+            gpucast.cast(x[first:][:count], "FLOAT16", out=out[first:][:count])
+            assert cuda.launches[-1].blocks == blocks + more
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])

@@ -16,7 +16,6 @@ from gpucast.core.dtypes import DTYPES, DType
 
 onnx_ops = pytest.importorskip("modeci_mdf.functions.onnx", reason="modeci-mdf is not installed")
 
-import onnx  # noqa: E402
 from modeci_mdf.execution_engine import EvaluableGraph  # noqa: E402
 from modeci_mdf.interfaces.onnx.importer import onnx_to_mdf  # noqa: E402
 from modeci_mdf.mdf import Edge, Function, Graph, InputPort, Model, Node, OutputPort  # noqa: E402
@@ -25,7 +24,6 @@ from onnx import helper  # noqa: E402
 
 from gpucast.interop import mdf  # noqa: E402
 
-CAST = gpucast.cast
 STOCK = onnx_ops.cast, onnx_ops.get_onnx_schema
 #: What the stock package casts to.
 STOCK_TYPES = ("FLOAT", "DOUBLE", "UINT8", "INT8", "INT32", "INT64", "BOOL", "STRING")
@@ -140,21 +138,6 @@ def test_round_mode_is_honoured(tmp_path: Path) -> None:
         assert codes(run(path, np.array([1.25]))) == [code]
 
 
-def test_a_chain_of_casts_among_other_operators(tmp_path: Path) -> None:
-    path = graph_file(
-        tmp_path,
-        node("double", "linear", variable0="double_in", slope=2, intercept=0),
-        node("narrow", "onnx::Cast", input="narrow_in", to=22),
-        node("wide", "onnx::Cast", input="wide_in", to=1),
-        node("relu", "onnx::Relu", X="relu_in"),
-    )
-    with pytest.raises(NotImplementedError):
-        run(path, VALUES)
-    with mdf.installed():
-        # 200 keeps its low four bits, as INT4 that is -8.
-        assert run(path, VALUES).tolist() == [0, 3, 0, 0, 0, 0]
-
-
 def test_a_graph_imported_from_onnx(tmp_path: Path) -> None:
     cast = helper.make_node("Cast", ["x"], ["y"], name="c", to=17, saturate=0)
     values = [helper.make_tensor_value_info(name, kind, [2]) for name, kind in (("x", 1), ("y", 17))]
@@ -165,23 +148,6 @@ def test_a_graph_imported_from_onnx(tmp_path: Path) -> None:
     assert '"saturate"' in path.read_text()
     with mdf.installed():
         assert codes(run(path, np.array([1.0, 1e6], np.float32))) == [0x38, 0x7F]
-
-
-def test_nothing_changes_for_graphs_without_cast(tmp_path: Path) -> None:
-    path = graph_file(
-        tmp_path, node("relu", "onnx::Relu", X="relu_in"), node("clip", "onnx::Clip", input="clip_in", max="1.25")
-    )
-    stock = run(path, VALUES)
-    schemas = {name: onnx_ops.get_onnx_schema(name) for name in ("relu", "clip", "castlike", "pad")}
-    before = vars(onnx_ops).copy()
-    with mdf.installed():
-        np.testing.assert_array_equal(run(path, VALUES), stock, strict=True)
-        assert all(onnx_ops.get_onnx_schema(name) is schema for name, schema in schemas.items())
-        changed = {name for name, value in vars(onnx_ops).items() if value is not before[name]}
-        assert changed == {"cast", "get_onnx_schema"}
-        assert onnx_ops.get_onnx_schema.cache_info().hits > 0
-        with pytest.raises(ValueError, match="No corresponding onnx schema for missing"):
-            onnx_ops.get_onnx_schema("missing")
 
 
 def test_install_uninstall_and_nesting(tmp_path: Path) -> None:
@@ -205,16 +171,6 @@ def test_install_uninstall_and_nesting(tmp_path: Path) -> None:
         run(cast_file(tmp_path, 10), VALUES)
 
 
-def test_direct_calls() -> None:
-    with mdf.installed():
-        x = np.array([[1e6, 1.5]], np.float32)
-        assert onnx_ops.cast(x, 10).dtype == np.float16
-        assert onnx_ops.cast(input=x, to=10, saturate=1).tolist() == [[np.inf, 1.5]]
-        assert codes(onnx_ops.cast(x, 17, saturate=0)) == [[0x7F, 0x3C]]
-        assert codes(onnx_ops.cast(x, 17, saturate=np.int64(2))) == [[0x7E, 0x3C]]
-        assert onnx_ops.cast(["1.5", "inf"], 1).tolist() == [1.5, np.inf]
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -226,50 +182,6 @@ def test_direct_calls() -> None:
 def test_bad_calls(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with mdf.installed(), pytest.raises(error, match=message):
         onnx_ops.cast(VALUES, **arguments)
-
-
-def test_bad_devices_install_nothing() -> None:
-    with pytest.raises(ValueError, match="device='tpu' is not a device"):
-        mdf.install("tpu")
-    if gpucast.gpu.devices.unavailable():
-        with pytest.raises(gpucast.DeviceUnavailable):
-            mdf.install("cuda")
-    assert is_stock()
-
-
-def test_an_onnx_without_round_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = onnx.defs.get_schema("Cast", 13)
-    monkeypatch.setattr(onnx.defs, "get_schema", lambda name: old)
-    with pytest.raises(ImportError, match="does not know round_mode; expected 1.19 or newer"):
-        mdf.install()
-    assert is_stock()
-
-
-class OnDevice:
-    """What a cast to a device returns: an array elsewhere, with CuPy's `get`."""
-
-    def __init__(self, x: Any) -> None:
-        self.x = x
-
-    def get(self) -> Any:
-        return self.x
-
-
-def test_casts_go_to_the_device_and_come_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    places = []
-
-    def placed(x: Any, to: Any, *, device: str | None = None, **keywords: Any) -> Any:
-        places.append(device)
-        result = CAST(x, to, **keywords)
-        return result if device is None else OnDevice(result)
-
-    monkeypatch.setattr(mdf.casting, "cast", placed)
-    monkeypatch.setattr(mdf, "device_index", lambda x: 0 if isinstance(x, OnDevice) else None)
-    with mdf.installed("cuda:1"):
-        assert run(cast_file(tmp_path, 22), VALUES).tolist() == CAST(VALUES, "INT4").tolist()
-        assert run(cast_file(tmp_path, 8), VALUES[:1]).tolist() == ["0.0"]
-    # The first one is the trial.
-    assert places == ["cuda:1", "cuda:1", None]
 
 
 def test_arrays_on_a_device_stay_there() -> None:

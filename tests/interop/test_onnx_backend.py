@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Any
 
 import numpy as np
@@ -70,23 +68,6 @@ def test_cast_in_a_function_of_the_model(opset: int, clamp: int, code: int) -> N
     assert codes(y) == [code]
 
 
-def test_cast_in_a_function_of_onnx_itself() -> None:
-    # CastLike is such a function; the backend must not take onnx's body, which forgets round_mode.
-    model = cast_like_model(FLOAT, ROWS["FLOAT8E8M0"], 25, round_mode="down")
-    (y,) = Backend.run_model(model, [np.array([1.5], np.float32), zeros(ROWS["FLOAT8E8M0"])])
-    assert codes(y) == [0x7F]
-
-
-def test_inputs_by_name_and_initializers() -> None:
-    model = cast_like_model(FLOAT, FLOAT16, 25)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros(1, np.float16), "like"))
-    prepared = Backend.prepare(model)
-    x = np.array([0.1], np.float32)
-    for inputs in ([x], (x,), {"x": x}, {"x": x, "like": np.zeros((), np.float16)}):
-        (y,) = prepared.run(inputs)
-        np.testing.assert_array_equal(y, x.astype(np.float16), strict=True)
-
-
 @pytest.mark.parametrize(
     ("inputs", "error", "message"),
     [
@@ -132,19 +113,6 @@ def test_bad_models_that_onnx_does_not_see_fail_when_run() -> None:
         Backend.run_model(cast_model(FLOAT, FLOAT16, 28, to=99), [zeros(FLOAT)])
     with pytest.raises(ValueError, match=r"^run: output 'y' is FLOAT16; the model declares DOUBLE"):
         Backend.run_model(declared(cast_model(FLOAT, FLOAT16, 28), 11), [zeros(FLOAT)])
-
-
-def test_run_node() -> None:
-    cast = helper.make_node("Cast", ["x"], ["y"], to=FNUZ.number)
-    assert codes(Backend.run_node(cast, [INFINITY])[0]) == [0x7F]
-    assert codes(Backend.run_node(cast, [INFINITY], opset_version=23)[0]) == [0x80]
-    clip = helper.make_node("Clip", ["x", "", "max"], ["y"])
-    (y,) = Backend.run_node(clip, [INFINITY, None, np.array(2, np.float32)])
-    assert y.tolist() == [2.0]
-    with pytest.raises(onnx.checker.ValidationError):
-        Backend.run_node(cast, [INFINITY], opset_version=1)
-    with pytest.raises(ValueError, match="run_node: got 0 inputs; the node takes 1: x"):
-        Backend.run_node(cast, [])
 
 
 def test_devices() -> None:
@@ -199,10 +167,3 @@ def test_casts_go_to_the_device_and_text_stays(monkeypatch: pytest.MonkeyPatch) 
     y, text = prepared.run([INFINITY])
     assert places == ["cuda:1", "cuda:1", None]
     assert (y.tolist(), text.tolist()) == ([np.inf], ["INF"])
-
-
-def test_without_onnx_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gpucast.interop.onnx")
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ImportError, match=r"pip install onnx.*gpucast\[onnx\]"):
-        importlib.import_module("gpucast.interop.onnx")

@@ -27,8 +27,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from gpucast.interop import torch as gpucast_torch  # noqa: E402
-from gpucast.interop.torch import host as torch_host  # noqa: E402
-from gpucast.interop.torch import tensors  # noqa: E402
+from gpucast.interop.torch import plain, tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -441,7 +440,7 @@ def test_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     refused = r"x is a (Fake|Wrapper)?Tensor without memory of its own, as within a transform of torch\.func, while"
     for device in (None, 1):
-        monkeypatch.setattr(tensors, "_device", lambda x, caller, device=device: device)
+        monkeypatch.setattr(tensors, "device_of", lambda x, caller, device=device: device)
         for call in (
             lambda: torch.func.grad(total)(x),
             lambda: torch.vmap(total)(x),
@@ -790,9 +789,9 @@ def test_bad_fused_calls() -> None:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     """Tensors of the host count as tensors of device 1, whose current stream in torch is 777."""
     driver = HostDriver()
-    monkeypatch.setattr(tensors, "_device", lambda x, caller: 1)
+    monkeypatch.setattr(tensors, "device_of", lambda x, caller: 1)
     # These tensors lie in the host's memory.
-    monkeypatch.setattr(torch_host, "cast", lambda x, to, options: None)
+    monkeypatch.setattr(plain, "cast", lambda x, to, options: None)
     monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
     with installed(driver):
         yield driver

@@ -78,7 +78,7 @@ def test_the_scales_of_scripted_runs_are_those_of_the_model() -> None:
 def test_the_defaults_are_those_of_jmp_and_apex() -> None:
     scale = DynamicLossScale()
     assert scale.state_dict() == {
-        "loss_scale": 32768.0, "period": 2000, "factor": 2.0, "min_loss_scale": 1.0, "counter": 0,
+        "loss_scale": 32768.0, "period": 2000, "factor": 2.0, "backoff": 2.0, "min_loss_scale": 1.0, "counter": 0,
     }  # fmt: skip
     for _ in range(1999):
         assert scale.adjust(True) is scale
@@ -86,7 +86,8 @@ def test_the_defaults_are_those_of_jmp_and_apex() -> None:
     assert after(scale.adjust(np.True_)) == (65536.0, 0)
     assert after(scale.adjust(np.array([0], np.uint8))) == (32768.0, 0)
     assert (float(scale.loss_scale), int(scale.counter)) == (32768.0, 0)
-    assert repr(scale) == "DynamicLossScale(loss_scale=32768.0, period=2000, factor=2.0, min_loss_scale=1.0, counter=0)"
+    settings = "loss_scale=32768.0, period=2000, factor=2.0, backoff=2.0, min_loss_scale=1.0, counter=0"
+    assert repr(scale) == f"DynamicLossScale({settings})"
 
 
 def test_state_is_saved_and_restored() -> None:

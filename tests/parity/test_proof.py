@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
+from gpucast.parity import plan
 from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
 from gpucast.parity.proof import certificate, mutants
 from gpucast.parity.proof import terms as t
@@ -30,7 +29,6 @@ from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prove import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 
-ROOT = Path(__file__).resolve().parents[2]
 SOLVERS = ("bitwuzla",)
 
 
@@ -50,17 +48,19 @@ def changed(text: str, old: str, new: str, count: int = 1) -> str:
     return text.replace(old, new) if count == 0 else text.replace(old, new, count)
 
 
-@pytest.mark.parametrize(
-    "pair",
-    ["FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
-     "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0"],
+PAIRS = (
+    "FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
+    "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0",
 )  # fmt: skip
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a"])
-def test_every_rule_of_a_pair_is_proved(pair: str, arch: str) -> None:
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_rule_of_a_pair_is_proved(pair: str, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
     every = [*cases(src, dst), *stochastic_cases(src, dst)]
-    problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
-    assert problems == []
+    for arch in ("sm_80", "sm_100a") if exhaustive else (("sm_80", "sm_100a")[PAIRS.index(pair) % 2],):
+        problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
+        assert problems == []
 
 
 @pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "UINT16:DOUBLE", "FLOAT:INT2"])
@@ -292,13 +292,10 @@ def test_what_a_certificate_has_proved_is_not_proved_again(
 
 
 @pytest.mark.parametrize("src", WIDE, ids=str)
-def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
-    problems = [
-        str(proof)
-        for proof in certificate.prove([cases(src, dst)[0] for dst in NUMERIC], "sm_90", SOLVERS)
-        if not proof.verdict.proved
-    ]
-    assert problems == []
+def test_the_default_casts_of_wide_sources_are_proved(src: DType, exhaustive: bool) -> None:
+    chosen = NUMERIC if exhaustive else NUMERIC[WIDE.index(src) :: 5]
+    proofs = certificate.prove([cases(src, dst)[0] for dst in chosen], "sm_90", SOLVERS)
+    assert [str(proof) for proof in proofs if not proof.verdict.proved] == []
 
 
 @pytest.mark.parametrize(
@@ -313,18 +310,16 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType) -> None:
     ],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
-    # In a process of its own, as a user proves: beside other tests one rule was not proved now and then.
-    code = (
-        "import sys\nfrom gpucast.parity import plan\nfrom gpucast.parity.proof import certificate\n"
-        "arch, paths, count, *solvers = sys.argv[1:]\n"
-        "chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[: int(count)]\n"
-        "proofs = list(certificate.prove(chosen, arch, tuple(solvers), paths))\n"
-        "print(len(proofs), *(str(one) for one in proofs if not one.verdict.proved), sep='; ')\n"
-    )
-    command = [sys.executable, "-c", code, arch, paths, str(count), *SOLVERS]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.strip() == str(count)
+    chosen = plan.shuffled(plan.all_cases(plan.all_pairs()), seed=17)[:count]
+    proofs = list(certificate.prove(chosen, arch, SOLVERS, paths))
+    assert len(proofs) == count
+    assert [str(proof) for proof in proofs if not proof.verdict.proved] == []
+
+
+def test_a_number_added_to_itself_is_shifted() -> None:
+    """NVRTC 12 writes it so: a table's address depends on its own element alone."""
+    x = t.join(t.var(f"x{number}", 4) for number in range(8))
+    assert t.part(t.add(x, x), 9, 4) is t.var("x2", 4)
 
 
 @pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "FLOAT8E5M2:BFLOAT16"])

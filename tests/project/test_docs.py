@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import doctest
 import importlib
 import importlib.util
@@ -65,15 +64,6 @@ def run(page: Path) -> dict[str, Any]:
     return names
 
 
-@contextlib.contextmanager
-def host_driver() -> Iterator[None]:
-    """CuPy over host memory, with the kernels built as host code."""
-    from host_driver import HostDriver, installed
-
-    with installed(HostDriver()):
-        yield
-
-
 def libraries(page: Path) -> list[str]:
     """What the snippets of a page import beyond what every machine has."""
     text = "".join(source for _, source in SNIPPETS[page])
@@ -102,28 +92,6 @@ def check_claims(names: dict[str, Any], text: str) -> None:
     for name, claim in claims:
         wanted = [float(number) for number in claim.strip("[]").split(",")]
         assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])
-
-
-def test_the_snippet_for_a_gpu() -> None:
-    pytest.importorskip("cupy", reason="CuPy is not installed")
-    from host_driver import download
-
-    with host_driver():
-        names = run(DOCS / "quickstart.md")
-    y, wanted = names["y"], gpucast.cast(names["x"], "FLOAT8E4M3FN")
-    assert type(y).__module__.startswith("cupy") and y.dtype == wanted.dtype
-    assert np.array_equal(download(y).view(np.uint8), wanted.view(np.uint8))
-
-
-def test_a_snippet_that_lies_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("```pycon\n>>> x = 1\n>>> x + 1\n3\n\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError, match="line 3, in page.md"):
-        run(page)
-    page.write_text("text\n\n```python\nx = 1\nassert x == 2\n```\n", encoding="utf-8")
-    with pytest.raises(AssertionError) as info:
-        run(page)
-    assert (info.traceback[-1].path, info.traceback[-1].lineno) == (page, 4)
 
 
 # ---- what the code writes into the pages ----
@@ -163,51 +131,6 @@ def test_value_tables(row: DType, scripts: Any) -> None:
     assert np.array_equal(np.signbit(values)[wanted == 0], np.signbit(wanted)[wanted == 0])
 
 
-def test_the_table_of_overflow(scripts: Any) -> None:
-    lines = re.findall(r"^\| (\w+) \| (\S+) \| (from|above) (\S+) \|$", scripts("tables").overflow(), re.MULTILINE)
-    assert len(lines) == sum(row.family == "float" and row.bits <= 16 for row in DTYPES)
-    for name, largest, word, number in lines:
-        row = gpucast.dtype(name)
-        assert math.isclose(float(largest), row.max, rel_tol=1e-6)
-        if not row.has_nan or row.name == "BFLOAT16":
-            continue  # Clamped in either case; not shown in full.
-        edge = np.array([float(number)])
-        beside = np.nextafter(edge, 0 if word == "from" else np.inf)
-        over, within = (edge, beside) if word == "from" else (beside, edge)
-        finite = [np.isfinite(gpucast.cast(x, row, saturate=False).astype(np.float64)).item() for x in (over, within)]
-        assert finite == [False, True], row
-
-
-def test_tables_of_casts_name_every_type_and_case(scripts: Any) -> None:
-    tables = scripts("tables")
-    for saturate in ("on", "off"):
-        assert tables.float8(saturate).count("\n") == 11
-    assert tables.e8m0().count("\n") == 2 + len(tables.E8M0_INPUTS) - 1
-    assert all(f"[{row.name}]" in tables.names() for row in DTYPES)
-    pages = {page.stem: page.read_text("utf-8") for page in (DOCS / "dtypes").glob("*.md")}
-    for row in DTYPES:
-        page = pages[tables.page(row)]
-        assert re.search(rf"generated}} limits .*\b{row.name}\b", page), row
-        # UINT8's value is its code; BOOL has two.
-        assert 0 == row.bits or row.bits > 8 or row.name in ("UINT8", "BOOL") or f"values {row.name}\n" in page, row
-
-
-def test_links_of_the_readme_lead_on_from_the_pages(scripts: Any) -> None:
-    pytest.importorskip("sphinx", reason="Sphinx is not installed")
-    text = scripts("results").from_readme("[all](bench/results/x.md), ![it](bench/results/x.png), [a](https://a.b)")
-    assert text == "{download}`all <../bench/results/x.md>`, ![it](../bench/results/x.png), [a](https://a.b)"
-
-
-@pytest.mark.peers
-def test_names_in_pytorch(scripts: Any) -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    tables = scripts("tables")
-    for row in DTYPES:
-        name = tables.torch_name(row)
-        assert bool(name) == (hasattr(torch, row.numpy_name) or hasattr(torch, f"{row.numpy_name}_x2")), row
-        assert not name or gpucast.dtype(getattr(torch, name)) is row
-
-
 @pytest.fixture
 def switching(scripts: Any) -> Iterator[ModuleType]:
     yield scripts("switching")
@@ -222,21 +145,6 @@ def test_switching_is_up_to_date(switching: ModuleType, capsys: pytest.CaptureFi
     if system != "cupy" and f"{switching.MEASURED}{switching.version(system)}." not in page:
         pytest.skip(f"the page was measured with other versions than {switching.version(system)}")
     assert switching.main(["--check", "--systems", system]) == 0, capsys.readouterr().out
-
-
-def test_a_line_that_does_not_give_what_it_should_is_found(switching: ModuleType) -> None:
-    line = switching.switches.NUMPY[0]
-    names = {"np": np, "gpucast": gpucast, "ml_dtypes": switching.ml_dtypes}
-    assert "# 0.1015625, NaN 0x7f, NaN 0xff" in switching.lines.rendered(line, names)
-    wrong = type(line)(line.title, line.text, line.setup, line.there, line.here, instead=line.here)
-    with pytest.raises(ValueError, match="gives 0.1015625, 448.0, -448.0; "):
-        switching.lines.rendered(wrong, names)
-
-
-def test_pictures_are_what_the_script_draws(scripts: Any) -> None:
-    pictures = scripts("pictures")
-    for name, draw in pictures.PICTURES.items():
-        assert (DOCS / "static" / name).read_text(encoding="utf-8") == draw(), "run python docs/pictures.py"
 
 
 # ---- the layers ----
@@ -263,16 +171,6 @@ def test_the_layers_are_those_that_the_tests_enforce() -> None:
     listed = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, re.MULTILINE)
     assert listed == [(str(number), folder) for number, row in enumerate(LAYERS, 1) for folder in row]
     assert layers_drawn() == [list(row) for row in LAYERS], "run python docs/architecture.py"
-
-
-def test_the_picture_of_the_layers_says_what_its_script_says(scripts: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    architecture = scripts("architecture")
-    architecture.draw(tmp_path / "drawn.svg")
-    pictures = (tmp_path / "drawn.svg", architecture.PICTURE)
-    drawn, kept = (re.findall(r"<text.*?>(.*)</text>", path.read_text(encoding="utf-8")) for path in pictures)
-    assert len(drawn) > 2 * sum(map(len, LAYERS))
-    assert drawn == kept, "run python docs/architecture.py"
 
 
 # ---- the site ----

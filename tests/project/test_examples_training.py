@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -84,30 +83,6 @@ def test_scales_follow_the_largest_values(monkeypatch: pytest.MonkeyPatch) -> No
         assert (float(scale.scale), float(scale.inverse)) == (expected, 1 / expected)
 
 
-@pytest.mark.parametrize(
-    ("example", "arguments"),
-    [
-        ("train_digits", ["--epochs", "0"]),
-        ("train_digits", ["--seeds", "-1"]),
-        ("train_digits", ["--device", "tpu"]),
-        ("train_digits", ["--plot", "no/such/folder/x.png"]),
-        ("scaled_mm", ["--steps", "0"]),
-    ],
-)
-def test_bad_arguments(
-    example: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        load(example, monkeypatch).main(arguments)
-    assert "error: " in capsys.readouterr().err
-
-
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("there is no NVIDIA driver", "install one"))
-    with pytest.raises(gpucast.DeviceUnavailable, match="train_digits: .*there is no NVIDIA driver"):
-        load("train_digits", monkeypatch).main(["--device", "cuda"])
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(PROBLEM is not None, reason=f"the first test runs it on the host: {PROBLEM}")
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +92,6 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu, on_host = (train_digits.run(3, 1, xp) for xp in (cupy, np))
     for name, (one,) in on_gpu.items():
         np.testing.assert_allclose(one["loss"], on_host[name][0]["loss"], rtol=0.1, err_msg=name)
-
-
-def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    scaled_mm = load("scaled_mm", monkeypatch)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert scaled_mm.main([]) == 1
-    assert capsys.readouterr().err == "scaled_mm: PyTorch is not installed; run: pip install torch\n"
 
 
 def test_what_is_fed_to_the_product_stands_for_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:

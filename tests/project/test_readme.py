@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -39,54 +38,6 @@ def test_the_two_commands_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         assert all(Path(part).exists() for part in command if part.startswith(str(ROOT)))
     assert start.main([]) == 2 and start.main(["nonsense"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("cuda", "extras"), [(None, []), ((11, 8), []), ((12, 4), ["cuda12"]), ((13, 0), ["cuda13"]), ((14, 1), ["cuda13"])]
-)
-def test_cuda_is_installed_only_where_a_driver_can_run_it(
-    cuda: tuple[int, int] | None, extras: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from bench import start
-
-    (tmp_path / "gpucast" / "compile").mkdir(parents=True)
-    found = f"type('Driver', (), {{'cuda': {cuda}}})" if cuda else "None"
-    module = Path("gpucast", "compile", "nvidia.py")
-    text = (ROOT / module).read_text(encoding="utf-8")
-    (tmp_path / module).write_text(f"{text}\n\ndef find():\n    return {found}\n", encoding="utf-8")
-    monkeypatch.setattr(start, "ROOT", tmp_path)
-    assert start.cuda_extra() == extras
-
-
-@pytest.mark.parametrize(
-    ("commands", "is_there"), [({"gcc", "g++"}, True), ({"clang", "clang++"}, True), ({"gcc"}, False), (set(), False)]
-)
-def test_a_compiler_is_installed_where_there_is_none(
-    commands: set[str], is_there: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from bench import start
-
-    for command in commands:
-        (tmp_path / command).touch(mode=0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    assert start.has_compiler() == is_there
-    # The installation gets its command.
-    ran: list[tuple[list[str], dict[str, str]]] = []
-    found = "/somewhere/ziglang/__init__.py"
-    monkeypatch.setattr(start, "environment", lambda folder: "python")
-    monkeypatch.setattr(start, "cuda_extra", list)
-    monkeypatch.setattr(
-        start.subprocess, "run",
-        lambda command, env=None, **_: ran.append((command, env or {})) or SimpleNamespace(returncode=0, stdout=found),
-    )  # fmt: skip
-    assert start.main(["demo"]) == 0
-    installed = [command[-1] for command, _ in ran if "install" in command]
-    assert installed == [*([] if is_there else ["ziglang>=0.13"]), f"{ROOT}[demo]"]
-    (compiler,) = {env.get("CXX") for command, env in ran if command[-1] == f"{ROOT}[demo]"}
-    assert compiler == (None if is_there else "python /somewhere/ziglang/__main__.py c++")
 
 
 def test_start_needs_no_package() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From whatever names a type to its row of the table."""
+"""The lookup of a dtype by any of its names."""
 
 from __future__ import annotations
 
@@ -37,10 +37,8 @@ _FAMILY_NAME = r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?"
 
 
 def _columns_of(name: str) -> dict[str, int] | None:
-    """The bits that a text for several types gives: "fp8" {"bits": 8}, "e4m3" those of exponent and mantissa.
-
-    None for a text that gives none.
-    """
+    """The bits that a name for several types gives: "fp8" gives {"bits": 8}, "e4m3" gives those of exponent and
+    mantissa. None for other text."""
     found = re.fullmatch(_FAMILY_NAME, name.lower())
     if found is None:
         return None
@@ -55,7 +53,7 @@ FOREIGN: set[tuple[str, str]] = set()
 
 
 def is_foreign(kind: type) -> bool:
-    """Whether a class is that of a registered library's dtypes."""
+    """Tell whether a class is the class of dtypes of a registered library."""
     return (kind.__module__, kind.__name__) in FOREIGN
 
 
@@ -103,7 +101,7 @@ class Lookup:
 
     @contextlib.contextmanager
     def registered(self, *rows: DType) -> Iterator[None]:
-        """Take further rows in for the length of a ``with`` block."""
+        """Add rows for the length of a ``with`` block."""
         taken = []
         try:
             for row in rows:
@@ -116,14 +114,14 @@ class Lookup:
                     table.pop(key, None)
 
     def __call__(self, anything: Any, *, caller: str = "dtype: ") -> DType:
-        """The row; `caller` begins the message of the TypeError, for callers with a parameter name to give."""
+        """Return the row. `caller` begins the message of the TypeError."""
         try:
             return self._find(anything)
         except _Refused as refused:
             raise TypeError(caller + str(refused)) from None
 
     def names(self, row: DType) -> list[str]:
-        """The texts that are taken for a row: in any case where they are in lower case, else as they are."""
+        """The names of a row. Those in lower case are taken in any case."""
         found = [name for name, named in self._names.items() if named is row]
         return [name for name in found if name.islower() or name.lower() not in found]
 
@@ -177,7 +175,7 @@ class Lookup:
         raise self._family(name) or self._unknown(name)
 
     def _family(self, name: str) -> _Refused | None:
-        """The refusal of a text for several types, with these; None for any other text."""
+        """The refusal of a name for several types, with these types; None for any other text."""
         given = _columns_of(name)
         if given is None:
             return None
@@ -188,7 +186,7 @@ class Lookup:
         return _Refused(f"{name!r} is a family of types; write one of them: {', '.join(members)}")
 
     def _unknown(self, asked: object) -> _Refused:
-        """The refusal of what is no type: with the nearest name, if one is near, else with all."""
+        """The refusal of an unknown name, with the nearest name if one is near, otherwise with all names."""
         import difflib
 
         near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
@@ -262,7 +260,7 @@ dtype = Lookup(DTYPES)
 
 
 def _row(name: str) -> DType:
-    """What a pickled row comes back as: the one object of that name."""
+    """Unpickle a row: return the one object of that name."""
     return dtype(name)
 
 

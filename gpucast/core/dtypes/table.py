@@ -22,7 +22,7 @@ Specials = Literal["none", "ieee", "fn", "fnuz", "nan_ff"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DType:
-    """One row of the table. Rows are compared by identity: there is one object per type."""
+    """One row of the table. Rows compare by identity: each type has one object."""
 
     #: ONNX name, e.g. ``FLOAT8E4M3FN``.
     name: str
@@ -37,7 +37,7 @@ class DType:
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    #: Which codes are no finite numbers: ``ieee`` (top exponent: infinity and NaN), ``fn`` (NaN where all magnitude
+    #: The codes that are not finite numbers: ``ieee`` (top exponent: infinity and NaN), ``fn`` (NaN where all magnitude
     #: bits are set), ``fnuz`` (NaN in place of -0), ``nan_ff`` (all bits set, unsigned), ``none``.
     specials: Specials
     #: First opset whose Cast takes the type; None for a type that ONNX does not have.
@@ -69,7 +69,7 @@ class DType:
 
     @property
     def __numpy_dtype__(self) -> np.dtype[Any]:
-        """As `numpy`, where NumPy (2.4 and newer) looks for it: ``np.zeros(3, gpucast.dtype("BFLOAT16"))``."""
+        """The same for NumPy 2.4 and newer: ``np.zeros(3, gpucast.dtype("BFLOAT16"))``."""
         return self.numpy
 
     @cached_property
@@ -153,7 +153,7 @@ class DType:
         return magnitude
 
     def value(self, code: int) -> int | float:
-        """The number that a code stands for: int for integers and BOOL, float (exact) for floating types."""
+        """The number of a code: an int for integers and BOOL, an exact float for floating types."""
         if self.family == "string":
             raise TypeError("STRING has no codes")
         if not 0 <= code <= self.code_mask:

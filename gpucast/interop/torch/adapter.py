@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
 from gpucast.gpu import devices
-from gpucast.interop.torch import batch, fused, host, tensors
+from gpucast.interop.torch import batch, fused, plain, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op
 from gpucast.interop.torch.tensors import DEFAULTS, named
 
@@ -29,7 +29,7 @@ class TorchAdapter(BatchAdapter):
         return tensors.take(x, caller, writing)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
-        y = host.cast(x, to, options)
+        y = plain.cast(x, to, options)
         return self._cast(cast, x, to, options) if y is None else y
 
     def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:

@@ -93,7 +93,7 @@ def _are_host_tensors(arrays: Sequence[torch.Tensor]) -> bool:
     return all(not x.storage_offset() or tensors.has_memory(x) for x in arrays)
 
 
-if MODULE is not None and tensors.VIEW is not None:
+if MODULE is not None and tensors.VIEW:
     host_lists.RUNS[torch.Tensor] = _on_host
 
 

@@ -30,14 +30,15 @@ BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_D
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
-#: How compiled code looks at tensors; None for a torch that does not offer it.
-VIEW = dlpack.view_function(torch.Tensor)
+#: The addresses of the functions by which compiled code looks at tensors, and finds the current stream; 0 for a torch
+#: that does not offer them.
+VIEW, STREAM = dlpack.functions(torch.Tensor)
 DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
 
 
 def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
     """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
-    src, device = dtype_of(x, caller), _device(x, caller)
+    src, device = dtype_of(x, caller), device_of(x, caller)
     if writing:
         check_writable(x, caller)
         written(x)
@@ -108,7 +109,7 @@ def dtype_of(x: torch.Tensor, caller: str) -> DType:
     return BY_TORCH.get(x.dtype) or dtype(x.dtype, caller=f"{caller}: x.dtype=")
 
 
-def _device(x: torch.Tensor, caller: str) -> int | None:
+def device_of(x: torch.Tensor, caller: str) -> int | None:
     """The index of the CUDA device that holds a tensor; None for the host."""
     if x.is_cpu:
         return None
@@ -125,7 +126,7 @@ def stream(device: int) -> int:
 
 def on_stream_of(x: torch.Tensor, caller: str) -> contextlib.AbstractContextManager[None]:
     """Use torch's current stream as CuPy's, if a tensor is on a device."""
-    device = _device(x, caller)
+    device = device_of(x, caller)
     return contextlib.nullcontext() if device is None else using_stream(device, caller)
 
 

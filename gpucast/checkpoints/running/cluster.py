@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
+from gpucast.checkpoints.running.shard import Share
 from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
@@ -68,8 +69,8 @@ def run_on(
         _check_versions(client)
         staging = Staging(plan)
         try:
-            staging.begin(options.restart)
-            options = dataclasses.replace(options, restart=False)
+            staging.begin(options.restart, is_share=True)
+            options = dataclasses.replace(options, restart=False, share=Share(0, 1))
             # By a run that was killed right then.
             was_published = staging.is_published()
             if not was_published:
@@ -97,11 +98,14 @@ def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
         return
     if staging.is_worth_keeping():
         outcome.kept = staging.folder
-    elif staging.partial.is_locked:
-        staging.give_up(_STOP)
-    else:
-        # This process has not come to work here; another one may.
-        staging.discard_alone()
+        return
+    deadline = time.monotonic()
+    if staging.partial.is_locked:
+        # Workers notice it, and stop. What has not stopped in time is left to the next start.
+        staging.partial.forget()
+        deadline += _STOP
+    while not staging.discard_alone() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 # ---- the cluster ----

@@ -35,12 +35,12 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
     staging = Staging(plan)
     with _naming(plan.target):
-        if not options.files_of(plan) and (missing := len(staging.missing())):
+        if not options.files_of(plan) and not staging.is_published():
             # A share of nothing begins nothing, which nobody might end.
-            outcome.waiting = missing
+            outcome.waiting = len(staging.missing()) or 1
             return
         try:
-            staging.begin(options.restart)
+            staging.begin(options.restart, options.share is not None)
             with Prefetcher(threads(options.device)) as prefetcher:
                 _Run(plan, options, staging, outcome, advance, prefetcher).all()
         except Busy:
@@ -61,7 +61,8 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
         if staging.discard_alone():
             outcome.left = ""
     elif staging.is_own():
-        is_little = options.share is None and not staging.is_worth_keeping()
+        is_all = options.share is None or options.share.count == 1
+        is_little = is_all and not staging.is_worth_keeping()
         if not (is_little and staging.discard_alone()):
             outcome.kept = staging.folder
 
@@ -107,7 +108,6 @@ class _Run:
             return
         with staging.concluding() as is_ours:
             if not is_ours:
-                staging.check_published()
                 return
             results = [result for file in plan.files for result in _results(file, staging)]
             if not staging.is_published():

@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 import gpucast
 from codes import assert_same
-from conversions import contents
+from conversions import begun, contents
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import shard as share
 from gpucast.checkpoints.running.staging import Staging
@@ -374,8 +374,7 @@ def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFi
     assert contents(folder) == before
     # Unfinished work of another conversion, then remains of one without any.
     plan = checkpoints.make_plan("in", "new", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {}))
-    Staging(plan).begin()
-    with Staging(plan).part(plan.files[0]) as part:
+    with begun(plan) as work, work.part(plan.files[0]) as part:
         part.write(b"begun")
         assert "another process" in failure(capsys, "in", "new", *common[2:], "--dry-run", "--restart")
     before = contents(folder)

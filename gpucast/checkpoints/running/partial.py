@@ -174,9 +174,8 @@ class Partial:
     # ---- for who has the lock alone ----
 
     def clear(self) -> None:
-        """Remove all but the lock."""
-        self.forget()
-        for name in self._names():
+        """Remove all but the lock. The job is the last: what it says of published results holds until then."""
+        for name in sorted(self._names(), key=_JOB.__eq__):
             if name in (WORK, FILES):
                 shutil.rmtree(self.file(name))
             elif name != _LOCK:

@@ -35,9 +35,9 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
     all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
     staging = Staging(plan)
     with _naming(plan.target):
-        if not options.files_of(plan) and not staging.is_published():
+        if not options.files_of(plan) and (missing := len(staging.missing())):
             # A share of nothing begins nothing, which nobody might end.
-            outcome.waiting = len(staging.missing()) or 1
+            outcome.waiting = missing
             return
         try:
             staging.begin(options.restart, options.share is not None)
@@ -115,12 +115,13 @@ class _Run:
                     self._check_loss(result.file, result.plan, result.statistics)
             self._begin("publishing")
             staging.publish()
-            outcome.results = results
+            # None are known where an earlier run was stopped while it removed the journals.
+            outcome.results = results if len(results) == len(plan.converted) else []
             try:
                 staging.partial.discard()
             except OSError as error:
                 # The target is whole; the next run discards what is left.
-                outcome.left = f"{error.filename or staging.folder}: {error.strerror or error}"
+                outcome.left = f"{staging.folder}: {error.strerror or error}"
 
     def _file(self, file: FilePlan) -> None:
         staging = self._staging

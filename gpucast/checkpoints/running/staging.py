@@ -123,6 +123,7 @@ class Staging:
             if not restart and self.is_published():
                 self.partial.discard()
                 return
+            self.partial.forget()
             self.partial.clear()
             self._check_target()
             job = Job(self.plan.fingerprint, self._paths)
@@ -264,9 +265,9 @@ class Staging:
         return [] if self.is_published() else missing
 
     def is_worth_keeping(self) -> bool:
-        """Whether there is enough finished work for another run to go on with, or results are being given places."""
-        job = self.partial.job()
-        if job is not None and job.publishing is not None:
+        """Whether there is enough finished work for another run to go on with, or a result has its place already."""
+        job = self._job()
+        if job is not None and job.publishing is not None and any(map(self._is_placed, job.publishing.items())):
             return True
         done = 0
         for file in self.plan.files:
@@ -372,6 +373,8 @@ class Staging:
                 if not (self.partial.is_alone or self.partial.lock(alone=True)):
                     return False
                 if self.is_own() or self.partial.job() is None:
+                    if not self.is_whole:
+                        self.partial.forget()
                     self.partial.discard()
             return True
         finally:

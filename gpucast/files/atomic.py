@@ -11,8 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gpucast.core.places import resolved, status_of
-from gpucast.core.whole_files import replaced
+from gpucast.core.places import replaced, resolved, status_of
 from gpucast.files.tensor import FileError
 
 

@@ -23,9 +23,8 @@ from typing import IO
 
 from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
 from gpucast.checkpoints.running.place import is_mount_point
-from gpucast.core.places import status_of
+from gpucast.core.places import replaced, status_of, sync_folder
 from gpucast.core.trusted_files import why_not_ours_alone
-from gpucast.core.whole_files import replaced, sync_folder
 from gpucast.files import FileError
 
 SUFFIX = ".partial"

@@ -25,8 +25,7 @@ from gpucast.checkpoints.running.locks import lock
 from gpucast.checkpoints.running.partial import FILES, WORK, Job, Partial
 from gpucast.checkpoints.running.place import check_place, check_space
 from gpucast.checkpoints.streaming.journal import Journal
-from gpucast.core.places import resolved, status_of
-from gpucast.core.whole_files import closing, sync_folder
+from gpucast.core.places import closing, resolved, status_of, sync_folder
 from gpucast.files import FileError, limits
 from gpucast.files.atomic import check_target, mode_of, new_mode
 from gpucast.files.inside import open_regular, within

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from gpucast.core.whole_files import replaced
+from gpucast.core.places import replaced
 
 
 class Journal:

@@ -28,13 +28,22 @@ def page(report: Mapping[str, Any]) -> str:
         "loss": loss.LIMIT,
         **{key: len(report[key]) for key in shown},
     }
-    template = resources.files("gpucast.checkpoints.reporting").joinpath("page.html").read_text("utf-8")
+    template = _template()
     script = template.rpartition("<script>")[2].partition("</script>")[0]
     # Nothing is loaded, and no other script runs, whatever the names in a file may say.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     # No text in the data ends the element that it is in.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return template.replace("{{hash of the script}}", f"sha256-{digest}").replace("{{data}}", text)
+
+
+def style() -> str:
+    """The style sheet of the page, for others that are to look like it."""
+    return _template().partition("<style>")[2].partition("</style>")[0]
+
+
+def _template() -> str:
+    return resources.files("gpucast.checkpoints.reporting").joinpath("page.html").read_text("utf-8")
 
 
 def _visible(value: Any) -> Any:

@@ -134,13 +134,8 @@ class Staging:
             self._complete(job.publishing)
 
     def _check_target(self) -> None:
-        check_place(self.target, self.plan.target)
-        self._check_free()
-        check_space(self.target, self.plan.files, self.plan.target)
-
-    def _check_free(self) -> None:
-        """FileError where something would be replaced that must not be."""
         target, plan = self.target, self.plan
+        check_place(target, plan.target)
         if plan.single:
             check_target(plan.target)
             if not plan.overwrite and status_of(target) is not None:
@@ -153,6 +148,7 @@ class Staging:
                     )
         elif status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
             raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
+        check_space(target, plan.files, plan.target)
 
     # ---- whose work this is ----
 
@@ -333,7 +329,6 @@ class Staging:
 
     def _publish_files(self) -> None:
         """Several files cannot take their places at once: they are written down first, and the last one counts."""
-        self._check_free()
         publishing = {name: self._known(name) for name in self._names}
         self.partial.write(Job(self.plan.fingerprint, self._paths, publishing))
         self._complete(publishing)
@@ -341,13 +336,18 @@ class Staging:
     def _complete(self, publishing: dict[str, tuple[int, int]]) -> None:
         """Give files that are written down their places, where they have not got them."""
         for name, known in publishing.items():
-            if status_of(self.finished(name)) is not None:
-                os.replace(self.finished(name), self._placed(name))
-            elif not self._is_placed((name, known)):
+            place, is_there = self._placed(name), self._is_placed((name, known))
+            if not is_there and status_of(self.finished(name)) is None:
                 raise FileError(
-                    f"{self._placed(name)}: was being written, and is neither there nor in {self.folder} as it was; "
+                    f"{place}: was being written, and is neither there nor in {self.folder} as it was; "
                     "give --restart to begin anew"
                 )
+            may_replace = name == self._names[-1] and self.plan.overwrite
+            if not is_there and not may_replace and status_of(place) is not None:
+                raise FileError(f"{place}: exists, and would be replaced; remove it or choose another name")
+        for name in publishing:
+            if status_of(self.finished(name)) is not None:
+                os.replace(self.finished(name), self._placed(name))
         sync_folder(self._parent)
 
     def _placed(self, name: str) -> str:

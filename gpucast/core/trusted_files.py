@@ -46,11 +46,16 @@ class Folder:
         if not path:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         self.path = os.path.abspath(path)
-        if mode is not None:
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            if mode is None:
+                raise
             os.makedirs(os.path.dirname(self.path), 0o755, exist_ok=True)
+            # Another process may be quicker.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.path, mode)
-        status = os.stat(self.path)
+            status = os.stat(self.path)
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
         why = _why_not_owned(os.lstat(self.path)) or why_not_ours(status)

@@ -209,6 +209,13 @@ def test_a_histogram_is_drawn_to_scale() -> None:
         assert len(paths(histogram(lowest, [1]), histogram(-1023, [1] * 2047), "FLOAT8E8M0")) > 3
 
 
+def test_errors_of_a_sample_are_told() -> None:
+    said = "histograms of 1 large tensor are those of a sample, 0.781\u00a0% of their values."
+    sampled = report(1, elements=1 << 20, examined=1 << 13)
+    assert said in drawn(html.page(sampled)).text
+    assert "sample" not in drawn(html.page(report(1))).text
+
+
 @pytest.mark.parametrize("count", [0, 1, 100, 600])
 def test_many_tensors_fold(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "_MOST", 500)

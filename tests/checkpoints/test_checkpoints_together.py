@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversions import begun, planned, run
+from conversions import planned, run
 from gpucast import files
 from gpucast.checkpoints.running import staging
 from gpucast.checkpoints.running.shard import Share
@@ -103,15 +103,6 @@ def test_unfinished_work_is_no_source_of_its_own_target(folder: Path) -> None:
     ):
         run(planned("out.partial/files", "out"), restart=True)
     assert len(os.listdir("out.partial/files")) == 1
-
-
-def test_a_kill_may_leave_the_job_alone(folder: Path) -> None:
-    two()
-    plan = planned("in", "out")
-    with begun(plan):
-        os.rmdir("out.partial/work")
-        os.rmdir("out.partial/files")
-    assert len(run(plan).results) == 2
 
 
 def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:

@@ -63,9 +63,12 @@ def open_regular(path: str) -> BinaryIO:
     if os.path.exists(path) and not os.path.isfile(path):
         raise FileError(f"{path}: is no regular file")
     file = open(path, "rb", opener=_at_once)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileError(f"{path}: is no regular file")
+    except BaseException:
         file.close()
-        raise FileError(f"{path}: is no regular file")
+        raise
     return file
 
 

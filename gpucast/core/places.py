@@ -75,6 +75,15 @@ def replaced(target: str, mode: int, is_durable: bool = True) -> Iterator[Binary
 
 
 @contextlib.contextmanager
+def durable(path: str) -> Iterator[BinaryIO]:
+    """A new file where nobody looks yet, which has come to the disk when the block ends."""
+    with closing(open(path, "wb", buffering=1 << 20)) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
 def closing(file: BinaryIO) -> Iterator[BinaryIO]:
     """Close the file when the block ends; after an error what cannot be written is not told again."""
     try:

@@ -16,7 +16,7 @@ import pytest
 import gpucast
 from endings import HANGS
 from gpucast import files
-from gpucast.checkpoints.running import staging
+from gpucast.checkpoints.running import target
 from gpucast.checkpoints.running.partial import Partial
 from gpucast.checkpoints.scales import comfyui
 from strangers import STRANGER, as_root
@@ -52,7 +52,7 @@ def test_a_mark_that_is_nested_too_deep_is_none() -> None:
     """RecursionError."""
     os.mkdir("out")
     Path("out/.gpucast.json").write_text("[" * 100_000)
-    assert staging._done_mark("out") is None
+    assert target._done_mark("out") is None
 
 
 def test_a_job_that_is_no_object_is_in_the_way(folder: Path) -> None:

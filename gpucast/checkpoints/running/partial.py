@@ -46,7 +46,7 @@ class Partial:
     """The folder beside the resolved `target`; it need not exist."""
 
     def __init__(self, target: str) -> None:
-        self.path = target + SUFFIX
+        self.target, self.path = target, target + SUFFIX
         self._lock: IO[bytes] | None = None
         #: Whether this process has the lock; whether nobody else has.
         self.is_locked = self.is_alone = False
@@ -54,6 +54,11 @@ class Partial:
     def file(self, name: str) -> str:
         """The path of what has this name, with slashes, in the folder."""
         return os.path.join(self.path, *name.split("/"))
+
+    def made(self, name: str) -> str:
+        """The same, where its folder is made."""
+        os.makedirs(os.path.dirname(self.file(name)), exist_ok=True)
+        return self.file(name)
 
     def exists(self) -> bool:
         """FileError where what bears the name is no folder of this user's alone."""

@@ -98,7 +98,7 @@ class _Run:
             self._resumed(sum(file.bytes_in for file in mine))
             for file in mine:
                 if options.verify is not None and file.tensors is not None:
-                    outcome.verified += self._compared(file, staging.published(file))
+                    outcome.verified += self._compared(file, staging.target.file(file))
         else:
             for file in mine:
                 self._file(file)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,26 @@ from gpucast.core.options import Options
 
 #: ``cast(x, to, options)``: the cast of a native array.
 CastFunction = Callable[[Any, Any, Options], Any]
+#: `gpucast.gpu.streams.visit`, which stands above and puts itself here.
+_VISIT: list[Callable[..., AbstractContextManager[None]]] = []
+
+
+def register_visit(visit: Callable[..., AbstractContextManager[None]]) -> None:
+    """Say how calls go to the streams of the arrays that they take."""
+    _VISIT[:] = [visit]
+
+
+def visit(x: Any, *others: Any, **keywords: Any) -> AbstractContextManager[None]:
+    """`gpucast.gpu.streams.visit`."""
+    return _VISIT[0](x, *others, **keywords)
+
+
+class Lent(NamedTuple):
+    """Where memory of another owner is, and who works on it."""
+
+    device: int
+    #: The stream that its owner gives work to; None for an owner who says what waits when it lends the memory.
+    stream: int | None
 
 
 class ArrayAdapter(ABC):
@@ -32,6 +53,9 @@ class ArrayAdapter(ABC):
     library without gradients and without a compiler, whose arrays are cast one by one. `caller` begins the message of
     an error.
     """
+
+    #: Whether memory may be used again as soon as it is given back, so that a call has to wait for the device.
+    settles = False
 
     # ---- one array ----
 
@@ -49,17 +73,14 @@ class ArrayAdapter(ABC):
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         """Cast `x` to an array of its library; `cast` does the same for native arrays. Errors as for `gpucast.cast`.
 
-        Default: `take`, the cast, `finish` and `give_back`; ``options.out`` or `x` itself where the result is that.
+        Default: `take`, the cast and `give_back`; ``options.out`` or `x` itself where the result is that.
         """
-        array = self.take(x, options.caller)
-        y = cast(array, to, options)
-        self.finish(array, y)
-        if options.out is not None:
-            return options.out
-        return x if y is array else self.give_back(y, x, options.caller)
-
-    def finish(self, *arrays: Any) -> None:  # noqa: B027 (a default)
-        """Called after a cast of these native arrays was given to a device. Default: nothing waits for it."""
+        with visit(x, options.out, options.scale, options.amax, device=options.device):
+            array = self.take(x, options.caller)
+            y = cast(array, to, options)
+            if options.out is not None:
+                return options.out
+            return x if y is array else self.give_back(y, x, options.caller)
 
     def give_back(self, y: Any, like: Any, caller: str) -> Any:
         """Turn a native result into an array of the library of `like`. Default: return it as it is."""
@@ -74,6 +95,22 @@ class ArrayAdapter(ABC):
 
     def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError for an `x` that must not be cast into an `out`. Default: accept all."""
+
+    # ---- streams ----
+
+    def lent(self, x: Any) -> Lent | None:
+        """The device of `x`, and the stream on which its owner works; None for the host, and for an `x` that `take`
+        refuses. Default: None."""
+        return None
+
+    def home(self, x: Any) -> ArrayAdapter:
+        """The adapter of the library to which `x` belongs. Default: this one."""
+        return self
+
+    def stream(self, device: int) -> int | None:
+        """The stream, on the device of that index, where casts run and leave their results. Default: CuPy's current
+        one (None)."""
+        return None
 
     # ---- other forms ----
 
@@ -90,14 +127,14 @@ class ArrayAdapter(ABC):
         return x
 
     def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        """Cast a native array that stands for one of the library. Default: `cast`, `finish`, `from_array`."""
+        """Cast a native array that stands for one of the library. Default: `cast` and `from_array`."""
         y = cast(x, to, options)
-        self.finish(x, y)
         return y if y is x or options.out is not None else self.from_array(y)
 
-    def export(self, x: Any) -> Any:
+    def export(self, x: Any, library: str | None = None) -> Any:
         """An object over the memory of a native array that speaks the protocol. BufferError where it cannot.
 
+        `library`: the name of the library on whose stream the array is written.
         Default: TypeError, for a protocol that native arrays speak themselves, or do not speak.
         """
         raise TypeError(f"{type(x).__name__}: {self._name} exports no arrays; expected DLPack")
@@ -118,7 +155,8 @@ class ArrayAdapter(ABC):
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
         """Cast `x` times ``options.scale``, a number of any sign; `times` does the same for native arrays. Default: use
         that."""
-        return self.cast_array(times, self.take(x, options.caller), to, options)
+        with visit(x):
+            return self.cast_array(times, self.take(x, options.caller), to, options)
 
     # ---- compilers and transforms of functions ----
 
@@ -172,10 +210,6 @@ class BatchAdapter(ArrayAdapter):
     @abstractmethod
     def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
         """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
-
-    @abstractmethod
-    def stream(self, device: int) -> int:
-        """The stream, on the device of that index, that casts are given to."""
 
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
         """Make the library differentiate through the results of casts. Default: return them as they are."""

@@ -25,6 +25,11 @@ def namespace(array: Any) -> Any:
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else None
 
 
+def to_numpy(array: Any) -> Any:
+    """An array of NumPy as it is, or one of CuPy on the host."""
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
 def group_of(bits: int) -> tuple[int, int]:
     """The smallest whole group of codes: its number of codes and its number of bytes."""
     step = math.gcd(bits, 8)

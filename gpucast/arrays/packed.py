@@ -8,23 +8,25 @@ fills the last byte.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, CastFunction
-from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, unpack_codes
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent
+from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, to_numpy, unpack_codes
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 
+_Result = TypeVar("_Result")
 #: `gpucast.cast`, which stands above and puts itself here.
 _CAST: list[Callable[..., Any]] = []
 
@@ -32,6 +34,22 @@ _CAST: list[Callable[..., Any]] = []
 def register_cast(cast: Callable[..., Any]) -> None:
     """Say by what PackedArrays are converted to other types."""
     _CAST[:] = [cast]
+
+
+def _in_order(method: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A method of PackedArray that works on CuPy's stream, after the work of the array's library and before its next.
+
+    So its results may be used on either stream.
+    """
+
+    @functools.wraps(method)
+    def inner(self: PackedArray, *arguments: Any, **keywords: Any) -> _Result:
+        if not any(isinstance(one, LibraryPackedArray) for one in (self, *arguments)):
+            return method(self, *arguments, **keywords)
+        with adapters.visit(None, self, *arguments):
+            return method(self, *arguments, **keywords)
+
+    return inner
 
 
 def device_index(x: Any) -> int | None:
@@ -167,14 +185,15 @@ class PackedArray:
         """
         if isinstance(x, PackedArray):
             raise TypeError("PackedArray.pack: x is packed already; expected an unpacked array")
-        x = as_array(x, "PackedArray.pack")
-        xp = namespace(x)
-        row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")
-        if x.dtype not in (row.numpy, np.uint8, np.int8):
-            raise TypeError(f"PackedArray.pack: x has dtype {x.dtype}; expected {row.numpy}, or its codes as uint8")
-        # As plain bytes: CuPy copies no dtype that it does not know.
-        flat = xp.ascontiguousarray(x.view(xp.uint8)).reshape(-1)
-        return cls(pack_codes(flat, row.bits), row, x.shape)
+        with adapters.visit(None, x):
+            x = as_array(x, "PackedArray.pack")
+            xp = namespace(x)
+            row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")
+            if x.dtype not in (row.numpy, np.uint8, np.int8):
+                raise TypeError(f"PackedArray.pack: x has dtype {x.dtype}; expected {row.numpy}, or its codes as uint8")
+            # As plain bytes: CuPy copies no dtype that it does not know.
+            flat = xp.ascontiguousarray(x.view(xp.uint8)).reshape(-1)
+            return cls(pack_codes(flat, row.bits), row, x.shape)
 
     @property
     def size(self) -> int:
@@ -198,6 +217,7 @@ class PackedArray:
             raise TypeError("len() of a PackedArray of shape ()")
         return self.shape[0]
 
+    @_in_order
     def codes(self) -> Any:
         """The codes, one per byte, as a new uint8 array of the same shape where the data is."""
         return unpack_codes(self.data, self.dtype.bits, self.size).reshape(self.shape)
@@ -206,9 +226,10 @@ class PackedArray:
         """The elements, one per byte, as a new array where the data is, tagged with the ml_dtypes dtype."""
         return self.codes().view(self.dtype.numpy)
 
+    @_in_order
     def get(self) -> np.ndarray[Any, Any]:
         """The elements as a new NumPy array of the ml_dtypes dtype, one per byte."""
-        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        data = to_numpy(self.data)
         unpacked: np.ndarray[Any, Any] = PackedArray(data, self.dtype, self.shape).unpack()
         return unpacked
 
@@ -244,9 +265,11 @@ class PackedArray:
     def __float__(self) -> float:
         return float(self.item())
 
+    @_in_order
     def __eq__(self, other: object) -> Any:
         return self._comparable(self) == self._comparable(other)
 
+    @_in_order
     def __ne__(self, other: object) -> Any:
         return self._comparable(self) != self._comparable(other)
 
@@ -265,6 +288,7 @@ class PackedArray:
         """
         return adapters.untraced(adapters.of_library("torch").from_packed, self)
 
+    @_in_order
     def __dlpack__(self, **keywords: Any) -> Any:
         """DLPack: FLOAT4E2M1 alone, in pairs along the last axis, as torch takes it; else BufferError."""
         return adapters.of_protocol("__dlpack__").export(self).__dlpack__(**keywords)
@@ -273,9 +297,10 @@ class PackedArray:
         device: tuple[int, int] = adapters.of_protocol("__dlpack__").export(self).__dlpack_device__()
         return device
 
+    @_in_order
     def tobytes(self) -> bytes:
         """The packed bytes: what ONNX stores as raw_data."""
-        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        data = to_numpy(self.data)
         return bytes(data.tobytes())
 
     def reshape(self, *shape: Any) -> PackedArray:
@@ -293,6 +318,7 @@ class PackedArray:
     def __iter__(self) -> Iterator[PackedArray]:
         return (self[i] for i in range(len(self)))
 
+    @_in_order
     def __getitem__(self, key: Any) -> PackedArray:
         """A copy of what NumPy's indexing selects. Where an int or a slice comes first, only its rows are unpacked."""
         head, *rest = key if isinstance(key, tuple) and key else (key,)
@@ -328,6 +354,7 @@ class PackedArray:
     def T(self) -> PackedArray:
         return self.transpose()
 
+    @_in_order
     def copy(self) -> PackedArray:
         return self._of(self.data.copy(), self.shape)
 
@@ -362,9 +389,10 @@ class PackedArray:
         values = self._values(np.asarray(np.ravel_multi_index(np.ix_(*axes), self.shape)))
         return np.array2string(values, separator=", ", threshold=0, edgeitems=edge, prefix=prefix)
 
+    @_in_order
     def _values(self, places: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """The values on the host, as NumPy's int64 or float64: all, or those at some places in row-major order."""
-        data = self.data if isinstance(self.data, np.ndarray) else self.data.get()
+        data = to_numpy(self.data)
         bits = self.dtype.bits
         if places is None:
             codes = unpack_codes(data, bits, self.size).reshape(self.shape)
@@ -404,10 +432,18 @@ class _LibraryPackedAdapter(ArrayAdapter):
     def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
         return adapters.untraced(_cast_packed, cast, x, to, options)
 
+    def lent(self, x: LibraryPackedArray) -> Lent | None:
+        index = device_index(x)
+        return None if index is None else Lent(index, self.home(x).stream(index))
+
+    def home(self, x: LibraryPackedArray) -> ArrayAdapter:
+        return adapters.of_library(x.library)
+
 
 def _cast_packed(cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
     plain = x.plain()
-    y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
+    with adapters.visit(x, options.out, options.scale, options.amax, device=options.device):
+        y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
     return x if y is plain else y
 
 

@@ -22,6 +22,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
+from gpucast.gpu import streams
 
 
 def cast_many(
@@ -130,7 +131,7 @@ def _cast_arrays(
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
         items = batch_items.checked(given, outs, names, dst, options, finite)
-        _run(items)
+        _run(items, (options.scale, finite))
         if items:
             host_lists.keep(items, dst, options, finite)
             batch_plans.keep(items, outs, dst, options, finite)
@@ -173,7 +174,7 @@ def _one_by_one(
     return results
 
 
-def _run(items: Sequence[BatchItem]) -> None:
+def _run(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
     texts = [item for item in items if "string" in (item.rule.src.family, item.rule.dst.family)]
     numbers = [item for item in items if "string" not in (item.rule.src.family, item.rule.dst.family)]
     alone = [item for item in numbers if item.is_alone]
@@ -182,15 +183,15 @@ def _run(items: Sequence[BatchItem]) -> None:
     read = [_cast_text(item) for item in texts]
     for item in alone:
         if item.target is None:
-            _cast_alone(item)
+            _cast_alone(item, shared)
     for item in together:
         if item.target is None:
             _allocate(item)
     # Devices work while the host does; kernels that cannot be loaded are found before the host writes.
-    _cast_on_devices([item for item in together if item.source.device is not None])
+    _cast_on_devices([item for item in together if item.source.device is not None], shared)
     for item in alone:
         if item.target is not None:
-            _cast_alone(item)
+            _cast_alone(item, shared)
     for item, text in zip(texts, read, strict=True):
         if item.target is None:
             item.result = text.array
@@ -223,7 +224,7 @@ def _allocate(item: BatchItem) -> None:
         item.result = item.target.array
 
 
-def _cast_alone(item: BatchItem) -> None:
+def _cast_alone(item: BatchItem, shared: Sequence[Any]) -> None:
     """Cast an array of another library, which makes its own result."""
 
     def cast(x: Any, to: Any, options: Options) -> Any:
@@ -233,7 +234,8 @@ def _cast_alone(item: BatchItem) -> None:
         return _cast(item, operand(x, item.rule.src), target).array
 
     assert item.adapter is not None
-    item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, caller=item.caller))
+    with streams.visit(item.given, *shared):
+        item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, caller=item.caller))
 
 
 def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
@@ -243,7 +245,8 @@ def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
 
 def _cast_text(item: BatchItem) -> Operand:
     try:
-        return _cast(item, item.source, None)
+        with streams.visit(item.given):
+            return _cast(item, item.source, None)
     except (TypeError, ValueError, OverflowError) as error:
         # The error of a text that is no number, which begins with "cast: ".
         raise type(error)(f"{item.caller}: {str(error).removeprefix('cast: ')}") from None
@@ -260,27 +263,29 @@ def _cast_on_host(item: BatchItem) -> None:
         item.result = y.array
 
 
-def _cast_on_devices(items: Sequence[BatchItem]) -> None:
+def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
+    """Cast arrays on devices, those of a stream together. `shared`: the scale and the flag, as the caller has them."""
     if not items:
         return
-    driver = gpu.driver.driver()
+    cuda = gpu.driver.driver()
     groups: dict[tuple[int, int], list[BatchItem]] = {}
-    streams: dict[tuple[int, Any], int] = {}
+    found: dict[tuple[int, Any], int] = {}
     for item in items:
         device = item.source.device
         assert device is not None
         key = (device, item.adapter)
-        if key not in streams:
-            with driver.on(device):
-                adapter = item.adapter
-                streams[key] = adapter.stream(device) if isinstance(adapter, BatchAdapter) else driver.stream()
-        groups.setdefault((device, streams[key]), []).append(item)
+        if key not in found:
+            stream = None if item.adapter is None else item.adapter.stream(device)
+            with cuda.on(device):
+                found[key] = cuda.stream() if stream is None else stream
+        groups.setdefault((device, found[key]), []).append(item)
     ready = []
     for (device, stream), group in groups.items():
-        with driver.using(stream, device):
-            ready.append((device, stream, gpu.batch.launches(group, device)))
+        with cuda.using(stream, device):
+            ready.append((device, stream, group, gpu.batch.launches(group, device)))
     # A kernel that cannot be loaded for one device leaves the others as they were.
-    for device, stream, launches in ready:
-        with driver.using(stream, device):
+    for device, stream, group, launches in ready:
+        owners = map(streams.owner, (*shared, *(item.result for item in group)))
+        with streams.on({device: stream}, owners), cuda.on(device):
             for run in launches:
                 run()

@@ -28,6 +28,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
+from gpucast.gpu import streams
 
 #: The most plans under one key; they differ in the dtypes, shapes and layouts of their arrays.
 _PLANS_OF_KEY = 8
@@ -119,7 +120,11 @@ def run(
             _PLANNERS[type(outs[0])].written(outs)
     except Exception:  # The checked path takes it, or tells what is wrong.
         return None
-    with gpu.driver.driver().using(planner.stream(plan.device), plan.device):
+    stream = planner.stream(plan.device)
+    others = [x for x in (options.scale, finite) if x is not None and type(x) is not float]
+    if outs is not None and type(outs[0]) is not type(given[0]):
+        others.append(outs[0])
+    with streams.on({plan.device: stream}, map(streams.owner, others)), gpu.driver.driver().on(plan.device):
         if plan.allocate is not None:
             outs = plan.allocate(given)
             to = _addresses(outs, plan)
@@ -195,6 +200,8 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
     device, key = first.source.device, _key(given, outs, dst, options, finite)
     if (
         device is None
+        # Of each the library may be another one, and with it the stream.
+        or isinstance(first.given, LibraryPackedArray)
         or not is_lasting(*options[:5])
         or dst.family == "string"
         or len(used) < 2

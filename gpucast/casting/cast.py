@@ -23,7 +23,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 from gpucast.host.module import MODULE
 
 if TYPE_CHECKING:
@@ -236,6 +236,11 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
 @exact()
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
     """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
+    with streams.visit(x, options.out, options.scale, options.amax):
+        return _cast_array(x, to, options)
+
+
+def _cast_array(x: Any, to: Any, options: Options) -> Any:
     caller, out = options.caller, options.out
     array = as_array(x, caller)
     if array is not x:

@@ -17,7 +17,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 from gpucast.host import numbers
 from gpucast.host import text as host_strings
 
@@ -52,14 +52,15 @@ def cast_report(
 
 
 @exact()
-def _checked_report(x: Any, to: Any, options: Options) -> CastReport:
-    x = as_array(x, "cast_report")
+def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
+    x = as_array(given, "cast_report")
     rule = resolve(dtype(x.dtype, caller="cast_report: x.dtype="), dtype(to, caller="cast_report: to="), options)
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
     if device_index(x) is not None:
         devices.require("cast_report")
-        x = gpu.cast.to_host(x)
+        with streams.visit(given):
+            x = gpu.cast.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
     return _report(x, rule)

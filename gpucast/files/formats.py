@@ -19,6 +19,7 @@ from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
 from gpucast.files.atomic import replacing
 from gpucast.files.inside import open_regular
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
+from gpucast.gpu import streams
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
 #: The formats that tensors can be saved in.
@@ -125,7 +126,8 @@ def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | No
 
 
 def _loaded(name: str, x: Any) -> LoadedTensor:
-    array = on_host(as_array(x, f"save: tensor {name!r}"))
+    with streams.visit(x):
+        array = on_host(as_array(x, f"save: tensor {name!r}"))
     onnx_type = dtype(array.dtype, caller=f"save: tensor {name!r}: ")
     native = (
         array

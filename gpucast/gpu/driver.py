@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,8 @@ from gpucast.host.module import MODULE
 
 #: CUDA_ERROR_INVALID_CONTEXT.
 _NO_CONTEXT = 201
+#: cudaErrorStreamCaptureImplicit.
+_CAPTURE_IMPLICIT = 906
 
 
 class Argument(Protocol):
@@ -218,7 +220,18 @@ class CupyDriver:
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import runtime
 
-        return lambda: bool(runtime.streamIsCapturing(get_current_stream().ptr))
+        def capturing() -> bool:
+            try:
+                return bool(runtime.streamIsCapturing(get_current_stream().ptr))
+            except runtime.CUDARuntimeError as error:
+                if error.status != _CAPTURE_IMPLICIT:
+                    raise
+                raise RuntimeError(
+                    "gpucast: CUDA's default stream cannot be used while a blocking stream is captured; use another "
+                    "stream (cupy.cuda.Stream(non_blocking=True)), or capture one of that kind"
+                ) from error
+
+        return capturing
 
     def load(self, source: KernelSource) -> Kernel:
         from cupy.cuda import get_current_stream
@@ -428,6 +441,18 @@ def many_kernel(spec: KernelSpec[BatchSource], device: int) -> ManyKernel:
         _check_capture(f"gpucast: {source.name}")
         found = _many[spec, device] = _driver.load_many(source)
     return found
+
+
+def load_everywhere(specs: Iterable[KernelSpec[Any]]) -> None:
+    """Load kernels on all devices."""
+    specs = list(specs)
+    for device in range(_driver.count()):
+        with _driver.on(device):
+            for spec in specs:
+                if isinstance(spec.source(), BatchSource):
+                    many_kernel(spec, device)
+                else:
+                    kernel(spec, device)
 
 
 def _check_capture(what: str, more: str = "") -> None:

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.adapters import ArrayAdapter
+from gpucast.arrays.adapters import ArrayAdapter, Lent
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import devices
 
 
 def take(x: Any, caller: str, writing: bool = False) -> Any:
-    """A CuPy array over the same memory; CuPy's current stream waits for the stream that the interface names."""
+    """A CuPy array over the same memory."""
     interface = x.__cuda_array_interface__
     devices.require(caller)
     driver = gpu.driver.driver()
@@ -50,9 +50,6 @@ def take(x: Any, caller: str, writing: bool = False) -> Any:
     if writing and readonly:
         raise ValueError(f"{caller}: out is read-only")
     index = driver.current() if 0 in shape else driver.device_of(address)
-    if stream is not None:
-        with driver.on(index):
-            driver.follow(stream, index)
     return view_at(address, shape, None if strides is None else tuple(strides), src, index, x)
 
 
@@ -61,6 +58,16 @@ class CudaArrayAdapter(ArrayAdapter):
 
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
         return take(x, caller, writing)
+
+    def lent(self, x: Any) -> Lent | None:
+        try:
+            interface = x.__cuda_array_interface__
+            stream, shape = interface.get("stream"), interface["shape"]
+            if not stream or 0 in shape or gpu.driver.unavailable() is not None:
+                return None
+            return Lent(gpu.driver.driver().device_of(interface["data"][0]), int(stream))
+        except Exception:  # `take` tells what is wrong.
+            return None
 
 
 ADAPTER = CudaArrayAdapter()

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.adapters import ArrayAdapter
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.adapters import ArrayAdapter, Lent
+from gpucast.arrays.packed import PackedArray
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 
 # DLDeviceType.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -147,6 +147,15 @@ def take(x: Any, caller: str, writing: bool = False) -> Any:
         return _import(x, device_id, caller, writing, {"stream": gpu.driver.driver().stream() or 1})
 
 
+def lent(x: Any) -> Lent | None:
+    """The CUDA device of an object that supports DLPack; its owner orders the work when it lends the memory."""
+    try:
+        device_type, device_id = (int(number) for number in x.__dlpack_device__())
+    except Exception:
+        return None
+    return Lent(device_id, None) if device_type in _ON_DEVICE else None
+
+
 def _import(x: Any, device: int | None, caller: str, writing: bool, keywords: dict[str, Any]) -> Any:
     try:
         try:
@@ -251,13 +260,6 @@ def _is_compact(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def settle(*arrays: Any) -> None:
-    """Wait for the devices of some arrays, because the owner of borrowed memory may reuse it once it is returned."""
-    for device in {index for index in map(device_index, arrays) if index is not None}:
-        with gpu.driver.driver().on(device):
-            gpu.driver.driver().synchronize()
-
-
 def give_back(y: Any, like: Any, caller: str) -> Any:
     """The array converted by `from_dlpack` of the library of `like`; the array itself if that library has none."""
     from_dlpack = _from_dlpack_of(like)
@@ -285,7 +287,8 @@ def _from_dlpack_of(x: Any) -> Any:
 class Export:
     """Exports a NumPy or CuPy array of any whole-byte type, or the pairs of a PackedArray, through DLPack."""
 
-    def __init__(self, array: Any) -> None:
+    def __init__(self, array: Any, library: str | None = None) -> None:
+        self._library = library
         self._dtype = array.dtype if isinstance(array, PackedArray) else dtype(array.dtype)
         self._code = code_of(self._dtype)
         self._lanes = 1
@@ -311,7 +314,9 @@ class Export:
         return int(kind), int(index)
 
     def __dlpack__(self, **keywords: Any) -> Any:
-        capsule = self._codes.__dlpack__(**keywords)
+        # CuPy lets the consumer wait for its own current stream.
+        with streams.visit(streams.Owned(self._codes, self._library)):
+            capsule = self._codes.__dlpack__(**keywords)
         name = next(name for name in _CAPSULES if _is_valid(capsule, name))
         managed: Any = _CAPSULES[name][0].from_address(_pointer(capsule, name))
         managed.tensor.code, managed.tensor.bits, managed.tensor.lanes = self._code, self._dtype.bits, self._lanes
@@ -320,6 +325,8 @@ class Export:
 
 class DlpackAdapter(ArrayAdapter):
     """Objects with ``__dlpack__`` and ``__dlpack_device__``; results are what their library's `from_dlpack` makes."""
+
+    settles = True
 
     def accepts(self, x: Any) -> bool:
         """Whether it is on a device, or NumPy cannot take it, or its library can take the result back."""
@@ -332,14 +339,14 @@ class DlpackAdapter(ArrayAdapter):
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
         return take(x, caller, writing)
 
-    def finish(self, *arrays: Any) -> None:
-        settle(*arrays)
+    def lent(self, x: Any) -> Lent | None:
+        return lent(x)
 
     def give_back(self, y: Any, like: Any, caller: str) -> Any:
         return give_back(y, like, caller)
 
-    def export(self, x: Any) -> Export:
-        return Export(x)
+    def export(self, x: Any, library: str | None = None) -> Export:
+        return Export(x, library)
 
 
 ADAPTER = DlpackAdapter()

@@ -11,8 +11,9 @@ types need ``jax_enable_x64``; without it JAX would narrow them silently, so the
 so none is accepted as `out`.
 
 Casts work within ``jax.jit``, ``grad`` and ``vmap``, with the same bits, and for every type that JAX has. A compiled
-function calls gpucast back on the host: that costs some microseconds for each cast, XLA fuses nothing with it, and on a
-GPU the array goes over the bus and back. Outside of ``jit`` nothing is called back, not even in ``grad``. For
+function casts by a handler of the extension module, on the CPU or on XLA's stream of a GPU; XLA fuses nothing with it.
+Types below one byte, a `scale` and random rounding call gpucast back on the host instead: on a GPU the array goes over
+the bus and back. Outside of ``jit`` nothing is called back, not even in ``grad``. For
 ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults, with a `scale`
 or the coefficient of a layer times that; casts to and from integers and BOOL have none (zeros), and forward mode is not
 supported. A `scale` may be
@@ -33,7 +34,7 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
-from gpucast.arrays.adapters import ArrayAdapter, CastFunction
+from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent, visit
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options, destination
@@ -104,21 +105,24 @@ def _to_jax(y: Any, like: Any) -> Any:
 class JaxAdapter(ArrayAdapter):
     """JAX arrays."""
 
+    settles = True
+
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
         return take(x, caller, writing)
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        return self._cast(cast, x, to, options)
+        return self.cast_layer(cast, x, to, options, None)
 
-    def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
-        return self._cast(cast, x, to, options, coefficient)
+    def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float | None) -> Any:
+        with visit(x, options.out, options.scale, options.amax, device=options.device):
+            return self._cast(cast, x, to, options, coefficient)
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
         if isinstance(x, jax.core.Tracer):
             return jax_traced.times(x, destination(to, options.caller), options)
         return super().cast_times(times, x, to, options)
 
-    def _cast(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float | None = None) -> Any:
+    def _cast(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float | None) -> Any:
         caller, out = options.caller, options.out
         traced = isinstance(x, jax.core.Tracer)
         array = x if traced else take(x, caller)
@@ -132,7 +136,6 @@ class JaxAdapter(ArrayAdapter):
         if out is None and on_host and _shareable(dst) and options.copy is True:
             inside = options._replace(out=_aligned(array.shape, dst))
         y = cast(array, to, inside)
-        dlpack.settle(array, y)
         if out is not None:
             return out
         return x if y is array else _to_jax(y, x)
@@ -140,8 +143,8 @@ class JaxAdapter(ArrayAdapter):
     def is_transforming(self, x: Any) -> bool:
         return isinstance(x, jax.core.Tracer)
 
-    def finish(self, *arrays: Any) -> None:
-        dlpack.settle(*arrays)
+    def lent(self, x: Any) -> Lent | None:
+        return None if isinstance(x, jax.core.Tracer) or _is_on_cpu(x) else dlpack.lent(x)
 
     def from_array(self, x: Any) -> Any:
         _check_width(dtype(x.dtype), "cast")

@@ -27,6 +27,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype
+from gpucast.gpu import streams
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 
@@ -236,7 +237,10 @@ class DynamicLossScale(LossScale):
 
     @exact()
     def adjust(self, finite: Any) -> Any:
-        flag = checked_flag(finite, "adjust")
+        with streams.visit(None, finite):
+            return self._adjust(checked_flag(finite, "adjust"))
+
+    def _adjust(self, flag: Any) -> Any:
         if device_index(flag) is not None:
             self._move(device_index(flag))
         device = self._device_index()

@@ -15,6 +15,7 @@ from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
+from gpucast.gpu import streams
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
 
@@ -44,7 +45,11 @@ def select_tree(finite: Any, new: Any, old: Any, *, out: Any = None) -> Any:
     brings it to the host), and for `out` arrays that overlap others. TypeError for dtypes that differ, for a `finite`
     that is no flag, and for arrays of other libraries with a flag on a device. After an error nothing is written.
     """
-    flag = checked_flag(finite, _CALLER)
+    with streams.visit(None, finite):
+        return _select(checked_flag(finite, _CALLER), new, old, out)
+
+
+def _select(flag: Any, new: Any, old: Any, out: Any) -> Any:
     leaves, structure = tree.flatten(new, f"{_CALLER}: new")
     given = [leaves, tree.leaves_like(structure, old, f"{_CALLER}: old")]
     if out is not None:

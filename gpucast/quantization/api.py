@@ -19,8 +19,9 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.random import Random, resolve_random
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, swizzle
+from gpucast.quantization.outs import checked_outs
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class QuantizeKeywords(TypedDict, total=False):
     offset: int
     scale: Any
     device: Any
+    out: Any
 
 
 @overload
@@ -61,6 +63,7 @@ def quantize(
     offset: int = 0,
     scale: Any = None,
     device: Any = None,
+    out: Any = None,
 ) -> Any:
     """Quantize an array: narrow codes, and a scale for each block of them.
 
@@ -91,6 +94,10 @@ def quantize(
         is not checked for an array on a device.
     device
         "cpu", "cuda" or "cuda:N": where to quantize; None: where x is.
+    out
+        A `Quantized` like the result, such as that of an earlier call: its parts are written, and it is returned. With
+        transpose="both" a tuple of two. On a device it keeps the memory that the call needs besides, so that the same
+        call allocates nothing from the second time on, and can be captured in a CUDA graph.
 
     Returns
     -------
@@ -99,9 +106,12 @@ def quantize(
     Raises
     ------
     TypeError
-        For a type that cannot be quantized.
+        For a type that cannot be quantized, and an `out` that is no `Quantized`.
     ValueError
-        For an unknown format, and for what the format or the layout does not allow.
+        For an unknown format, for what the format or the layout does not allow, and for an `out` unlike the result, or
+        in memory that x has, too.
+    RuntimeError
+        When a CUDA graph is captured and memory would have to be allocated.
 
     Notes
     -----
@@ -112,7 +122,7 @@ def quantize(
     number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements. An array
     that is neither in C order nor the transpose of such an array is copied first.
     """
-    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, device)
+    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, device, out)
     return untraced(_quantize, x, format, request)
 
 
@@ -128,10 +138,18 @@ class _QuantizeOptions:
     offset: Any
     scale: Any
     device: Any
+    out: Any
 
 
 @exact()
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
+    outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
+    owned = [streams.Owned(q.data, q.library) for q in outs if isinstance(q, Quantized)]
+    with streams.visit(x, request.scale, *owned, device=request.device):
+        return _quantize_array(x, format, request)
+
+
+def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     format = find(format, _CALLER)
     array = as_array(x, _CALLER)
@@ -154,6 +172,16 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         on = checked_axis(axis, shape, format, _CALLER)
         check_layout(scale_layout, shape, on, format, _CALLER)
         result_specs.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
+    if request.out is not None:
+        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout)
+        workspace = outs[0].workspace(_CALLER)
+        targets = [q.linear_parts(workspace) for q in outs]
+        for q, parts in zip(
+            outs, engine.quantize(array, format, result_specs, random, targets, workspace), strict=True
+        ):
+            if scale_layout == "128x4":
+                swizzle.swizzle(parts.scales, out=q.scales)
+        return request.out
     results = [
         _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
         for parts, (_, on, _) in zip(engine.quantize(array, format, result_specs, random), result_specs, strict=True)
@@ -161,25 +189,30 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     return tuple(results) if transpose == "both" else results[0]
 
 
-def dequantize(q: Quantized, to: Any = "FLOAT") -> Any:
+def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
     """The numbers that a `Quantized` stands for, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
 
-    The result is an array of q's shape on q's device. TypeError if q is no Quantized. Numbers out of the range of `to`
-    become infinity, as in a cast.
+    The result is an array of q's shape on q's device. Numbers out of the range of `to` become infinity, as in a cast.
+
+    `out`: an array of q's shape and of the type `to` on q's device: written and returned. The same call allocates
+    nothing from the second time on, and can be captured in a CUDA graph.
+
+    TypeError if q is no Quantized, and for an `out` of another type. ValueError for an `out` of another shape, on
+    another device, or that shares memory with q. RuntimeError when a CUDA graph is captured and memory would have to be
+    allocated.
     """
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
-    return q.dequantize(to)
+    return q.dequantize(to, out=out)
 
 
 def _quantized(
     parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
 ) -> Quantized:
-    data = parts.data
-    if format.element.packed and not isinstance(data, PackedArray):
-        data = PackedArray.pack(data)
     scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
-    return Quantized(data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library)
+    return Quantized(
+        parts.data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library
+    )
 
 
 def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:

@@ -13,22 +13,48 @@ from gpucast.core.random import Random
 from gpucast.quantization import gpu, host
 
 
-def quantize(x: Any, format: Format, result_specs: list[tuple[bool, int, Any]], random: Random | None) -> list[Parts]:
-    """The parts of each result. Its specification: whether it is transposed, its axis, and the caller's scales."""
+def quantize(
+    x: Any,
+    format: Format,
+    result_specs: list[tuple[bool, int, Any]],
+    random: Random | None,
+    targets: list[Parts] | None = None,
+    workspace: Any = None,
+) -> list[Parts]:
+    """The parts of each result. Its specification: whether it is transposed, its axis, and the caller's scales.
+
+    `targets`: parts that are written instead of new ones; on a device with a `workspace`, if it is to be kept.
+    """
     if device_index(x) is not None:
-        return gpu.quantize.quantize(x, format, [gpu.tiles.ResultSpec(*one) for one in result_specs], random=random)
+        wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
+        return gpu.quantize.quantize(x, format, wanted, random=random, targets=targets, workspace=workspace)
     results: list[Parts] = []
     for swapped, axis, given in result_specs:
         # The plain and the transposed result have the same global scale.
         given = results[0].global_scale if format.global_scale and results else given
         view = x.swapaxes(-1, -2) if swapped else x
-        results.append(host.quantize(view, format, axis=axis, scale=given, random=random))
-    return results
+        parts = host.quantize(view, format, axis=axis, scale=given, random=random)
+        if format.element.packed:
+            parts = replace(parts, data=PackedArray.pack(parts.data))
+        results.append(parts)
+    for target, result in zip(targets or [], results, strict=False):
+        for name, part in vars(result).items():
+            if part is not None:
+                _bytes_of(getattr(target, name))[...] = _bytes_of(part)
+    return targets or results
 
 
-def dequantize(parts: Parts, format: Format, to: DType, axis: int) -> Any:
-    """The numbers that parts stand for, each rounded once to `to`."""
+def dequantize(parts: Parts, format: Format, to: DType, axis: int, out: Any = None, workspace: Any = None) -> Any:
+    """The numbers that parts stand for, each rounded once to `to`; written to `out`, if there is one."""
     if device_index(parts.data) is not None:
-        return gpu.quantize.dequantize(parts, format, to, axis=axis)
+        return gpu.quantize.dequantize(parts, format, to, axis=axis, out=out, workspace=workspace)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
-    return host.dequantize(replace(parts, data=data), format, to, axis=axis)
+    numbers = host.dequantize(replace(parts, data=data), format, to, axis=axis)
+    if out is None:
+        return numbers
+    out[...] = numbers
+    return out
+
+
+def _bytes_of(part: Any) -> Any:
+    return part.data if isinstance(part, PackedArray) else part

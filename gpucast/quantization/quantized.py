@@ -4,25 +4,35 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import operand
+from gpucast.arrays.overlap import check_out, share_memory
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format, Parts, find
-from gpucast.gpu import devices
+from gpucast.core.rule import resolve
+from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, files, swizzle
+from gpucast.quantization import gpu as on_device
 
 ScaleLayout = Literal["linear", "128x4"]
 _FLOAT = dtype("FLOAT")
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", "128x4")
+
+
+#: The memory that results on devices keep between calls.
+_WORKSPACES: WeakKeyDictionary[Quantized, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,29 +129,54 @@ class Quantized:
         parts = self.parts()
         if part not in parts:
             raise ValueError(f"dlpack: part={part!r} is none of {', '.join(parts)}")
-        return adapters.of_protocol("__dlpack__").export(parts[part])
+        return adapters.of_protocol("__dlpack__").export(parts[part], self.library)
 
     def linear_scales(self) -> Any:
         """The scales in the layout "linear"."""
-        return self.scales if self.scale_layout == "linear" else swizzle.unswizzle(self.scales, self.scales_shape)
+        if self.scale_layout == "linear":
+            return self.scales
+        with self._visit():
+            return swizzle.unswizzle(self.scales, self.scales_shape)
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
         """The same with the scales in another layout. ValueError if the scales cannot have the layout "128x4"."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
-        scales = self.linear_scales()
-        if scale_layout == "128x4":
-            scales = swizzle.swizzle(scales)
+        with self._visit():
+            scales = self.linear_scales()
+            if scale_layout == "128x4":
+                scales = swizzle.swizzle(scales)
         return replace(self, scales=scales, scale_layout=scale_layout)
 
     def get(self) -> Quantized:
         """The same on the host."""
         if device_index(self.data) is None:
             return self
-        return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
+        with self._visit():
+            return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
 
-    def dequantize(self, to: Any = "FLOAT") -> Any:
+    def dequantize(self, to: Any = "FLOAT", *, out: Any = None) -> Any:
         """The numbers that it represents: `gpucast.dequantize`."""
-        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="))
+        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), out)
+
+    def workspace(self, caller: str) -> Any:
+        """The memory on a device that it keeps between calls that write or read it; None on the host."""
+        if device_index(self.data) is None:
+            return None
+        if self not in _WORKSPACES:
+            _WORKSPACES[self] = on_device.workspace.Workspace(caller)
+        return _WORKSPACES[self]
+
+    def linear_parts(self, workspace: Any = None) -> Parts:
+        """The parts, with memory of a workspace in place of scales that are not linear."""
+        scales = self.scales
+        if self.scale_layout == "128x4":
+            shape, kind = self.scales_shape, self.format.scale
+            scales = np.empty(shape, kind.numpy) if workspace is None else workspace.array("scales", shape, kind)
+        return Parts(self.data, scales, self.zero_points, self.global_scale)
+
+    def _visit(self) -> AbstractContextManager[None]:
+        """Work within runs where the parts are, on the stream of their library."""
+        return streams.visit(streams.Owned(self.data, self.library))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if device_index(self.data) is not None:
@@ -173,10 +208,34 @@ class Quantized:
 
 
 @exact()
-def _dequantized(q: Quantized, to: DType) -> Any:
-    parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
-    numbers = engine.dequantize(parts, q.format, to, q.axis)
-    return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+def _dequantized(q: Quantized, to: DType, out: Any) -> Any:
+    with streams.visit(streams.Owned(q.data, q.library), out):
+        if out is None:
+            parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
+            numbers = engine.dequantize(parts, q.format, to, q.axis)
+        else:
+            workspace = q.workspace("dequantize")
+            parts = q.linear_parts(workspace)
+            if q.scale_layout == "128x4":
+                swizzle.unswizzle(q.scales, q.scales_shape, out=parts.scales)
+            engine.dequantize(parts, q.format, to, q.axis, _checked_out(q, to, out), workspace)
+            return out
+        return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+
+
+def _checked_out(q: Quantized, to: DType, out: Any) -> Any:
+    """The native array over an `out` that can take q's numbers. TypeError or ValueError for one that cannot."""
+    adapter = adapters.find(out)
+    array = out if adapter is None else adapter.take(out, "dequantize", writing=True)
+    device = device_index(q.data)
+    check_out(operand(q.data), resolve(q.format.element, to), array, device is not None, "dequantize")
+    if device_index(array) != device:
+        there, here = devices.name(device_index(array)), devices.name(device)
+        raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
+    for name, part in q.parts().items():
+        if share_memory(part.data if isinstance(part, PackedArray) else part, array):
+            raise ValueError(f"dequantize: out shares memory with {name}; expected separate memory")
+    return array
 
 
 def _shown(part: Any, prefix: str) -> str:

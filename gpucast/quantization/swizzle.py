@@ -43,8 +43,8 @@ def offset(row: int, col: int, cols: int) -> int:
     return tile * _ROWS * _COLS + row % 32 * 16 + row % _ROWS // 32 * 4 + col % _COLS
 
 
-def swizzle(scales: Any) -> Any:
-    """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a new flat array.
+def swizzle(scales: Any, *, out: Any = None) -> Any:
+    """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a flat array, new or `out`.
 
     TypeError for what is no such array, ValueError for the shape ().
     """
@@ -52,17 +52,17 @@ def swizzle(scales: Any) -> Any:
     if not scales.ndim:
         raise ValueError("swizzle: scales has shape (); expected rows of scales")
     if namespace(scales) is not np:
-        return gpu.quantize.swizzle(scales, scales.shape, size(scales.shape))
+        return gpu.quantize.swizzle(scales, scales.shape, size(scales.shape), out=out)
     rows, cols = _matrix(scales.shape)
     padded_scales = np.zeros(padded(rows, cols), dtype=np.uint8)
     padded_scales[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
     tile_rows, tile_cols = padded_scales.shape[0] // _ROWS, padded_scales.shape[1] // _COLS
     tiles = padded_scales.reshape(tile_rows, 4, 32, tile_cols, _COLS).transpose(0, 3, 2, 1, 4)
-    return np.ascontiguousarray(tiles).reshape(-1).view(scales.dtype)
+    return _in(out, np.ascontiguousarray(tiles).reshape(-1).view(scales.dtype))
 
 
-def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
-    """The inverse: scales of `shape` from a flat array in the order "128x4".
+def unswizzle(scales: Any, shape: tuple[int, ...], *, out: Any = None) -> Any:
+    """The inverse: scales of `shape`, new or `out`, from a flat array in the order "128x4".
 
     ValueError for one of another length, and for the shape (). TypeError for what is no such array, and no shape.
     """
@@ -76,12 +76,19 @@ def unswizzle(scales: Any, shape: tuple[int, ...]) -> Any:
             f"scales of shape {shape} in the order '128x4' have shape ({size(shape)},)"
         )
     if namespace(scales) is not np:
-        return gpu.quantize.swizzle(scales, shape, scales.size, back=True)
+        return gpu.quantize.swizzle(scales, shape, scales.size, back=True, out=out)
     rows, cols = _matrix(shape)
     padded_rows, padded_cols = padded(rows, cols)
     tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)
     padded_scales = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
-    return np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape)
+    return _in(out, np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape))
+
+
+def _in(out: Any, found: Any) -> Any:
+    if out is None:
+        return found
+    out[...] = found
+    return out
 
 
 def _check(scales: Any, caller: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpucast import gpu
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.fused import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
@@ -17,6 +18,7 @@ from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
 from gpucast.core.options import ATTRIBUTES, Options
 from gpucast.core.rule import STOCHASTIC, has_stochastic
+from gpucast.gpu import devices
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -64,6 +66,7 @@ def warmup(
     many: bool = False,
     mixed: bool = False,
     quantize: str | Iterable[Any] = (),
+    load: bool = False,
     **attributes: Any,
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
@@ -80,20 +83,34 @@ def warmup(
     FLOAT, in trees of one type, and `select_tree`.
     `quantize`: one or several formats as `gpucast.quantize` takes them: quantizing FLOAT, FLOAT16 and BFLOAT16 along
     the last axis, transposed or not or both, and dequantizing.
+    `load`: also load them on every GPU of this machine, for this process: a CUDA graph can capture their first calls.
     `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
     of their own.
 
     Returns the number of kernels; those that are already in the cache take no time.
     Raises what `gpucast.cast` and `gpucast.quantize` raise for types, formats and attributes, DeviceUnavailable without
-    NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and
-    TypeError for a flag that is neither True nor False, what is no pair, and an unknown attribute.
+    NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and for
+    one beside `load`, and TypeError for a flag that is neither True nor False, what is no pair, and an unknown
+    attribute.
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    _check_flag("load", load)
+    if load:
+        if arch is not None:
+            raise ValueError(f"{_CALLER}: load=True is for the GPUs of this machine; expected no arch, got {arch!r}")
+        devices.require(_CALLER)
     work = tasks(WarmupRequest(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
+    if load:
+        gpu.driver.load_everywhere(dict.fromkeys(task.spec for task in work))
     return len(work)
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{_CALLER}: {name}={value!r} must be True or False")
 
 
 def every_pair() -> Iterator[tuple[DType, DType]]:
@@ -112,13 +129,12 @@ def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[Comp
 def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
     flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
     for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{_CALLER}: {name}={value!r} must be True or False")
+        _check_flag(name, value)
     attributes = request.attributes
     unknown = [name for name in attributes if name not in ATTRIBUTES]
     if unknown:
         raise TypeError(
-            f"{_CALLER}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, *ATTRIBUTES))}"
+            f"{_CALLER}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, 'load', *ATTRIBUTES))}"
         )
     formats, pairs = _formats(request.quantize), request.pairs
     if pairs is None:

@@ -23,6 +23,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter, BatchPlanner, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.gpu import streams
 from gpucast.interop import cuda_array, dlpack
 from host_driver import HostDriver, download, installed, upload
 
@@ -254,9 +255,10 @@ def test_the_stream_of_an_interface_is_waited_for(driver: HostDriver) -> None:
     driver.memory_of = 1
     for stream in (None, 1, 2, 0x5510):
         driver.waits.clear()
-        as_array(Interface(host, stream=stream), "test")
-        # Device 1's current stream is 100.
-        assert driver.waits == ([] if stream is None else [(100, stream)])
+        with streams.visit(None, Interface(host, stream=stream)):
+            # Device 1's current stream is 100.
+            assert driver.waits == ([] if stream is None else [(100, stream)])
+        assert driver.waits == ([] if stream is None else [(100, stream), (stream, 100)])
 
 
 @pytest.mark.parametrize(

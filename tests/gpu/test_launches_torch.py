@@ -58,8 +58,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
             fake.use_stream(0)
             fake.device = before
 
+        @contextlib.contextmanager
+        def switched(self: Any, device: int) -> Iterator[None]:
+            before, fake.device = fake.device, device
+            yield
+            fake.device = before
+
         # CuPy's streams and devices need CUDA.
         monkeypatch.setattr(CupyDriver, "using", using)
+        monkeypatch.setattr(CupyDriver, "_switched", switched)
         yield fake
     plain._run.cache_clear()
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, compiler
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, Lent, compiler
+from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
-from gpucast.gpu import devices
+from gpucast.gpu import devices, streams
 from gpucast.interop.torch import batch, fused, plain, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op
 from gpucast.interop.torch.tensors import DEFAULTS, named
@@ -44,7 +43,7 @@ class TorchAdapter(BatchAdapter):
             # What is no tensor is no part of a graph.
             return self.untraced(self.cast, cast, x, to, options)
         if dst.family == "string":
-            with tensors.on_stream_of(x, caller):
+            with streams.visit(x, out):
                 return cast(tensors.take(x, caller), dst, options)
         if not isinstance(copy, (bool, np.bool_)):
             raise TypeError(f"{caller}: copy={copy!r} must be True or False")
@@ -99,10 +98,13 @@ class TorchAdapter(BatchAdapter):
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
 
-    def cast_array(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        device = device_index(x)
-        with contextlib.nullcontext() if device is None else tensors.using_stream(device, options.caller):
-            return super().cast_array(cast, x, to, options)
+    def lent(self, x: torch.Tensor) -> Lent | None:
+        try:
+            index = tensors.device_of(x, "")
+            tensors.address(x)
+        except (TypeError, RuntimeError):  # `take` tells what is wrong.
+            return None
+        return None if index is None else Lent(index, tensors.stream(index))
 
     def is_transforming(self, x: torch.Tensor) -> bool:
         return tensors.transformed()
@@ -144,7 +146,7 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
     if isinstance(out, PackedArray):
-        with tensors.on_stream_of(x, caller):
+        with streams.visit(x, out):
             tensors.write(tensors.take(x, caller), dst, named(attributes), out, caller)
     else:
         cast_out_op(x, out, dst.name, *attributes)

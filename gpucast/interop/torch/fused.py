@@ -20,6 +20,7 @@ from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import Random
+from gpucast.gpu import streams
 from gpucast.interop.torch import tensors
 from gpucast.layers.cast import times as array_times
 
@@ -97,7 +98,7 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
     if out is not None:
         tensors.check_out(x, dst, out, caller)
         if isinstance(out, PackedArray):
-            with tensors.on_stream_of(x, caller):
+            with streams.visit(x, out, options.scale, options.amax):
                 tensors.write(tensors.take(x, caller), dst, keywords, out, caller)
         else:
             tensors.fill(x, out, dst, keywords, False)

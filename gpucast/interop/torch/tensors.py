@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpucast import gpu
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices
+from gpucast.gpu import streams
 from gpucast.interop import dlpack
 
 #: torch's dtypes with one element per item; types below one byte take a byte each.
@@ -69,7 +67,7 @@ def check_writable(out: torch.Tensor, caller: str) -> None:
 
 def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
     try:
-        address = _address(x)
+        begin = address(x)
         if device is None:
             return x.view(_CODES[src]).numpy().view(src.numpy)
     except RuntimeError as error:
@@ -78,10 +76,10 @@ def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
             "while torch traces a graph, or after its storage was resized to 0; expected one with elements to read"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return view_at(address, tuple(x.shape), strides, src, device, x)
+    return view_at(begin, tuple(x.shape), strides, src, device, x)
 
 
-def _address(x: torch.Tensor) -> int:
+def address(x: torch.Tensor) -> int:
     """The address of a tensor. RuntimeError for one that has elements but no memory: torch would give a NumPy array of
     other memory."""
     # data_ptr of a fake tensor would warn.
@@ -122,18 +120,6 @@ def device_of(x: torch.Tensor, caller: str) -> int | None:
 def stream(device: int) -> int:
     """torch's current stream of a CUDA device."""
     return int(torch.cuda.current_stream(device).cuda_stream)
-
-
-def on_stream_of(x: torch.Tensor, caller: str) -> contextlib.AbstractContextManager[None]:
-    """Use torch's current stream as CuPy's, if a tensor is on a device."""
-    device = device_of(x, caller)
-    return contextlib.nullcontext() if device is None else using_stream(device, caller)
-
-
-def using_stream(device: int, caller: str) -> contextlib.AbstractContextManager[None]:
-    """Use torch's current stream of a device as CuPy's."""
-    devices.require(caller)
-    return gpu.driver.driver().using(stream(device), device)
 
 
 _dispatch_modes: Any = torch._C._len_torch_dispatch_stack
@@ -300,8 +286,8 @@ def fill(
 ) -> None:
     """Cast a tensor into another, by a function like `gpucast.cast`; `bytes_only`: `y` is the flat bytes of a packed
     type."""
-    array, out = take(x, "cast"), take(y, "cast", writing=True)
-    with on_stream_of(x, "cast"):
+    with streams.visit(x, y, keywords.get("scale"), keywords.get("amax")):
+        array, out = take(x, "cast"), take(y, "cast", writing=True)
         write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast", function)
 
 

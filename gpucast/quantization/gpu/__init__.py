@@ -10,5 +10,6 @@ from gpucast.core import packages
 if TYPE_CHECKING:
     from gpucast.quantization.gpu import quantize as quantize
     from gpucast.quantization.gpu import tiles as tiles
+    from gpucast.quantization.gpu import workspace as workspace
 else:
-    __getattr__ = packages.submodules(__name__, "quantize", "tiles")
+    __getattr__ = packages.submodules(__name__, "quantize", "tiles", "workspace")

@@ -27,6 +27,7 @@ from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.gpu.workspace import Workspace
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
@@ -40,43 +41,60 @@ _ANY = FORMATS["mxfp4"]
 
 
 def quantize(
-    x: Any, format: Format, result_specs: Sequence[ResultSpec], *, random: Random | None = None
+    x: Any,
+    format: Format,
+    result_specs: Sequence[ResultSpec],
+    *,
+    random: Random | None = None,
+    targets: Sequence[Parts] | None = None,
+    workspace: Workspace | None = None,
 ) -> list[Parts]:
     """The parts of each requested result of a checked CuPy array; all results have the same global scale.
 
-    `Parts.data` is a PackedArray where elements are below one byte. RuntimeError while a CUDA graph is captured,
-    because memory has to be allocated.
+    `Parts.data` is a PackedArray where elements are below one byte. `targets`: parts to write. RuntimeError while a
+    CUDA graph is captured, for memory that is neither there nor in the workspace.
     """
-    cuda, device, src = driver.driver(), device_index(x), dtype(x.dtype)
+    device, src = device_index(x), dtype(x.dtype)
     assert device is not None
-    with cuda.on(device):
-        if cuda.capturing():
-            raise RuntimeError("quantize: a CUDA graph is being captured, and memory cannot be allocated then")
+    workspace = workspace or Workspace("quantize")
+    with driver.driver().on(device):
+        if targets is None:
+            workspace.check_capture()
         if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
             x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-        x = _dense(x)
-        global_scale = None
+        x = _dense(x, workspace, "x")
+        wanted = list(targets or [_parts(x.shape, format, one) for one in result_specs])
         if format.global_scale:
-            scale = result_specs[0].scale
-            if scale is None:
-                global_scale = _ArrayQuantizer(x, src, format, 0, device, random).find_global_scale()
+            given = result_specs[0].scale
+            if given is None:
+                global_scale = wanted[0].global_scale
+                _ArrayQuantizer(x, src, format, 0, device, random, workspace).find_global_scale(global_scale)
             else:
-                global_scale = _given(scale, (), device)
+                global_scale = _given(given, device, wanted[0].global_scale, workspace)
             result_specs = [replace(one, scale=None) for one in result_specs]
-        results = [_new(x.shape, format, one, device, global_scale) for one in result_specs]
-        return _fill(x, src, format, result_specs, results, device, random)
+            results = [replace(one, global_scale=global_scale) for one in wanted]
+        else:
+            results = [
+                one if spec.scale is None else replace(one, scales=_given(spec.scale, device, one.scales, workspace))
+                for spec, one in zip(result_specs, wanted, strict=True)
+            ]
+        results = _fill(x, src, format, result_specs, results, device, random, workspace)
+        for target, result in zip(targets or [], results, strict=False):
+            # Results share their scale, and the global one.
+            for name in ("scales", "zero_points", "global_scale"):
+                wanted, found = getattr(target, name), getattr(result, name)
+                if wanted is not None and wanted is not found:
+                    _copy(found, wanted)
+        return results
 
 
-def _new(shape: tuple[int, ...], format: Format, spec: ResultSpec, device: int, global_scale: Any) -> Parts:
-    """Newly allocated parts of a result, holding the caller's scales if there are any."""
+def _parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
+    """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
     zero_points = None if format.zero_point is None else cast.new(scales_shape, format.zero_point)
-    if spec.scale is None:
-        scales = cast.new(scales_shape, format.scale)
-    else:
-        scales = _given(spec.scale, scales_shape, device)
-    return Parts(cast.new(shape, format.element), scales, zero_points, global_scale)
+    global_scale = cast.new((), _FLOAT) if format.global_scale else None
+    return Parts(cast.new(shape, format.element), cast.new(scales_shape, format.scale), zero_points, global_scale)
 
 
 def _fill(
@@ -87,10 +105,11 @@ def _fill(
     results: list[Parts],
     device: int,
     random: Random | None,
+    workspace: Workspace,
 ) -> list[Parts]:
     """Launch the kernels of the results: one kernel for all, or one after the other."""
     given = result_specs[0].scale is not None
-    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random)
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace)
     if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
@@ -108,10 +127,11 @@ def _fill(
         return [
             parts
             for one, result in zip(result_specs, results, strict=True)
-            for parts in _fill(x, src, format, [one], [result], device, random)
+            for parts in _fill(x, src, format, [one], [result], device, random, workspace)
         ]
     if result_specs[0].swapped:
-        call = _ArrayQuantizer(_dense(x.swapaxes(-1, -2)), src, format, result_specs[0].axis, device, random)
+        turned = _dense(x.swapaxes(-1, -2), workspace, "transposed x")
+        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace)
     call.run(results[0], given=given)
     return results
 
@@ -124,13 +144,16 @@ def _seed(random: Random | None) -> dict[str, int]:
     return {} if random is None else {"seed": random.seed, "offset": random.offset}
 
 
-def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False) -> Any:
-    """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse."""
+def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False, out: Any = None) -> Any:
+    """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse.
+
+    `out`: a contiguous array for them.
+    """
     device, kind = device_index(scales), dtype(scales.dtype)
     assert device is not None
     with driver.driver().on(device):
-        scales = _dense(scales)
-        out = cast.new(shape if back else (size,), kind)
+        scales = _dense(scales, Workspace("swizzle"), "scales")
+        out = cast.new(shape if back else (size,), kind) if out is None else out
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
@@ -144,16 +167,24 @@ def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
     return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
 
 
-def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
-    """The numbers that parts on a device represent; their scales are in the layout "linear"."""
-    cuda, device = driver.driver(), device_index(parts.data)
+def dequantize(
+    parts: Parts, format: Format, to: DType, *, axis: int, out: Any = None, workspace: Workspace | None = None
+) -> Any:
+    """The numbers that parts on a device represent; their scales are in the layout "linear". `out`: an array for them.
+
+    RuntimeError while a CUDA graph is captured, for memory that is neither there nor in the workspace.
+    """
+    device = device_index(parts.data)
     assert device is not None
     shape = parts.data.shape
-    parts = Parts(*(None if part is None else _dense(part) for part in vars(parts).values()))
-    with cuda.on(device):
-        if cuda.capturing():
-            raise RuntimeError("dequantize: a CUDA graph is being captured, and memory cannot be allocated then")
-        out = cast.new(shape, to)
+    workspace = workspace or Workspace("dequantize")
+    with driver.driver().on(device):
+        parts = Parts(*(None if part is None else _dense(part, workspace, name) for name, part in vars(parts).items()))
+        if out is None:
+            workspace.check_capture()
+            dense = out = cast.new(shape, to)
+        else:
+            dense = out if _is_dense(out) else workspace.array("result", shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
@@ -163,25 +194,26 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int) -> Any:
             else:
                 spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
             kernel = driver.kernel(spec, device)
-            kernel(_address(parts.data), _address(out), out.size, arguments)
+            kernel(_address(parts.data), _address(dense), out.size, arguments)
+        if dense is not out:
+            _copy(dense, out)
     return out
 
 
 class _ArrayQuantizer:
     """Launches the kernels that quantize one array block by block, without tiles."""
 
-    def __init__(self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None) -> None:
+    def __init__(
+        self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None, workspace: Workspace
+    ) -> None:
         self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
+        self.workspace = workspace
         self.blocks = BlockGrid.of(format, x.shape, axis)
 
-    def find_global_scale(self) -> Any:
+    def find_global_scale(self, result: Any) -> None:
         size = self.x.size
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
-        stats, arguments = self._extremes("top", everything)
-        result = cast.new((), _FLOAT)
-        self._launch("global", WARP, result, arguments)
-        del stats
-        return result
+        self._launch("global", WARP, result, self._extremes("top", everything))
 
     def run(self, result: Parts, *, given: bool) -> None:
         """Fill the result; if `given`, its scales are there already."""
@@ -196,10 +228,8 @@ class _ArrayQuantizer:
     def find_scales(self, result: Parts, *, given: bool) -> None:
         """Fill the scales and zero points; if `given`, set only the scales of blocks with NaN or infinity to NaN."""
         if self.blocks.size and not (given and not self.format.nan_in_scale):
-            stats, arguments = self._extremes("extremes", self.blocks, self._arguments(result))
+            arguments = self._extremes("extremes", self.blocks, self._arguments(result))
             self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
-            # CuPy reuses this memory only for later work on the same stream, so it may be freed before the kernels ran.
-            del stats
 
     def in_rows(self) -> bool:
         """Whether a single kernel of the kind "rows" can do it."""
@@ -209,19 +239,18 @@ class _ArrayQuantizer:
         places = map(_address, (result.scales, result.zero_points, result.global_scale))
         return QuantizeArguments(self.blocks, *places, **_seed(self.random))
 
-    def _extremes(
-        self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None
-    ) -> tuple[Any, QuantizeArguments]:
+    def _extremes(self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None) -> QuantizeArguments:
+        """Find the extremes of parts of blocks; returns the arguments of the kernels that read them."""
         lanes = 1 if blocks.lengths[2] == 1 else WARP
         teams = blocks.size * lanes
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
-        stats = cast.new((blocks.size * parts * stats_bytes(self.src),), _BYTE)
+        stats = self.workspace.array(kind, (blocks.size * parts * stats_bytes(self.src),), _BYTE)
         arguments = replace(filled or QuantizeArguments(blocks), stats=_address(stats), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, stats, arguments, lanes)
-        return stats, arguments
+        return arguments
 
     def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
         random = self.random is not None and kind in ("rows", "elements")
@@ -245,26 +274,37 @@ def _in_rows(blocks: BlockGrid, x: Any) -> bool:
     )
 
 
-def _given(scale: Any, shape: tuple[int, ...], device: int) -> Any:
-    """The caller's scales as a new FLOAT array on the device."""
+def _given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
+    """The caller's scales as a FLOAT array on the device: in `target`, or new ones in its place."""
     if device_index(scale) != device:
+        # From the host: of a graph the copy would read what is there when it runs.
+        workspace.check_capture()
         scale = cast.to_host(scale) if device_index(scale) is not None else scale
-        scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), shape))
-        return cast.to_device(scale, device).reshape(shape)
+        scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), target.shape))
+        return cast.to_device(scale, device).reshape(target.shape)
     import cupy
 
-    wide = cupy.broadcast_to(scale, shape)
-    source = operand(wide)
-    return cast.apply(source, resolve(source.dtype, _FLOAT), operand(cast.new(shape, _FLOAT))).array
+    _copy(cupy.broadcast_to(scale, target.shape), target)
+    return target
 
 
-def _dense(x: Any) -> Any:
-    """The array, or a copy of it if it is not in C order or not aligned to its element size."""
-    if isinstance(x, PackedArray) or (x.flags.c_contiguous and _address(x) % x.itemsize == 0):
+def _is_dense(x: Any) -> bool:
+    """Whether an array is in C order, and aligned to its element size."""
+    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous and _address(x) % x.itemsize == 0)
+
+
+def _dense(x: Any, workspace: Workspace, name: str) -> Any:
+    """The array, or a dense copy of it."""
+    if _is_dense(x):
         return x
-    source = operand(x)
-    row = source.dtype
-    return cast.apply(source, resolve(row, row), operand(cast.new(x.shape, row))).array
+    copy = workspace.array(name, x.shape, dtype(x.dtype))
+    _copy(x, copy)
+    return copy
+
+
+def _copy(x: Any, target: Any) -> None:
+    source, to = operand(x), operand(target)
+    cast.apply(source, resolve(source.dtype, to.dtype), to)
 
 
 def _address(x: Any) -> int:

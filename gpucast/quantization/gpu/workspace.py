@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of a call besides its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucast.core.dtypes import DType
+from gpucast.gpu import cast, driver
+
+
+class Workspace:
+    """Memory on a device, by name. A result that is written again keeps its workspace, so that a call that was made
+    before allocates nothing, and can be captured in a CUDA graph."""
+
+    def __init__(self, caller: str) -> None:
+        self._caller = caller
+        self._arrays: dict[tuple[str, tuple[int, ...], DType, int], Any] = {}
+
+    def array(self, name: str, shape: tuple[int, ...], kind: DType) -> Any:
+        """An array on the current device. RuntimeError for one that would have to be allocated in a capture."""
+        key = (name, shape, kind, driver.driver().current())
+        if key not in self._arrays:
+            self.check_capture()
+            self._arrays[key] = cast.new(shape, kind)
+        return self._arrays[key]
+
+    def check_capture(self) -> None:
+        """RuntimeError while a CUDA graph is captured."""
+        if driver.driver().capturing():
+            raise RuntimeError(
+                f"{self._caller}: a CUDA graph is being captured, and memory cannot be allocated then; pass out=, and "
+                "make the same call with it once before the capture"
+            )

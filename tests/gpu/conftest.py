@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayed_driver import DelayedDriver
+from delayed_streams import TORCH
+from gpucast import PackedArray
+from gpucast.arrays import packed
+from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.arrays.unowned import view_at
+from gpucast.casting import host_lists
+from gpucast.core.dtypes import dtype
+from host_driver import installed
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[DelayedDriver]:
+    with installed(DelayedDriver()) as driver:
+        # CuPy's own kernels and copies, which need CUDA.
+        def later(function: Callable[..., Any], nbytes: Callable[..., int]) -> Callable[..., Any]:
+            def run(codes: Any, *arguments: Any) -> Any:
+                if isinstance(codes, np.ndarray):
+                    return function(codes, *arguments)
+                y = driver.empty((nbytes(codes, *arguments),), np.dtype(np.uint8))
+                address, size, to = codes.data.ptr, codes.nbytes, y.data.ptr
+
+                def work() -> None:
+                    found = function(np.frombuffer(ctypes.string_at(address, size), np.uint8), *arguments)
+                    ctypes.memmove(to, np.ascontiguousarray(found).ctypes.data, found.nbytes)
+
+                driver.give(work)
+                return y
+
+            return run
+
+        monkeypatch.setattr(packed, "pack_codes", later(pack_codes, lambda codes, bits: -(-codes.size * bits // 8)))
+        monkeypatch.setattr(packed, "unpack_codes", later(unpack_codes, lambda codes, bits, size: size))
+        monkeypatch.setattr(packed, "to_numpy", lambda x: x if isinstance(x, np.ndarray) else driver.to_host(x))
+        yield driver
+
+
+@pytest.fixture
+def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tensor is taken for one on device 0."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from gpucast.interop.torch import plain, tensors
+
+    monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
+    monkeypatch.setattr(tensors, "stream", lambda device: TORCH)
+    # The extension module sees that they are on the host.
+    monkeypatch.setattr(plain, "MODULE", None)
+    monkeypatch.delitem(host_lists.RUNS, torch.Tensor, raising=False)
+    new, from_array = tensors.new, tensors.from_array
+
+    def kept(*arguments: Any) -> Any:
+        y = new(*arguments)
+        late.kept.append(y.untyped_storage())
+        return y
+
+    def there(x: Any) -> Any:
+        if isinstance(x, (PackedArray, np.ndarray)):
+            return from_array(x)
+        # By DLPack it would be on the device.
+        return torch.from_numpy(view_at(x.data.ptr, x.shape, None, dtype(x.dtype), None, x))
+
+    monkeypatch.setattr(tensors, "new", kept)
+    monkeypatch.setattr(tensors, "from_array", there)

@@ -18,7 +18,6 @@ from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast as running_cast
 from gpucast.checkpoints.running import staging
 from gpucast.cli import main
-from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.files import formats
 from gpucast.host import numbers
@@ -196,33 +195,6 @@ def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(checkpoints, "make_plan", cut)
     assert "in/b.safetensors: " in failure(capsys, "in", "out", "--to", "FLOAT16")
     assert leftovers(folder, "in") == []
-
-
-def test_a_source_that_changes_is_noticed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files.save("in.safetensors", {"a": BIG, "b": BIG})
-    plan = checkpoints.make_plan(
-        "in.safetensors", "out.safetensors", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {})
-    )
-
-    def touch(done: int) -> None:
-        os.utime("in.safetensors", (0, 0))
-
-    with pytest.raises(files.FileError, match="was changed while it was converted"):
-        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), touch)
-    with pytest.raises(files.FileError, match="was changed since it was first looked at"):
-        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan))
-
-    def cut(done: int) -> None:
-        # The stage is told before the file is opened.
-        if done:
-            os.truncate("in.safetensors", 1 << 20)
-
-    plan = checkpoints.make_plan(
-        "in.safetensors", "out.safetensors", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {})
-    )
-    with pytest.raises(files.FileError, match="in.safetensors: tensor 'b' is truncated"):
-        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), cut)
-    assert leftovers(folder, "in.safetensors") == []
 
 
 def test_two_processes_do_not_write_one_file(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from conversions import planned, run
 from gpucast import files
-from gpucast.checkpoints.running import staging
+from gpucast.checkpoints.running import staging, stream
 from gpucast.checkpoints.running.shard import Share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
@@ -52,9 +51,8 @@ def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: 
             raise KeyboardInterrupt
         return verify(written, file, *rest)
 
-    running = sys.modules["gpucast.checkpoints.running.run"]
-    verify = running.verify  # type: ignore[attr-defined]
-    monkeypatch.setattr(running, "verify", interrupted)
+    verify = stream.verify
+    monkeypatch.setattr(stream, "verify", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(plan, verify="all")
     assert not work.is_done(plan.files[1])

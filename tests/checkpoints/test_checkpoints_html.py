@@ -225,6 +225,7 @@ def test_many_tensors_fold(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.count("circle") == found.count("figure") == shown
     assert ("Shown are the 500 worst tensors of 600" in found.text) == ("600 tensors, the first 500" in found.text)
     assert ("Shown are" in found.text) == (count > shown)
+    assert ("600tensors left alone (4.8\u00a0kB)" in found.text) == (count == 600)
     assert f"{count} tensor" in found.text and "model.layers.500." not in found.text
     # The rest are the tensors left alone.
     details = found.count("details") - (count > 0)

@@ -26,6 +26,8 @@ def page(report: Mapping[str, Any]) -> str:
         "report": _visible({**report, **shown}),
         "limits": {row.name: _limits(row) for row in DTYPES},
         "loss": loss.LIMIT,
+        "types": list(dict.fromkeys(tensor["to"] for tensor in report["tensors"])),
+        "kept_bytes": sum(tensor["bytes"] for tensor in report["left_alone"]),
         **{key: len(report[key]) for key in shown},
     }
     template = _template()

@@ -76,7 +76,7 @@ def replaced(target: str, mode: int, is_durable: bool = True) -> Iterator[Binary
 
 @contextlib.contextmanager
 def durable(path: str) -> Iterator[BinaryIO]:
-    """A new file where nobody looks yet, which has come to the disk when the block ends."""
+    """A file that is written anew where nobody looks yet; it has come to the disk when the block ends."""
     with closing(open(path, "wb", buffering=1 << 20)) as file:
         yield file
         file.flush()

@@ -23,7 +23,7 @@ from gpucast.checkpoints.running.locks import lock
 from gpucast.checkpoints.running.partial import FILES, WORK, Job, Partial
 from gpucast.checkpoints.running.target import Target
 from gpucast.checkpoints.streaming.journal import Journal
-from gpucast.core.places import closing, durable, resolved, status_of, sync_folder
+from gpucast.core.places import closing, resolved, status_of, sync_folder
 from gpucast.files import FileError
 from gpucast.files.atomic import mode_of, new_mode
 from gpucast.files.inside import within
@@ -188,12 +188,6 @@ class Staging:
             yield
         finally:
             self.partial.release()
-
-    @contextlib.contextmanager
-    def external(self, file: FilePlan) -> Iterator[BinaryIO]:
-        """The unfinished file of external data, empty; it has come to the disk when the block ends."""
-        with durable(self.parts(file)[0]) as data:
-            yield data
 
     def parts(self, file: FilePlan) -> list[str]:
         """Where the files of `file.names` are until they are finished."""

@@ -24,6 +24,7 @@ from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
+from gpucast.core.places import durable
 from gpucast.files import FileError, Spec, Tensor
 from gpucast.files.tensor import Array
 
@@ -155,7 +156,7 @@ class Stream:
             part.truncate(0)
 
         def external() -> BinaryIO:
-            return stack.enter_context(self._staging.external(file))
+            return stack.enter_context(durable(self._staging.parts(file)[0]))
 
         with (
             contextlib.ExitStack() as stack,

@@ -23,29 +23,23 @@ from gpucast.host.module import MODULE
 _KEPT = 2048
 
 
+#: The keywords of a cast.
+_DEFAULTS: dict[str, Any] = dict(zip(Options._fields[:12], Options()[:12], strict=True))
+
+
 class _Cache:
     """The functions of `gpucast._host` for plans, where that is missing."""
 
     def __init__(self) -> None:
         self._plans: dict[tuple[Any, ...], tuple[bool, Callable[..., Any]]] = {}
 
-    def hit(
-        self,
-        x: Any,
-        to: Any,
-        saturate: Any,
-        round_mode: Any,
-        opset: Any,
-        rounding: Any,
-        overflow: Any,
-        seed: Any,
-        offset: Any,
-        scale: Any,
-        amax: Any,
-        device: Any,
-        out: Any,
-        copy: Any,
-    ) -> Any:
+    def hit(self, x: Any, to: Any, *call: Any) -> Any:
+        if len(call) == 1:
+            (keywords,) = call
+            if not keywords.keys() <= _DEFAULTS.keys():
+                return None
+            call = tuple((_DEFAULTS | keywords).values())
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy = call
         fuses = not (seed is scale is amax is None)
         try:
             plan = self._plans.get(_key(x, to, saturate, round_mode, opset, rounding, overflow, fuses, scale))
@@ -85,8 +79,10 @@ def _key(x: Any, to: Any, saturate: Any, round_mode: Any, opset: Any, rounding: 
 
 
 _CACHE: Any = _Cache() if MODULE is None else MODULE
-#: ``hit(x, to, saturate, ..., copy)``, the arguments of `gpucast.cast` in their order: the result of a call for which
-#: there is a plan; None, nothing done, for any other call.
+if MODULE is not None:
+    MODULE.name_keywords(tuple(_DEFAULTS), tuple(_DEFAULTS.values()))
+#: ``hit(x, to, keywords)``, or ``hit(x, to, saturate, ..., copy)`` with all of them in their order: the result of a
+#: `gpucast.cast` for which there is a plan; None, nothing done, for any other call.
 hit: Callable[..., Any] = _CACHE.hit
 forget: Callable[[], None] = _CACHE.forget
 count: Callable[[], int] = _CACHE.count_plans

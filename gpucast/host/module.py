@@ -16,6 +16,8 @@ from typing import Any
 
 from gpucast.core.errors import SlowHostWarning
 
+#: `interface` of ``kernels/host/module.cpp``.
+_INTERFACE = 1
 #: What the build writes where it cannot build the module.
 MISSING = Path(__file__).parent.parent / "_host_missing.txt"
 
@@ -31,6 +33,8 @@ def _load() -> tuple[ModuleType | None, str]:
             return None, MISSING.read_text(encoding="utf-8").strip()
         except OSError:
             return None, str(error)
+    if getattr(_host, "INTERFACE", 0) != _INTERFACE:
+        return None, "it was built from other sources than these"
     return _host, ""
 
 

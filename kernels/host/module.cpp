@@ -102,6 +102,9 @@ PyCFunction as_method(Fast* function) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
+// Counts the changes of the functions below: `gpucast.host.module` knows by it whether this was built from its sources.
+enum : long { interface = 1 };
+
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
     {"call", as_method(call), METH_FASTCALL, nullptr},
@@ -111,6 +114,7 @@ static PyMethodDef methods[] = {
     {"kernel", new_kernel, METH_VARARGS, nullptr},
     {"plan", new_plan, METH_VARARGS, nullptr},
     {"hit", as_method(hit), METH_FASTCALL, nullptr},
+    {"name_keywords", name_keywords, METH_VARARGS, nullptr},
     {"keep", as_method(keep), METH_FASTCALL, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"count_plans", count_plans, METH_NOARGS, nullptr},
@@ -157,8 +161,8 @@ static bool prepare(PyObject* module) {
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
     if (!plan_type || !kernel_type || !take_names() || !dtype_name || !zero || !forget_plans()) return false;
-    return add(module, "LEVEL", PyUnicode_FromString(level->name)) && add(module, "LEVELS", built_levels()) &&
-           add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&
+    return add(module, "INTERFACE", PyLong_FromLong(interface)) && add(module, "LEVEL", PyUnicode_FromString(level->name)) &&
+           add(module, "LEVELS", built_levels()) && add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&
            add(module, "EXACT_MODES", PyLong_FromUnsignedLongLong(exact_modes));
 }
 

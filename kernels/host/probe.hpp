@@ -11,6 +11,9 @@ enum Argument : int {
     of_device, of_out, of_copy, arguments_of_hit
 };
 
+// The names of the keywords, which are interned, and the values of those that a call leaves out.
+static PyObject *keyword_names[arguments_of_hit], *keyword_defaults[arguments_of_hit];
+
 // What a plan depends on. The keywords are those from `saturate` to `overflow`.
 enum : int { keywords = of_overflow - of_saturate + 1 };
 
@@ -107,9 +110,59 @@ inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
     return false;
 }
 
-// hit(x, to, saturate, ...): the result of a call that a plan is for; None, nothing done, for any other call.
-inline PyObject* hit(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (!is_call(count, arguments_of_hit, "hit")) return nullptr;
+// name_keywords(names, defaults): what `hit` calls the arguments after `to`.
+inline PyObject* name_keywords(PyObject*, PyObject* arguments) {
+    PyObject *names, *defaults;
+    if (!PyArg_ParseTuple(arguments, "O!O!", &PyTuple_Type, &names, &PyTuple_Type, &defaults)) return nullptr;
+    const Py_ssize_t count = arguments_of_hit - of_saturate;
+    if (PyTuple_Size(names) != count || PyTuple_Size(defaults) != count) {
+        PyErr_Format(PyExc_TypeError, "name_keywords: expected %zd names, and as many values", count);
+        return nullptr;
+    }
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject* name = Py_NewRef(PyTuple_GetItem(names, i));
+        PyUnicode_InternInPlace(&name);
+        // Once in a process: those of an earlier call stay, because a plan may still name them.
+        keyword_names[of_saturate + i] = name;
+        keyword_defaults[of_saturate + i] = Py_NewRef(PyTuple_GetItem(defaults, i));
+    }
+    return nothing();
+}
+
+// Puts the values of keywords in their places; false, without an exception, for one that a cast has not.
+inline bool take_keywords(PyObject* given, PyObject** arguments) {
+    PyObject *name, *value;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(given, &at, &name, &value)) {
+        int i = of_saturate;
+        // The names of keywords are interned where a call spells them.
+        while (i < arguments_of_hit && name != keyword_names[i]) ++i;
+        for (int j = of_saturate; i == arguments_of_hit && j < arguments_of_hit; ++j) {
+            if (is_same(name, keyword_names[j])) i = j;
+        }
+        if (i == arguments_of_hit) return false;
+        arguments[i] = value;
+    }
+    return true;
+}
+
+inline PyObject* hit_call(PyObject* const* arguments);
+
+// hit(x, to, keywords) or hit(x, to, saturate, ...): the result of a call that a plan is for; None, nothing done, for any
+// other call.
+inline PyObject* hit(PyObject*, PyObject* const* given, Py_ssize_t count) {
+    if (count != of_saturate + 1) return is_call(count, arguments_of_hit, "hit") ? hit_call(given) : nullptr;
+    if (!PyDict_CheckExact(given[of_saturate])) {
+        PyErr_SetString(PyExc_TypeError, "hit: the keywords must be a dict");
+        return nullptr;
+    }
+    PyObject* arguments[arguments_of_hit];
+    memcpy(arguments, keyword_defaults, sizeof arguments);
+    arguments[of_x] = given[of_x], arguments[of_to] = given[of_to];
+    return take_keywords(given[of_saturate], arguments) ? hit_call(arguments) : nothing();
+}
+
+inline PyObject* hit_call(PyObject* const* arguments) {
     PyObject *x = arguments[of_x], *copy = arguments[of_copy];
     if (arguments[of_device] != Py_None || !kept) return nothing();
     PyObject* dtype = dtype_of(x);

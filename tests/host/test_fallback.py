@@ -78,3 +78,19 @@ def test_long_lists_of_arrays_are_one_call() -> None:
     for _ in range(2):
         for i, y in enumerate(gpucast.cast_many(arrays, "FLOAT16")):
             assert y.dtype == np.float16 and (y == i).all()
+
+
+@pytest.mark.skipif(MODULE is None, reason="there is no module")
+def test_a_module_of_other_sources_counts_as_missing() -> None:
+    code = """
+import sys, types
+module = types.ModuleType("gpucast._host")
+sys.modules["gpucast._host"] = module
+import gpucast
+gpucast._host = module
+from gpucast.host.module import MODULE, status
+assert MODULE is None
+print(status())
+"""
+    (said,) = run(code)
+    assert "the extension module is missing (it was built from other sources than these); with a C++ compiler" in said

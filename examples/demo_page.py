@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gpucast.checkpoints.reporting.style import STYLE
+from gpucast.checkpoints.reporting.html import style
 
 _PICTURES = Path(__file__).resolve().parents[1] / "docs" / "static"
 _STYLE = """
@@ -32,7 +32,7 @@ def page(compared: Rows, heads: tuple[str, ...], plain: Rows, scaled: Rows, exac
     parts = [
         "<!doctype html>\n<html lang=en><head><meta charset=utf-8>",
         '<meta name=viewport content="width=device-width, initial-scale=1">',
-        f"<title>gpucast: the demonstration</title><style>{STYLE}{_STYLE}</style></head><body>",
+        f"<title>gpucast: the demonstration</title><style>{style()}{_STYLE}</style></head><body>",
         "<header><h1>gpucast: the number that should come out, in every type</h1>",
         f"<p>{escape(exact)}.</p></header>",
         "<h2>The same cast, by NumPy with ml_dtypes and by gpucast</h2>",

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from gpucast import checkpoints
+from gpucast.checkpoints.running.staging import Staging
 from gpucast.core.dtypes import dtype
 
 ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
@@ -26,6 +29,17 @@ def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **op
     outcome = checkpoints.Outcome(plan)
     checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
     return outcome
+
+
+@contextlib.contextmanager
+def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[Staging]:
+    """The work of a process that has begun it, and is killed when the block ends."""
+    work = Staging(plan)
+    work.begin(**how)
+    try:
+        yield work
+    finally:
+        work.partial.release()
 
 
 def results_of(program: str, cases: list[dict[str, Any]], **variables: str) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints import ConversionPlan, Outcome
 from gpucast.checkpoints.losses import limits as loss
-from gpucast.checkpoints.reporting import cells
 from gpucast.checkpoints.reporting import summary as report
 from gpucast.core.errors import printable
 
@@ -72,8 +71,12 @@ def _sizes(before: int, after: int) -> str:
     return f"{_size(before)} -> {_size(after)}"
 
 
-def _size(number: int) -> str:
-    return cells.size(number).replace("\u00a0", " ")
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:,.3g} {unit}"
+        number /= 1000
+    return f"{number:,.3g} TB"
 
 
 def _shown(text: str) -> str:

@@ -14,7 +14,8 @@ import hashlib
 import os
 import time
 
-from gpucast.core.trusted_files import TEMPORARY, Folder
+from gpucast.core.places import TEMPORARY
+from gpucast.core.trusted_files import Folder
 
 #: The default limit of a folder's size in bytes.
 LIMIT = 256 << 20
@@ -83,9 +84,9 @@ class Cache:
         if self.limit <= 0:
             return
         try:
-            with Folder(self.folder, self._modes[0]) as folder:
-                folder.write(key + _SUFFIX, value + _checksum(key, value), self._modes[1])
-                self._make_room(folder, key + _SUFFIX, len(value))
+            folder = Folder(self.folder, self._modes[0])
+            folder.write(key + _SUFFIX, value + _checksum(key, value), self._modes[1])
+            self._make_room(folder, key + _SUFFIX, len(value))
         except OSError as error:
             self.problem = f"{self.folder}: {error.strerror or error}"
         else:
@@ -94,8 +95,8 @@ class Cache:
     def drop(self, key: str) -> None:
         """Remove an entry that turned out to be useless; a file that cannot be removed stays on disk."""
         self._memory.pop(key, None)
-        with contextlib.suppress(OSError), Folder(self.folder) as folder:
-            folder.remove(key + _SUFFIX)
+        with contextlib.suppress(OSError):
+            Folder(self.folder).remove(key + _SUFFIX)
 
     def is_empty(self) -> bool:
         """Whether there is certainly no entry: none in memory, and neither folder exists."""
@@ -104,34 +105,33 @@ class Cache:
     def is_writable(self) -> bool:
         """Whether entries can be written to the folder, which is created to find out."""
         try:
-            with Folder(self.folder, self._modes[0]) as folder:
-                return folder.is_writable()
+            return Folder(self.folder, self._modes[0]).is_writable()
         except OSError:
             return False
 
     def usage(self) -> tuple[int, int]:
         """The number of entries in the folder, and their bytes."""
         try:
-            with Folder(self.folder) as folder:
-                sizes = [status.st_size for name, status in folder.files().items() if name.endswith(_SUFFIX)]
+            files = Folder(self.folder).files()
         except OSError:
             return 0, 0
+        sizes = [status.st_size for name, status in files.items() if name.endswith(_SUFFIX)]
         return len(sizes), sum(sizes)
 
     def _read(self, where: str, key: str) -> bytes | None:
         name = key + _SUFFIX
         try:
-            with Folder(where) as folder:
-                data = folder.read(name)
-                value, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
-                if _checksum(key, value) != checksum:
-                    return None
-                if where == self.folder:
-                    # The time of last use, for `_make_room`; the folder may be read-only.
-                    with contextlib.suppress(OSError):
-                        folder.touch(name)
+            folder = Folder(where)
+            data = folder.read(name)
         except OSError:
             return None
+        value, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
+        if _checksum(key, value) != checksum:
+            return None
+        if where == self.folder:
+            # The time of last use, for `_make_room`; the folder may be read-only.
+            with contextlib.suppress(OSError):
+                folder.touch(name)
         return value
 
     def _make_room(self, folder: Folder, newest: str, size: int) -> None:
@@ -157,14 +157,14 @@ class Cache:
 
 def _is_missing(path: str) -> bool:
     try:
-        Folder(path).close()
+        Folder(path)
     except OSError:
         return True
     return False
 
 
 def _ours(name: str) -> bool:
-    return name.endswith(_SUFFIX) or (f"{_SUFFIX}." in name and name.endswith(TEMPORARY))
+    return name.endswith((_SUFFIX, TEMPORARY))
 
 
 def _checksum(key: str, value: bytes) -> bytes:

@@ -6,13 +6,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gpucast.core.places import resolved, status_of
+from gpucast.core.places import replaced, resolved, status_of
 from gpucast.files.tensor import FileError
 
 
@@ -26,24 +25,10 @@ def replacing(path: str) -> Iterator[BinaryIO]:
     # A link keeps pointing where it does: the file behind it is replaced.
     target = resolved(path)
     check_target(path)
-    folder, name = os.path.split(target)
-    with _naming(path):
-        # Named before it is made, so that it is removed even if Ctrl-C comes as soon as it is there.
-        temporary = os.path.join(folder, f".{name[:50]}.{secrets.token_hex(8)}.tmp")
-        try:
-            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
-            with closing(open(handle, "wb", buffering=1 << 20)) as file:
-                yield file
-                file.flush()
-                if hasattr(os, "fchmod"):
-                    os.fchmod(handle, mode_of(target))
-                os.fsync(handle)
-            os.replace(temporary, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-    sync_folder(folder)
+    with _naming(path), replaced(target, 0o600) as file:
+        yield file
+        if hasattr(os, "fchmod"):
+            os.fchmod(file.fileno(), mode_of(target))
 
 
 def check_target(path: str) -> None:
@@ -71,19 +56,6 @@ def _naming(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror or str(error), path) from error
 
 
-@contextlib.contextmanager
-def closing(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Close the file when the block ends; after an error what cannot be written is not told again."""
-    try:
-        yield file
-    except BaseException:
-        # Closing flushes, which fails again on a full disk.
-        with contextlib.suppress(OSError):
-            file.close()
-        raise
-    file.close()
-
-
 def mode_of(target: str) -> int:
     """The permissions of the old file, or those that a plain ``open`` would give.
 
@@ -109,15 +81,5 @@ def new_mode() -> int:
         handle = os.open(os.path.join(folder, "new"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             return stat.S_IMODE(os.fstat(handle).st_mode)
-        finally:
-            os.close(handle)
-
-
-def sync_folder(folder: str) -> None:
-    """Make the new name last through a power cut, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
         finally:
             os.close(handle)

@@ -11,9 +11,6 @@ from typing import BinaryIO
 
 from gpucast.files.tensor import FileError
 
-#: With O_PATH a folder need not be readable to be gone through.
-_FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
-
 
 def inside(folder: str, name: str, path: str, what: str, beside: str | None = None) -> str:
     """The path of the regular file `name` in `folder`. Errors say that `path` names it, and as what (`what`).
@@ -57,40 +54,6 @@ def within(folder: str, path: str) -> bool:
         return False
 
 
-def open_inside(folder: str, path: str) -> int:
-    """A descriptor of a file that `inside` gave, for reading. What is checked is what is open: after links have been
-    resolved, each folder is opened in the one above it and no link is followed, so that one put there in between leads
-    nowhere.
-
-    FileError if it has come to lie elsewhere, or is no regular file. OSError.
-    """
-    real, target = os.path.realpath(folder), os.path.realpath(path)
-    if not within(real, target):
-        raise FileError(f"{path}: is a link that leads out of the folder, which is not followed")
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    if os.open not in os.supports_dir_fd:
-        handle = os.open(target, flags)
-    else:
-        *folders, name = os.path.relpath(target, real).split(os.sep)
-        at = os.open(real, _FOLDER)
-        try:
-            for part in folders:
-                below = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=at)
-                os.close(at)
-                at = below
-            handle = os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, path) from error
-        finally:
-            os.close(at)
-    try:
-        _check_regular(handle, path)
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
 def open_regular(path: str) -> BinaryIO:
     """A file, open for reading. What is checked is what is open: a pipe would wait for its other end.
 
@@ -101,16 +64,12 @@ def open_regular(path: str) -> BinaryIO:
         raise FileError(f"{path}: is no regular file")
     file = open(path, "rb", opener=_at_once)
     try:
-        _check_regular(file.fileno(), path)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FileError(f"{path}: is no regular file")
     except BaseException:
         file.close()
         raise
     return file
-
-
-def _check_regular(handle: int, path: str) -> None:
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        raise FileError(f"{path}: is no regular file")
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.places import close_quietly
 from gpucast.files import limits, onnx_graph, onnx_pb, raw_data
-from gpucast.files.inside import inside, open_inside
+from gpucast.files.inside import inside, open_regular
 from gpucast.files.tensor import (
     Array,
     FileError,
@@ -110,11 +110,7 @@ class Model:
         folder = os.path.dirname(path) or "."
         location = inside(folder, entries.get("location", ""), path, f"tensor {name!r}: location")
         if location not in self._sizes:
-            handle = open_inside(folder, location)
-            try:
-                self._sizes[location] = os.fstat(handle).st_size
-            finally:
-                os.close(handle)
+            self._sizes[location] = os.stat(location).st_size
         held = self._sizes[location]
         offset = _number(entries.get("offset", "0"), path, name)
         length = _number(entries.get("length", str(max(0, held - offset))), path, name)
@@ -125,16 +121,17 @@ class Model:
             )
 
         def open_data() -> BinaryIO:
-            file = _opened(folder, location)
+            file = _opened(location)
             file.seek(offset)
             return file
 
         return open_data, length
 
 
-def _opened(folder: str, path: str) -> BinaryIO:
+def _opened(path: str) -> BinaryIO:
     """A file of external data. A model may have thousands, so each is closed when nobody reads it any more."""
-    handle = open_inside(folder, path)
+    with open_regular(path) as opened:
+        handle = os.dup(opened.fileno())
     file = open(handle, "rb", closefd=False)
     weakref.finalize(file, close_quietly, handle)
     return file

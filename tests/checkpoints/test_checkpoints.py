@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 import gpucast
 from codes import assert_same
-from conversions import contents
+from conversions import begun, contents
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import shard as share
 from gpucast.checkpoints.running.staging import Staging
@@ -98,18 +98,6 @@ def test_a_folder_becomes_a_folder(folder: Path, capsys: pytest.CaptureFixture[s
         with safe_open(folder / "out" / shard, "np") as file:
             assert name in file.keys()
     assert leftovers(folder, "in", "out") == []
-
-
-def test_an_index_alone_names_its_files(folder: Path) -> None:
-    every = checkpoint(folder / "in")
-    (folder / "out").mkdir()
-    assert convert("in/model.safetensors.index.json", "out", "--to", "FLOAT16") == 0
-    assert sorted(contents(folder / "out")) == [
-        ".gpucast.json",
-        *(f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)),
-        "model.safetensors.index.json",
-    ]
-    assert set(load_folder(folder / "out")) == set(every)
 
 
 def test_an_index_may_name_files_in_other_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,8 +362,7 @@ def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFi
     assert contents(folder) == before
     # Unfinished work of another conversion, then remains of one without any.
     plan = checkpoints.make_plan("in", "new", checkpoints.Request(checkpoints.Choice(dtype("FLOAT16")), {}))
-    Staging(plan).begin()
-    with Staging(plan).part(plan.files[0]) as part:
+    with begun(plan) as work, work.part(plan.files[0]) as part:
         part.write(b"begun")
         assert "another process" in failure(capsys, "in", "new", *common[2:], "--dry-run", "--restart")
     before = contents(folder)
@@ -513,13 +500,3 @@ def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:
     loaded = files.load("out.safetensors")
     assert_same(loaded["x"], gpucast.cast(x, BF16), BF16)
     assert_same(loaded["q"], gpucast.cast(q, BF16), BF16)
-
-
-def test_work_can_be_done_from_python(folder: Path) -> None:
-    files.save("x.safetensors", tensors(0))
-    request = checkpoints.Request(checkpoints.Choice(BF16), {})
-    plan = checkpoints.make_plan("x.safetensors", "y.safetensors", request)
-    outcome, done = checkpoints.Outcome(plan), list[int]()
-    checkpoints.run(plan, checkpoints.Options(), outcome, done.append)
-    assert [result.bytes_out for result in outcome.results] == [96, 12]
-    assert sum(done) == sum(file.bytes_in for file in plan.files) == 192 + 24 + 40

@@ -16,8 +16,8 @@ import pytest
 import gpucast
 from endings import HANGS
 from gpucast import files
-from gpucast.checkpoints.running import directory
-from gpucast.checkpoints.running import job as jobs
+from gpucast.checkpoints.running import target
+from gpucast.checkpoints.running.partial import Partial
 from gpucast.checkpoints.scales import comfyui
 from strangers import STRANGER, as_root
 
@@ -52,34 +52,15 @@ def test_a_mark_that_is_nested_too_deep_is_none() -> None:
     """RecursionError."""
     os.mkdir("out")
     Path("out/.gpucast.json").write_text("[" * 100_000)
-    assert jobs.read_done(directory.Directory("out"), ".gpucast.json") is None
+    assert target._done_mark("out") is None
 
 
-def test_a_job_that_is_no_object_is_in_the_way() -> None:
+def test_a_job_that_is_no_object_is_in_the_way(folder: Path) -> None:
     """AttributeError."""
     os.mkdir("out.partial", 0o700)
     Path("out.partial/job.json").write_text("[]")
     with pytest.raises(files.FileError, match="is in the way, and nothing that gpucast left"):
-        jobs.read(directory.Directory("out.partial"))
-
-
-@as_root
-def test_a_strangers_folder_for_unfinished_work_is_refused_though_he_exchanges_what_we_make(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether the file system tells owners at all was told by a new folder: he could give us one of his for it."""
-    os.mkdir("out.partial", 0o700)
-    os.chown("out.partial", STRANGER, STRANGER)
-    make = os.mkdir
-
-    def exchanged(path: Any, *arguments: Any, **folders: Any) -> None:
-        make(path, *arguments, **folders)
-        os.chown(path, STRANGER, STRANGER, **folders)
-
-    monkeypatch.setattr(os, "mkdir", exchanged)
-    with pytest.raises(files.FileError, match=f"belongs to another user \\(uid {STRANGER}\\)"):
-        directory.private(directory.Directory(str(folder)), "out.partial", make=False)
-    assert os.listdir() == ["out.partial"]
+        Partial(f"{folder}/out").job()
 
 
 @as_root
@@ -94,8 +75,7 @@ def test_a_file_system_that_maps_owners_is_told_by_a_new_file(folder: Path, monk
         return os.stat_result(found)
 
     monkeypatch.setattr(os, "fstat", mapped)
-    parent = directory.Directory(str(folder))
-    assert directory.private(parent, "out.partial", make=False) is not None
+    assert Partial(f"{folder}/out").exists()
     assert os.listdir() == ["out.partial"]
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -356,44 +355,6 @@ def test_a_model_of_many_files_opens_few_at_a_time(folder: Path) -> None:
         # All at once, and in any order.
         assert [float(next(stream)[1]) for stream in reversed(streams)] == [float(i + 1) for i in reversed(range(150))]
         assert [float(next(stream)[0]) for stream in streams] == [float(i + 4) for i in range(150)]
-
-
-@pytest.mark.parametrize("what", ["the file", "a folder"])
-def test_external_data_that_is_exchanged_for_a_link_is_not_read(
-    what: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was checked by its name, and then opened by it."""
-    os.makedirs("in/deep")
-    os.makedirs("elsewhere")
-    onnx.save(model(), "in/in.onnx", save_as_external_data=True, location="deep/data.bin", size_threshold=100)
-    shutil.copy("in/deep/data.bin", "elsewhere/data.bin")
-    path = "in/deep/data.bin" if what == "the file" else "in/deep"
-
-    def exchange() -> None:
-        os.rename(path, "before")
-        os.symlink(folder / "elsewhere" / ("data.bin" if what == "the file" else ""), path)
-
-    with files.TensorFile("in/in.onnx") as file:
-        tensor = next(tensor for tensor in file.tensors if tensor.nbytes > 100)
-        whole = tensor.read()
-        exchange()
-        with pytest.raises(files.FileError, match="leads out of the folder"):
-            tensor.read()
-        os.unlink(path)
-        os.rename("before", path)
-        assert tensor.read().tolist() == whole.tolist()
-    # Right after it was checked.
-    resolve = os.path.commonpath
-
-    def exchanging(paths: list[str]) -> str:
-        result = resolve(paths)
-        if any(name.endswith("data.bin") for name in paths) and not os.path.exists("before"):
-            exchange()
-        return result
-
-    monkeypatch.setattr(os.path, "commonpath", exchanging)
-    with pytest.raises((OSError, files.FileError), match=r"symbolic links|Not a directory|leads out"):
-        files.TensorFile("in/in.onnx")
 
 
 def test_external_data_that_becomes_a_pipe_is_not_waited_for(folder: Path) -> None:

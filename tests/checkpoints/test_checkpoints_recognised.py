@@ -323,14 +323,6 @@ def test_the_same_scale_in_two_other_files(capsys: pytest.CaptureFixture[str]) -
     assert "is in several files" in message or "two kinds of scales" in message
 
 
-def test_ragged_blocks_of_128x128_are_no_groups() -> None:
-    x = numbers(130, 200)
-    q = quantized(x, "FLOAT8E4M3FN", "block")
-    files.save("in.safetensors", {"l.weight": q.data, "l.weight_scale_inv": q.scales})
-    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
-    assert_same(files.load("out.safetensors")["l.weight"], q.dequantize())
-
-
 def blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[dict[str, Any], Any]:
     """Codes with a scale for each block, and the numbers that they stand for."""
     codes = numbers(*shape).astype(ml_dtypes.float8_e4m3fn)

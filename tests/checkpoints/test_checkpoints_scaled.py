@@ -20,7 +20,6 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.checkpoints.scales import quantize as scaling
 from gpucast.checkpoints.scales.quantize import Scaled
 from gpucast.checkpoints.scales.stored import Stored
-from gpucast.checkpoints.scales.styles import STYLES
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
@@ -532,7 +531,3 @@ def test_a_plan_with_scales_goes_to_another_process() -> None:
     assert there.fingerprint == plan.fingerprint
     checkpoints.run(there, checkpoints.Options(), checkpoints.Outcome(there))
     assert_same(files.load("out.safetensors")["w"], quantized(x, "INT4", "block").dequantize())
-
-
-def test_every_style_is_offered() -> None:
-    assert STYLES == ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")

@@ -225,12 +225,6 @@ def test_work_in_shards_of_another_size_is_not_gone_on_with(
     assert len(list(Path("out").glob("model-*-of-00005.safetensors"))) == 5
 
 
-def test_shares_write_shards_together() -> None:
-    for number in range(3):
-        assert convert("in", "out", "--shard-size", "4KB", "--shard", f"{number}/3") == 0
-    assert same(all_of("out"), wanted())
-
-
 def test_merging_takes_little_memory() -> None:
     """Of sources of 64 MB no more than pieces are in memory at a time."""
     for number in range(4):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from conversions import planned, run
 from gpucast import files
-from gpucast.checkpoints.running import staging
+from gpucast.checkpoints.running import staging, stream
 from gpucast.checkpoints.running.shard import Share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
@@ -52,9 +51,8 @@ def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: 
             raise KeyboardInterrupt
         return verify(written, file, *rest)
 
-    running = sys.modules["gpucast.checkpoints.running.run"]
-    verify = running.verify  # type: ignore[attr-defined]
-    monkeypatch.setattr(running, "verify", interrupted)
+    verify = stream.verify
+    monkeypatch.setattr(stream, "verify", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(plan, verify="all")
     assert not work.is_done(plan.files[1])
@@ -105,59 +103,6 @@ def test_unfinished_work_is_no_source_of_its_own_target(folder: Path) -> None:
     assert len(os.listdir("out.partial/files")) == 1
 
 
-def test_the_work_of_another_process_is_not_taken_for_ones_own(folder: Path) -> None:
-    """As where a file system knows no locks, or somebody removed the folder."""
-    files.save("in.safetensors", {"x": BIG})
-    plan = planned("in.safetensors", "out.safetensors")
-    other = Staging(plan)
-
-    def replace(done: int) -> None:
-        # With 0 a stage begins.
-        if done:
-            other.discard()
-            other.begin()
-            with other.part(plan.files[0]) as part:
-                part.write(b"half")
-
-    with pytest.raises(files.FileError, match=r"out.safetensors.partial: was removed by another process"):
-        run(plan, replace)
-    assert not os.path.exists("out.safetensors")
-
-    def begin_another(done: int) -> None:
-        if done:
-            other.discard()
-            Staging(planned("b.safetensors", "out.safetensors")).begin()
-
-    files.save("b.safetensors", {"x": BIG[:10]})
-    with pytest.raises(OSError, match="No such file"):
-        run(plan, begin_another)
-    # What failed leaves the new work alone.
-    assert leftovers(folder, "in.safetensors", "b.safetensors") == ["out.safetensors.partial"]
-    with pytest.raises(files.FileError, match="was removed by another process"), other.part(plan.files[0]):
-        pass
-
-
-def test_one_process_concludes(folder: Path) -> None:
-    two()
-    plan = planned("in", "out")
-    work = Staging(plan)
-    work.begin()
-    with work.concluding() as is_ours:
-        assert is_ours
-        work.discard()
-    with work.concluding() as is_ours:
-        assert not is_ours
-
-
-def test_a_kill_may_leave_the_job_alone(folder: Path) -> None:
-    two()
-    plan = planned("in", "out")
-    Staging(plan).begin()
-    os.rmdir("out.partial/work")
-    os.rmdir("out.partial/files")
-    assert len(run(plan).results) == 2
-
-
 def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
     two()
     run(planned("in", "out"))
@@ -188,24 +133,6 @@ def test_what_was_written_before_is_verified(folder: Path, capsys: pytest.Captur
     assert "out/b.safetensors: verify: tensor 'b': element 65535 is 0.0" in capsys.readouterr().err
     assert leftovers(folder, "in") == ["json", "out"]
     assert written.exists()
-
-
-def test_an_error_does_not_discard_the_work_of_another_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two()
-    files.save("in/a.safetensors", {"a": np.full(1000, 1e9, np.float32)})
-    monkeypatch.setattr(staging, "WORTH_KEEPING", 1 << 30)
-    errors = []
-
-    def begin_another(done: int) -> None:
-        # It is not allowed what the first one is.
-        if not errors and os.path.exists("out.partial/files/a.safetensors"):
-            with pytest.raises(ValueError, match="in/a.safetensors: tensor 'a' .* would lose") as error:
-                run(planned("in", "out"))
-            errors.append(error)
-
-    run(planned("in", "out"), begin_another, allow_loss=True)
-    assert errors
-    assert leftovers(folder, "in") == ["out"]
 
 
 def test_external_data_that_changes_is_noticed(folder: Path) -> None:

@@ -113,7 +113,7 @@ signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 kept = Cache({str(tmp_path)!r})
 kept.put({KEY!r}, bytes(10000))
-assert kept.problem == {f"{tmp_path}: the disk is full"!r}, kept.problem
+assert kept.problem == {f"{tmp_path}: File too large"!r}, kept.problem
 assert kept.get({KEY!r}) == bytes(10000)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

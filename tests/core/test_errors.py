@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from gpucast import files
 from gpucast.checkpoints.losses.limits import TooMuchLost
 from gpucast.checkpoints.running.cluster import ClusterError
-from gpucast.checkpoints.running.unfinished import Busy
+from gpucast.checkpoints.running.staging import Busy
 from gpucast.cli import main
 from gpucast.core.errors import printable, printable_lines
 from gpucast.files import FileError

@@ -146,17 +146,15 @@ class Case:
         return names
 
     def badly_left(self, ended: Ended, left: dict[str, bytes], is_undoable: bool) -> str:
-        """What is wrong with what a run left, which could undo what it had done; "" if nothing is."""
+        """What is wrong with what a run left, which could remove what is temporary; "" if nothing is."""
         if not is_undoable:
             # Nobody may be left to remove the temporary file of a report.
             left = {name: data for name, data in left.items() if not name.startswith(f".{jobs.REPORT}")}
         if ended.code == 0 or _WHOLE in ended.printed:
             return "" if is_same(left, self.after) else f"success, and left {sorted(left)}"
-        allowed = [self.before, self.after]
-        if not is_undoable:
-            # It may end between the two renames of a model with external data; the next run completes or undoes it.
-            data = {name: data for name, data in self.after.items() if name.endswith(".data")}
-            allowed.append(self.before | data)
+        # It may end between the two renames of a model with external data; the next run completes it.
+        data = {name: data for name, data in self.after.items() if name.endswith(".data")}
+        allowed = [self.before, self.before | data, self.after]
         return "" if any(is_same(left, files) for files in allowed) else f"{ended.code}, and left {sorted(left)}"
 
     def again(self, where: Path, left: dict[str, bytes]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: the wheel holds the package, its type marker and the kernels."""
+"""What is installed: the wheel holds the package, its type marker, the kernels and the template of the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_wheel_holds_package_and_kernels(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     kernels = {f"gpucast/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.*")}
-    suffixes = {".py", ".hpp"}
+    suffixes = {".py", ".hpp", ".html"}
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpucast").rglob("*") if path.suffix in suffixes}
     assert kernels and modules
     assert kernels | modules | {"gpucast/py.typed"} <= names

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.run import run, run_file
-from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.running.unfinished import Busy
+from gpucast.checkpoints.running.shard import Share
+from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 from gpucast.files import FileError
@@ -69,8 +69,8 @@ def run_on(
         _check_versions(client)
         staging = Staging(plan)
         try:
-            staging.begin(options.restart)
-            options = dataclasses.replace(options, restart=False)
+            staging.begin(options.restart, is_share=True)
+            options = dataclasses.replace(options, restart=False, share=Share(0, 1))
             # By a run that was killed right then.
             was_published = staging.is_published()
             if not was_published:
@@ -84,7 +84,7 @@ def run_on(
             raise
         finally:
             # The run below publishes, for which nobody else may work here.
-            staging.release()
+            staging.partial.release()
     if was_published:
         run(plan, options, outcome, advance)
         return
@@ -98,11 +98,14 @@ def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
         return
     if staging.is_worth_keeping():
         outcome.kept = staging.folder
-    elif staging.held.is_locked:
-        staging.give_up(_STOP)
-    else:
-        # This process has not come to work here; another one may.
-        staging.discard_alone()
+        return
+    deadline = time.monotonic()
+    if staging.partial.is_locked:
+        # Workers notice it, and stop. What has not stopped in time is left to the next start.
+        staging.partial.forget()
+        deadline += _STOP
+    while not staging.discard_alone() and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 # ---- the cluster ----

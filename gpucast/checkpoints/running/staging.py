@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where unfinished work lies: TARGET.partial, beside the target, until all of it takes the target's place at once.
+"""The work of a plan: begun or gone on with in TARGET.partial, done file by file, given its place by a rename.
 
-    job.json          which conversion this is, and what of it is being published (`gpucast.checkpoints.running.job`)
-    lock              shared by who works, held alone by who publishes or discards
     files/            finished files under their final names
     work/7.part/      what is written of file 7 of the plan, under its final names
     work/7.jsonl      the journal of file 7
 
-A folder that is done has .gpucast.json, by which a process that comes late knows that nothing is left to do.
-A process also holds a lock on the file it works on; the system lifts locks when a process dies. So any number of
-processes may share the work, and after a kill at any moment the next run goes on with what is there, or completes what
-was being published, or removed (docs/checkpoints.md has the table). The folder is this user's alone.
+A process has the folder's lock while it works (shares of one conversion have it together), and a lock on the file that
+it writes; the system lifts locks when a process dies. So after a kill at any moment the next run goes on with what is
+there (docs/checkpoints.md has the table).
 """
 
 from __future__ import annotations
@@ -21,190 +18,157 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from gpucast.checkpoints.planning.plan import FilePlan
-from gpucast.checkpoints.running import job as jobs
-from gpucast.checkpoints.running.job import Job
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.locks import lock
-from gpucast.checkpoints.running.place import check_place, check_space
-from gpucast.checkpoints.running.unfinished import FILES, Busy, Unfinished, path_of
+from gpucast.checkpoints.running.partial import FILES, WORK, Job, Partial
+from gpucast.checkpoints.running.target import Target
 from gpucast.checkpoints.streaming.journal import Journal
-from gpucast.core.places import status_of
+from gpucast.core.places import closing, resolved, status_of, sync_folder
 from gpucast.files import FileError
-from gpucast.files.atomic import check_target, closing, mode_of, new_mode
+from gpucast.files.atomic import mode_of, new_mode
 from gpucast.files.inside import within
 
-_WORK = "work"
 #: After an error, less than this many finished bytes are removed rather than left for the next run.
 WORTH_KEEPING = 64 << 20
 #: How often, and how long apart, a start looks again while another one is at the same.
 _LOOKS, _APART = 100, 0.05
 
 
-class Staging(Unfinished):
-    """The work of a plan: begun, done file by file, counted."""
+class Busy(FileError):
+    """Another process works on the same file."""
+
+
+class Staging:
+    """The unfinished work of a plan, of which there need not be any."""
+
+    def __init__(self, plan: ConversionPlan) -> None:
+        self.plan = plan
+        # A link keeps pointing where it does: the file behind it is replaced.
+        self.partial = Partial(resolved(plan.target))
+        self.target = Target(plan, self.partial)
+        self.folder = self.partial.path
+        self._is_begun = False
+        #: Whether this process has written the target, or found it written.
+        self.is_whole = False
 
     # ---- beginning ----
 
     def check(self, restart: bool = False) -> None:
         """The errors of `begin`, and nothing else."""
-        job, is_stale = self._unfinished(restart)
-        if is_stale and not restart and self._is_tidied_up():
+        if within(self.folder, self.plan.source):
+            raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
+        if self._going_on(restart) is not None:
             return
-        if job is None and ((is_stale and self.plan.single) or not self.is_published()):
-            self._check_target()
+        if restart and self.partial.job() is not None:
+            if not self.partial.is_idle():
+                raise self._busy()
+        elif self.is_published():
+            if restart:
+                raise FileError(
+                    f"{self.plan.target}: is finished, and --restart discards unfinished work alone; remove it to "
+                    "convert it again"
+                )
+            return
+        self.target.check()
 
-    def _unfinished(self, restart: bool) -> tuple[Job | None, bool]:
-        """The job to go on with; whether there is one to discard. FileError where it must not be."""
-        plan = self.plan
-        if within(self.folder, plan.source):
-            raise FileError(f"{plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
-        job = self.read_job()
-        if job is None:
-            return None, False
-        if restart:
-            if not self.held.is_locked and not self.is_idle():
-                raise self.busy()
-            return None, True
-        if job.is_discarded:
-            return None, True
-        if job.fingerprint == plan.fingerprint:
-            return job, False
-        if self._has_work():
+    def _going_on(self, restart: bool) -> Job | None:
+        """The job to go on with; None where there is none, or one to discard. FileError where it must not be."""
+        job = self._job()
+        if job is None and not restart and self.partial.job() is not None and self.partial.has_work():
             raise FileError(
                 f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
                 "gpucast); finish that one with its own command, or give --restart to discard it"
             )
-        return None, True
+        return None if restart else job
 
-    def begin(self, restart: bool = False) -> None:
+    def begin(self, restart: bool = False, is_share: bool = False) -> None:
         """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be.
 
-        What another run was publishing when it ended is completed; what it was discarding is discarded. After an error
-        the folder may have been made; then `is_own` says so.
+        From then on this process has the lock, with other shares if it is one; nobody has where the target is written
+        and nothing unfinished is left.
         """
         for _ in range(_LOOKS):
-            self.release()
-            if self.is_whole:
+            self.check(restart)
+            if self.is_published() and not self.partial.exists():
                 return
-            job, is_stale = self._unfinished(restart)
-            if job is None and not is_stale and self.held.look() is None:
-                if self.is_published():
-                    if restart:
-                        raise FileError(
-                            f"{self.plan.target}: is finished, and --restart discards unfinished work alone; remove "
-                            "it to convert it again"
-                        )
-                    return
-                self._check_target()
+            # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
+            self._is_begun = True
+            job = self._going_on(restart)
             with contextlib.suppress(FileNotFoundError):
-                if job is not None and self._go_on(job):
-                    return
-                # Who publishes or discards comes to an end; who has only just begun may work for long.
-                is_ending = not restart and self._is_ending()
-                # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
-                self.is_begun = True
-                if self.held.acquire(is_ending, shared=False, make=job is None and not is_stale):
-                    restart = self._mend(restart)
+                if is_share and job is not None and job.publishing is None:
+                    if self.partial.lock(alone=False) and self.is_seen():
+                        return
+                elif self.partial.lock(alone=True, make=True):
+                    self._mend(restart)
+                    restart = False
+                    if not is_share or self.is_published():
+                        return
                     continue
             # Another process does the same at this moment, or works on.
             time.sleep(_APART)
-        raise self.busy()
+        raise self._busy()
 
-    def _go_on(self, job: Job) -> bool:
-        """Whether this process now shares the work of a job, or what is left to do when it is published."""
-        self.held.acquire(wait=True, shared=True)
-        if self.read_job() != job:
-            return False
-        if job.publishing is None:
-            # A kill may have left job.json alone.
-            self._make_folders()
-        elif not self.publication(self.own(), job).is_complete():
-            return False
-        self.is_begun = True
-        return True
+    def _mend(self, restart: bool) -> None:
+        """With the lock held alone: write the job down, or go on giving results their places."""
+        job = self._going_on(restart)
+        if job is None:
+            if not restart and self.is_published():
+                self.partial.discard()
+                return
+            self.partial.forget()
+            self.partial.clear()
+            self.target.check()
+            job = self.target.job()
+            self.partial.write(job)
+        # A kill may have left the job alone.
+        for name in (WORK, FILES):
+            os.makedirs(self.partial.file(name), exist_ok=True)
+        if job.publishing is not None:
+            self.target.complete(job.publishing)
 
-    def _mend(self, restart: bool) -> bool:
-        """With the lock held alone: write the job down, or complete what was being published, or discard what does not
-        count. Whether there still is something that `restart` means."""
-        job, is_stale = self._unfinished(restart)
-        if is_stale:
-            # Of this very conversion, that was killed when it had published all and tidied up.
-            self.is_whole = not restart and self._is_tidied_up()
-            self.discard()
-            return False
-        if job is None and self.is_published():
-            # An empty folder is left over.
-            self.discard()
-        elif job is None:
-            self._check_target()
-            jobs.write(self.own(), Job(self.plan.fingerprint), self.paths)
-            self._make_folders()
-        elif job.publishing is not None:
-            self.publication(self.own(), job).complete()
-        return restart
+    # ---- whose work this is ----
 
-    def _is_ending(self) -> bool:
-        job = self.read_job()
-        return job is not None and (job.is_discarded or job.publishing is not None)
+    def _job(self) -> Job | None:
+        """The job that is there, if it is of this plan."""
+        job = self.partial.job()
+        return job if job is not None and job.fingerprint == self.plan.fingerprint else None
 
-    def _is_tidied_up(self) -> bool:
-        folder = self.own()
-        job = jobs.read(folder)
-        is_ours = job is not None and job.fingerprint == self.plan.fingerprint
-        return job is not None and is_ours and self.publication(folder, job).is_complete()
+    def is_seen(self) -> bool:
+        """Whether this process sees what it, or another one, has begun for this plan."""
+        return self._job() is not None
 
-    def _make_folders(self) -> None:
-        folder = self.own()
-        folder.make(_WORK)
-        folder.make(FILES)
+    def is_own(self) -> bool:
+        """Whether this process has begun the work (or was about to), or gone on with it, and no other has put its own
+        there since."""
+        return self._is_begun and (self.partial.job() is None or self.is_seen())
 
-    def _has_work(self) -> bool:
-        # A journal alone is none: it is what remains when all has been published.
-        folder = self.held.here()
-        if folder is None:
-            return False
-        work = (name for name in folder.files(_WORK) if not name.endswith(".jsonl"))
-        return any(True for _ in work) or any(True for _ in folder.files(FILES))
+    def _taken(self) -> FileError:
+        return FileError(f"{self.folder}: was removed by another process, which has begun its own work there")
 
-    def _check_target(self) -> None:
-        target, plan = self.target, self.plan
-        check_place(target, plan.target)
-        if plan.single:
-            check_target(plan.target)
-            if not plan.overwrite and status_of(target) is not None:
-                raise FileError(f"{plan.target}: exists already; give --overwrite to replace it, or another name")
-            parent = os.path.dirname(target)
-            for name in self.names[:-1]:
-                if status_of(os.path.join(parent, name)) is not None:
-                    raise FileError(
-                        f"{os.path.join(parent, name)}: exists, and the external data of {plan.target} would replace "
-                        "it; remove it or choose another name"
-                    )
-        elif status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
-            raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
-        check_space(target, plan.files, plan.target)
+    def _busy(self) -> Busy:
+        return Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
 
     # ---- one file ----
 
-    def published(self, file: FilePlan) -> str:
-        """The path of a file of the target."""
-        return self.target if self.plan.single else os.path.join(self.target, *file.name.split("/"))
+    def is_done(self, file: FilePlan) -> bool:
+        return all(status_of(self.finished(name)) is not None for name in file.names)
+
+    def finished(self, name: str) -> str:
+        """The path of a finished file."""
+        return self.partial.file(f"{FILES}/{name}")
 
     def journal(self, file: FilePlan) -> Journal:
-        folder, path = self.held.here(), self._path(file, "jsonl")
-        if folder is None:
-            return Journal(os.path.join(self.folder, path))
-        return Journal(path, folder.opener, lambda name, to: folder.replace(name, folder, to))
+        return Journal(self._path(file, "jsonl"))
 
     @contextlib.contextmanager
     def part(self, file: FilePlan) -> Iterator[BinaryIO]:
         """The unfinished file, as it was left, open for reading and writing; no other process has it meanwhile."""
         with self._working():
             if not self.is_seen():
-                raise self.taken()
-            folder, path = self.own(), self._parts(file)[-1]
-            folder.make(os.path.dirname(path))
-            handle = folder.open(path, os.O_RDWR | os.O_CREAT)
+                raise self._taken()
+            path = self.parts(file)[-1]
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
             with closing(open(handle, "r+b", buffering=1 << 20)) as part:
                 if not lock(part, wait=False):
                     raise Busy(f"{self.plan.target}: another process is converting {file.path} at this moment")
@@ -212,90 +176,109 @@ class Staging(Unfinished):
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """The job's lock, shared: the one that this process has since it began, or one of its own."""
-        if self.held.is_locked:
+        """The folder's lock: the one that this process has since it began, or one of its own, shared."""
+        if self.partial.is_locked:
             yield
             return
         try:
-            if self.read_job() is None:
-                raise self.taken()
-            self.held.acquire(wait=True, shared=True)
+            self.partial.lock(alone=False, wait=True)
         except FileNotFoundError:
-            raise self.taken() from None
+            raise self._taken() from None
         try:
             yield
         finally:
-            self.release()
-
-    @contextlib.contextmanager
-    def external(self, file: FilePlan) -> Iterator[BinaryIO]:
-        """The unfinished file of external data, empty; it has come to the disk when the block ends."""
-        handle = self.own().open(self._parts(file)[0], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        with closing(open(handle, "wb", buffering=1 << 20)) as data:
-            yield data
-            data.flush()
-            os.fsync(data.fileno())
+            self.partial.release()
 
     def parts(self, file: FilePlan) -> list[str]:
         """Where the files of `file.names` are until they are finished."""
-        return [os.path.join(self.folder, path) for path in self._parts(file)]
-
-    def _parts(self, file: FilePlan) -> list[str]:
         return [os.path.join(self._path(file, "part"), name.rpartition("/")[2]) for name in file.names]
 
     def remove_parts(self, file: FilePlan) -> None:
         """Have the file written anew."""
-        self._remove(self._parts(file))
+        _remove(self.parts(file))
 
     def remove_finished(self, file: FilePlan) -> None:
-        self._remove([path_of(name) for name in file.names])
+        _remove([self.finished(name) for name in file.names])
 
-    def _remove(self, paths: list[str]) -> None:
-        for path in paths:
-            with contextlib.suppress(OSError):
-                self.own().unlink(path)
-
-    def finish(self, file: FilePlan, part: BinaryIO) -> None:
-        """Give the written parts, which have come to the disk, their names; `part` is the file that `part` gave."""
-        # By its path: another folder may have the name of this one.
-        if not os.path.samestat(os.fstat(part.fileno()), os.lstat(self.parts(file)[-1])):
-            raise self.taken()
-        folder = self.own()
-        for path, name in zip(self._parts(file), file.names, strict=True):
-            finished = path_of(name)
-            folder.set_mode(path, self._mode())
-            folder.make_all(os.path.dirname(finished))
-            folder.replace(path, folder, finished)
-            folder.sync(os.path.dirname(finished))
-
-    def _mode(self) -> int:
-        """The permissions of the file that is replaced, or those that a plain ``open`` would give."""
-        return mode_of(self.target) if self.plan.single else new_mode()
+    def finish(self, file: FilePlan) -> None:
+        """Give the written parts, which have come to the disk, their names."""
+        # The permissions of the file that is replaced, or those that a plain ``open`` would give.
+        mode = mode_of(self.target.path) if self.plan.single else new_mode()
+        for path, name in zip(self.parts(file), file.names, strict=True):
+            os.chmod(path, mode)
+            os.replace(path, self.partial.made(f"{FILES}/{name}"))
+            sync_folder(os.path.dirname(self.finished(name)))
 
     def _path(self, file: FilePlan, ending: str) -> str:
-        return os.path.join(_WORK, f"{self.plan.files.index(file)}.{ending}")
+        return self.partial.file(f"{WORK}/{self.plan.files.index(file)}.{ending}")
 
     # ---- all ----
 
     def missing(self) -> list[FilePlan]:
         """The files that are not finished yet. None are when the target has been written."""
-        with contextlib.ExitStack() as stack:
-            if not self.held.is_locked and self.read_job() is not None:
-                # So that nobody moves them while they are counted.
-                with contextlib.suppress(FileNotFoundError):
-                    self.held.acquire(wait=True, shared=True)
-                    stack.callback(self.release)
-            if self.is_published():
-                return []
-            missing = [file for file in self.plan.files if not self.is_done(file)]
-            if not missing and self.plan.single:
-                self.results = self.finished_results()
-            return missing
+        missing = [file for file in self.plan.files if not self.is_done(file)]
+        # Asked for last: another share may publish what is being counted.
+        return [] if self.is_published() else missing
 
     def is_worth_keeping(self) -> bool:
-        """Whether there is enough finished work for another run to go on with."""
+        """Whether there is enough finished work for another run to go on with, or a result has its place already."""
+        job = self._job()
+        if job is not None and self.target.is_begun(job):
+            return True
         done = 0
         for file in self.plan.files:
             finished = [int(record.get("bytes_in", 0)) for record in self.journal(file).read()]
             done += file.bytes_in if self.is_done(file) else sum(finished)
         return done >= WORTH_KEEPING
+
+    def is_published(self) -> bool:
+        """Whether the target has been written: by this process, another one, or one that was killed right then."""
+        return self.is_whole or self.target.is_written(self._job())
+
+    @contextlib.contextmanager
+    def concluding(self) -> Iterator[bool]:
+        """Whether it is for this process to publish, to read the journals and to discard them. Of several shares one
+        does; the others wait until all that is done. FileError where the work is gone, and the target not written."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if not self.partial.is_alone:
+                    self.partial.lock(alone=True, wait=True)
+            is_ours = self.partial.is_alone and self.is_seen()
+            if not is_ours and not self.is_published():
+                raise FileError(f"{self.folder}: was removed by another process before {self.plan.target} was written")
+            yield is_ours
+        finally:
+            self.partial.release()
+
+    def publish(self) -> None:
+        """Put the finished work in the place of the target, unless that has been done; for who has the lock alone.
+        FileError where a result is missing."""
+        try:
+            if not self.is_published():
+                self.target.publish()
+            self.is_whole = True
+        except BaseException:
+            # It may have been interrupted after the last rename.
+            with contextlib.suppress(OSError, FileError):
+                self.is_whole = self.is_published()
+            raise
+
+    def discard_alone(self) -> bool:
+        """Remove what is of this plan, or of none, if no other process works here; whether that was so."""
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if not (self.partial.is_alone or self.partial.lock(alone=True)):
+                    return False
+                if self.is_own() or self.partial.job() is None:
+                    if not self.is_whole:
+                        self.partial.forget()
+                    self.partial.discard()
+            return True
+        finally:
+            self.partial.release()
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of unfinished work, TARGET.partial: whose it is, its lock, and which conversion it is of.
+
+    lock       shared by processes that share the work, else held alone
+    job.json   the conversion; without it nothing in the folder counts
+    files/     finished files under their final names
+    work/      unfinished files, and the journals
+
+The folder is made first and removed last, with its lock. Nobody but its user and root can write it
+(`gpucast.core.trusted_files`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+from dataclasses import dataclass, field
+from typing import IO
+
+from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
+from gpucast.checkpoints.running.place import is_mount_point
+from gpucast.core.places import replaced, status_of, sync_folder
+from gpucast.core.trusted_files import why_not_ours_alone
+from gpucast.files import FileError
+
+SUFFIX = ".partial"
+FILES, WORK = "files", "work"
+_JOB, _LOCK = "job.json", "lock"
+
+
+@dataclass(frozen=True)
+class Job:
+    fingerprint: str
+    #: What people may want to know.
+    paths: dict[str, str] = field(default_factory=dict)
+    #: Files that are being given their places beside the target, with their bytes and the time of their last change in
+    #: nanoseconds, which a rename keeps; None: the work goes on.
+    publishing: dict[str, tuple[int, int]] | None = None
+
+
+class Partial:
+    """The folder beside the resolved `target`; it need not exist."""
+
+    def __init__(self, target: str) -> None:
+        self.target, self.path = target, target + SUFFIX
+        self._lock: IO[bytes] | None = None
+        #: Whether this process has the lock; whether nobody else has.
+        self.is_locked = self.is_alone = False
+
+    def file(self, name: str) -> str:
+        """The path of what has this name, with slashes, in the folder."""
+        return os.path.join(self.path, *name.split("/"))
+
+    def made(self, name: str) -> str:
+        """The same, where its folder is made."""
+        os.makedirs(os.path.dirname(self.file(name)), exist_ok=True)
+        return self.file(name)
+
+    def exists(self) -> bool:
+        """FileError where what bears the name is no folder of this user's alone."""
+        status = status_of(self.path)
+        if status is None:
+            return False
+        if not stat.S_ISDIR(status.st_mode):
+            what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
+            raise FileError(f"{self.path}: is in the way, and {what}; remove it")
+        if is_mount_point(self.path, status, os.stat(os.path.dirname(self.path))):
+            raise FileError(f"{self.path}: is mounted on its own, so that no result can be moved from it; unmount it")
+        try:
+            why = why_not_ours_alone(self.path)
+        except FileNotFoundError:
+            return False
+        if why:
+            raise FileError(f"{self.path}: {why}; nothing in it is trusted: choose another name, or have it removed")
+        return True
+
+    # ---- the lock ----
+
+    def lock(self, alone: bool, wait: bool = False, make: bool = False) -> bool:
+        """Take the lock, in the place of the one that this process has; with `make` the folder is made. Whether others
+        let it, if not to `wait`. FileNotFoundError where there is no folder."""
+        while True:
+            self.release()
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.path, 0o700)
+            if not self.exists():
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path)
+            try:
+                file = self._lock = open(self.file(_LOCK), "ab", buffering=0)
+            except FileNotFoundError:
+                # The folder has just been removed.
+                continue
+            if not lock(file, wait, shared=not alone):
+                self.release()
+                return False
+            status = status_of(self.file(_LOCK))
+            # Who discards removes the lock: then it is that of another folder.
+            if status is not None and os.path.samestat(status, os.fstat(file.fileno())):
+                self.is_locked, self.is_alone = True, alone
+                if not HAS_LOCKS:
+                    # An open file could not be removed.
+                    file.close()
+                return True
+
+    def release(self) -> None:
+        """Give the lock back; more than once is no error."""
+        if self._lock is not None:
+            if not self._lock.closed:
+                unlock(self._lock.fileno())
+            self._lock.close()
+        # Forgotten after it was given back: an interrupted release is made good by the next one.
+        self._lock, self.is_locked, self.is_alone = None, False, False
+
+    def is_idle(self) -> bool:
+        """Whether nobody has the lock; nothing is written to find out."""
+        try:
+            with open(self.file(_LOCK), "rb+") as file:
+                return lock(file, wait=False)
+        except FileNotFoundError:
+            return True
+
+    # ---- the job ----
+
+    def job(self) -> Job | None:
+        """None where there is none, or nothing that counts. FileError where the folder is not one of ours."""
+        if not self.exists():
+            return None
+        try:
+            with open(self.file(_JOB), encoding="utf-8") as file:
+                record = json.load(file)
+            publishing = record["publishing"]
+            if publishing is not None:
+                publishing = {str(name): (int(size), int(time)) for name, (size, time) in publishing.items()}
+            return Job(str(record["fingerprint"]), record["paths"], publishing)
+        except FileNotFoundError:
+            if self._is_ours():
+                return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise FileError(f"{self.path}: is in the way, and nothing that gpucast left; remove it")
+
+    def _is_ours(self) -> bool:
+        names = self._names()
+        known = all(name in (_JOB, _LOCK, FILES, WORK) or name.startswith(f".{_JOB}.") for name in names)
+        # The lock is made first and removed last.
+        return known and (not names or _LOCK in names)
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.path)
+        except FileNotFoundError:
+            return []
+
+    def write(self, job: Job) -> None:
+        """Write the job down, whole or not at all, to last through a power cut."""
+        with replaced(self.file(_JOB), 0o666) as file:
+            file.write(json.dumps(vars(job)).encode())
+
+    def forget(self) -> None:
+        """From now on nothing in the folder counts; who works there sees it."""
+        _unlink(self.file(_JOB))
+        sync_folder(self.path)
+
+    def has_work(self) -> bool:
+        """Whether there is anything but journals, which remain when all has its place."""
+        return any(
+            ".jsonl" not in name
+            for folder in (WORK, FILES)
+            for _, _, names in os.walk(self.file(folder))
+            for name in names
+        )
+
+    # ---- for who has the lock alone ----
+
+    def clear(self) -> None:
+        """Remove all but the lock. The job is the last: what it says of published results holds until then."""
+        for name in sorted(self._names(), key=_JOB.__eq__):
+            if name in (WORK, FILES):
+                shutil.rmtree(self.file(name))
+            elif name != _LOCK:
+                _unlink(self.file(name))
+
+    def discard(self) -> None:
+        """Remove it all."""
+        self.clear()
+        _unlink(self.file(_LOCK))
+        try:
+            os.rmdir(self.path)
+        except OSError as error:
+            # Another process has just begun there, or removed it.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target of a plan: whether it may be written, whether it is, and how finished files get their places there.
+
+A folder gets its place by one rename. The files of a single target, a model and its external data, cannot get theirs at
+once: they are written down first, the next start goes on with what is written down, and the last one counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.running.partial import FILES, Job, Partial
+from gpucast.checkpoints.running.place import check_place, check_space
+from gpucast.core.places import durable, status_of, sync_folder
+from gpucast.files import FileError, limits
+from gpucast.files.atomic import check_target
+from gpucast.files.inside import open_regular
+
+#: In a written folder: which conversion it is of, by which a process that comes late knows that nothing is left to do.
+_DONE = ".gpucast.json"
+
+
+class Target:
+    """Where the finished files of `partial` go."""
+
+    def __init__(self, plan: ConversionPlan, partial: Partial) -> None:
+        self.path = partial.target
+        self._plan, self._partial = plan, partial
+        self._parent, self._place = os.path.split(self.path)
+        self._names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
+
+    def check(self) -> None:
+        """FileError, OSError where it cannot be written, or something would be replaced that must not be."""
+        target, plan = self.path, self._plan
+        check_place(target, plan.target)
+        if plan.single:
+            check_target(plan.target)
+            if not plan.overwrite and status_of(target) is not None:
+                raise FileError(f"{plan.target}: exists already; give --overwrite to replace it, or another name")
+            for name in self._names[:-1]:
+                if status_of(self._placed(name)) is not None:
+                    raise FileError(
+                        f"{self._placed(name)}: exists, and the external data of {plan.target} would replace it; "
+                        "remove it or choose another name"
+                    )
+        elif status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
+            raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
+        check_space(target, plan.files, plan.target)
+
+    def file(self, file: FilePlan) -> str:
+        """The path of a file of it."""
+        return self.path if self._plan.single else os.path.join(self.path, *file.name.split("/"))
+
+    def is_written(self, job: Job | None) -> bool:
+        """Whether all is there; `job` is that of unfinished work for it, if there is any."""
+        if self._plan.single:
+            return job is not None and job.publishing is not None and all(map(self._is_placed, job.publishing.items()))
+        return _done_mark(self.path) == self._plan.fingerprint and all(
+            status_of(os.path.join(self.path, *name.split("/"))) is not None for name in self._names
+        )
+
+    def is_begun(self, job: Job) -> bool:
+        """Whether a file of it is there already."""
+        return job.publishing is not None and any(map(self._is_placed, job.publishing.items()))
+
+    def job(self, publishing: dict[str, tuple[int, int]] | None = None) -> Job:
+        """Unfinished work for it."""
+        return Job(self._plan.fingerprint, {"source": self._plan.source, "target": self._plan.target}, publishing)
+
+    def publish(self) -> None:
+        """Give finished files their places; for who has the lock alone. FileError where one is missing."""
+        if self._plan.single:
+            publishing = {name: self._known(name) for name in self._names}
+            self._partial.write(self.job(publishing))
+            self.complete(publishing)
+            return
+        mark = json.dumps(self.job().paths | {"fingerprint": self._plan.fingerprint})
+        for name, text in (*self._plan.indexes, (_DONE, mark)):
+            with durable(self._partial.made(f"{FILES}/{name}")) as file:
+                file.write(text.encode())
+            sync_folder(os.path.dirname(self._finished(name)))
+        for name in self._names:
+            self._known(name)
+        if os.name == "nt" and os.path.isdir(self.path):
+            # Windows replaces no folder, not even an empty one.
+            os.rmdir(self.path)
+        os.replace(self._partial.file(FILES), self.path)
+        sync_folder(self._parent)
+
+    def complete(self, publishing: dict[str, tuple[int, int]]) -> None:
+        """Give files that are written down their places, where they have not got them."""
+        for name, known in publishing.items():
+            place, is_there = self._placed(name), self._is_placed((name, known))
+            if not is_there and status_of(self._finished(name)) is None:
+                raise FileError(
+                    f"{place}: was being written, and is neither there nor in {self._partial.path} as it was; "
+                    "give --restart to begin anew"
+                )
+            may_replace = name == self._names[-1] and self._plan.overwrite
+            if not is_there and not may_replace and status_of(place) is not None:
+                raise FileError(f"{place}: exists, and would be replaced; remove it or choose another name")
+        for name in publishing:
+            if status_of(self._finished(name)) is not None:
+                os.replace(self._finished(name), self._placed(name))
+        sync_folder(self._parent)
+
+    def _placed(self, name: str) -> str:
+        """The place of a file of a single target, which may have another name than its plan says."""
+        return os.path.join(self._parent, self._place if name == self._names[-1] else name)
+
+    def _is_placed(self, result: tuple[str, tuple[int, int]]) -> bool:
+        name, known = result
+        return status_of(self._finished(name)) is None and _size_and_time(self._placed(name)) == known
+
+    def _known(self, name: str) -> tuple[int, int]:
+        """By which a finished file is known in its place. FileError where it is missing."""
+        known = _size_and_time(self._finished(name))
+        if known is None:
+            raise FileError(f"{self._finished(name)}: was finished, and is not there")
+        return known
+
+    def _finished(self, name: str) -> str:
+        return self._partial.file(f"{FILES}/{name}")
+
+
+def _size_and_time(path: str) -> tuple[int, int] | None:
+    """Bytes, and the time of the last change in nanoseconds; None where no regular file is."""
+    status = status_of(path)
+    return None if status is None or not stat.S_ISREG(status.st_mode) else (status.st_size, status.st_mtime_ns)
+
+
+def _done_mark(folder: str) -> str | None:
+    """The fingerprint that a written folder bears; None where it bears none."""
+    try:
+        with open_regular(os.path.join(folder, _DONE)) as file:
+            # Anybody may have made it.
+            return str(limits.parsed_json(file.read(limits.CONFIG).decode())["fingerprint"])
+    except (FileNotFoundError, NotADirectoryError, FileError, ValueError, KeyError, TypeError):
+        return None

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench import gpu, gpu_many, gpu_quantize, host, overhead, static
 from bench.revision import code_digest, commit
-from gpucast.benchmark.machine import processor
+from bench.timing.machine import processor
 from gpucast.gpu import devices
 
 #: Option -> (what it does, the benchmark).

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import gpu_results, gpu_tables, host_tables
-from bench.gpu_results import FOLDER
+from bench.report.results import FOLDER
 from bench.revision import ROOT
 from gpucast.cli import dtypes
 from gpucast.core.dtypes import DTYPES

@@ -11,7 +11,7 @@ from types import ModuleType
 from tables import markdown
 
 from bench import host_quantize, loaders, quantization_peers
-from bench.quantization_error import RESULT, table
+from bench.peers.quantization_error import RESULT, table
 from gpucast.quantization import FORMATS, Format
 
 

@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.config import Config
 
 from bench import gpu_results, host_tables, readme
-from bench.heatmap import heatmap
+from bench.report.heatmap import heatmap
 from gpucast.core.dtypes import DTYPES
 
 FOLDER = gpu_results.FOLDER

@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from gpucast.benchmark import contenders, gpu, quick
-from gpucast.benchmark.machine import HostMachine, Machine
+from bench.timing.machine import HostMachine, Machine
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.core.errors import DeviceUnavailable

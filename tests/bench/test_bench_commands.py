@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench.gpu_results import FOLDER
+from bench.report.results import FOLDER
 from gpucast.benchmark import gpu
 from gpucast.compile import cubin, disassembler
 from gpucast.gpu import devices

@@ -1,39 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench --many``: casts the 300 parameters of a transformer in one call, and compares alternatives.
+"""``python -m bench --many``: casts the 300 parameters of a transformer in one call, beside other ways.
 
 The yardstick is one cast of a single array with the same bytes in the same run, which is the best possible speed.
-Results are compared bit by bit before any measurement. All arrays are in one buffer, far larger than the cache.
+Results are compared bit by bit. All arrays are in one buffer, far larger than the cache.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 import gpucast
-from bench import gpu_cases
-from bench.cases.contenders import OURS, TorchTo
+from bench.cases.contenders import TorchTo, available
+from bench.gpu.calls import Call, Line, measure_calls
 from bench.timing.machine import Machine
-from bench.timing.times import Work, measure
 from gpucast.core.dtypes import DType, dtype
 
 #: 25 layers of GPT-2's kind: 12 tensors each, 315 million elements.
 LAYERS, WIDTH = 25, 1024
 #: The name of the yardstick.
 ONE = "gpucast.cast, one array of the same bytes"
-MANY = "gpucast.cast_many"
-_IN_GRAPH = ", in a graph"
 #: The number of random elements; the memory is filled with copies of them.
 _DRAWN = 1 << 20
-_SAMPLES, _LIMIT = 100, 2.0
-#: Calls whose cost on the host is measured one by one.
-_CALLS = 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +37,7 @@ class BatchCase:
     unscaled: bool = False
 
     def __str__(self) -> str:
-        return f"{self.src} to {self.dst}" + (", unscaled and checked" if self.unscaled else "")
+        return f"{12 * LAYERS} tensors, {self.src} to {self.dst}" + (", unscaled and checked" if self.unscaled else "")
 
 
 CASES = (
@@ -88,17 +80,13 @@ class Arrays:
             machine.upload(part.view(np.uint8), codes[: part.size])
 
 
-class Rival(TorchTo):
+class Foreach(TorchTo):
     """PyTorch's function that copies many tensors into tensors of another type in one call."""
 
     name = "torch._foreach_copy_"
 
-    def has(self, case: BatchCase) -> bool:
-        return True
-
     def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Callable[[], object]:
-        torch = self.torch
-        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+        torch, (xs, ys) = self.torch, self.both(src, out)
         if not case.unscaled:
             return lambda: torch._foreach_copy_(ys, xs)
         found, number = torch.zeros(1, device="cuda"), torch.full((1,), 0.5, device="cuda")
@@ -109,8 +97,12 @@ class Rival(TorchTo):
 
         return run
 
+    def both(self, src: Arrays, out: Arrays) -> tuple[list[Any], list[Any]]:
+        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+        return xs, ys
 
-class Loop(Rival):
+
+class Loop(Foreach):
     """PyTorch's copies one by one."""
 
     name = "torch copy_, a loop"
@@ -118,7 +110,7 @@ class Loop(Rival):
     def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Callable[[], object]:
         if case.unscaled:
             raise NotImplementedError("no one call unscales and checks")
-        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+        xs, ys = self.both(src, out)
 
         def run() -> None:
             for x, y in zip(xs, ys, strict=True):
@@ -127,7 +119,7 @@ class Loop(Rival):
         return run
 
 
-class Apex(Rival):
+class Apex(Foreach):
     """Apex's kernel for many tensors, which also multiplies and checks for finiteness."""
 
     name = "apex multi_tensor_scale"
@@ -140,29 +132,22 @@ class Apex(Rival):
         self.applier, self.kernel = multi_tensor_applier, amp_C.multi_tensor_scale
 
     def prepare_many(self, case: BatchCase, src: Arrays, out: Arrays) -> Callable[[], object]:
-        xs, ys = (arrays.split(self.flat(arrays.data, arrays.row)) for arrays in (src, out))
+        xs, ys = self.both(src, out)
         flag = self.torch.zeros(1, dtype=self.torch.int32, device="cuda")
         return lambda: self.applier(self.kernel, flag, [xs, ys], 0.5 if case.unscaled else 1.0)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure all cases on the GPU."""
-    return gpu_cases.run(CASES, [Rival, Loop, Apex], measure_case, report, arguments.lines)
+def rivals(machine: Machine) -> Sequence[Any]:
+    return available([Foreach, Loop, Apex], machine)
 
 
 def measure_case(
     machine: Machine, case: BatchCase, rivals: Sequence[Any], layers: int = LAYERS, width: int = WIDTH
-) -> list[dict[str, Any]]:
-    """A result line for every alternative.
-
-    `problem`: wrong results of ours; `differs`: results of a rival with other rules; `left_out`: why one was not
-    measured.
-    """
+) -> list[Line]:
     of = shapes(layers, width)
     src, out, wanted = (Arrays(machine, dtype(name), of) for name in (case.src, case.dst, case.dst))
     src.fill(machine)
-    keywords: dict[str, Any] = {}
-    extra: dict[str, Any] = {}
+    keywords, extra = dict[str, Any](), dict[str, Any]()
     if case.unscaled:
         number, finite = machine.empty(4).view(np.float32), machine.empty(1)
         machine.upload(number.view(np.uint8), np.array([0.5], np.float32))
@@ -171,108 +156,23 @@ def measure_case(
     gpucast.cast(src.flat, case.dst, out=wanted.flat, **keywords)
     codes = machine.download(wanted.data)
 
+    def check(result: object) -> str:
+        wrong = np.flatnonzero(machine.download(out.data) != codes)
+        # So that no result of the next call is right by chance.
+        machine.fill(out.data, 0xA5)
+        return f"{wrong.size:,} bytes differ, the first at {wrong[0]:,}" if wrong.size else ""
+
     def loop() -> None:
         for x, y in zip(src.arrays, out.arrays, strict=True):
             gpucast.cast(x, case.dst, out=y, **keywords)
 
-    calls: dict[str, Callable[[], object]] = {
-        MANY: lambda: gpucast.cast_many(src.arrays, case.dst, out=out.arrays, **keywords, **extra),
+    machine.fill(out.data, 0xA5)
+    ours: dict[str, Callable[[], object]] = {
+        "gpucast.cast_many": lambda: gpucast.cast_many(src.arrays, case.dst, out=out.arrays, **keywords, **extra),
         ONE: lambda: gpucast.cast(src.flat, case.dst, out=out.flat, **keywords),
         "gpucast.cast, a loop": loop,
     }
+    calls: dict[str, Call | Callable[[], Call]] = {name: Call(run, check, graph=True) for name, run in ours.items()}
     for rival in rivals:
-        calls[rival.name] = _PreparedRival(rival, case, src, out)
-    lines: dict[str, dict[str, Any]] = {}
-    works: list[Work] = []
-    for name, call in calls.items():
-        line = lines[name] = {"case": str(case), "name": name}
-        machine.fill(out.data, 0xA5)
-        try:
-            call()
-        except Exception as error:
-            if name.startswith(OURS):
-                raise
-            line["left_out"] = f"{type(error).__name__}: {error}"
-            continue
-        wrong = _difference(machine.download(out.data), codes)
-        if wrong:
-            line["problem" if name.startswith(OURS) else "differs"] = wrong
-        line["host_us"] = 1e6 * _host_seconds(machine, call)
-        works.append(_work(name, call))
-        graph = _graph(machine, call)
-        if graph is not None:
-            lines[name + _IN_GRAPH] = {"case": str(case), "name": name + _IN_GRAPH}
-            works.append(_work(name + _IN_GRAPH, graph))
-    times = measure(machine, works, samples=_SAMPLES, limit=_LIMIT)
-    found = dict(zip((work.name for work in works), times, strict=True))
-    moved = src.data.nbytes + out.data.nbytes
-    for name, one in found.items():
-        lines[name] |= {
-            **asdict(one),
-            "bytes": moved,
-            "gb_per_s": moved / one.median / 1e9,
-            "share_of_one": found[ONE].median / one.median,
-        }
-    machine.release()
-    return list(lines.values())
-
-
-class _PreparedRival:
-    """A rival's call, prepared when it is first made."""
-
-    def __init__(self, rival: Any, case: BatchCase, src: Arrays, out: Arrays) -> None:
-        self._rival, self._arguments = rival, (case, src, out)
-        self._call: Callable[[], object] | None = None
-
-    def __call__(self) -> None:
-        if self._call is None:
-            self._call = self._rival.prepare_many(*self._arguments)
-        assert self._call is not None
-        self._call()
-
-
-def _graph(machine: Machine, call: Callable[[], object]) -> Callable[[], object] | None:
-    try:
-        return machine.capture(call)
-    except Exception as error:
-        print(f"bench: no graph: {type(error).__name__}: {error}", file=sys.stderr)
-        return None
-
-
-def _work(name: str, call: Callable[[], object]) -> Work:
-    return Work(name, lambda i: call(), 1)
-
-
-def _host_seconds(machine: Machine, call: Callable[[], object]) -> float:
-    """The cost of one call on the host: the median of some calls, each with an empty queue."""
-    found = []
-    for _ in range(_CALLS):
-        machine.synchronize()
-        begin = machine.now()
-        call()
-        found.append(machine.now() - begin)
-    machine.synchronize()
-    return float(np.median(found))
-
-
-def _difference(got: Any, wanted: Any) -> str:
-    wrong = np.flatnonzero(got != wanted)
-    return f"{wrong.size:,} bytes differ, the first at {wrong[0]:,}" if wrong.size else ""
-
-
-def report(lines: Sequence[dict[str, Any]]) -> None:
-    """A table of all lines."""
-    for case in dict.fromkeys(line["case"] for line in lines):
-        print(f"\n{case}: {LAYERS * 12} tensors")
-        for line in lines:
-            if line["case"] != case:
-                continue
-            if "median" not in line:
-                print(f"  {line['name']:50} {line.get('problem') or line.get('left_out')}", file=sys.stderr)
-                continue
-            host = f"{line['host_us']:9.0f} us on the host" if "host_us" in line else ""
-            note = f"  ({line['differs']})" if line.get("differs") else ""
-            print(
-                f"  {line['name']:50} {1e6 * line['median']:9.1f} us {line['gb_per_s']:8.0f} GB/s "
-                f"{line['share_of_one']:6.1%} of one cast {host}{note}"
-            )
+        calls[rival.name] = lambda rival=rival: Call(rival.prepare_many(case, src, out), check, graph=True)  # type: ignore[misc]
+    return measure_calls(machine, str(case), calls, src.data.nbytes + out.data.nbytes, [ONE], samples=100, limit=2.0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel at many sizes and misalignments, in few launches: run as it is, and under compute-sanitizer.
 
-    compute-sanitizer --tool memcheck --kernel-name kns=gpucast_ python -m bench.gpu.sweep --seconds 60
+    compute-sanitizer --tool memcheck --kernel-name kns=gpucast_ python -m bench.gpu.sweep
 
 Each side is an allocation of its own that ends with the array, so that memcheck detects every access beyond its end.
 The memory before the array is never written, so that initcheck detects if it is read. Results are compared with the
@@ -16,18 +16,15 @@ import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import gpucast
-from bench.gpu_lines import Lines
 from bench.cases.buffers import LAYOUTS, as_array, raw, source_codes
 from bench.cases.check import Check, compare
 from bench.cases.contenders import array_codes
 from bench.timing.machine import Machine
-from gpucast.cli.arguments import positive
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.parity.cases import NUMERIC
@@ -80,33 +77,23 @@ def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[SweepCase]:
     yield from flat[len(pairs) :]
 
 
-def sweep(
-    machine: Machine, chosen: Iterable[SweepCase], seconds: float, lines: Lines | None = None
-) -> tuple[int, int, list[str]]:
-    """Run for so many seconds; returns the launches, the number of results compared, and what differs, in words."""
-    lines = lines or Lines(None)
-    end = machine.now() + seconds
-    launches, checked, wrong = 0, 0, list[str]()
+def sweep(machine: Machine, chosen: Iterable[SweepCase]) -> list[str]:
+    """Runs them; returns which differ, in words. Each is named on stderr first, in case it ends the process."""
+    wrong = list[str]()
     with machine.current():
         for case in chosen:
-            if machine.now() >= end:
-                break
-            # If a launch ends the process, this line names it.
-            lines.begin(str(case))
+            print(f"\r{case}\x1b[K", end="", file=sys.stderr, flush=True)
             found = _run(machine, case)
-            lines.done(str(case), found.first, checked=found.checked, wrong=found.wrong)
-            launches, checked = launches + 1, checked + found.checked
             if found.wrong:
                 wrong.append(f"{case}: {found.wrong} differ: {found.first}")
-    return launches, checked, wrong
+    return wrong
 
 
 def _run(machine: Machine, case: SweepCase) -> Check:
     src, dst, n = case.src, case.dst, case.n
     held = 2 * n - 1 if case.strided and n else n
     codes = source_codes(src)[:held]
-    source = _side(machine, src, held, case.src_shift)
-    out = _side(machine, dst, n, case.dst_shift)
+    source, out = _side(machine, src, held, case.src_shift), _side(machine, dst, n, case.dst_shift)
     if n:
         machine.upload(source, raw(codes, src))
     x, y = as_array(source, src, held), as_array(out, dst, n)
@@ -126,22 +113,12 @@ def _side(machine: Machine, dtype: DType, n: int, shift: int) -> Any:
 
 def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.sweep", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--seconds", type=positive, default=60.0, metavar="S", help="stop after S seconds (default: 60)"
-    )
     parser.add_argument("--launches", type=int, metavar="N", help=f"try the first N alone ({KERNELS}: every kernel)")
-    parser.add_argument("--lines", type=Path, metavar="FILE", help="where each launch gets its line")
     arguments = parser.parse_args(argv)
     chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))[: arguments.launches]
-    lines = Lines(arguments.lines)
-    lines.plan(map(str, chosen))
-    # A later run with the same file continues.
-    rest = [case for case in chosen if str(case) not in lines.finished]
-    launches, checked, wrong = sweep(machine or _gpu(), rest, arguments.seconds, lines)
-    for line in wrong[:20]:
-        print(line)
-    print(f"{launches:,} of {len(chosen):,} launches, {checked:,} results; {len(wrong)} launches differ")
-    return 1 if wrong or (rest and not launches) else 0
+    wrong = sweep(machine or _gpu(), chosen)
+    print("\n".join([*wrong[:20], f"{len(chosen):,} launches; {len(wrong)} differ"]))
+    return int(bool(wrong))
 
 
 def _gpu() -> Machine:

@@ -23,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 import gpucast
-from bench import host_tables, strings
+from bench.host import strings
+from bench.report import host_tables
 from bench.report.host_tables import EVERYDAY, HostMeasurement
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve

@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.revision import ROOT, commit
-from gpucast import cast
 from bench.timing.machine import processor
+from gpucast import cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Parts
 from gpucast.quantization import FORMATS, Format, host

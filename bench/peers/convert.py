@@ -35,9 +35,9 @@ from tqdm import tqdm
 
 import gpucast
 from bench.revision import ROOT, commit
+from bench.timing.machine import processor
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
-from bench.timing.machine import processor
 
 #: Names of types, of gpucast and of the others; what --scale says.
 JOBS = [
@@ -167,7 +167,9 @@ CONTENDERS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.peers.convert", description="Conversion of files beside others.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.peers.convert", description="Conversion of files beside others."
+    )
     parser.add_argument("--megabytes", type=int, default=1024, help="size of the input as FLOAT (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--torch-python", help="a Python with torch and safetensors; without it torch is left out")

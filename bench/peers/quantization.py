@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The squared error of `gpucast.quantize` beside that of other tools: ``python -m bench.peers.quantization``.
 
-The mean squared error over the mean square of FLOAT matrices of random numbers (`bench.peers.quantization_error.DATA`), of
-which each tool finds its own scales, in per mille. llm-compressor computes with compressed-tensors, by the smallest and
+The mean squared error over the mean square of FLOAT matrices of random numbers (as in `quantization_error`), of which
+each tool finds its own scales, in per mille. llm-compressor computes with compressed-tensors, by the smallest and
 largest numbers. It runs where torch, compressed-tensors, torchao and onnxruntime are installed; the numbers do not
 depend on the machine. They are written to bench/results/quantization-peers.json, which docs/quantization.md shows.
 """

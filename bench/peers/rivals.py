@@ -65,16 +65,19 @@ class JaxJit:
     def supports(self, src: DType, dst: DType) -> bool:
         return all(not dtype.packed and hasattr(self.jax.numpy, _jax_name(dtype)) for dtype in (src, dst))
 
-    def prepare(self, sets: Sets) -> Run:
+    def arrays(self, sets: Sets) -> list[Any]:
+        """Copies of the sources, because DLPack does not support every type."""
         jax, codes, view = self.jax, sets.src.code_numpy, sets.layout.view
         kind = getattr(jax.numpy, _jax_name(sets.src))
-        # Copies, made before the measurement, because DLPack does not support every type.
         self.machine.synchronize()
         made = (jax.dlpack.from_dlpack(data.view(codes)) for data in sets.sources)
-        xs = [
+        return [
             view(flat != 0 if sets.src.family == "bool" else jax.lax.bitcast_convert_type(flat, kind)) for flat in made
         ]
-        compiled = jax.jit(lambda x: x.astype(getattr(jax.numpy, _jax_name(sets.dst))))
+
+    def prepare(self, sets: Sets) -> Run:
+        xs, kind = self.arrays(sets), getattr(self.jax.numpy, _jax_name(sets.dst))
+        compiled = self.jax.jit(lambda x: x.astype(kind))
         return lambda i: compiled(xs[i])
 
     def wait(self, result: Any) -> None:

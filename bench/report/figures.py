@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bench.report.results import Results
 from bench.cases.buffers import CONTIGUOUS
-from bench.timing.ceilings import nearest
 from bench.cases.contenders import COPY, OURS
 from bench.cases.pairs import Measurement
+from bench.report.results import Results
+from bench.timing.ceilings import nearest
 from gpucast.core.dtypes import dtype
 
 #: The goals of the project: shares of the copy kernel's speed, for types of whole bytes and for packed ones.

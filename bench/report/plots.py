@@ -11,11 +11,11 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from bench import gpu_plan
-from bench.report.figures import PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
-from bench.report.results import Results
-from bench.report.heatmap import heatmap
 from bench.cases.contenders import OURS
+from bench.gpu import plan as gpu_plan
+from bench.report.figures import PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
+from bench.report.heatmap import heatmap
+from bench.report.results import Results
 from gpucast.parity.cases import NUMERIC
 
 #: Colours that colour-blind readers can distinguish, also in print; ours is the dark one.

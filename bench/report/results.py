@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of the benchmark on a GPU: one file of JSON lines per GPU, date and code, which later runs continue.
 
-A line is a session (the machine, the code, the time), or a figure of it: a ceiling, the measurements of a case, a
-latency, a first call, a state of the GPU. Lines are only appended.
+A line is a session (the machine, the code, the time), a figure of it (a ceiling, the measurements of a case, a latency,
+a first call, a state of the GPU, the calls of users), or the name of a task that begins or
+ends. Lines are only appended.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.cases.pairs import Measurement
 from bench.revision import ROOT, code_digest, commit
 from bench.timing.ceilings import Ceiling
-from bench.cases.pairs import Measurement
 from bench.timing.times import Times
 
 FOLDER = ROOT / "bench" / "results"
-
 #: Identifies a case: source, destination, elements, layout, and whether by calls or by a graph.
 Key = tuple[str, str, int, str, str]
+#: Kinds of lines that are kept as they are.
+KINDS = ("latency", "first call", "state", "call")
 
 
 @dataclass
@@ -34,12 +36,15 @@ class Results:
     path: Path
     sessions: list[dict[str, Any]] = field(default_factory=list)
     ceilings: list[Ceiling] = field(default_factory=list)
+    #: By kind, as written: {"src", "dst", "n", "contender", "times", "p99"}, {"cache", "first", ...}, ...
+    lines: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
+    #: Tasks that need not be done again, and why others failed.
+    done: set[str] = field(default_factory=set)
+    failed: dict[str, str] = field(default_factory=dict)
+    #: Tasks that were begun, and are not known to have ended: they may have ended the process.
+    begun: set[str] = field(default_factory=set)
     #: By case and contender; a later measurement replaces an earlier one.
     _rows: dict[tuple[Key, str], Measurement] = field(default_factory=dict)
-    #: As written: {"src", "dst", "n", "contender", "times", "p99"}, and {"cache", "first", ...}.
-    latencies: list[dict[str, Any]] = field(default_factory=list)
-    first_calls: list[dict[str, Any]] = field(default_factory=list)
-    states: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Measurement]:
@@ -56,44 +61,56 @@ class Results:
         last = self.sessions[-1]
         return f"{last['facts']['name']}, {last['date']}, commit {last['commit'] or last['code']}"
 
-    @property
-    def done(self) -> set[tuple[Key, str]]:
-        """The cases and contenders that need not be measured again, because nothing of ours failed."""
-        failed = {key(measurement) for measurement in self.rows if measurement.is_ours and measurement.problem}
-        return {
-            (key(measurement), measurement.contender) for measurement in self.rows if key(measurement) not in failed
-        }
-
     def begin(self, facts: dict[str, Any]) -> None:
         """Open a session."""
-        session = {"date": _today(), "commit": commit(), "code": code_digest(), "facts": facts}
-        self.sessions.append(session)
-        self._append([{"kind": "session", **session}])
+        self._write("session", {"date": _today(), "commit": commit(), "code": code_digest(), "facts": facts})
 
     def add_ceilings(self, ceilings: Iterable[Ceiling]) -> None:
-        ceilings = list(ceilings)
-        self.ceilings += ceilings
-        self._append({"kind": "ceiling", **asdict(one)} for one in ceilings)
+        for one in ceilings:
+            self._write("ceiling", asdict(one))
 
     def add_rows(self, rows: Iterable[Measurement]) -> None:
         """Add all measurements of one case as one line, so that they are stored together or not at all."""
-        rows = list(rows)
-        self._keep(rows)
-        self._append([{"kind": "rows", "rows": [measurement.as_json() for measurement in rows]}])
-
-    def _keep(self, rows: Iterable[Measurement]) -> None:
-        self._rows |= {(key(measurement), measurement.contender): measurement for measurement in rows}
+        self._write("rows", {"rows": [measurement.as_json() for measurement in rows]})
 
     def add(self, kind: str, lines: Iterable[dict[str, Any]]) -> None:
-        """Latencies, first calls or states."""
-        lines = list(lines)
-        getattr(self, _LISTS[kind]).extend(lines)
-        self._append({"kind": kind, **line} for line in lines)
+        """Lines of one of `KINDS`."""
+        for line in lines:
+            self._write(kind, line)
 
-    def _append(self, lines: Iterable[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    def start(self, task: str) -> None:
+        self._write("begin", {"task": task})
+
+    def end(self, task: str, failed: str = "") -> None:
+        """A task is done, or failed for a reason: then it is tried again by the next run."""
+        self._write("done", {"task": task, "failed": failed})
+
+    def _write(self, kind: str, entry: dict[str, Any]) -> None:
+        text = json.dumps({"kind": kind, **entry}, separators=(",", ":"))
+        self._keep(kind, json.loads(text))
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.write(text + "\n")
+
+    def _keep(self, kind: str, entry: dict[str, Any]) -> None:
+        entry.pop("kind")
+        if kind == "session":
+            self.sessions.append(entry)
+        elif kind == "ceiling":
+            self.ceilings.append(Ceiling(entry["name"], entry["bytes"], Times(**entry["times"])))
+        elif kind == "rows":
+            for measurement in map(Measurement.from_json, entry["rows"]):
+                self._rows[key(measurement), measurement.contender] = measurement
+        elif kind == "begin":
+            self.begun.add(entry["task"])
+        elif kind == "done":
+            self.begun.discard(entry["task"])
+            self.failed.pop(entry["task"], None)
+            if entry["failed"]:
+                self.failed[entry["task"]] = entry["failed"]
+            else:
+                self.done.add(entry["task"])
+        else:
+            self.lines[kind].append(entry)
 
     def write_csv(self, path: Path) -> None:
         """Write the measurements as a CSV table, with seconds and bytes."""
@@ -111,9 +128,6 @@ class Results:
                 )
 
 
-_LISTS = {"latency": "latencies", "first call": "first_calls", "state": "states"}
-
-
 def key(measurement: Measurement) -> Key:
     return measurement.src, measurement.dst, measurement.n, measurement.layout, measurement.via
 
@@ -121,46 +135,36 @@ def key(measurement: Measurement) -> Key:
 def read(path: Path) -> Results:
     """The results in a file. A line that was truncated by a crash is ignored."""
     results = Results(path)
-    lines = path.read_text(encoding="utf-8").split("\n")
-    for line in lines[:-1]:
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        kind = entry.pop("kind")
-        if kind == "session":
-            results.sessions.append(entry)
-        elif kind == "ceiling":
-            results.ceilings.append(Ceiling(entry["name"], entry["bytes"], Times(**entry["times"])))
-        elif kind == "rows":
-            results._keep(map(Measurement.from_json, entry["rows"]))
-        else:
-            getattr(results, _LISTS[kind]).append(entry)
+        results._keep(entry["kind"], entry)
     return results
 
 
 def open_for(name: str, folder: Path = FOLDER) -> Results:
     """The results to continue for a GPU's name: those of the same code and GPU, else a new file."""
     folder.mkdir(parents=True, exist_ok=True)
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     code = code_digest()
     # The digest distinguishes figures of changed code, whatever the commit is.
-    for path in sorted(folder.glob(f"gpu-{slug}-*-{code}.jsonl"), reverse=True):
-        _complete_last_line(path)
+    for path in sorted(folder.glob(f"gpu-{slug(name)}-*-{code}.jsonl"), reverse=True):
+        data = path.read_bytes()
+        if data and not data.endswith(b"\n"):
+            # A crash cut the last line off: what is appended begins a new one.
+            path.write_bytes(data + b"\n")
         return read(path)
-    return Results(folder / f"gpu-{slug}-{_today()}-{code}.jsonl")
+    return Results(folder / f"gpu-{slug(name)}-{_today()}-{code}.jsonl")
+
+
+def slug(name: str) -> str:
+    """The name of a GPU as part of the name of a file."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _today() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
-
-
-def _complete_last_line(path: Path) -> None:
-    """End a line that was truncated by a crash, so that appended text begins a new line."""
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        with path.open("ab") as file:
-            file.write(b"\n")
 
 
 def newest(folder: Path = FOLDER) -> Results | None:

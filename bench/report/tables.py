@@ -6,12 +6,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from bench import gpu_plan
-from bench.report.figures import PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
-from bench.report.results import Results
 from bench.cases.buffers import CONTIGUOUS
 from bench.cases.contenders import OURS
 from bench.cases.pairs import COMMON, Measurement
+from bench.gpu import plan as gpu_plan
+from bench.report.figures import PACKED, WHOLE, Group, geometric_mean, groups, rivals, speed_ups
+from bench.report.results import Results
 from bench.timing.times import verdict
 from gpucast.core.dtypes import dtype
 
@@ -45,7 +45,7 @@ def markdown(results: Results) -> str:
 def _facts(results: Results) -> str:
     shown = {name: value for name, value in results.facts.items() if name not in ("name", "packages", "contenders")}
     shown |= results.facts.get("packages", {})
-    states = [state for state in results.states if "sm_mhz" in state]
+    states = [state for state in results.lines["state"] if "sm_mhz" in state]
     if states:
         clocks = [state["sm_mhz"] for state in states]
         shown["SM clock while measuring, MHz"] = f"{min(clocks):g} to {max(clocks):g}"
@@ -240,11 +240,11 @@ def layout_table(results: Results) -> str:
 
 def call_table(results: Results) -> str:
     """Microseconds of a call by contender, one column for each pair and size."""
-    columns = list(dict.fromkeys((line["src"], line["dst"], line["n"]) for line in results.latencies))
+    columns = list(dict.fromkeys((line["src"], line["dst"], line["n"]) for line in results.lines["latency"]))
     if not columns:
         return ""
-    cells = {(line["contender"], line["src"], line["dst"], line["n"]): line for line in results.latencies}
-    names = list(dict.fromkeys(line["contender"] for line in results.latencies))
+    cells = {(line["contender"], line["src"], line["dst"], line["n"]): line for line in results.lines["latency"]}
+    names = list(dict.fromkeys(line["contender"] for line in results.lines["latency"]))
     lines = [
         "Microseconds of one call, without a wait (5th to 95th percentile of rows of 1000; 99th of single calls).",
         "",
@@ -267,16 +267,16 @@ def call_table(results: Results) -> str:
 
 def first_call_table(results: Results) -> str:
     """Milliseconds of the first casts of a process."""
-    if not results.first_calls:
+    if not results.lines["first call"]:
         return ""
-    names = [name for name in results.first_calls[0] if name not in ("cache", "problem")]
+    names = [name for name in results.lines["first call"][0] if name not in ("cache", "problem")]
     lines = [
         "Milliseconds in a process of its own, once the CUDA context is made.",
         "",
         f"| Cache | {' | '.join(names)} |",
         "| --- |" + " --- |" * len(names),
     ]
-    for line in results.first_calls:
+    for line in results.lines["first call"]:
         cells = [f"{line[name] * 1e3:,.3g}" if name in line else line.get("problem", "-") for name in names]
         lines.append(f"| {line['cache']} | " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -2,8 +2,8 @@
 """``python -m bench --static``: estimates the speed of every kernel from its machine code. Needs no GPU.
 
 For each pair of types and architecture it compiles the kernel of contiguous arrays with the default rule, and counts
-what a thread executes for a full aligned tile (`bench.static.paths` says how the way is found): all instructions from the
-entry to the exit, index arithmetic, tables and barriers included, over the elements that the thread casts. A model
+what a thread executes for a full aligned tile (`bench.static.paths` says how the way is found): all instructions from
+the entry to the exit, index arithmetic, tables and barriers included, over the elements that the thread casts. A model
 (`bench.static.model`) says how busy each unit of the machine is while memory works at the speed of a copy, and what
 limits the kernel at which share of a copy. The check fails where a unit is too full (`bench.static.budget`) or a layout
 misses its goal. All shares are estimates.
@@ -20,9 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import gpucast
-from bench import static_layouts, static_published, static_quantize, static_tiles
 from bench.report.heatmap import heatmap
 from bench.revision import commit
+from bench.static import layouts as static_layouts
+from bench.static import published as static_published
+from bench.static import quantize as static_quantize
+from bench.static import tiles as static_tiles
 from bench.static.budget import FULL, KNOWN, KNOWN_MANY, fullest, problems, verdict
 from bench.static.kernels import StaticKernel, measure
 from bench.static.model import GPUS, JUDGE, estimates, judged

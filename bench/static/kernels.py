@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench import cubin
-from bench.static.sass import Instruction, blocks, parse
 from bench.static.paths import Path, full_tile, reach
+from bench.static.sass import Instruction, blocks, parse
 from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench import cubin
-from bench.static.sass import Block, blocks, parse
-from bench.static.paths import Path, full_tile
 from bench.static.budget import GATED
 from bench.static.kernels import StaticKernel, kernel
 from bench.static.model import judged
+from bench.static.paths import Path, full_tile
+from bench.static.sass import Block, blocks, parse
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.cast import KernelSource, kernel_source
 from gpucast.codegen.fused import FusedOps, fused_source

@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.static.sass import Instruction
 from bench.static.kernels import StaticKernel
+from bench.static.sass import Instruction
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench import cubin
-from bench.static.sass import Instruction, blocks, parse
-from bench.static.paths import full_tile, reach
 from bench.static.budget import GATED
 from bench.static.kernels import StaticKernel, kernel
 from bench.static.model import Estimate, judged
+from bench.static.paths import full_tile, reach
+from bench.static.sass import Instruction, blocks, parse
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
 from gpucast.compile import disassembler

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from bench import cubin
-from bench.static.sass import parse
 from bench.static.kernels import kernel
 from bench.static.quantize import StaticMeasurement
+from bench.static.sass import parse
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
 from gpucast.compile import disassembler

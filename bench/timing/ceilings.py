@@ -37,7 +37,6 @@ def measure_ceilings(
     """Every copy at every size that fits; a size is the sum of the bytes read and written, a multiple of 32."""
     measured: list[Ceiling] = []
     copies = _working(machine)
-    warm_clocks(machine)
     for size in sizes:
         count = rotation(machine, size)
         half, step = size // 2, -(-size // 2 // ALIGNMENT) * ALIGNMENT

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpucast.benchmark import buffers, ceilings, check, latency, timing
 
 from bench import (
     gpu,
@@ -28,12 +29,11 @@ from bench import (
     gpu_tables,
     readme,
 )
+from bench.cases.contenders import Ours
 from bench.gpu.plan import Budget, Estimator, MeasurementTask
 from bench.report.results import Results
-from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
-from gpucast.benchmark import buffers, ceilings, check, latency, timing
-from bench.cases.contenders import Ours
 from bench.timing.times import LEAST
+from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC

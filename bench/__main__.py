@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``python -m bench``: check results, then measure speed; by default on the GPU.
 
-Each benchmark is a module with ``run(arguments) -> dict``: it prints its tables and returns what ``--json`` writes;
-"failures" in it, where there are some, make the exit code 1.
+Each benchmark is a function of the arguments: it prints its tables and returns what ``--json`` writes; "failures" in
+it, where there are some, make the exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import platform
@@ -22,49 +23,60 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench import gpu, gpu_many, gpu_quantize, host, overhead, static
+from bench.gpu import casts as gpu
+from bench.gpu import quick
+from bench.host import casts as host
+from bench.host import overhead
 from bench.revision import code_digest, commit
-from gpucast.benchmark.machine import processor
+from bench.static import check as static
+from bench.timing.machine import processor
 from gpucast.gpu import devices
 
 #: Option -> (what it does, the benchmark).
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {
-    "gpu": ("casts on the GPU beside CuPy, PyTorch and others (the default)", gpu.run),
-    "many": ("300 tensors in one call on the GPU, beside one cast of the same bytes, loops and PyTorch", gpu_many.run),
-    "quantize": (
-        "scaled and block formats on the GPU, beside copies of as many bytes and other libraries",
-        gpu_quantize.run,
+    "gpu": ("everything on the GPU, beside CuPy, PyTorch and others (the default)", gpu.run),
+    "users": (
+        "of --gpu: what users write, with PyTorch, CuPy and JAX",
+        functools.partial(gpu.run, stages=("users",)),
     ),
+    "many": (
+        "of --gpu: 300 tensors in one call, beside one cast of the same bytes, loops and PyTorch",
+        functools.partial(gpu.run, stages=("many",)),
+    ),
+    "quantize": (
+        "of --gpu: scaled and block formats, beside copies of as many bytes and other libraries",
+        functools.partial(gpu.run, stages=("ceilings", "quantize")),
+    ),
+    "quick": ("a few pairs on the GPU in 20 seconds, as a table", quick.run),
     "host": ("casts of NumPy arrays and CPU tensors beside astype and PyTorch, and strings", host.run),
     "overhead": ("what a call costs for one element, with and without a GPU", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
-#: What --allow-cpu measures if there is no GPU, and the elements of its arrays.
-WITHOUT_GPU, FEW = ("static", "host"), 1 << 18
+#: What needs a GPU, and what keeps files of its results; the elements of arrays with --allow-cpu.
+ON_GPU, KEPT, FEW = {"gpu", "users", "many", "quantize", "quick"}, {"gpu", "users", "many", "quantize"}, 1 << 18
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     chosen = [name for name in BENCHMARKS if getattr(arguments, name)] or ["gpu"]
     figures: dict[str, Any] = {"machine": _machine()}
-    measured = {"gpu", "many", "quantize"}.intersection(chosen)
-    problem = devices.unavailable() if measured and not arguments.report_only else None
+    problem = devices.unavailable() if ON_GPU.intersection(chosen) and not arguments.report_only else None
     if problem is not None:
         if not arguments.allow_cpu:
             print(f"bench: no GPU to measure: {problem[0]}; {problem[1]}, or --allow-cpu", file=sys.stderr)
             return 1
         print(f"bench: no GPU to measure: {problem[0]}; what follows is of the host (device: none)", file=sys.stderr)
-        chosen = list(WITHOUT_GPU)
-        arguments.elements = arguments.elements or [FEW]
-        if arguments.json is None:
-            today = figures["machine"]["date"]
-            arguments.json = _unused(arguments.results, f"none-{today}-{code_digest()}")
-    folders = [arguments.results] if "gpu" in chosen else []
+        if chosen != ["quick"]:
+            chosen = ["static", "host"]
+            arguments.elements = arguments.elements or [FEW]
+            if arguments.json is None:
+                arguments.json = _unused(arguments.results, f"none-{figures['machine']['date']}-{code_digest()}")
+    folders = [arguments.results] if KEPT.intersection(chosen) else []
     problems = [_unwritable(folder) for folder in [*folders, *([arguments.json.parent] if arguments.json else [])]]
     if any(problems):
         print(f"bench: results cannot be written: {next(filter(None, problems))}", file=sys.stderr)
         return 1
-    if not {"gpu", "many", "quantize", "overhead"}.intersection(chosen):
+    if problem is not None or not {*ON_GPU, "overhead"}.intersection(chosen):
         figures["device"] = "none"
     for name in chosen:
         begin = time.perf_counter()
@@ -76,7 +88,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             figures[name] = {"failures": [str(error)]}
         print(f"\n{name}: {time.perf_counter() - begin:.0f} s")
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         # A row of figures is a line.
         text = re.sub(r"\n {4,}|\n {3}(?=[]}])", "", json.dumps(figures, indent=1))
         arguments.json.write_text(text + "\n", encoding="utf-8")
@@ -88,14 +99,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, (text, _) in BENCHMARKS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--allow-cpu", action="store_true", help="without a GPU do what needs none (device: none)")
-    parser.add_argument("--lines", type=Path, metavar="FILE", help="of the GPU's: write each case there at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
     parser.add_argument(
         "--elements",
         type=_count,
         nargs="+",
         metavar="N",
-        help=f"elements of arrays on the host (default: {', '.join(map(str, host.SIZES))}; {FEW} with --allow-cpu)",
+        help=f"elements of arrays: of --quick (default: {quick.ELEMENTS}), and on the host (default: "
+        f"{', '.join(map(str, host.SIZES))}; {FEW} with --allow-cpu)",
     )
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")

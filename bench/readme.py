@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import gpu_results, gpu_tables, host_tables
-from bench.gpu_results import FOLDER
+from bench.report import host_tables
+from bench.report import results as gpu_results
+from bench.report import tables as gpu_tables
+from bench.report.results import FOLDER
 from bench.revision import ROOT
 from gpucast.cli import dtypes
 from gpucast.core.dtypes import DTYPES

@@ -10,8 +10,10 @@ from types import ModuleType
 
 from tables import markdown
 
-from bench import host_quantize, loaders, quantization_peers
-from bench.quantization_error import RESULT, table
+from bench.host import quantize as host_quantize
+from bench.peers import loaders
+from bench.peers import quantization as quantization_peers
+from bench.peers.quantization_error import RESULT, table
 from gpucast.quantization import FORMATS, Format
 
 

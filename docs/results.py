@@ -15,8 +15,10 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
-from bench import gpu_results, host_tables, readme
-from bench.heatmap import heatmap
+from bench import readme
+from bench.report import host_tables
+from bench.report import results as gpu_results
+from bench.report.heatmap import heatmap
 from gpucast.core.dtypes import DTYPES
 
 FOLDER = gpu_results.FOLDER

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.benchmark.buffers import Sets
-from gpucast.benchmark.contenders import Run
+from bench.cases.buffers import Sets
+from bench.cases.contenders import Run
 from gpucast.codegen.batch import BatchSource
 from gpucast.codegen.cast import KernelSource
 from gpucast.core.dtypes import DType

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fake_machine import COPY_KERNEL, LAUNCH, MEMCPY, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.benchmark import buffers, ceilings, check, contenders, latency, timing
-from gpucast.benchmark.buffers import CONTIGUOUS, LAYOUTS, make_sets, moved_bytes, sets_of, source_codes
-from gpucast.benchmark.contenders import Ours
-from gpucast.benchmark.machine import HostMachine
-from gpucast.benchmark.pairs import Measurement, Pairs
-from gpucast.benchmark.timing import Times, Work, measure, verdict
+
+from bench.cases.buffers import CONTIGUOUS, LAYOUTS, make_sets, moved_bytes, sets_of, source_codes
+from bench.cases.contenders import Ours
+from bench.cases.pairs import Measurement, Pairs
+from bench.timing.machine import HostMachine
+from bench.timing.times import Times, Work, measure, verdict
+from fake_machine import COPY_KERNEL, LAUNCH, MEMCPY, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import DType, dtype
 from gpucast.parity.cases import NUMERIC
 from host_driver import installed

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpucast.benchmark import gpu
 
 from bench import __main__ as command
-from bench.gpu_results import FOLDER
-from gpucast.benchmark import gpu
+from bench.report.results import FOLDER
 from gpucast.compile import cubin, disassembler
 from gpucast.gpu import devices
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gpucast.benchmark import buffers, ceilings, check, latency, timing
 
 from bench import (
     gpu,
@@ -28,12 +29,11 @@ from bench import (
     gpu_tables,
     readme,
 )
-from bench.gpu_plan import Budget, Estimator, MeasurementTask
-from bench.gpu_results import Results
+from bench.cases.contenders import Ours
+from bench.gpu.plan import Budget, Estimator, MeasurementTask
+from bench.report.results import Results
+from bench.timing.times import LEAST
 from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
-from gpucast.benchmark import buffers, ceilings, check, latency, timing
-from gpucast.benchmark.contenders import Ours
-from gpucast.benchmark.timing import LEAST
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import driver as launch
 from gpucast.parity.cases import NUMERIC
@@ -200,7 +200,7 @@ def test_a_broken_device_ends_the_run(machine: FakeMachine, tmp_path: Path, monk
     def broken(*arguments: Any, **keywords: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr("gpucast.benchmark.pairs.measure", broken)
+    monkeypatch.setattr("bench.cases.pairs.measure", broken)
     with pytest.raises(RuntimeError, match="nothing works any more: RuntimeError: an illegal memory access"):
         measured(machine, tmp_path)
     assert not gpu_results.open_for(machine.device, tmp_path).done

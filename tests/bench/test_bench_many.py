@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import gpu_many
-from bench.gpu_many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
+from bench.gpu.many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
 from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, IdleRival, TimedDriver
 from gpucast import dtype
 from host_driver import installed

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bench import gpu_quantize
-from bench.gpu_quantize import OURS, QuantizeCase, difference, filled, measure_case
+from bench.gpu.quantize import OURS, QuantizeCase, difference, filled, measure_case
 from fake_machine import FakeMachine, IdleRival, TimedDriver
 from gpucast import quantize
 from host_driver import installed

@@ -10,7 +10,7 @@ import pytest
 
 from bench import __main__ as command
 from bench import host_tables
-from bench.host_tables import HostMeasurement
+from bench.report.host_tables import HostMeasurement
 
 ROWS = [
     HostMeasurement("FLOAT", "INT8", "in range", 1_000_000, {"cast": 1.0, "astype": 2.0}),

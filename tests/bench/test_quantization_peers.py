@@ -8,7 +8,7 @@ import json
 import pytest
 
 from bench import quantization_peers as peers
-from bench.quantization_error import DATA
+from bench.peers.quantization_error import DATA
 
 FIGURES = json.loads(peers.RESULT.read_text(encoding="utf-8"))
 ERRORS = {(row["what"], row["by"]): row["error"] for row in FIGURES["rows"]}

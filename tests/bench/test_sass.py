@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from bench.sass import Access, Block, Instruction, UnknownCode, blocks, parse
-from bench.sass_paths import Path, full_tile
+from bench.static.paths import Path, full_tile
+from bench.static.sass import Access, Block, Instruction, UnknownCode, blocks, parse
 from gpucast.compile import cubin, disassembler
 
 

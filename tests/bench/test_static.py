@@ -19,11 +19,11 @@ import pytest
 
 from bench import static, static_budget, static_layouts, static_published
 from bench.__main__ import main
-from bench.heatmap import heatmap
-from bench.sass import Instruction
-from bench.static_budget import FULL, problems, verdict, widths
-from bench.static_kernels import BATCH, StaticKernel, facts, measure
-from bench.static_model import ATTAINABLE, GPUS, estimate, estimates, loaded, resident_threads, work
+from bench.report.heatmap import heatmap
+from bench.static.budget import FULL, problems, verdict, widths
+from bench.static.kernels import BATCH, StaticKernel, facts, measure
+from bench.static.model import ATTAINABLE, GPUS, estimate, estimates, loaded, resident_threads, work
+from bench.static.sass import Instruction
 from gpucast import dtype
 from gpucast.casting.fused import fused_rule
 from gpucast.codegen.cast import kernel_source

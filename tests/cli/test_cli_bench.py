@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from fake_machine import FakeMachine, FakeRival, TimedDriver
 from gpucast.benchmark import contenders, gpu, machine, quick
-from gpucast.benchmark.contenders import Ours
+
+from bench.cases.contenders import Ours
+from fake_machine import FakeMachine, FakeRival, TimedDriver
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve

@@ -10,7 +10,7 @@ import pytest
 from test_quantization_device import kernels
 
 from bench import cubin, static_tiles
-from bench.static_quantize import CHOSEN, SOURCES, measure, problems, report, verdict
+from bench.static.quantize import CHOSEN, SOURCES, measure, problems, report, verdict
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler
 from gpucast.core.formats import SOURCES as EVERY_SOURCE

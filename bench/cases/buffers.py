@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays for measuring a cast: several sets of source and destination, so many that none stays in the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from bench.timing.machine import ALIGNMENT, CACHES, Array, Machine, rotation
+from gpucast.arrays.bitpacking import pack_codes
+from gpucast.arrays.packed import PackedArray
+from gpucast.core.dtypes import DType
+from gpucast.parity.cases import NUMERIC
+
+#: Elements that are generated once per source type and repeated to the required length.
+BLOCK = 1 << 20
+#: The share of the free memory that the arrays of one cast may take.
+MEMORY_SHARE = 0.4
+
+
+class TooLarge(Exception):
+    """The arrays do not fit into the memory."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of the elements in memory. The destination is contiguous and has the shape of the source's view."""
+
+    name: str
+    kind: Literal["flat", "strided", "transposed"] = "flat"
+    #: The offset of a side from an aligned address, in elements (for types below one byte in bytes).
+    src_shift: int = 0
+    dst_shift: int = 0
+
+    def applies(self, src: DType, n: int) -> bool:
+        """Whether n elements of a type can have this layout. Packed arrays have no strides."""
+        if self.kind == "flat":
+            return True
+        return not src.packed and (self.kind == "strided" or (n >= 4 and n & (n - 1) == 0))
+
+    def held(self, n: int) -> int:
+        """The source elements in memory, n of which are cast."""
+        return 2 * n if self.kind == "strided" else n
+
+    def shape(self, n: int) -> tuple[int, ...]:
+        rows = 1 << (n.bit_length() - 1) // 2
+        return (n // rows, rows) if self.kind == "transposed" else (n,)
+
+    def view(self, flat: Any) -> Any:
+        """A view of the elements of a flat array (of any library) that are cast, in their order."""
+        if self.kind == "strided":
+            return flat[::2]
+        if self.kind == "transposed":
+            return flat.reshape(*reversed(self.shape(flat.shape[0]))).T
+        return flat
+
+    def places(self, elements: Array, n: int) -> Array:
+        """The indices in the flat array of elements given by their row-major indices in the view."""
+        if self.kind == "strided":
+            return 2 * elements
+        if self.kind == "transposed":
+            columns, rows = self.shape(n)
+            return np.asarray(elements % rows * columns + elements // rows)
+        return elements
+
+
+CONTIGUOUS = Layout("contiguous")
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        CONTIGUOUS,
+        Layout("source off by one", src_shift=1),
+        Layout("destination off by one", dst_shift=1),
+        Layout("both off by one", src_shift=1, dst_shift=1),
+        Layout("strided", "strided"),
+        Layout("transposed", "transposed"),
+    )
+}
+
+
+def moved_bytes(src: DType, dst: DType, n: int) -> float:
+    """Bytes that a cast reads and writes: those of its elements, at bits / 8 each."""
+    return n * (src.bits + dst.bits) / 8
+
+
+@lru_cache(maxsize=len(NUMERIC))
+def source_codes(dtype: DType) -> Array:
+    """BLOCK codes of a type, one element each: floats distributed like weights, 1 % random codes; random integers."""
+    rng = np.random.default_rng([19, dtype.number or 0])
+    if dtype.family == "bool":
+        return np.asarray(rng.integers(0, 2, BLOCK, dtype=dtype.code_numpy))
+    codes = np.asarray(rng.integers(0, 1 << dtype.bits, BLOCK, dtype=dtype.code_numpy))
+    if dtype.family == "float" and dtype.bits > 8:
+        usual = (50 * rng.standard_normal(BLOCK)).astype(dtype.numpy).view(dtype.code_numpy)
+        codes = np.asarray(np.where(rng.random(BLOCK) < 0.01, codes, usual))
+    return codes
+
+
+def raw(codes: Array, dtype: DType) -> Array:
+    """Codes as the bytes of ONNX raw_data."""
+    return np.asarray(pack_codes(codes, dtype.bits)) if dtype.packed else codes.view(np.uint8)
+
+
+def as_array(data: Any, dtype: DType, n: int) -> Any:
+    """Bytes as the array that `gpucast.cast` takes."""
+    return PackedArray(data, dtype, (n,)) if dtype.packed else data.view(dtype.numpy)
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Sets of one source and one destination each, as bytes; all sources repeat the same codes."""
+
+    machine: Machine
+    src: DType
+    dst: DType
+    n: int
+    layout: Layout
+    sources: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    #: The codes that every source repeats.
+    codes: Array
+
+    @property
+    def footprint(self) -> int:
+        return sum(side.nbytes for side in (*self.sources, *self.outs))
+
+    @property
+    def cold(self) -> bool:
+        """Whether a set has been evicted from the cache when its turn comes again."""
+        return self.footprint >= CACHES * self.machine.cache_bytes
+
+    def source_arrays(self) -> list[Any]:
+        """For `gpucast.cast`: the views of the layout."""
+        held = self.layout.held(self.n)
+        return [self.layout.view(as_array(data, self.src, held)) for data in self.sources]
+
+    def out_arrays(self) -> list[Any]:
+        shape = self.layout.shape(self.n)
+        return [as_array(data, self.dst, self.n).reshape(shape) for data in self.outs]
+
+    def taken(self, elements: Array) -> Array:
+        """The source codes of the elements with these indices."""
+        return np.asarray(self.codes[self.layout.places(elements, self.n) % self.codes.size])
+
+
+def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout = CONTIGUOUS) -> Sets:
+    """Sets with CACHES times the size of the cache, at most MOST_SETS. TooLarge where they do not fit."""
+    each = src.nbytes(layout.held(n)) + dst.nbytes(n)
+    free = int(MEMORY_SHARE * machine.free_bytes())
+    wanted = rotation(machine, each)
+    if wanted * each > free:
+        # Fewer sets will do if they are larger than the cache.
+        wanted = free // each
+        if wanted * each < CACHES * machine.cache_bytes:
+            raise TooLarge(f"{each:,} bytes for each of {max(wanted, 1)} sets, but {free:,} may be used")
+    return sets_of(machine, src, dst, n, layout, source_codes(src), wanted)
+
+
+def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, codes: Array, count: int) -> Sets:
+    """`count` sets whose sources repeat `codes`, a whole number of bytes of them."""
+    sources = tuple(_arena(machine, src, layout.held(n), layout.src_shift, count))
+    outs = tuple(_arena(machine, dst, n, layout.dst_shift, count))
+    _fill(machine, sources, raw(codes[: -(-layout.held(n) // 8) * 8], src))
+    for out in outs:
+        # So that no element of the result is right by chance.
+        machine.fill(out, 0xA5)
+    return Sets(machine, src, dst, n, layout, sources, outs, codes)
+
+
+def _arena(machine: Machine, dtype: DType, n: int, shift: int, count: int) -> Iterator[Any]:
+    nbytes, offset = dtype.nbytes(n), shift * dtype.code_numpy.itemsize
+    step = -(-(nbytes + offset) // ALIGNMENT) * ALIGNMENT
+    arena = machine.empty(step * count)
+    for i in range(count):
+        yield arena[i * step + offset : i * step + offset + nbytes]
+
+
+def _fill(machine: Machine, sources: tuple[Any, ...], data: Array) -> None:
+    """Repeat the bytes over the first source, then copy that to the others."""
+    first = sources[0]
+    filled = min(data.size, first.nbytes)
+    machine.upload(first[:filled], data[:filled])
+    while filled < first.nbytes:
+        more = min(filled, first.nbytes - filled)
+        machine.copy(first[filled : filled + more], first[:more])
+        filled += more
+    for other in sources[1:]:
+        machine.copy(other, first)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The GPU that is measured, through CuPy, on one stream of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bench.timing.machine import Array, processor
+
+#: The vendor's peak memory bandwidth in TB/s, by a part of the device's name; the first match counts.
+_PEAKS = (
+    ("B300", 8.0),
+    ("B200", 7.67),
+    ("GH200", 4.9),
+    ("H200", 4.8),
+    ("H100 PCIe", 2.0),
+    ("H100 NVL", 3.9),
+    ("H100", 3.35),
+    ("A100-SXM4-40GB", 1.555),
+    ("A100-PCIE-40GB", 1.555),
+    ("A100", 2.04),
+)
+#: nvidia-smi's name of a reading -> ours.
+_READINGS = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "power.draw": "watts",
+    "temperature.gpu": "celsius",
+    "clocks_event_reasons.active": "throttle",
+}
+_FIXED = {
+    "driver_version": "driver",
+    "clocks.max.sm": "sm_max_mhz",
+    "clocks.max.mem": "memory_max_mhz",
+    "power.limit": "watts_limit",
+    "ecc.mode.current": "ecc",
+    "uuid": "uuid",
+}
+_PACKAGES = (
+    "numpy",
+    "ml_dtypes",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "torch",
+    "triton",
+    "jax",
+    "transformer-engine",
+    "onnxruntime",
+    "onnxruntime-gpu",
+)
+
+#: The vectors that a thread of the copy kernel has in flight.
+UNROLLS = (1, 2, 4)
+_THREADS = 256
+#: Every warp reads and writes 512 contiguous bytes; indices within a block have 32 bits.
+COPY_KERNEL = r"""
+struct alignas(16) Vector { unsigned int word[4]; };
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gpucast_copy_UNROLL(const Vector* __restrict__ src, Vector* __restrict__ dst, long long count) {
+    const long long begin = (long long)blockIdx.x * (THREADS * UNROLL);
+    const long long left = count - begin;
+    src += begin;
+    dst += begin;
+    if (left >= THREADS * UNROLL) {
+        Vector held[UNROLL];
+#pragma unroll
+        for (unsigned int i = 0; i < UNROLL; ++i) held[i] = src[threadIdx.x + i * THREADS];
+#pragma unroll
+        for (unsigned int i = 0; i < UNROLL; ++i) dst[threadIdx.x + i * THREADS] = held[i];
+    } else {
+        for (unsigned int i = threadIdx.x; i < left; i += THREADS) dst[i] = src[i];
+    }
+}
+"""
+
+
+def copy_source(unroll: int) -> tuple[str, str]:
+    """The name and the CUDA text of a copy kernel."""
+    text = COPY_KERNEL.replace("THREADS", str(_THREADS)).replace("UNROLL", str(unroll))
+    return f"gpucast_copy_{unroll}", text
+
+
+def peak_of(name: str, properties: dict[str, Any]) -> float:
+    """The vendor's peak in bytes per second: from the table, else from the memory's clock and width, else 0."""
+    for part, peak in _PEAKS:
+        if part in name:
+            return peak * 1e12
+    kilohertz, bits = properties.get("memoryClockRate", 0), properties.get("memoryBusWidth", 0)
+    return float(2e3 * kilohertz * bits / 8)
+
+
+class GpuMachine:
+    """The current device. It uses a stream of its own, because the default stream cannot be captured."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        index = int(cupy.cuda.runtime.getDevice())
+        self._properties: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(index)
+        # nvidia-smi may number the devices in another order.
+        self._bus = str(cupy.cuda.runtime.deviceGetPCIBusId(index))
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream: int | None = int(self._stream.ptr)
+        self.device = self._properties["name"].decode(errors="replace")
+        self.cache_bytes = int(self._properties["l2CacheSize"])
+        self.peak = peak_of(self.device, self._properties)
+
+    def facts(self) -> dict[str, Any]:
+        runtime, properties = self._cupy.cuda.runtime, self._properties
+        fixed = _nvidia_smi(_FIXED, self._bus)
+        # A hash: it shows whether runs used the same board without revealing its UUID.
+        uuid = fixed.pop("uuid", "")
+        return {
+            "name": self.device,
+            "board": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
+            "capability": f"{properties['major']}.{properties['minor']}",
+            "sm_count": int(properties["multiProcessorCount"]),
+            "memory_bytes": int(properties["totalGlobalMem"]),
+            "l2_bytes": self.cache_bytes,
+            "peak_bytes_per_second": self.peak,
+            "cuda_driver": runtime.driverGetVersion(),
+            "cuda_runtime": runtime.runtimeGetVersion(),
+            "processor": processor(),
+            "governor": _governor(),
+            "python": platform.python_version(),
+            "packages": _versions(),
+            **fixed,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return _nvidia_smi(_READINGS, self._bus)
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        with self._stream:
+            yield
+
+    def free_bytes(self) -> int:
+        kept = self._cupy.get_default_memory_pool().free_bytes()
+        return int(self._cupy.cuda.runtime.memGetInfo()[0]) + int(kept)
+
+    def release(self) -> None:
+        self.synchronize()
+        self._cupy.get_default_memory_pool().free_all_blocks()
+
+    def empty(self, nbytes: int) -> Any:
+        return self._cupy.empty(nbytes, np.uint8)
+
+    def upload(self, into: Any, data: Array) -> None:
+        # Waits, because the data may be pageable and be freed.
+        into.set(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        self.synchronize()
+
+    def download(self, x: Any) -> Array:
+        codes = x.view(np.dtype(f"u{x.dtype.itemsize}"))
+        return np.asarray(codes.get()).view(x.dtype)
+
+    def copy(self, dst: Any, src: Any) -> None:
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, runtime.memcpyDeviceToDevice, self.stream)
+
+    def copy_kernels(self) -> dict[str, Callable[[Any, Any], object]]:
+        return {f"copy kernel, {unroll} x 16 bytes": self._copy_kernel(unroll) for unroll in UNROLLS}
+
+    def _copy_kernel(self, unroll: int) -> Callable[[Any, Any], object]:
+        name, text = copy_source(unroll)
+        kernel = self._cupy.RawKernel(text, name)
+
+        def copy(dst: Any, src: Any) -> object:
+            assert dst.nbytes % 16 == 0, "the copy kernel moves whole vectors"
+            count = dst.nbytes // 16
+            blocks = -(-count // (_THREADS * unroll))
+            return kernel((blocks,), (_THREADS,), (src, dst, np.int64(count)))
+
+        return copy
+
+    def fill(self, x: Any, byte: int) -> None:
+        x.fill(byte)
+
+    def record(self) -> Any:
+        event = self._cupy.cuda.Event()
+        event.record(self._stream)
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(self._cupy.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
+        self._stream.begin_capture()
+        try:
+            work()
+        except BaseException:
+            # The stream is unusable until the capture ends.
+            with contextlib.suppress(Exception):
+                self._stream.end_capture()
+            raise
+        graph = self._stream.end_capture()
+        return lambda: graph.launch(self._stream)
+
+
+def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
+    """Readings by our names, as far as nvidia-smi has them; {} without nvidia-smi. It changes nothing."""
+    try:
+        return _query(fields, bus)
+    except subprocess.CalledProcessError:
+        # A single field that this version does not know fails the whole query, so query each field.
+        found: dict[str, Any] = {}
+        for name, ours in fields.items():
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                found |= _query({name: ours}, bus)
+        return found
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _query(fields: dict[str, str], bus: str) -> dict[str, Any]:
+    command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return dict(zip(fields.values(), map(_number, values), strict=True))
+
+
+def _governor() -> str:
+    """The frequency governor of the host's processor; "" if it is not known."""
+    try:
+        with open("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

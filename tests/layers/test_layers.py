@@ -238,19 +238,6 @@ def test_repr_shows_what_is_not_the_default() -> None:
     assert repr(layers.CastLike(round_mode="down")) == "layers.CastLike(round_mode='down')"
 
 
-@pytest.mark.parametrize("coefficient", [0.375, -2.0, -0.0])
-def test_jax_arrays_get_the_scaled_gradient(coefficient: float) -> None:
-    jax = pytest.importorskip("jax", reason="JAX is not installed; test_torch.py has the same for tensors")
-    x, dy = np.ones((2, 3), np.float16), np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
-    layer = layers.Cast("FLOAT", lda_coeff=coefficient)
-    y = layer.forward(jax.numpy.asarray(x))
-    assert isinstance(y, jax.Array)
-    dx = layer.backward(jax.numpy.asarray(dy))
-    assert isinstance(dx, jax.Array)
-    layer.forward(x)
-    assert_same(np.asarray(dx), layer.backward(dy))
-
-
 # ---- on a device ----
 
 
